@@ -123,6 +123,7 @@ void bind_ffn(nb::module_&, nb::class_<BoundProgram>&);
 void bind_link(nb::module_&, nb::class_<BoundProgram>&);
 void bind_quantise(nb::module_&);
 void bind_router(nb::class_<BoundProgram>&);
+void bind_states(nb::class_<BoundProgram>&);
 void bind_vulkan(nb::module_&);
 
 }  // namespace hc

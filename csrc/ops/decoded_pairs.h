@@ -2,7 +2,7 @@
 // eight with two tokens of eight. Its four lanes are of one block, so vectors of words are turned to blocks
 // first; each sum gets what a dot of bytes would give it, in the same order.
 #pragma once
-#include "simd/block_dot.h"
+#include "simd/open_types.h"
 
 namespace hc {
 namespace {
@@ -25,63 +25,75 @@ template <class B> struct DecodedRows {
     static constexpr int pairs = kDecodedRows / 2, vectors = kLanes / Vec::width, halves = B::halves ? 2 : 1;
     I codes[pairs][vectors][4][4];  // [two words][block]
     F scale[pairs][vectors][halves][4];
-    F minimum[B::has_minimum ? pairs : 1][vectors][4];
+    F minimum[B::has_minimum ? pairs : 1][vectors][halves][4];
+    bool minima;
 
     // Decodes the group that starts at `block`; `count` is even.
-    void decode(const uint8_t* const* rows, int count, int64_t blocks, int64_t block) {
+    void decode(const RowOf<B>* rows, int count, int64_t blocks, int64_t block) {
+        Room<B, 2> room;
         for (int i = 0; i < count / 2; ++i)
             for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
-                const Lanes first{rows[2 * i], blocks, block + l, n},
-                    second{rows[2 * i + 1], blocks, block + l, n};
-                decode_pair(first, second, lanes, l, i);
+                const Group<B> first = group_of<B>(rows[2 * i], blocks, block, lanes, l, room, 0),
+                               second = group_of<B>(rows[2 * i + 1], blocks, block, lanes, l, room, 1);
+                minima = first.has_minimum();
+                decode_pair(first, second, l, n, i);
             });
     }
 
   private:
-    static HC_INLINE void decode_words(const Lanes& s, int lanes, int l, I (&word)[8]) {
+    static HC_INLINE void decode_words(const Group<B>& group, int l, int n, I (&word)[8]) {
         I unit[B::units];
-        load_units<B>(s.row + codes_of<B>(s.blocks, s.at - l) + 4 * l, lanes, s.n, unit);
+        group.load(l, n, unit);
         unroll<0, 8>([&](auto k) HC_INLINE_LAMBDA {
             constexpr int P = decltype(k)::value % B::parts, W = decltype(k)::value / B::parts;
             word[P + W * B::parts] = B::template word<P, W>(unit);
         });
     }
-    HC_INLINE void decode_pair(const Lanes& first, const Lanes& second, int lanes, int l, int i) {
+    HC_INLINE void decode_pair(const Group<B>& first, const Group<B>& second, int l, int n, int i) {
         const int v = l / Vec::width;
         I word[2][8];
-        decode_words(first, lanes, l, word[0]);
-        decode_words(second, lanes, l, word[1]);
+        decode_words(first, l, n, word[0]);
+        decode_words(second, l, n, word[1]);
         pair_words(word[0], word[1], codes[i][v]);
-        const Head a = B::head(first), b = B::head(second);
+        const Head a = first.head(l, n), b = second.head(l, n);
         pair_rows(a.scale, b.scale, scale[i][v][0]);
         if constexpr (B::halves) pair_rows(a.high_scale, b.high_scale, scale[i][v][1]);
-        if constexpr (B::has_minimum) pair_rows(a.minimum, b.minimum, minimum[i][v]);
+        if constexpr (B::has_minimum) pair_rows(a.minimum, b.minimum, minimum[i][v][0]);
+        if constexpr (B::has_minimum && B::halves)
+            pair_rows(a.high_minimum, b.high_minimum, minimum[i][v][1]);
     }
 };
 
 // The blocks of a vector of two tokens.
 template <class B> struct TokenPair {
     static constexpr int halves = B::halves ? 2 : 1;
-    I codes[4][4];         // [two words][block]
-    I start[halves][4];    // what sums of integers begin with
-    F scale[4], total[4];  // `total` times a minimum is added
+    I codes[4][4];                 // [two words][block]
+    I start[halves][4];            // what sums of integers begin with
+    F scale[4], total[halves][4];  // `total` times a minimum is added
 
     HC_INLINE void load(const Input& in, int first, int second, int64_t block, int v) {
         const int64_t at = block + v * Vec::width;
         const int token[2] = {first, second};
         I word[2][8], begin[2][halves];
-        F factor[2], sum[2];
+        F factor[2], sum[2][halves];
         for (int i = 0; i < 2; ++i) {
             const int8_t* x = in.codes(token[i]) + block * kBlock + 4 * v * Vec::width;
             for (int w = 0; w < 8; ++w) word[i][w] = Vec::load_i(x + w * 4 * kLanes);
             for (int h = 0; h < halves; ++h) begin[i][h] = start_of<B>(in, token[i], at, h == 1);
             factor[i] = Vec::load(in.scales(token[i]) + at);
-            sum[i] = Vec::mul(factor[i], Vec::to_float(Vec::load_i(in.sums(token[i]) + at)));
+            I all = Vec::load_i(in.sums(token[i]) + at);
+            if constexpr (B::halves) {
+                const I low = Vec::load_i(in.low_sums(token[i]) + at);
+                sum[i][1] = Vec::mul(factor[i], Vec::to_float(Vec::sub_i(all, low)));
+                all = low;
+            }
+            sum[i][0] = Vec::mul(factor[i], Vec::to_float(all));
         }
         pair_words(word[0], word[1], codes);
         for (int h = 0; h < halves; ++h) pair_tokens(begin[0][h], begin[1][h], start[h]);
         pair_tokens(factor[0], factor[1], scale);
-        if constexpr (B::has_minimum) pair_tokens(sum[0], sum[1], total);
+        if constexpr (B::has_minimum)
+            for (int h = 0; h < halves; ++h) pair_tokens(sum[0][h], sum[1][h], total[h]);
     }
 };
 
@@ -109,7 +121,8 @@ template <class B, int P> HC_INLINE void add_block(const DecodedRows<B>& rows, c
     for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p) {
             if constexpr (B::has_minimum)
-                sum[r][p] = Vec::fma(rows.minimum[i + r][v][b], x[p].total[b], sum[r][p]);
+                for (int h = 0; h < H && (H == 1 || rows.minima); ++h)
+                    sum[r][p] = Vec::fma(rows.minimum[i + r][v][h][b], x[p].total[h][b], sum[r][p]);
             sums[p][i + r][b] = sum[r][p];
         }
 }

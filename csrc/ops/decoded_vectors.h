@@ -1,6 +1,6 @@
 // Decoded rows times tokens, a dot of bytes in each lane: what row_tiles.h asks of an instruction set.
 #pragma once
-#include "simd/block_dot.h"
+#include "simd/open_types.h"
 
 namespace hc {
 namespace {
@@ -13,29 +13,35 @@ template <class B> struct DecodedRows {
     I codes[tiles][vectors][8][R];
     F scale[tiles][vectors][R];
     F high_scale[B::halves ? tiles : 1][vectors][R], minimum[B::has_minimum ? tiles : 1][vectors][R];
+    F high_minimum[B::has_minimum && B::halves ? tiles : 1][vectors][R];
+    bool minima;
 
     // Decodes the group that starts at `block`.
-    void decode(const uint8_t* const* rows, int count, int64_t blocks, int64_t block) {
+    void decode(const RowOf<B>* rows, int count, int64_t blocks, int64_t block) {
+        Room<B, 1> room;
         for (int i = 0; i < count; ++i)
             for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
-                decode_vector({rows[i], blocks, block + l, n}, lanes, l, i / R, i % R);
+                const Group<B> group = group_of<B>(rows[i], blocks, block, lanes, l, room);
+                minima = group.has_minimum();
+                decode_vector(group, l, n, i / R, i % R);
             });
     }
 
   private:
-    HC_INLINE void decode_vector(const Lanes& s, int lanes, int l, int i, int r) {
+    HC_INLINE void decode_vector(const Group<B>& group, int l, int n, int i, int r) {
         const int v = l / Vec::width;
         I unit[B::units];
-        load_units<B>(s.row + codes_of<B>(s.blocks, s.at - l) + 4 * l, lanes, s.n, unit);
+        group.load(l, n, unit);
         unroll<0, 8>([&](auto k) HC_INLINE_LAMBDA {
             constexpr int P = decltype(k)::value % B::parts, W = decltype(k)::value / B::parts;
             codes[i][v][P + W * B::parts][r] =
                 Vec::template dot_code<B::signed_codes>(B::template word<P, W>(unit));
         });
-        const Head head = B::head(s);
+        const Head head = group.head(l, n);
         scale[i][v][r] = head.scale;
         if constexpr (B::halves) high_scale[i][v][r] = head.high_scale;
         if constexpr (B::has_minimum) minimum[i][v][r] = head.minimum;
+        if constexpr (B::has_minimum && B::halves) high_minimum[i][v][r] = head.high_minimum;
     }
 };
 
@@ -91,11 +97,17 @@ template <class B, int T> HC_NOINLINE void add_decoded(const DecodedRows<B>& dec
                         sum[r][t] = Vec::fma(Vec::to_float(acc[r][t]), Vec::mul(scale[r], dx[t]), sum[r][t]);
             });
             for (int t = 0; t < T; ++t) {
-                if constexpr (B::has_minimum) {
+                if constexpr (B::has_minimum && !B::halves) {
                     const F total = Vec::mul(dx[t], Vec::to_float(Vec::load_i(in.sums(t0 + t) + at)));
                     for (int r = 0; r < R; ++r)
                         sum[r][t] = Vec::fma(decoded.minimum[i][v][r], total, sum[r][t]);
                 }
+                if constexpr (B::has_minimum && B::halves)
+                    for (int r = 0; r < R && decoded.minima; ++r) {
+                        const Head head{dx[t], dx[t], decoded.minimum[i][v][r],
+                                        decoded.high_minimum[i][v][r]};
+                        sum[r][t] = add_minima<B>(sum[r][t], head, dx[t], in, t0 + t, at);
+                    }
                 for (int r = 0; r < R; ++r) sums[t][i][r] = sum[r][t];
             }
         }

@@ -15,11 +15,11 @@ inline void add_down(const Ffn& f, const int32_t* neurons, const float* c, int c
 #else
 // y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one.
 void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, Stream& ahead) {
-    const uint8_t* rows[kChunk];
-    for (int k = 0; k < count; ++k) rows[k] = down_row(f, neurons[k]);
     with_type(f.down.type, [&](auto type) {
         using B = decltype(type);
-        if constexpr (B::quantised)
+        RowOf<B> rows[kChunk];
+        for (int k = 0; k < count; ++k) rows[k] = row_of<B>(f.down.type, down_row(f, neurons[k]));
+        if constexpr (B::quantised && !B::opened)
             if (f.panels.neurons) {
                 const int run = int(neurons[0] % f.panels.neurons) / scale_run(f.down.type);
                 return panel_axpy<B>({panel_of(f, neurons[0]), run, rows, c, count, f.down.cols / kBlock}, y,

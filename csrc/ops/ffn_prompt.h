@@ -70,11 +70,9 @@ template <bool Scaled, bool Factors> inline void add_tile(const float* tile, con
     }
 }
 
-// tile[e * kLanes + l] = fn(P, W, Byte, unit) for the elements of some lanes' codes.
+// tile[e * kLanes + l] = fn(P, W, Byte, unit) for the elements of the lanes from l on.
 template <class B, class Fn>
-HC_INLINE void decode_codes(const uint8_t* codes, int lanes, int l, int n, float* tile, Fn&& fn) {
-    I unit[B::units];
-    load_units<B>(codes + 4 * l, lanes, n, unit);
+HC_INLINE void decode_codes(const I (&unit)[B::units], int l, float* tile, Fn&& fn) {
     unroll<0, B::parts * B::words_per_part * 4>([&](auto j) HC_INLINE_LAMBDA {
         constexpr int Byte = decltype(j)::value % 4, word = decltype(j)::value / 4;
         constexpr int P = word / B::words_per_part, W = word % B::words_per_part;
@@ -86,13 +84,15 @@ HC_INLINE void decode_codes(const uint8_t* codes, int lanes, int l, int n, float
 // Decodes one group of one down row: codes and, apart, the lanes' scales, where there is one per block; else
 // weights.
 template <class B>
-inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float* tile, float* scales) {
+inline void decode_group(const RowOf<B>& row, int64_t cols, int64_t group, float* tile, float* scales) {
     if (cols < (group + 1) * kGroup)
         for (int i = 0; i < kGroup; i += Vec::width) Vec::store(tile + i, Vec::zero());
     if constexpr (B::quantised) {
         const int64_t blocks = cols / kBlock, block = group * kLanes;
+        Room<B, 1> room;
         for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
-            const Head head = B::head({row, blocks, block + l, n});
+            const Group<B> from = group_of<B>(row, blocks, block, lanes, l, room);
+            const Head head = from.head(l, n);
             Vec::store(scales + l, head.scale);
             const auto decode = [&](auto p, auto w, auto byte, const I* unit) HC_INLINE_LAMBDA {
                 constexpr int P = decltype(p)::value, W = decltype(w)::value, Byte = decltype(byte)::value;
@@ -101,7 +101,9 @@ inline void decode_group(const uint8_t* row, int64_t cols, int64_t group, float*
                 else
                     return weight<B, P, W, Byte>(unit, head);
             };
-            decode_codes<B>(row + codes_of<B>(blocks, block), lanes, l, n, tile, decode);
+            I unit[B::units];
+            from.load(l, n, unit);
+            decode_codes<B>(unit, l, tile, decode);
         });
     } else {
         const int64_t n = smaller<int64_t>(kGroup, cols - group * kGroup);
@@ -121,9 +123,11 @@ template <class B> void decode_panel(const Ffn& f, int64_t first, int64_t group,
         return code<B, decltype(p)::value, decltype(w)::value, decltype(byte)::value, false>(unit);
     };
     for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
-        for (int k = 0; k < rows; ++k)
-            decode_codes<B>(down_row(f, first + k) + block * 4 * B::units, lanes, l, n, tile + k * kGroup,
-                            decode);
+        for (int k = 0; k < rows; ++k) {
+            I unit[B::units];
+            load_units<B::units>(down_row(f, first + k) + block * 4 * B::units + 4 * l, lanes, n, unit);
+            decode_codes<B>(unit, l, tile + k * kGroup, decode);
+        }
         for (int e = 0; e < kBlock; ++e) {
             const int64_t at = block * kBlock + e * lanes + l;
             const Head head = panel_head<B>({panel_of(f, first), f.down.cols, at, n}, run);
@@ -174,7 +178,7 @@ template <class B> inline void fetch_groups(const Ffn& f, int64_t group, int64_t
     for (int64_t i = first; i < end; ++i) {
         int64_t at = group * kGroup * row_bytes(rows) / rows.cols;
         int64_t bytes = kGroup * row_bytes(rows) / rows.cols;
-        if constexpr (B::quantised) {
+        if constexpr (B::quantised && !B::opened) {
             const int64_t head = B::header_quarters * kLanes / 4;
             at = codes_of<B>(f.panels.neurons ? 0 : rows.cols / kBlock, group * kLanes);
             bytes -= head;
@@ -198,14 +202,15 @@ template <class B> void add_leaf(const Ffn& f, int64_t leaf, int64_t group, int 
         if (!lists.any) continue;
         const uint64_t begun = sums.added();
         sums.add(lists.any);
-        if constexpr (B::quantised)
+        if constexpr (B::quantised && !B::opened)
             if (f.panels.neurons) {
                 decode_panel<B>(f, first, group, tile);
                 add_panel<B>(tile, rows, lists, tokens, begun, sums.current());
                 continue;
             }
         for (int k = 0; k < n; ++k)
-            decode_group<B>(f.down.row(first + k), f.dim(), group, tile + k * kGroup, scales + k * kLanes);
+            decode_group<B>(row_of<B>(f.down.type, f.down.row(first + k)), f.dim(), group, tile + k * kGroup,
+                            scales + k * kLanes);
         add_tile<tile_is_scaled<B>(), sums_factors<B>()>(tile, scales, lists, tokens, begun, sums.current());
     }
 }

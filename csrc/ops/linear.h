@@ -65,8 +65,8 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
     Stream idle;
     const auto tile = [&](auto row_count, auto token_count, int64_t r, int token) HC_INLINE_LAMBDA {
         constexpr int R = decltype(row_count)::value, K = decltype(token_count)::value;
-        const uint8_t* w[R];
-        for (int i = 0; i < R; ++i) w[i] = rows.row(r + i);
+        RowOf<B> w[R];
+        for (int i = 0; i < R; ++i) w[i] = row_of<B>(rows.rows.type, rows.row(r + i));
         float d[R][K];
         dot_tile<B, R, K>(w, in, token, d, token == t0 ? stream : idle);
         for (int i = 0; i < R; ++i)
@@ -111,8 +111,8 @@ int64_t decoded_dots(const SomeRows& some, const Input& in, int t0, int t1, cons
     for (int t = t0; t < t1; t += kMostDecoded)
         for (int64_t first = 0; first < whole; first += kDecodedRows) {
             const int count = int(smaller<int64_t>(kDecodedRows, whole - first));
-            const uint8_t* rows[kDecodedRows];
-            for (int r = 0; r < count; ++r) rows[r] = some.row(first + r);
+            RowOf<B> rows[kDecodedRows];
+            for (int r = 0; r < count; ++r) rows[r] = row_of<B>(some.rows.type, some.row(first + r));
             const int64_t next = first + count;
             const Coming coming{some, next, t == t0 ? smaller(next + kDecodedRows, known) : next};
             dots_decoded<B>(rows, count, in, t, smaller(kMostDecoded, t1 - t), coming,

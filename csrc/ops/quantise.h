@@ -3,7 +3,7 @@
 #pragma once
 #include <cstring>
 
-#include "simd/block_dot.h"
+#include "simd/open_types.h"
 
 namespace hc {
 namespace {
@@ -77,11 +77,11 @@ void store_row(Type type, const float* x, uint8_t* out, int64_t n) {
 
 // Row `row` as floats, in plain order.
 void decode_row(const Rows& rows, int64_t row, float* out, uint8_t* local) {
-    const uint8_t* w = rows.row(row);
     const float one = 1.0f;
     Stream none;
     with_type(rows.type, [&](auto type) {
         using B = decltype(type);
+        const RowOf<B> w = row_of<B>(rows.type, rows.row(row));
         if constexpr (!B::quantised) {
             for (int64_t i = 0; i < rows.cols; ++i) out[i] = 0;
             axpy<B, 1>(&w, &one, rows.cols, out, none);

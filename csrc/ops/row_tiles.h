@@ -46,13 +46,14 @@ struct Coming {
 };
 
 // Fewer tokens are not worth it; the least pay where products are quick and decoding is not.
-template <class B> constexpr int least_decoded() { return B::code_bits <= 4 ? 8 : B::parts == 4 ? 12 : 16; }
+template <class B> constexpr int least_decoded() {
+    return B::code_bits <= 4 || B::opened ? 8 : B::parts == 4 ? 12 : 16;
+}
 
 // put(row, token, dot) for `count` rows, some tiles of them, at most kDecodedRows, and at most kMostDecoded
 // tokens from t0 on.
-template <class B, class Put> HC_NOINLINE void dots_decoded(const uint8_t* const* rows, int count,
-                                                            const Input& in, int t0, int tokens,
-                                                            Coming coming, Put&& put) {
+template <class B, class Put> HC_NOINLINE void dots_decoded(const RowOf<B>* rows, int count, const Input& in,
+                                                            int t0, int tokens, Coming coming, Put&& put) {
     const int64_t blocks = in.cols / kBlock;
     const int64_t steps = (blocks + kLanes - 1) / kLanes * larger(tokens / kTokenTile, 1);
     const int64_t share = coming.share(steps);

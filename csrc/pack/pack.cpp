@@ -115,6 +115,79 @@ template <Type T> void put_codes(const uint8_t* from, int lanes, uint8_t* to) {
     }
 }
 
+// Two bits of 128 weights, bits 2q of byte i for weight i of block q: into units 0 and 1 of four lanes.
+void put_pairs(const uint8_t* bits, int lanes, uint8_t* to, int units) {
+    for (int l = 0; l < lanes; l += 4) put_sixth_bits(bits + 8 * l, to + 4 * l, units);
+}
+
+// Types that are opened from rows of their own: scales as simd/open_types.h reads them, then codes, a group
+// of lanes at a time: fn(block, to, unit) for eight of them.
+template <class Fn>
+void put_groups(const uint8_t* from, int64_t supers, int bytes, int units, uint8_t* codes, Fn&& fn) {
+    for (int64_t s = 0; s < supers; s += kLanes / 8) {
+        const int lanes = 8 * int(supers - s < kLanes / 8 ? supers - s : kLanes / 8);
+        for (int l = 0; l < lanes; l += 8, from += bytes) fn(from, codes + 4 * l, 4 * lanes);
+        codes += int64_t(4) * units * lanes;
+    }
+}
+
+void pack_q2_k(const uint8_t* from, int64_t supers, uint8_t* to) {
+    uint8_t *minima = to + 2 * supers, *first = minima + 2 * supers, *second = first + 8 * supers;
+    for (int64_t s = 0; s < supers; ++s) {
+        const uint8_t* block = from + 84 * s;
+        std::memcpy(to + 2 * s, block + 80, 2);
+        std::memcpy(minima + 2 * s, block + 82, 2);
+        for (int b = 0; b < 8; ++b) {
+            first[8 * s + b] = block[2 * b];
+            second[8 * s + b] = block[2 * b + 1];
+        }
+    }
+    put_groups(from + 16, supers, 84, 2, second + 8 * supers,
+               [](const uint8_t* at, uint8_t* codes, int unit) { put_pairs(at, 8, codes, unit); });
+}
+
+void pack_q3_k(const uint8_t* from, int64_t supers, uint8_t* to) {
+    uint8_t *low = to + 2 * supers, *high = low + 8 * supers;
+    for (int64_t s = 0; s < supers; ++s) {
+        const uint8_t *block = from + 110 * s, *scales = block + 96;
+        std::memcpy(to + 2 * s, block + 108, 2);
+        // Scale j: a nibble of byte j % 8, and two bits of byte 8 + j % 4.
+        const auto nibble = [&](int j) { return scales[j % 8] >> 4 * (j / 8) & 15; };
+        const auto two = [&](int j) { return uint32_t(scales[8 + j % 4] >> 2 * (j / 4) & 3); };
+        uint32_t bits = 0;
+        for (int b = 0; b < 8; ++b) {
+            low[8 * s + b] = uint8_t(nibble(2 * b) | nibble(2 * b + 1) << 4);
+            bits |= (two(2 * b) | two(2 * b + 1) << 2) << 4 * b;
+        }
+        put_word(high + 4 * s, bits);
+    }
+    put_groups(from, supers, 110, 3, high + 4 * supers, [](const uint8_t* at, uint8_t* codes, int unit) {
+        put_pairs(at + 32, 8, codes, unit);
+        put_fifth_bits(at, codes + 2 * unit);
+    });
+}
+
+void pack_iq4_xs(const uint8_t* from, int64_t supers, uint8_t* to) {
+    for (int64_t s = 0; s < supers; ++s) {
+        const uint8_t* block = from + 136 * s;
+        std::memcpy(to + 2 * s, block, 2);
+        std::memcpy(to + 2 * (supers + s), block + 2, 2);
+        std::memcpy(to + 4 * (supers + s), block + 4, 4);
+    }
+    uint8_t* codes = to + 8 * supers;
+    for (int64_t b = 0; b < 8 * supers; b += kLanes) {
+        const int lanes = int(8 * supers - b < kLanes ? 8 * supers - b : kLanes);
+        put_lanes(lanes, codes + 16 * b,
+                  [&](int l) { return load(from + (b + l) / 8 * 136 + 8 + (b + l) % 8 * 16); });
+    }
+}
+
+void pack_tq2_0(const uint8_t* from, int64_t supers, uint8_t* to) {
+    for (int64_t s = 0; s < supers; ++s) std::memcpy(to + 2 * s, from + 66 * s + 64, 2);
+    put_groups(from, supers, 66, 2, to + 2 * supers,
+               [](const uint8_t* at, uint8_t* codes, int unit) { put_pairs(at, 8, codes, unit); });
+}
+
 // Scales, then minima, of `count` file blocks.
 template <Type T> void put_scales(const uint8_t* from, int64_t count, uint8_t* to) {
     constexpr Layout at = layout_of(T);
@@ -170,7 +243,14 @@ int64_t row_size(Type type, int64_t cols) {
 }
 
 void pack_row(Type type, const uint8_t* from, int64_t cols, uint8_t* to) {
-    if (!is_quantised(type)) {
+    switch (type) {
+        case Q2_K: return pack_q2_k(from, cols / 256, to);
+        case Q3_K: return pack_q3_k(from, cols / 256, to);
+        case IQ4_XS: return pack_iq4_xs(from, cols / 256, to);
+        case TQ2_0: return pack_tq2_0(from, cols / 256, to);
+        default: break;
+    }
+    if (!is_quantised(type) || is_opened(type)) {  // as they are in the file
         std::memcpy(to, from, size_t(row_bytes(type, cols)));
         return;
     }

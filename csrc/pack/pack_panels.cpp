@@ -1,5 +1,6 @@
 // Packs matrices by output: as panels, and floats with rows and columns exchanged.
 #include <stdexcept>
+#include <string>
 
 #include "pack/pack.h"
 #include "pack/pack_types.h"
@@ -250,7 +251,8 @@ template <int Size> void transpose_of(const Outputs& o, int64_t columns, uint8_t
 }  // namespace
 
 Panels panels_of(Type type, int64_t dim) {
-    if (!is_quantised(type)) throw std::invalid_argument("panels are for quantised types");
+    if (!is_quantised(type) || is_opened(type))
+        throw std::invalid_argument("block type " + std::to_string(int(type)) + " has no panels");
     const BlockSize size = block_size(type);
     const int64_t outputs = (dim + kBlock - 1) / kBlock * kBlock, code_bits = layout_of(type).units;
     return {size.weights, outputs * (size.bytes - size.weights / 8 * code_bits), outputs / 8 * code_bits};

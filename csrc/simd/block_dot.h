@@ -1,26 +1,10 @@
 // Dots and sums of packed rows, for every block type.
 #pragma once
-#include "simd/block_types.h"
+#include "simd/open_groups.h"
 #include "simd/stream.h"
 
 namespace hc {
 namespace {
-
-// Unit k of some lanes, from a group of `lanes` blocks whose codes start at `codes`; then all of a type's.
-HC_INLINE I load_unit(const uint8_t* codes, int k, int lanes, int n) {
-    const uint8_t* at = codes + k * 4 * lanes;
-    return n == Vec::width ? Vec::load_i(at) : Vec::load_i(at, n);
-}
-template <class B> HC_INLINE void load_units(const uint8_t* codes, int lanes, int n, I (&unit)[B::units]) {
-    unroll<0, B::units>([&](auto k) HC_INLINE_LAMBDA {
-        constexpr int K = decltype(k)::value;
-        unit[K] = load_unit(codes, K, lanes, n);
-    });
-}
-
-template <class B> inline int64_t codes_of(int64_t blocks, int64_t block) {
-    return blocks * B::header_quarters / 4 + block * B::units * 4;
-}
 
 // fn(lanes, l, n) for the vectors of a group of fewer than kLanes blocks: lanes [l, l + n). `Short` rows have
 // no other group, so full vectors are worth a copy of the code there.
@@ -51,6 +35,15 @@ template <bool Short = false, class Fn> HC_INLINE void for_groups(int64_t blocks
 // log2 of a power of two.
 constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
 
+// s + the minima times the sums of x that they belong to.
+template <class B> HC_INLINE F add_minima(F s, const Head& head, F dx, const Input& in, int t, int64_t at) {
+    const I total = Vec::load_i(in.sums(t) + at);
+    if constexpr (!B::halves) return Vec::fma(head.minimum, Vec::mul(dx, Vec::to_float(total)), s);
+    const I low = Vec::load_i(in.low_sums(t) + at);
+    s = Vec::fma(head.minimum, Vec::mul(dx, Vec::to_float(low)), s);
+    return Vec::fma(head.high_minimum, Vec::mul(dx, Vec::to_float(Vec::sub_i(total, low))), s);
+}
+
 // The start of a dot, so that codes may be too large: the offset times the sum of x, negative.
 template <class B> HC_INLINE I start_of(const Input& in, int t, int64_t at, bool high) {
     constexpr int offset = B::signed_codes ? Vec::signed_offset : B::offset;
@@ -72,10 +65,9 @@ template <bool Signed, int M> HC_INLINE I dot_words(I acc, const I (&w)[M], cons
     return Vec::dot_end(acc, sum);
 }
 
-// One group of R rows and T tokens: lanes [l, l + n) of a group of `lanes` blocks that starts at `block`.
-template <class B, int R, int T> HC_INLINE void dot_group(const uint8_t* const* rows, const Input& in, int t0,
-                                                          int64_t blocks, int64_t block, int lanes, int l,
-                                                          int n, F (&sum)[R][T]) {
+// One group of R rows and T tokens, which starts at `block`: lanes [l, l + n).
+template <class B, int R, int T> HC_INLINE void dot_group(const Group<B> (&group)[R], const Input& in, int t0,
+                                                          int64_t block, int l, int n, F (&sum)[R][T]) {
     constexpr int H = B::halves ? 2 : 1, M = smaller(Vec::words_at_once(B::code_bits), B::parts);
     I acc[R][T][H], unit[R][B::units];
     for (int t = 0; t < T; ++t)
@@ -83,8 +75,7 @@ template <class B, int R, int T> HC_INLINE void dot_group(const uint8_t* const* 
             const I start = start_of<B>(in, t0 + t, block + l, h == 1);
             for (int r = 0; r < R; ++r) acc[r][t][h] = start;
         }
-    for (int r = 0; r < R; ++r)
-        load_units<B>(rows[r] + codes_of<B>(blocks, block) + 4 * l, lanes, n, unit[r]);
+    for (int r = 0; r < R; ++r) group[r].load(l, n, unit[r]);
     unroll<0, B::parts / M * B::words_per_part>([&](auto k) HC_INLINE_LAMBDA {
         constexpr int W = decltype(k)::value / (B::parts / M),
                       first = decltype(k)::value % (B::parts / M) * M;
@@ -102,31 +93,32 @@ template <class B, int R, int T> HC_INLINE void dot_group(const uint8_t* const* 
         }
     });
     for (int r = 0; r < R; ++r) {
-        const Head head = B::head({rows[r], blocks, block + l, n});
+        const Head head = group[r].head(l, n);
         for (int t = 0; t < T; ++t) {
             const F dx = Vec::load(in.scales(t0 + t) + block + l);
             F& s = sum[r][t];
             s = Vec::fma(Vec::to_float(acc[r][t][0]), Vec::mul(head.scale, dx), s);
             if constexpr (B::halves)
                 s = Vec::fma(Vec::to_float(acc[r][t][1]), Vec::mul(head.high_scale, dx), s);
-            if constexpr (B::has_minimum) {
-                const F total = Vec::to_float(Vec::load_i(in.sums(t0 + t) + block + l));
-                s = Vec::fma(head.minimum, Vec::mul(dx, total), s);
-            }
+            if constexpr (B::has_minimum)
+                if (group[r].has_minimum()) s = add_minima<B>(s, head, dx, in, t0 + t, block + l);
         }
     }
 }
 
 // Dots of R rows with T tokens. Every (row, token) sums its blocks in one fixed order, whatever R and T are.
-template <class B, int R, int T> HC_INLINE void dot_quantised(const uint8_t* const* rows, const Input& in,
-                                                              int t0, float (&out)[R][T], Stream& stream) {
+template <class B, int R, int T> HC_INLINE void dot_quantised(const RowOf<B>* rows, const Input& in, int t0,
+                                                              float (&out)[R][T], Stream& stream) {
     F sum[R][T];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sum[r][t] = Vec::zero();
     const int64_t blocks = in.cols / kBlock;
+    Room<B, R> room;
     for_groups<true>(blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
-        dot_group<B, R, T>(rows, in, t0, blocks, block, lanes, l, n, sum);
-        if (l + n == lanes) fetch(stream, R * lanes * (B::header_quarters + 16 * B::units) / 4);
+        Group<B> group[R];
+        for (int r = 0; r < R; ++r) group[r] = group_of<B>(rows[r], blocks, block, lanes, l, room, r);
+        dot_group<B, R, T>(group, in, t0, block, l, n, sum);
+        if (l + n == lanes) fetch(stream, R * bytes_of<B>(rows[0], lanes));
     });
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
@@ -221,8 +213,10 @@ inline void dot_plain(const uint8_t* row, const Input& in, int t0, float (&out)[
 }
 
 // The same for either kind of type; plain rows come one by one.
-template <class B, int R, int T> HC_INLINE void dot_tile(const uint8_t* const* rows, const Input& in, int t0,
-                                                         float (&out)[R][T], Stream& stream) {
+template <class B, int R, int T>
+HC_INLINE void dot_tile(const RowOf<B>* rows, const Input& in, int t0, float (&out)[R][T], Stream& stream) {
+    if constexpr (B::opened && R == 1 && T == 1)
+        if (rows->opening->dot) return rows->opening->dot(rows->at, in, t0, out[0][0], stream);
     if constexpr (B::quantised)
         dot_quantised<B, R, T>(rows, in, t0, out, stream);
     else
@@ -251,29 +245,31 @@ template <class B, int P, int W, int Byte, bool PutRight> HC_INLINE F code(const
 
 // The weight of one element: its code times the scale, plus the minimum.
 template <class B, int P, int W, int Byte> HC_INLINE F weight(const I* unit, const Head& head) {
-    const F value = code<B, P, W, Byte, true>(unit);
-    if constexpr (B::has_minimum) return Vec::add(Vec::mul(value, head.scale), head.minimum);
-    return Vec::mul(value, B::halves && W ? head.high_scale : head.scale);
+    const F value = code<B, P, W, Byte, true>(unit), scale = B::halves && W ? head.high_scale : head.scale;
+    if constexpr (!B::has_minimum) return Vec::mul(value, scale);
+    return Vec::add(Vec::mul(value, scale), B::halves && W ? head.high_minimum : head.minimum);
 }
 
 // y += c[0] w[0] + ... + c[K-1] w[K-1], added in that order. For quantised types y is in packed order:
 // element e of the block in lane l of group g is y[g * kSums + e * kLanes + l], so y holds whole groups. Of
 // types whose codes are too large, element kBlock sums the factors that they were multiplied by.
-template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows, const float* c, int64_t cols,
-                                                     float* y, Stream& stream) {
+template <class B, int K>
+inline void axpy_quantised(const RowOf<B>* rows, const float* c, int64_t cols, float* y, Stream& stream) {
     constexpr int words = B::words_per_part;
     const int64_t blocks = cols / kBlock;
+    Room<B, K> room;
     for_groups(blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
         F factor[K];
         Head head[K];
         I unit[K][B::units];
+        Group<B> from[K];
         const auto load = [&](auto u) HC_INLINE_LAMBDA {
             constexpr int U = decltype(u)::value;
-            for (int k = 0; k < K; ++k)
-                unit[k][U] = load_unit(rows[k] + codes_of<B>(blocks, block) + 4 * l, U, lanes, n);
+            for (int k = 0; k < K; ++k) unit[k][U] = from[k].unit(U, l, n);
         };
         for (int k = 0; k < K; ++k) {
-            head[k] = B::head({rows[k], blocks, block + l, n});
+            from[k] = group_of<B>(rows[k], blocks, block, lanes, l, room, k);
+            head[k] = from[k].head(l, n);
             factor[k] = one_scale<B> ? Vec::mul(head[k].scale, Vec::set1(c[k])) : Vec::set1(c[k]);
         }
         unroll<B::parts, B::units>(load);
@@ -303,7 +299,7 @@ template <class B, int K> inline void axpy_quantised(const uint8_t* const* rows,
                     });
                 for (int i = 0; i < 4; ++i) Vec::store(to + i * kLanes, sum[i]);
             });
-            fetch(stream, K * n * (4 * B::units + B::header_quarters / 4) / B::parts);
+            fetch(stream, K * bytes_of<B>(rows[0], n) / B::parts);
         });
     });
 }
@@ -339,7 +335,7 @@ HC_INLINE void panel_parts(const PanelRun& p, int64_t block, int lanes, int l, i
     for (F& s : sum) s = Vec::zero();
     for (int k = 0; k < p.count; ++k) {
         I unit[B::units];
-        load_units<B>(p.rows[k] + block * 4 * B::units + 4 * l, lanes, n, unit);
+        load_units<B::units>(p.rows[k] + block * 4 * B::units + 4 * l, lanes, n, unit);
         const F factor = Vec::set1(p.c[k]);
         unroll<0, parts * words * 4>([&](auto j) HC_INLINE_LAMBDA {
             constexpr int J = decltype(j)::value, P = first + J / 4 / words, W = J / 4 % words;
@@ -393,7 +389,7 @@ inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols,
 }
 
 template <class B, int K>
-inline void axpy(const uint8_t* const* rows, const float* c, int64_t cols, float* y, Stream& stream) {
+inline void axpy(const RowOf<B>* rows, const float* c, int64_t cols, float* y, Stream& stream) {
     if constexpr (B::quantised)
         axpy_quantised<B, K>(rows, c, cols, y, stream);
     else

@@ -1,6 +1,7 @@
 // The block types: how a packed row's scales and codes become vectors. A new type is one struct here, one
 // line in `with_type`, and its packing in pack_types.h.
 #pragma once
+#include <cstring>
 #include <utility>
 
 #include "simd/kernels.h"
@@ -33,9 +34,10 @@ struct Lanes {
     int n;
 };
 
-// A block's scale, or the scales of its halves, and what is added to every weight.
+// A block's scale, or the scales of its halves, and what is added to every weight, likewise.
 struct Head {
     F scale, high_scale, minimum;
+    F high_minimum = Vec::zero();
 };
 
 HC_INLINE F f16_lanes(const Lanes& s, int64_t region) {
@@ -54,6 +56,7 @@ struct TypeBase {
     static constexpr int offset = 0;             // how much too large codes are: a power of two, or 0
     static constexpr bool halves = false;        // two scales in a block, of 16 weights each
     static constexpr bool has_minimum = false;
+    static constexpr bool opened = false;  // whether a group is opened before it is read: open_groups.h
     static constexpr bool super =
         false;  // blocks of 256: a panel's scales depend on where in it a neuron lies
     // value() gives a code times<W, Byte>() as large: sums of it are put right once.
@@ -228,6 +231,100 @@ struct BlockMXFP4 : TableBlock<BlockMXFP4> {
     }
 };
 
+// Of these a dot of one row with one token is compiled; everything else reads what open_types.h makes of
+// them.
+
+// Codes of two bits: bits 2i of unit u are those of word 4u + i.
+struct Pairs : TypeBase {
+    static constexpr int units = 2, code_bits = 2;
+    static constexpr bool halves = true;
+    template <int P, int W> static HC_INLINE I word(const I* unit) {
+        return Vec::bit_and(Vec::shr<2 * P>(unit[W]), Vec::set1_i(0x03030303));
+    }
+};
+
+// Scale and minimum of 4 bits each in a byte: those of all blocks' first halves, then of the second ones.
+struct BlockQ2_K : Pairs {
+    static constexpr int header_quarters = 10;
+    static constexpr bool has_minimum = true;
+    static HC_INLINE Head head(const Lanes& s) {
+        const auto* d = (const uint16_t*)s.row;
+        const F scale = Vec::spread_f16(d, s.at, s.n);
+        const F minimum = Vec::sub(Vec::zero(), Vec::spread_f16(d + s.blocks / 8, s.at, s.n));
+        const uint8_t* both = s.row + s.blocks / 2 + s.at;
+        const I first = Vec::load_u8(both, s.n), second = Vec::load_u8(both + s.blocks, s.n);
+        const auto low = [](I v) { return Vec::to_float(Vec::bit_and(v, Vec::set1_i(15))); };
+        const auto high = [](I v) { return Vec::to_float(Vec::shr<4>(v)); };
+        return {Vec::mul(scale, low(first)), Vec::mul(scale, low(second)), Vec::mul(minimum, high(first)),
+                Vec::mul(minimum, high(second))};
+    }
+};
+
+struct BlockTQ2_0 : Pairs {
+    static constexpr int header_quarters = 1, offset = 1;
+    static HC_INLINE Head head(const Lanes& s) {
+        const F d = Vec::spread_f16((const uint16_t*)s.row, s.at, s.n);
+        return {d, d, Vec::zero()};
+    }
+};
+
+// A third bit: that of word w is bit w of unit 2. Scales of 6 bits, from -32: the halves' low nibbles in a
+// byte, then their two high bits in a nibble.
+struct BlockQ3_K : Pairs {
+    static constexpr int header_quarters = 7, units = 3, code_bits = 3, offset = 4;
+    static HC_INLINE Head head(const Lanes& s) {
+        const int64_t supers = s.blocks / 8;
+        const F d = Vec::spread_f16((const uint16_t*)s.row, s.at, s.n);
+        const I low = Vec::load_u8(s.row + 2 * supers + s.at, s.n);
+        const I high = Vec::spread_nibbles(s.row + 10 * supers, s.at, s.n);
+        const I four = Vec::set1_i(15), two = Vec::set1_i(3), middle = Vec::set1_i(32);
+        const I first = Vec::bit_or(Vec::bit_and(low, four), Vec::shl<4>(Vec::bit_and(high, two)));
+        const I second = Vec::bit_or(Vec::shr<4>(low), Vec::shl<4>(Vec::shr<2>(high)));
+        return {Vec::mul(d, Vec::to_float(Vec::sub_i(first, middle))),
+                Vec::mul(d, Vec::to_float(Vec::sub_i(second, middle))), Vec::zero()};
+    }
+    template <int P, int W> static HC_INLINE I word(const I* unit) {
+        constexpr int w = P + 4 * W, left = w < 2 ? 2 - w : 0, right = w < 2 ? 0 : w - 2;
+        const I high = w < 2 ? Vec::shl<left>(unit[2]) : Vec::shr<right>(unit[2]);
+        return Vec::bit_or(Pairs::word<P, W>(unit), Vec::bit_and(high, Vec::set1_i(0x04040404)));
+    }
+};
+
+// Scales of 6 bits, from -32: two high bits of eight blocks in a half word, four low ones in a word.
+struct BlockIQ4_XS : TableBlock<BlockIQ4_NL> {
+    static constexpr int header_quarters = 4, code_bits = 7;
+    static constexpr bool halves = true;
+    static HC_INLINE Head head(const Lanes& s) {
+        const int64_t supers = s.blocks / 8;
+        uint32_t words[2] = {};  // a nibble for each block
+        for (int i = 0; 8 * i < s.n; ++i) {
+            uint16_t pairs;
+            std::memcpy(&pairs, s.row + 2 * (supers + s.at / 8 + i), 2);
+            uint32_t word = (pairs | uint32_t(pairs) << 8) & 0x00ff00ff;
+            word = (word | word << 4) & 0x0f0f0f0f;
+            words[i] = (word | word << 2) & 0x33333333;
+        }
+        const I high = Vec::spread_nibbles((const uint8_t*)words, s.at % 8, s.n);
+        const I low = Vec::spread_nibbles(s.row + 4 * supers, s.at, s.n);
+        const I scale = Vec::sub_i(Vec::bit_or(low, Vec::shl<4>(high)), Vec::set1_i(32));
+        const F d = Vec::spread_f16((const uint16_t*)s.row, s.at, s.n);
+        return {Vec::mul(d, Vec::to_float(scale)), Vec::mul(d, Vec::to_float(scale)), Vec::zero()};
+    }
+};
+
+// Bytes, for all types that are opened, with two scales in a block. Narrow ones, from -15 to 15, are 16 too
+// large, so that products need no signs, and may have two minima.
+template <bool Narrow> struct BlockOpened : Bytes {
+    static constexpr int units = 8, code_bits = Narrow ? 5 : 7, offset = Narrow ? 16 : 0;
+    static constexpr bool signed_codes = !Narrow, halves = true, has_minimum = Narrow, opened = true;
+    template <int W, int Byte> static constexpr int times() { return Narrow ? Bytes::times<W, Byte>() : 1; }
+    template <int P, int W> static HC_INLINE I word(const I* unit) { return unit[P + parts * W]; }
+    template <int P, int W, int Byte> static HC_INLINE F value(const I* unit) {
+        if constexpr (Narrow) return byte<Byte>(word<P, W>(unit));
+        return Vec::to_float(Vec::sar<24>(Vec::shl<24 - 8 * Byte>(word<P, W>(unit))));
+    }
+};
+
 // Scales of outputs [at, at + n) of a panel of `blocks` outputs, for run `r` of its neurons.
 template <class B> HC_INLINE Head panel_head(const Lanes& s, int r) {
     if constexpr (B::super)
@@ -237,19 +334,19 @@ template <class B> HC_INLINE Head panel_head(const Lanes& s, int r) {
 }
 
 struct FloatF32 {
-    static constexpr bool quantised = false;
+    static constexpr bool quantised = false, opened = false;
     static constexpr int bytes = 4;
     static F load(const uint8_t* row, int64_t i) { return Vec::load((const float*)row + i); }
     static F load(const uint8_t* row, int64_t i, int n) { return Vec::load((const float*)row + i, n); }
 };
 struct FloatF16 {
-    static constexpr bool quantised = false;
+    static constexpr bool quantised = false, opened = false;
     static constexpr int bytes = 2;
     static F load(const uint8_t* row, int64_t i) { return Vec::load_f16((const uint16_t*)row + i); }
     static F load(const uint8_t* row, int64_t i, int n) { return Vec::load_f16((const uint16_t*)row + i, n); }
 };
 struct FloatBF16 {
-    static constexpr bool quantised = false;
+    static constexpr bool quantised = false, opened = false;
     static constexpr int bytes = 2;
     static F load(const uint8_t* row, int64_t i) { return Vec::load_bf16((const uint16_t*)row + i); }
     static F load(const uint8_t* row, int64_t i, int n) {
@@ -273,6 +370,12 @@ template <class Fn> inline void with_type(Type type, Fn&& fn) {
         case Q6_K: return fn(BlockQ6_K{});
         case IQ4_NL: return fn(BlockIQ4_NL{});
         case MXFP4: return fn(BlockMXFP4{});
+        case IQ4_XS:
+        case IQ3_XXS:
+        case IQ2_S:
+        case IQ2_XS:
+        case IQ2_XXS: return fn(BlockOpened<false>{});
+        default: return fn(BlockOpened<true>{});
     }
 }
 

@@ -41,22 +41,22 @@ CpuId cpuid(uint32_t leaf, uint32_t subleaf = 0) {
 }
 
 #if defined(_MSC_VER)
-bool has_avx2() {
+[[maybe_unused]] bool has_avx2() {
     const CpuId one = cpuid(1);
     const bool os = (one.c >> 27 & 1) && (_xgetbv(0) & 6) == 6, fma = one.c >> 12 & 1, f16c = one.c >> 29 & 1;
     return os && fma && f16c && (cpuid(7).b >> 5 & 1);
 }
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {
     if (!has_avx2() || (_xgetbv(0) & 0xe6) != 0xe6) return false;
     const CpuId seven = cpuid(7);
     const uint32_t want = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
     return (seven.b & want) == want && (seven.c >> 11 & 1);           // VNNI
 }
 #else
-bool has_avx2() {
+[[maybe_unused]] bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
@@ -68,13 +68,13 @@ bool has_avx512() {
 
 #ifdef HC_HAVE_DOTPROD
 #if defined(__APPLE__)
-bool has_feature(const char* name) {
+[[maybe_unused]] bool has_feature(const char* name) {
     int has = 0;
     size_t size = sizeof has;
     return sysctlbyname(name, &has, &size, nullptr, 0) == 0 && has;
 }
 #endif
-bool has_dotprod() {
+[[maybe_unused]] bool has_dotprod() {
 #if defined(__linux__)
     return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
 #elif defined(__APPLE__)
@@ -87,7 +87,7 @@ bool has_dotprod() {
 }
 #endif
 #ifdef HC_HAVE_I8MM
-bool has_i8mm() {
+[[maybe_unused]] bool has_i8mm() {
 #if defined(__linux__)
     constexpr unsigned long i8mm = 1ul << 13;  // HWCAP2_I8MM, which older headers lack
     return has_dotprod() && (getauxval(AT_HWCAP2) & i8mm);

@@ -43,12 +43,26 @@ enum Type : int {
     Q5_0 = 6,
     Q5_1 = 7,
     Q8_0 = 8,
+    Q2_K = 10,
+    Q3_K = 11,
     Q4_K = 12,
     Q5_K = 13,
     Q6_K = 14,
+    IQ2_XXS = 16,
+    IQ2_XS = 17,
+    IQ3_XXS = 18,
+    IQ1_S = 19,
     IQ4_NL = 20,
+    IQ3_S = 21,
+    IQ2_S = 22,
+    IQ4_XS = 23,
+    IQ1_M = 29,
     BF16 = 30,
+    TQ1_0 = 34,
+    TQ2_0 = 35,
     MXFP4 = 39,
+    NVFP4 = 40,
+    Q1_0 = 41,
 };
 
 // Weights of one file block and its bytes; {0, 0} for a type without kernels.
@@ -70,8 +84,42 @@ HC_SMALL BlockSize block_size(Type type) {
         case Q5_K: return {256, 176};
         case Q6_K: return {256, 210};
         case MXFP4: return {32, 17};
+        case Q2_K: return {256, 84};
+        case Q3_K: return {256, 110};
+        case IQ2_XXS: return {256, 66};
+        case IQ2_XS: return {256, 74};
+        case IQ3_XXS: return {256, 98};
+        case IQ1_S: return {256, 50};
+        case IQ3_S: return {256, 110};
+        case IQ2_S: return {256, 82};
+        case IQ4_XS: return {256, 136};
+        case IQ1_M: return {256, 56};
+        case TQ1_0: return {256, 54};
+        case TQ2_0: return {256, 66};
+        case NVFP4: return {64, 36};
+        case Q1_0: return {128, 18};
     }
     return {0, 0};
+}
+// Types whose rows are opened, a group at a time, before they are used: see simd/open_groups.h. They have no
+// panels.
+HC_SMALL bool is_opened(Type type) {
+    switch (type) {
+        case F32:
+        case F16:
+        case BF16:
+        case Q4_0:
+        case Q4_1:
+        case Q5_0:
+        case Q5_1:
+        case Q8_0:
+        case Q4_K:
+        case Q5_K:
+        case Q6_K:
+        case IQ4_NL:
+        case MXFP4: return false;
+        default: return true;
+    }
 }
 HC_SMALL bool is_quantised(Type type) { return block_size(type).weights > 1; }
 HC_SMALL int64_t row_bytes(Type type, int64_t cols) {
@@ -271,10 +319,10 @@ struct Router {
 };
 
 struct NormArgs {
-    const float *weight, *bias;
+    const float *weight, *bias;  // of a group; or null
     float eps;
     bool centre;
-    int64_t dim;
+    int64_t dim;  // of a group
 };
 
 struct RopeArgs {
@@ -283,7 +331,8 @@ struct RopeArgs {
     bool interleaved;
 };
 
-struct Stream;  // simd/stream.h
+struct Stream;        // simd/stream.h
+struct StateKernels;  // simd/state_kernels.h
 
 // Bytes of thread-local scratch that each kernel may use.
 constexpr size_t kLocalBytes = 2 << 20;
@@ -303,6 +352,7 @@ struct ByteProducts {
 };
 
 struct Kernels : ByteProducts {
+    const StateKernels* states;
     void (*quantise)(const Input&, int token);
     void (*arrange)(const Input&, int token);  // plain input of kLeastArranged tokens and more
     void (*decode_row)(const Rows&, int64_t row, float* out, uint8_t* local);

@@ -11,16 +11,18 @@ import numpy.typing as npt
 import pytest
 from support.random_blocks import random_blocks
 
-from hotcold.formats.blocks import BLOCK_TYPES, GGML_TYPES, BlockType, Tensor, ggml_type
+from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor, ggml_type
 
 #: Where the float16 scales and minima of a block lie.
 HALVES = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
     "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_XS": (0,), "TQ1_0": (52,), "TQ2_0": (64,),
+    "IQ3_S": (0,), "IQ3_XXS": (0,), "IQ2_S": (0,), "IQ2_XS": (0,), "IQ2_XXS": (0,), "IQ1_S": (0,),
+    "Q1_0": (0,),
 }  # fmt: skip
-#: Also those that no kernel computes with.
-DECODED = [type for type in GGML_TYPES.values() if type.decode]
+#: The package does not decode Q1_0, which has a test of its own.
+DECODED = [type for type in BLOCK_TYPES.values() if type.name != "Q1_0"]
 #: Zero, negative zero, denormal, smallest and largest normal, infinite, quiet and signalling NaN.
 ODD_HALVES = (0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x7C01)
 
@@ -217,7 +219,29 @@ def test_what_is_finite(type: BlockType) -> None:
         tensor = Tensor(type, (type.weights,), block[None])
         assert tensor.is_finite() == np.isfinite(tensor.dequantise()).all()
         seen.add(tensor.is_finite())
-    assert seen == {False, True}
+    assert seen == ({True} if type.name == "NVFP4" else {False, True})  # its scales are always finite
+
+
+def test_layout_of_q1_0() -> None:
+    """A bit says whether a value is plus or minus the scale."""
+    bits = RANDOM.integers(0, 2, 256)
+    data = [half(d) + np.packbits(part, bitorder="little").tobytes()
+            for d, part in zip((0.75, -2.0), bits.reshape(2, 128), strict=True)]  # fmt: skip
+    expected = np.where(bits, 1, -1).reshape(2, 128) * np.array([[0.75], [-2.0]])
+    assert packed(BLOCK_TYPES["Q1_0"], b"".join(data)).dequantise().tolist() == expected.reshape(-1).tolist()
+
+
+def test_every_scale_of_nvfp4() -> None:
+    """Floats of 8 bits without sign; the one that would be a NaN counts as 0, as 0 does."""
+    blocks = np.zeros((64, 36), np.uint8)
+    blocks[:, :4] = np.arange(256).reshape(64, 4)
+    blocks[:, 4:] = 0x72  # in each run 8 codes 2, a whole, then 8 codes 7, a six
+    values = Tensor(BLOCK_TYPES["NVFP4"], (64, 64), blocks).dequantise().reshape(256, 2, 8)
+    for code in range(256):
+        exponent, fraction = code >> 3 & 15, code & 7
+        size = (8 + fraction) * 2.0 ** (exponent - 10) if exponent else fraction * 2.0**-9
+        scale = 0.0 if code in (0, 0x7F) else size
+        assert values[code].tolist() == [[scale] * 8, [6 * scale] * 8]
 
 
 def test_one_block_of_many_that_is_not_finite() -> None:

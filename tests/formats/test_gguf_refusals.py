@@ -18,7 +18,7 @@ Bounded: TypeAlias = Callable[[], AbstractContextManager[None]]
 Refused: TypeAlias = Callable[[Path, str], AbstractContextManager[None]]
 
 UINT32, BOOL, STRING, ARRAY, UINT64 = 4, 7, 8, 9, 10
-F32, Q8_0, Q2_K, Q4_K = 0, 8, 10, 12
+F32, Q8_0, Q2_K, Q4_K, Q8_K = 0, 8, 10, 12, 15
 HUGE = (2**64 - 1, 2**63, 500_000_000)
 
 
@@ -332,16 +332,16 @@ def test_a_link_to_a_file_opens(tmp_path: Path) -> None:
 
 def test_an_unsupported_type_is_listed_but_not_loaded(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(tensor(b"blk.0.ffn_up.weight", (256, 2), Q2_K, data=168))
+    path.write_bytes(tensor(b"blk.0.ffn_up.weight", (256, 2), Q8_K, data=584))
     with open_gguf(path) as file:
         listed = file.tensors["blk.0.ffn_up.weight"]
-        assert (listed.type.name, listed.shape, listed.nbytes) == ("Q2_K", (2, 256), 168)
+        assert (listed.type.name, listed.shape, listed.nbytes) == ("Q8_K", (2, 256), 584)
         assert file.fingerprint()
         with pytest.raises(
-            GGUFError, match=r"blk\.0\.ffn_up\.weight: .*Q2_K is not supported.*F32, .*Q4_0, "
+            GGUFError, match=r"blk\.0\.ffn_up\.weight: .*Q8_K is not supported.*F32, .*Q4_0, "
         ):
             file.load("blk.0.ffn_up.weight")
-        with pytest.raises(GGUFError, match=r"blk\.0\.ffn_up\.weight is Q2_K: I8, I16, I32 or I64 is needed"):
+        with pytest.raises(GGUFError, match=r"blk\.0\.ffn_up\.weight is Q8_K: I8, I16, I32 or I64 is needed"):
             file.load_integers("blk.0.ffn_up.weight")
         with pytest.raises(GGUFError, match=r"no tensor 'blk\.0\.ffn_down\.weight' among its 1"):
             file.load("blk.0.ffn_down.weight")

@@ -4,6 +4,7 @@ model of Vulkan's numerics, and Vulkan's devices."""
 from __future__ import annotations
 
 import functools
+import re
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -11,7 +12,9 @@ import pytest
 from support.backends import ISAS, VULKAN, open_cpu, open_one
 from support.vulkan_devices import FULL
 
+from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import Backend
+from hotcold.kernels.vulkan.packing import holds
 
 #: How many parameter sets of each test are run on each software driver (and the model), where dispatches take
 #: longer than elsewhere: tests/kernels/test_vulkan_table.py has every op and type.
@@ -44,6 +47,8 @@ def open_every() -> list[Callable[[int], Backend]]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves a sample of what runs on Vulkan's devices, on their model, and with lesser instruction sets."""
     if FULL:
+        shaders = ("ordered", *VULKAN)
+        items[:] = [item for item in items if _backend_of(item) not in shaders or not _shaders_lack(item)]
         return
     samples = {name: SLOW_SAMPLE if "swiftshader" in name else SAMPLE for name in ("ordered", *VULKAN)}
     if not config.getoption("--full"):
@@ -52,9 +57,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = {item for item in items if _takes_long(item)}
     found: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        params = getattr(item, "callspec", None)
-        name = str(params.params.get("backend", params.params.get("open_exact"))) if params else ""
-        if name in samples:
+        name = _backend_of(item)
+        if name in ("ordered", *VULKAN) and _shaders_lack(item):
+            left_out.add(item)
+        elif name in samples:
             found[item.nodeid.partition("[")[0], name].append(item)
     for (_, name), own in found.items():
         taken = {len(own) * i // samples[name] for i in range(samples[name])}
@@ -64,6 +70,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
+
+
+def _backend_of(item: pytest.Item) -> str:
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return str(params.get("backend", params.get("open_exact", "")))
+
+
+def _shaders_lack(item: pytest.Item) -> bool:
+    """Whether it is of a block type that no shader reads."""
+    params = [str(value) for value in item.callspec.params.values()] if hasattr(item, "callspec") else []
+    words = {word for text in params for word in re.findall(r"\w+", text)}
+    return any(not holds(type) for type in words & {*BLOCK_TYPES})
 
 
 def _takes_long(item: pytest.Item) -> bool:

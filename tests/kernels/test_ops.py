@@ -42,6 +42,7 @@ from hotcold.kernels.backend import (
     PredictorTensors,
     RopeTable,
     Rows,
+    is_dense,
 )
 
 TYPES = tuple(BLOCK_TYPES)
@@ -409,9 +410,10 @@ def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator
             for rows in (candidates[:decode], counted if gated else counted[:0], added)
         ]
         runs = 0
-        if tensors.down_layout == "by_output" and not sparse and decode:  # all is read, whatever fires
+        dense = is_dense(tensors.down_layout, tensors.down.type, tensors.activation)
+        if dense and decode:  # all is read, whatever fires
             read = [n, n * gated, n]
-        elif tensors.down_layout == "by_output" and tensors.down.type.weights > 1:
+        elif tensors.down_layout == "by_output" and not dense and tensors.down.type.weights > 1:
             per_run = 16 if tensors.down.type.name == "Q6_K" else 32
             runs = len({int(i) // per_run for i in np.flatnonzero(added.any(axis=0))})
         counts = [0] * 5 if prompt else [*read, added.sum(), runs]  # of steps without a prompt row

@@ -12,6 +12,7 @@ import pytest
 from support.expert_layers import choices, make_layer
 from support.op_truth import FFNKind, plain_batch, random_ffn, random_rows, random_tensor, rng, to_words
 from support.ordered_ffn import ordered_ffn
+from support.vulkan_cases import TYPES
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels.backend import Batch, BatchLimits, Chosen, FFNStats, FFNTensors
@@ -68,7 +69,7 @@ def same_bits(a: Floats, b: Floats) -> None:
 
 
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
-@pytest.mark.parametrize("type", BLOCK_TYPES)
+@pytest.mark.parametrize("type", TYPES)
 def test_down_rows_arrive_as_they_are(vulkan: VulkanBackend, type: str, layout: str) -> None:
     """Each row of input fires one neuron, with a coefficient of 1: its output is that neuron's down row."""
     n, d = (256, 256) if BLOCK_TYPES[type].weights > 32 else (96, 128)
@@ -84,7 +85,7 @@ def test_down_rows_arrive_as_they_are(vulkan: VulkanBackend, type: str, layout: 
     np.testing.assert_array_equal(prompt, np.tile(expected, (4, 1)))
 
 
-@pytest.mark.parametrize("type", [name for name, type in BLOCK_TYPES.items() if type.weights > 1])
+@pytest.mark.parametrize("type", [name for name in TYPES if BLOCK_TYPES[name].weights > 1])
 def test_panels_are_as_large_as_the_blocks(type: str) -> None:
     kind = BLOCK_TYPES[type]
     blocks = rng(type).integers(0, 256, (64, 3, kind.nbytes), np.uint8)

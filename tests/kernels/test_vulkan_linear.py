@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.op_truth import Row, make_batch, plain_batch, random_rows, random_tensor, rng, to_bits
 from support.ordered_dot import OrderedMatrix
+from support.vulkan_cases import TYPES
 
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor, quantise
@@ -57,7 +58,7 @@ class Product:
         assert (out[rows:] == 7).all()
 
 
-@pytest.mark.parametrize("type", BLOCK_TYPES)
+@pytest.mark.parametrize("type", TYPES)
 def test_a_row_is_the_same_in_programs_of_every_size(vulkan: Any, type: str) -> None:
     """Alone or among others, as a decode row or of a prompt; as many as there is room for, or fewer."""
     columns = {1: 97, 32: 1056, 256: 768}[BLOCK_TYPES[type].weights]
@@ -72,7 +73,7 @@ def test_a_row_is_the_same_in_programs_of_every_size(vulkan: Any, type: str) -> 
         product.check(program, rows, decode)
 
 
-@pytest.mark.parametrize("type", [name for name, type in BLOCK_TYPES.items() if type.weights > 1])
+@pytest.mark.parametrize("type", [name for name in TYPES if BLOCK_TYPES[name].weights > 1])
 def test_scales_too_small_for_a_devices_float16(vulkan: Any, type: str) -> None:
     """Denormal ones, which models have, keep all their bits."""
     columns = max(64, BLOCK_TYPES[type].weights)

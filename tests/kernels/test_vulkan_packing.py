@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.op_truth import random_tensor, rng
+from support.vulkan_cases import TYPES
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.formats.files import RegularFile
@@ -17,7 +18,7 @@ from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels.vulkan import packing
 from hotcold.kernels.vulkan.packing import RowLayout, pack, row_chunks, section_bytes
 
-QUANTISED = [name for name, type in BLOCK_TYPES.items() if type.weights > 1]
+QUANTISED = [name for name in TYPES if BLOCK_TYPES[name].weights > 1]
 
 
 def ones(data: np.ndarray) -> int:
@@ -26,7 +27,7 @@ def ones(data: np.ndarray) -> int:
     )
 
 
-@pytest.mark.parametrize("type", BLOCK_TYPES)
+@pytest.mark.parametrize("type", TYPES)
 def test_no_bit_is_lost(type: str) -> None:
     """Bits change their places only, so as many are set as before, and no more bytes come out."""
     tensor = random_tensor(rng("bits", type), type, 5, 1280)

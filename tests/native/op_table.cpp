@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "op_table_states.h"
 #include "pack/fill.h"
 #include "pack/pack.h"
 #include "program/program.h"
@@ -84,6 +85,33 @@ double q6_k_weight(const uint8_t* p, int e) {
     return half_at(p + 208) * int8_t(p[192 + e / 16]) * (code - 32);
 }
 
+int pair(const uint8_t* q, int e) { return q[e / 128 * 32 + e % 32] >> e % 128 / 32 * 2 & 3; }
+
+double q3_k_weight(const uint8_t* p, int e) {
+    const int j = e / 16, code = pair(p + 32, e) + (p[e % 32] >> e / 32 & 1) * 4 - 4;
+    const int scale = (p[96 + j % 8] >> j / 8 * 4 & 15) + (p[104 + j % 4] >> j / 4 * 2 & 3) * 16 - 32;
+    return half_at(p + 108) * scale * code;
+}
+
+double nvfp4_weight(const uint8_t* p, int e) {
+    static const double fp4[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    const int s = p[e / 16], byte = p[4 + e / 16 * 8 + e % 8], code = e % 16 < 8 ? byte & 15 : byte >> 4;
+    const int exponent = s >> 3 & 15, fraction = s & 7;
+    const double scale = exponent ? std::ldexp(8 + fraction, exponent - 10) : std::ldexp(fraction, -9);
+    return (s == 0x7f ? 0 : scale) * fp4[code & 7] * (code & 8 ? -1 : 1);
+}
+
+// Where the float16 of a block of this type begins.
+int scale_at(Type type) {
+    switch (type) {
+        case Q6_K: return 208;
+        case Q2_K: return 80;
+        case Q3_K: return 108;
+        case TQ2_0: return 64;
+        default: return 0;
+    }
+}
+
 double weight(Type type, const uint8_t* p, int e) {
     static const int iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     static const double fp4[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
@@ -99,6 +127,16 @@ double weight(Type type, const uint8_t* p, int e) {
         case Q4_K: return k_weight(p, e, false);
         case Q5_K: return k_weight(p, e, true);
         case Q6_K: return q6_k_weight(p, e);
+        case Q2_K:
+            return half_at(p + 80) * (p[e / 16] & 15) * pair(p + 16, e) - half_at(p + 82) * (p[e / 16] >> 4);
+        case Q3_K: return q3_k_weight(p, e);
+        case IQ4_XS: {
+            const int j = e / 32, low = p[4 + j / 2] >> j % 2 * 4 & 15, high = p[2 + j / 4] >> j % 4 * 2 & 3;
+            return half_at(p) * (low + 16 * high - 32) * iq4[nibble(p + 8 + 16 * j, e % 32)];
+        }
+        case TQ2_0: return half_at(p + 64) * (pair(p, e) - 1);
+        case NVFP4: return nvfp4_weight(p, e);
+        case Q1_0: return half_at(p) * (p[2 + e / 8] >> e % 8 & 1 ? 1 : -1);
         default: return 0;
     }
 }
@@ -131,8 +169,11 @@ Weights random_weights(Type type, int64_t count, int64_t cols) {
         const double d = 0.01 + 0.001 * double(b % 7);
         if (type == MXFP4)
             p[0] = uint8_t(120 + b % 5);
+        else if (type == NVFP4)
+            for (int i = 0; i < 4; ++i) p[i] = uint8_t(p[i] % 24 + 1);
         else
-            put_half(type == Q6_K ? 208 : 0, block.weights == 256 ? d / 20 : d);
+            put_half(scale_at(type), block.weights == 256 ? d / 20 : d);
+        if (type == Q2_K) put_half(82, d / 15);
         if (type == Q4_1 || type == Q5_1 || type == Q4_K || type == Q5_K) put_half(2, d / 3);
         for (int e = 0; e < block.weights; ++e) w.values.push_back(weight(type, p, e));
     }
@@ -195,7 +236,8 @@ struct Step1 {
             slots.push_back(pages[size_t(position / kPage)] * kPage + position % kPage);
         }
         batch = {counts.data(), tokens.data(),  positions.data(), sequence.data(), slots.data(),
-                 pages.data(),  lengths.data(), logits.data(),    pages_needed};
+                 pages.data(),  lengths.data(), logits.data(),    pages_needed,    nullptr,
+                 nullptr,       nullptr,        nullptr};
         bounds = {n, 1, n};
     }
 };
@@ -248,7 +290,7 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
     Step1 s(c.tokens, c.decode, c.tokens);
     const Weights gate = random_weights(c.type, n, d), up = random_weights(c.type, n, d);
     Weights down = c.by_output ? random_weights(c.type, d, n) : random_weights(c.type, n, d);
-    const bool panels = c.by_output && can_skip(c.activation) && is_quantised(c.type);
+    const bool panels = c.by_output && can_skip(c.activation) && is_quantised(c.type) && !is_opened(c.type);
     const auto x = random_floats(c.tokens * d);
     std::vector<float> out(size_t(c.tokens * d));
     const int64_t words = (n + 63) / 64;
@@ -615,9 +657,10 @@ int main(int argc, char** argv) {
     }
     const bool dots = argc > 2 && !std::strcmp(argv[2], "dots");
     auto pool = std::make_shared<Pool>(3);
-    const Type types[] = {F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4};
+    const Type types[] = {F32,  F16,    BF16,  Q4_0, Q4_1, Q5_0,   Q5_1,  Q8_0,  Q4_K, Q5_K,
+                          Q6_K, IQ4_NL, MXFP4, Q2_K, Q3_K, IQ4_XS, TQ2_0, NVFP4, Q1_0};
     for (Type type : types) {
-        const int64_t unit = block_size(type).weights == 256 ? 256 : 32;
+        const int64_t unit = block_size(type).weights > 32 ? 256 : 32;
         test_pack(type);
         for (int64_t cols : {32, 64, 96, 256, 544, 768})
             for (int tokens : {1, 2, 3, 5, 6, 7, 21})  // whole tiles of tokens, and every number left over
@@ -626,7 +669,7 @@ int main(int argc, char** argv) {
     std::printf("products %016llx\n", static_cast<unsigned long long>(all_bits));
     for (Type type : types) {
         if (dots) break;
-        const int64_t unit = block_size(type).weights == 256 ? 256 : 32;
+        const int64_t unit = block_size(type).weights > 32 ? 256 : 32;
         const bool all = type == F32 || type == Q4_0 || type == Q5_K;  // kinds; every type has some
         for (bool by_output : {false, true})
             for (Activation a : {kRelu, kDRelu, kRelu2, kSilu, kGelu, kGeluErf, kSwigluOai})
@@ -655,6 +698,9 @@ int main(int argc, char** argv) {
     for (int64_t n : {8, 36, 64, 100, 4096})
         for (bool flag : {false, true}) test_norm_rope(*k, n, flag, flag);
     test_nan(*k, pool);
+    test_states(*k, pool, [](const char* what, int64_t n, double got, double want, double size) {
+        check(what, F32, n, got, want, size);
+    });
     std::printf("%s: %d checks, %d failed\n", k->name, checks, failures);
     return failures ? 1 : 0;
 }

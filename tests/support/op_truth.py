@@ -13,7 +13,15 @@ import numpy.typing as npt
 from support.random_blocks import random_blocks
 
 from hotcold.formats.blocks import Tensor
-from hotcold.kernels.backend import PAGE, Backend, Batch, BatchLimits, FFNTensors, PredictorTensors
+from hotcold.kernels.backend import (
+    PAGE,
+    Backend,
+    Batch,
+    BatchLimits,
+    FFNTensors,
+    PredictorTensors,
+    is_dense,
+)
 from hotcold.model.attention import CACHE_TYPES
 
 Doubles = npt.NDArray[np.float64]
@@ -223,7 +231,7 @@ def ffn(x: Floats, tensors: FFNTensors, candidates: Bools | None = None) -> FFNA
         coefficients = activate(tensors.activation, gate, tensors.threshold) * up
     if candidates is not None:
         coefficients = np.where(candidates, coefficients, 0.0)
-    if tensors.down_layout == "by_neuron" or sparse:
+    if not is_dense(tensors.down_layout, tensors.down.type, tensors.activation):
         down = weights_of(tensors.down)
         out = Answer(coefficients @ (down if tensors.down_layout == "by_neuron" else down.T))
     else:

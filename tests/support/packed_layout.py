@@ -23,9 +23,41 @@ def packed_rows(tensor: Tensor) -> bytes:
     parts = []
     for data in tensor.data:
         blocks = data.reshape(-1, tensor.type.nbytes)
+        if not tensor.type.panels:
+            parts += _opened_row(name, blocks)
+            continue
         parts += _row_header(name, blocks)
         parts.append(_lanes(name, _codes(name, blocks).reshape(-1, 32)))
     return b"".join(parts)
+
+
+def _opened_row(name: str, blocks: Bytes) -> list[bytes]:
+    """Rows that are opened, a group at a time: some lie as in the file, some by scales and lanes."""
+    if name == "Q2_K":
+        header = [blocks[:, 80:82], blocks[:, 82:84], blocks[:, :16:2], blocks[:, 1:16:2]]
+        codes = _pairs(blocks[:, 16:80])
+    elif name == "Q3_K":
+        low, two = blocks[:, 96:104], blocks[:, 104:108]
+        four = np.hstack([low & 15, low >> 4])
+        high = np.hstack([two & 3, two >> 2 & 3, two >> 4 & 3, two >> 6])
+        nibbles = high[:, ::2] | high[:, 1::2] << 2
+        header = [blocks[:, 108:], four[:, ::2] | four[:, 1::2] << 4, nibbles[:, ::2] | nibbles[:, 1::2] << 4]
+        bits = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+        codes = _pairs(blocks[:, 32:96]) | bits.reshape(len(blocks), -1) << 2
+    elif name == "IQ4_XS":
+        header = [blocks[:, :2], blocks[:, 2:4], blocks[:, 4:8]]
+        codes = (blocks[:, 8:].reshape(-1, 8, 1, 16) >> np.array([[0], [4]], np.uint8) & 15).reshape(-1, 256)
+    elif name == "TQ2_0":
+        header, codes = [blocks[:, 64:]], _pairs(blocks[:, :64])
+    else:
+        return [blocks.tobytes()]
+    return [*(part.tobytes() for part in header), _lanes(name, codes.reshape(-1, 32))]
+
+
+def _pairs(packed: Bytes) -> Bytes:
+    """Codes of two bits: each 32 bytes hold 32 codes in their lowest bits, then 32 in the next ones, ..."""
+    runs = packed.reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    return runs.reshape(-1, 256)
 
 
 def packed_panels(tensor: Tensor) -> bytes:
@@ -54,6 +86,13 @@ def _units(name: str, codes: Bytes) -> Bytes:
     """``[blocks, 32]`` codes as ``[blocks, units, 4]`` bytes."""
     if name == "Q8_0":
         return codes.reshape(-1, 8, 4)
+    if name in ("Q2_K", "Q3_K", "TQ2_0"):
+        words = codes.reshape(-1, 2, 4, 4)
+        shifts = np.arange(4, dtype=np.uint8)[:, None]
+        low = np.bitwise_or.reduce((words & 3) << 2 * shifts, axis=2)
+        bits = (words >> 2).reshape(-1, 8, 4) << np.arange(8, dtype=np.uint8)[:, None]
+        third = np.bitwise_or.reduce(bits, axis=1, keepdims=True)
+        return np.concatenate([low, third], axis=1) if name == "Q3_K" else low
     units = np.zeros((len(codes), UNITS.get(name, 4), 4), np.uint8)
     units[:, :4] = (codes[:, :16] & 15 | codes[:, 16:] << 4).reshape(-1, 4, 4)
     high = (codes >> 4).reshape(-1, 8, 4)

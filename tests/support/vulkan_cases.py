@@ -13,11 +13,12 @@ from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import (
     Batch,
 )
+from hotcold.kernels.vulkan.packing import holds
 
 Array = npt.NDArray[Any]
 
 
-TYPES = ("Q4_0", "F16", *(name for name in BLOCK_TYPES if name not in ("Q4_0", "F16")))
+TYPES = ("Q4_0", "F16", *(name for name in BLOCK_TYPES if name not in ("Q4_0", "F16") and holds(name)))
 #: (decode rows, prompt rows) of a step
 STEPS = ((1, 0), (2, 0), (5, 0), (16, 0), (0, 1), (0, 70), (3, 5), (16, 17))
 FEW_STEPS = ((1, 0), (16, 0), (0, 33), (3, 5))

@@ -145,7 +145,8 @@ def mistral3(config: Settings) -> Facts:
 
 
 def mistral3_keys(config: Settings) -> Facts:
-    rope, keys = _rope(config), {}
+    rope = _rope(config)
+    keys: Facts = {}
     if "llama_4_scaling_beta" in rope:
         keys["attention.temperature_scale"] = np.float32(rope.number("llama_4_scaling_beta"))
         keys["attention.temperature_length"] = rope.integer(_ORIGINAL)

@@ -62,7 +62,10 @@ def _of_rule(
         target = rule.target.format(layer) + f".{part}" * (not bare)
         if rule.each_expert:
             shape = shape[1:]
-        results = {_turned: (*shape[:-2], *shape[:-3:-1]), _only_row: shape[1:]}
+        results: dict[object, tuple[int, ...]] = {
+            _turned: (*shape[:-2], *shape[:-3:-1]),
+            _only_row: shape[1:],
+        }
         result = results.get(rearrange, shape)
         if rule.taken:
             shape, rearrange = _taken(rule.taken, shape, rearrange)

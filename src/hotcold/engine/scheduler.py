@@ -29,8 +29,8 @@ from operator import attrgetter
 
 from hotcold.engine.prefix_cache import Found, PrefixCache
 from hotcold.engine.request import Request, RequestError
-from hotcold.engine.states import States
 from hotcold.engine.speculation import Speculation
+from hotcold.engine.states import States
 from hotcold.kernels.backend import PAGE, Batch
 from hotcold.model.kv_cache import PagePool, SlotPool
 
@@ -383,7 +383,7 @@ class Scheduler:
         return row
 
     def _put(self, row: int, request: Request, start: int, end: int, guesses: Sequence[int] = ()) -> int:
-        """Adds the rows of a request's positions, the last ones those of guesses; returns the row after them."""
+        """Adds the rows of a request's positions, guesses last; returns the row after them."""
         tokens = request.tokens(start, end - len(guesses))
         return self.batch.put(
             row,

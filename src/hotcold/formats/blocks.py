@@ -14,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
+from hotcold.formats import grid_blocks
+from hotcold.formats.fields import Bytes as Bytes
+from hotcold.formats.fields import Floats as Floats
+from hotcold.formats.fields import fields as _fields
+from hotcold.formats.fields import half_at as _half
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Floats: TypeAlias = npt.NDArray[np.float32]
 Index: TypeAlias = npt.NDArray[np.int64]
 Decode: TypeAlias = Callable[[Bytes], Floats]
 Encode: TypeAlias = Callable[[Floats], Bytes]
@@ -33,7 +36,8 @@ class BlockType:
     """A way of packing ``weights`` consecutive values of a row into ``nbytes`` bytes.
 
     ``decode`` turns ``(blocks, nbytes)`` uint8 into ``(blocks, weights)`` float32, ``encode`` the reverse;
-    without ``decode`` the type can only be listed. ``name`` and ``id`` are ggml's."""
+    without ``decode`` the type can only be listed. ``name`` and ``id`` are ggml's. ``panels`` says whether
+    down by output can be summed by neuron; of other types it is always a dot over all neurons."""
 
     name: str
     id: int
@@ -41,10 +45,11 @@ class BlockType:
     nbytes: int
     decode: Decode | None = field(default=None, repr=False, compare=False)
     encode: Encode | None = field(default=None, repr=False, compare=False)
+    panels: bool = field(default=True, repr=False, compare=False)
 
     @property
     def supported(self) -> bool:
-        """True if Hotcold computes with this type; others can be listed, and some of them decoded."""
+        """True if Hotcold computes with this type; others can only be listed."""
         return self.name in BLOCK_TYPES
 
     def data_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -145,7 +150,8 @@ def _code(code: Callable[[Any], Any], given: Any, out: Any, type: BlockType) -> 
 _EXPONENTS = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 #: Where a block's float16 scales and minima are. Their products with codes and small scales are finite.
 _HALVES = {
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL"), (0,)),
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "Q1_0", "IQ1_S"), (0,)),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q6_K": (208,),
     "Q2_K": (80, 82),
@@ -199,18 +205,6 @@ def _refuse_overflow(values: Floats, infinite: npt.NDArray[np.bool_], name: str)
 
 
 # --- types of 32 weights: a float16 scale, for some a float16 minimum, then codes ---
-
-
-def _half(blocks: Bytes, at: int) -> Floats:
-    """The float16 at this byte of every block, as a column."""
-    return blocks[:, at : at + 2].copy().view("<f2").astype(np.float32)
-
-
-def _fields(packed: Bytes, bits: int, width: int) -> Bytes:
-    """Codes of ``bits``; each run of ``width`` bytes holds its first ``width`` codes in its lowest bits."""
-    runs = packed.reshape(len(packed), -1, 1, width)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    return (runs >> shifts & np.uint8((1 << bits) - 1)).reshape(len(packed), -1)
 
 
 def _encode_q8_0(values: Floats) -> Bytes:
@@ -365,6 +359,26 @@ def _decode_tq2_0(blocks: Bytes) -> Floats:
     return _half(blocks, 64) * (_fields(blocks[:, :64], 2, 32).view(np.int8) - np.int8(1))
 
 
+# --- other sizes ---
+
+
+def _decode_nvfp4(blocks: Bytes) -> Floats:
+    """Runs of 16, each with a float of 8 bits without sign (E4M3) as its scale."""
+    code = blocks[:, :4].astype(np.int32)
+    exponent, fraction = code >> 3 & 15, code & 7
+    scales = np.ldexp(np.where(exponent == 0, fraction, fraction + 8), np.maximum(exponent, 1) - 11)
+    scales = np.where(code == 0x7F, 0, scales).astype(
+        np.float32
+    )  # half of each, since the table holds doubles
+    values: Floats = scales[:, :, None] * _MXFP4[_fields(blocks[:, 4:], 4, 8)].reshape(-1, 4, 16)
+    return values.reshape(-1, 64)
+
+
+def _decode_q1_0(blocks: Bytes) -> Floats:
+    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").view(np.int8)
+    return _half(blocks, 0) * (bits * np.int8(2) - np.int8(1))
+
+
 # --- the tables ---
 
 #: Types that Hotcold computes with, by name.
@@ -384,26 +398,34 @@ BLOCK_TYPES: dict[str, BlockType] = {
         BlockType("Q6_K", 14, 256, 210, _decode_q6_k),
         BlockType("IQ4_NL", 20, 32, 18, lambda b: _half(b, 0) * _IQ4_NL[_codes(b, 4)]),
         BlockType("MXFP4", 39, 32, 17, lambda b: _half_power(b) * _MXFP4[_codes(b, 4)], _encode_mxfp4),
+        *(
+            BlockType(*row, panels=False)
+            for row in (
+                ("Q2_K", 10, 256, 84, _decode_q2_k),
+                ("Q3_K", 11, 256, 110, _decode_q3_k),
+                ("IQ4_XS", 23, 256, 136, _decode_iq4_xs),
+                ("IQ3_S", 21, 256, 110, grid_blocks.decode_iq3_s),
+                ("IQ3_XXS", 18, 256, 98, grid_blocks.decode_iq3_xxs),
+                ("IQ2_S", 22, 256, 82, grid_blocks.decode_iq2_s),
+                ("IQ2_XS", 17, 256, 74, grid_blocks.decode_iq2_xs),
+                ("IQ2_XXS", 16, 256, 66, grid_blocks.decode_iq2_xxs),
+                ("IQ1_M", 29, 256, 56, grid_blocks.decode_iq1_m),
+                ("IQ1_S", 19, 256, 50, grid_blocks.decode_iq1_s),
+                ("TQ2_0", 35, 256, 66, _decode_tq2_0),
+                ("TQ1_0", 34, 256, 54, _decode_tq1_0),
+                ("NVFP4", 40, 64, 36, _decode_nvfp4),
+                ("Q1_0", 41, 128, 18, _decode_q1_0),
+            )
+        ),
     )
 }
 
-#: Types that no kernel computes with yet, but that are written for other programs and decoded.
-_DECODED = (
-    BlockType("Q2_K", 10, 256, 84, _decode_q2_k),
-    BlockType("Q3_K", 11, 256, 110, _decode_q3_k),
-    BlockType("IQ4_XS", 23, 256, 136, _decode_iq4_xs),
-    BlockType("TQ1_0", 34, 256, 54, _decode_tq1_0),
-    BlockType("TQ2_0", 35, 256, 66, _decode_tq2_0),
-)
-
 #: Every type of ggml by id. Rows (name, id, weights, bytes of a block) are types that can only be listed.
-GGML_TYPES: dict[int, BlockType] = {type.id: type for type in (*BLOCK_TYPES.values(), *_DECODED)} | {
+GGML_TYPES: dict[int, BlockType] = {type.id: type for type in BLOCK_TYPES.values()} | {
     id: BlockType(name, id, weights, nbytes)
     for name, id, weights, nbytes in (
-        ("Q8_1", 9, 32, 36), ("Q8_K", 15, 256, 292), ("IQ2_XXS", 16, 256, 66), ("IQ2_XS", 17, 256, 74),
-        ("IQ3_XXS", 18, 256, 98), ("IQ1_S", 19, 256, 50), ("IQ3_S", 21, 256, 110), ("IQ2_S", 22, 256, 82),
-        ("I8", 24, 1, 1), ("I16", 25, 1, 2), ("I32", 26, 1, 4), ("I64", 27, 1, 8), ("F64", 28, 1, 8),
-        ("IQ1_M", 29, 256, 56), ("NVFP4", 40, 64, 36), ("Q1_0", 41, 128, 18),
+        ("Q8_1", 9, 32, 36), ("Q8_K", 15, 256, 292), ("I8", 24, 1, 1), ("I16", 25, 1, 2), ("I32", 26, 1, 4),
+        ("I64", 27, 1, 8), ("F64", 28, 1, 8),
     )
 }  # fmt: skip
 

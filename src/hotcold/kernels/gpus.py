@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hotcold.kernels.backend import BatchLimits
 from hotcold.kernels.gpu import ALIGNMENT, GPU, GPUBackend, GPUError, StepShape
@@ -24,6 +24,13 @@ def find_gpus() -> tuple[list[GPU], str]:
     from hotcold.kernels.vulkan.devices import find_devices
 
     return find_devices()
+
+
+def unread_types(names: Iterable[str]) -> list[str]:
+    """Those of these block types with which a GPU does not compute."""
+    from hotcold.kernels.vulkan.packing import holds
+
+    return sorted(name for name in {*names} if not holds(name))
 
 
 def wished(asked: str | None) -> str | None:

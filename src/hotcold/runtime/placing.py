@@ -11,7 +11,16 @@ from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.kernels.backend import PAGE, Backend, BatchLimits
 from hotcold.kernels.gpu import GPU
-from hotcold.kernels.gpus import ENVIRONMENT, OFF, choose_gpus, open_gpu, slack_bytes, titles, wished
+from hotcold.kernels.gpus import (
+    ENVIRONMENT,
+    OFF,
+    choose_gpus,
+    open_gpu,
+    slack_bytes,
+    titles,
+    unread_types,
+    wished,
+)
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.baselines import last_layers
@@ -249,6 +258,14 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     options, measured = model.options, [measured_hardware(gpu) for gpu in gpus]
     name = ",".join(str(gpu.index) for gpu in gpus)
     unused = f"GPU {titles(gpus)} is not used"
+    unread = unread_types(info.type.name for info in model.file.tensors.values() if info.type.supported)
+    if unread:
+        why = (
+            f"it does not compute with block type {' or '.join(unread)} yet, which {model.file.path.name} has"
+        )
+        if asked:
+            raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
+        return Decision((f"{unused}: {why}",))
     if not asked and any(gpu.shares_memory for gpu in gpus) and None in measured:
         shares = "it shares the processor's memory, and need not be faster"
         return Decision((f"{unused}: {shares}: hotcold doctor measures it, and `gpu={name}` uses it",))

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import BlockType, Bytes
+from hotcold.formats.blocks import BLOCK_TYPES, BlockType, BlockTypeError, Bytes, block_type
 from hotcold.formats.stored import AnyTensor, StoredTensor
 
 BLOCK = 32  #: weights of a block here, whatever the file's blocks are
@@ -59,6 +59,17 @@ def _order(columns: int, units: int) -> npt.NDArray[np.intp]:
     return RowLayout.of(columns).order(units)
 
 
+def holds(type: str) -> bool:
+    """Whether the shaders read this block type."""
+    return block_type(type).weights == 1 or type in _SECTIONS
+
+
+def check_holds(type: BlockType) -> None:
+    if not holds(type.name):
+        kinds = ", ".join(name for name in BLOCK_TYPES if holds(name))
+        raise BlockTypeError(f"a GPU does not compute with block type {type.name} yet, but with {kinds}")
+
+
 def section_bytes(type: BlockType, columns: int) -> tuple[int, ...]:
     """Bytes of a row in each section."""
     if type.weights == 1:
@@ -74,6 +85,7 @@ def pack(type: BlockType, data: Bytes, columns: int) -> Sections:
         padded = np.zeros((rows, RowLayout.of(columns).blocks * BLOCK * type.nbytes), np.uint8)
         padded[:, : data.shape[1]] = data
         return [_ordered(padded, columns, BLOCK * type.nbytes // UNIT, UNIT)]
+    check_holds(type)
     take_apart, size = _SECTIONS[type.name]
     parts = take_apart(data.reshape(rows, -1, type.nbytes))
     units = 2 if type.name == "Q8_0" else 1

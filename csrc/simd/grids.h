@@ -1,0 +1,20 @@
+// The grids of IQ1, IQ2 and IQ3, of whose entries a block names one at a time; compiled once.
+#pragma once
+#include <cstdint>
+
+namespace hc {
+
+template <class Word, int N> struct Grid {
+    Word at[N];
+};
+
+// Four codes, or eight, a byte each.
+extern const Grid<uint32_t, 256> kGridIQ3_XXS;
+extern const Grid<uint32_t, 512> kGridIQ3_S;
+extern const Grid<uint64_t, 256> kGridIQ2_XXS;
+extern const Grid<uint64_t, 512> kGridIQ2_XS;
+extern const Grid<uint64_t, 1024> kGridIQ2_S;
+// Eight codes from -1 to 1, less -1, of two bits each.
+extern const Grid<uint16_t, 2048> kGridIQ1;
+
+}  // namespace hc

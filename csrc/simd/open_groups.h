@@ -1,0 +1,123 @@
+// What a group of a row is read from: the row as it is packed; or, of types that are opened, bytes and floats
+// in L1, which one short function for each type leaves there. So all kernels are compiled once for all of
+// those types, and memory has no more to give than their few bits.
+#pragma once
+#include <type_traits>
+
+#include "simd/block_types.h"
+
+namespace hc {
+namespace {
+
+// A group after it was opened: word w of block l is words[w][l], four codes of BlockOpened. A block's halves
+// have scales of their own, and minima where the type has any.
+struct Opened {
+    alignas(64) uint32_t words[kBlock / 4][kLanes];
+    float scale[2][kLanes], minimum[2][kLanes];
+};
+
+// Opens the group of `lanes` blocks that starts at `block` of a row of `blocks`.
+struct Opening {
+    void (*open)(const uint8_t* row, int64_t blocks, int64_t block, int lanes, Opened& to);
+    int bytes;  // of 256 weights
+    bool has_minimum;
+    // Where it is worth one: the dot of a row with token t, without opening it.
+    void (*dot)(const uint8_t* row, const Input& in, int t, float& dot, Stream& stream) = nullptr;
+};
+const Opening* opening_of(Type type);  // open_types.h
+
+// A row as the kernels take it.
+struct OpenedRow {
+    const uint8_t* at;
+    const Opening* opening;
+};
+template <class B> using RowOf = std::conditional_t<B::opened, OpenedRow, const uint8_t*>;
+template <class B> HC_INLINE RowOf<B> row_of(Type type, const uint8_t* at) {
+    if constexpr (B::opened)
+        return {at, opening_of(type)};
+    else
+        return at;
+}
+
+// Bytes of so many of a row's blocks.
+template <class B> HC_INLINE int bytes_of(const RowOf<B>& row, int blocks) {
+    if constexpr (B::opened)
+        return blocks * row.opening->bytes / 8;
+    else
+        return blocks * (B::header_quarters + 16 * B::units) / 4;
+}
+
+// Unit k of some lanes, from a group of `lanes` blocks whose codes start at `codes`; then all of a type's.
+HC_INLINE I load_unit(const uint8_t* codes, int k, int lanes, int n) {
+    const uint8_t* at = codes + k * 4 * lanes;
+    return n == Vec::width ? Vec::load_i(at) : Vec::load_i(at, n);
+}
+template <int Units> HC_INLINE void load_units(const uint8_t* codes, int lanes, int n, I (&unit)[Units]) {
+    unroll<0, Units>([&](auto k) HC_INLINE_LAMBDA {
+        constexpr int K = decltype(k)::value;
+        unit[K] = load_unit(codes, K, lanes, n);
+    });
+}
+
+template <class B> inline int64_t codes_of(int64_t blocks, int64_t block) {
+    return blocks * B::header_quarters / 4 + block * B::units * 4;
+}
+
+// A group's units and heads: of lanes [l, l + n).
+template <class B, bool = B::opened> struct Group {
+    const uint8_t* row;
+    int64_t blocks, block;
+    int lanes;
+
+    static constexpr bool has_minimum() { return B::has_minimum; }
+    HC_INLINE const uint8_t* codes(int l) const { return row + codes_of<B>(blocks, block) + 4 * l; }
+    HC_INLINE I unit(int k, int l, int n) const { return load_unit(codes(l), k, lanes, n); }
+    HC_INLINE void load(int l, int n, I (&unit)[B::units]) const {
+        load_units<B::units>(codes(l), lanes, n, unit);
+    }
+    HC_INLINE Head head(int l, int n) const { return B::head({row, blocks, block + l, n}); }
+};
+template <class B> struct Group<B, true> {
+    const Opened* opened;
+    bool minima;
+
+    HC_INLINE bool has_minimum() const { return minima; }
+    HC_INLINE I unit(int k, int l, int n) const {
+        return load_unit(reinterpret_cast<const uint8_t*>(opened->words[0] + l), k, kLanes, n);
+    }
+    HC_INLINE void load(int l, int n, I (&unit)[B::units]) const {
+        load_units<B::units>(reinterpret_cast<const uint8_t*>(opened->words[0] + l), kLanes, n, unit);
+    }
+    HC_INLINE Head head(int l, int n) const {
+        const auto lanes = [&](const float* from) HC_INLINE_LAMBDA {
+            return n == Vec::width ? Vec::load(from + l) : Vec::load(from + l, n);
+        };
+        Head head{lanes(opened->scale[0]), lanes(opened->scale[1]), Vec::zero()};
+        if (B::has_minimum && minima) {
+            head.minimum = lanes(opened->minimum[0]);
+            head.high_minimum = lanes(opened->minimum[1]);
+        }
+        return head;
+    }
+};
+
+// Where the groups of N rows are opened.
+template <class B, int N, bool = B::opened> struct Room {};
+template <class B, int N> struct Room<B, N, true> {
+    Opened opened[N];
+};
+
+// The group at `block` of row k, of which lanes from l on come next: l is 0 first.
+template <class B, int N> HC_INLINE Group<B> group_of(const RowOf<B>& row, int64_t blocks, int64_t block,
+                                                      int lanes, int l, Room<B, N>& room, int k = 0) {
+    if constexpr (B::opened) {
+        if (l == 0) row.opening->open(row.at, blocks, block, lanes, room.opened[k]);
+        return {&room.opened[k], row.opening->has_minimum};
+    } else {
+        (void)l, (void)room, (void)k;
+        return {row, blocks, block, lanes};
+    }
+}
+
+}  // namespace
+}  // namespace hc

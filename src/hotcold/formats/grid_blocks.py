@@ -1,0 +1,100 @@
+"""Decodes blocks of IQ1, IQ2 and IQ3: each names entries of a grid, of four or eight values, and signs."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.fields import Bytes, Floats, fields, half_at
+from hotcold.formats.grids import grid
+
+#: Eight signs from seven: the eighth makes their number even.
+_SIGNS = np.array([i | i.bit_count() % 2 << 7 for i in range(128)], np.uint8)
+
+
+def _sevens(words: npt.NDArray[np.uint32]) -> Bytes:
+    """The signs that four fields of seven bits in each word stand for, a byte for eight."""
+    found: Bytes = _SIGNS[words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32) & np.uint32(127)]
+    return found.reshape(len(words), -1)
+
+
+def _signed(name: str, entries: npt.NDArray[np.uint16], signs: Bytes, scales: Floats) -> Floats:
+    """Entries of this grid, a sign for each of their values, and scales for runs of them."""
+    plus = np.float32(1) - np.float32(2) * np.unpackbits(signs, axis=1, bitorder="little")
+    values = (grid(name)[entries].reshape(len(entries), -1) * plus).reshape(*scales.shape, -1)
+    scaled: Floats = scales[:, :, None] * values
+    return scaled.reshape(len(entries), -1)
+
+
+def _words(blocks: Bytes, start: int, end: int, size: int) -> npt.NDArray[np.uint32]:
+    return blocks[:, start:end].copy().view(f"<u{size}").astype(np.uint32)
+
+
+def _half_and(codes: npt.NDArray[Any], unit: float) -> Floats:
+    found: Floats = (np.float32(0.5) + codes.astype(np.float32)) * np.float32(unit)
+    return found
+
+
+def _high_bits(entries: Bytes, high: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+    found: npt.NDArray[np.uint16] = entries.astype(np.uint16) | high.astype(np.uint16) << np.uint16(8)
+    return found
+
+
+def decode_iq3_xxs(blocks: Bytes) -> Floats:
+    more = _words(blocks, 66, 98, 4)
+    entries = blocks[:, 2:66].astype(np.uint16)
+    scales: Floats = half_at(blocks, 0) * _half_and(more >> 28, 0.5)
+    return _signed("IQ3_XXS", entries, _sevens(more), scales)
+
+
+def decode_iq3_s(blocks: Bytes) -> Floats:
+    entries = _high_bits(blocks[:, 2:66], fields(blocks[:, 66:74], 1, 1))
+    scales: Floats = half_at(blocks, 0) * (1 + 2 * fields(blocks[:, 106:], 4, 1))
+    return _signed("IQ3_S", entries, blocks[:, 74:106], scales)
+
+
+def decode_iq2_xxs(blocks: Bytes) -> Floats:
+    words = _words(blocks, 2, 66, 4)
+    entries, more = blocks[:, 2:66].reshape(-1, 8, 8)[:, :, :4], words[:, 1::2]
+    scales: Floats = half_at(blocks, 0) * _half_and(more >> 28, 0.25)
+    return _signed("IQ2_XXS", entries.reshape(len(blocks), -1).astype(np.uint16), _sevens(more), scales)
+
+
+def decode_iq2_xs(blocks: Bytes) -> Floats:
+    codes = _words(blocks, 2, 66, 2)
+    scales: Floats = half_at(blocks, 0) * _half_and(fields(blocks[:, 66:], 4, 1), 0.25)
+    return _signed("IQ2_XS", (codes & 511).astype(np.uint16), _SIGNS[codes >> 9], scales)
+
+
+def decode_iq2_s(blocks: Bytes) -> Floats:
+    entries = _high_bits(blocks[:, 2:34], fields(blocks[:, 66:74], 2, 1))
+    scales: Floats = half_at(blocks, 0) * _half_and(fields(blocks[:, 74:], 4, 1), 0.25)
+    return _signed("IQ2_S", entries, blocks[:, 34:66], scales)
+
+
+def _shifted(
+    entries: npt.NDArray[np.uint16], minus: npt.NDArray[np.bool_], scales: npt.NDArray[np.float32]
+) -> Floats:
+    """Entries of IQ1's grid, each an eighth more or less, and scales for runs of them."""
+    values = grid("IQ1")[entries] + np.where(minus, np.float32(-0.125), np.float32(0.125))[:, :, None]
+    scaled: Floats = scales[:, :, None] * values.reshape(*scales.shape, -1)
+    return scaled.reshape(len(entries), -1)
+
+
+def decode_iq1_s(blocks: Bytes) -> Floats:
+    high = _words(blocks, 34, 50, 2)
+    fourth = (high[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint32) & 7).reshape(len(blocks), -1)
+    entries = _high_bits(blocks[:, 2:34], fourth.astype(np.uint8))
+    scales: Floats = half_at(blocks, 0) * (2 * (high >> 12 & 7) + 1).astype(np.float32)
+    return _shifted(entries, (high >> 15).astype(np.bool_).repeat(4, axis=1), scales)
+
+
+def decode_iq1_m(blocks: Bytes) -> Floats:
+    """The float16 scale lies in the highest bits of four words of small scales."""
+    words = _words(blocks, 48, 56, 2)
+    half = (words >> 12 << np.arange(0, 16, 4, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)
+    small = (words[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint32) & 7).reshape(len(blocks), -1)
+    d = half.astype("<u2").view("<f2").astype(np.float32)[:, None]
+    scales: Floats = d * (2 * small + 1).astype(np.float32)
+    high = fields(blocks[:, 32:48], 4, 1)
+    return _shifted(_high_bits(blocks[:, :32], high & 7), (high >> 3).astype(np.bool_), scales)
