@@ -19,6 +19,7 @@ ARM = platform.machine().lower() in ("aarch64", "arm64")
 #: With the stand-in for AVX-VNNI, which runs wherever AVX-512 does.
 ISAS_OF_X86 = ["avx2", "avxvnni", "avxvnni_evex", "avx512"]
 ISAS_OF_ARM = ["neon", "dotprod", "i8mm"]
+WHOLE = ["avx2", "avx512", "neon"]  #: that have all kernels of their own
 NEWER = ["avxvnni", "i8mm"]  #: that only compilers of their time know
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
@@ -164,20 +165,21 @@ def test_there_is_no_data_race(tmp_path: Path, name: str, source: str, arguments
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def objects(native: Path) -> dict[str, Path]:
-    """The object files with kernels, by instruction set."""
-    files = sorted(native.parent.glob("**/hotcold_isa_*.dir/**/*.o"))
+def objects(native: Path, source: str = "isa") -> dict[str, Path]:
+    """The object files with kernels of one source file, by instruction set."""
+    files = sorted(native.parent.glob(f"**/hotcold_isa_*.dir/**/{source}.cpp.o"))
     found = {file.as_posix().partition("hotcold_isa_")[2].partition(".")[0]: file for file in files}
-    assert {*found, *NEWER} == {"scalar", *NEWER, *ISAS_OF_X86 * X86, *ISAS_OF_ARM * ARM}
+    own = {isa for isa in (*ISAS_OF_X86 * X86, *ISAS_OF_ARM * ARM) if source == "isa" or isa in WHOLE}
+    assert {*found, *NEWER} == {"scalar", *NEWER, *own}
     return found
 
 
-def symbols(native: Path) -> dict[str, str]:
-    """Returns what nm says of the objects with kernels, by instruction set."""
+def symbols(native: Path, source: str = "isa") -> dict[str, str]:
+    """Returns what nm says of those files, by instruction set."""
     if sys.platform != "linux" or shutil.which("nm") is None:
         pytest.skip("needs nm of Linux")
     found = {}
-    for isa, file in objects(native).items():
+    for isa, file in objects(native, source).items():
         command = ["nm", "--defined-only", "-C", str(file)]
         found[isa] = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return found
@@ -202,15 +204,17 @@ def test_avx_vnni_needs_no_avx512(native: Path) -> None:
     assert found["avx2"] == (0, 0)
 
 
-def test_instruction_sets_do_not_leak_into_each_other(native: Path) -> None:
+@pytest.mark.parametrize("source", ["isa", "isa_states"])
+def test_instruction_sets_do_not_leak_into_each_other(native: Path, source: str) -> None:
     """The linker keeps one copy of a weak symbol; one compiled for AVX-512 would stop an older processor."""
-    for defined in symbols(native).values():
-        assert re.search("hc::(kernels|products)_", defined)
+    for defined in symbols(native, source).values():
+        assert re.search("hc::(kernels|products|states)_", defined)
         assert re.findall(r"^\w+ [VWuvw] .*", defined, re.MULTILINE) == []
 
 
 @pytest.mark.skipif(not X86 or shutil.which("g++") is None, reason="needs g++ for x86")
-def test_instruction_sets_do_not_leak_without_optimisation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["isa", "isa_states"])
+def test_instruction_sets_do_not_leak_without_optimisation(tmp_path: Path, source: str) -> None:
     """Then nothing is inlined but what must be."""
     flags = ["-mavx2", "-mfma", "-mf16c", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni"))]
     command = [
@@ -225,7 +229,7 @@ def test_instruction_sets_do_not_leak_without_optimisation(tmp_path: Path) -> No
         "-c",
     ]
     subprocess.run(
-        [*command, str(ROOT / "csrc" / "simd" / "isa.cpp"), "-o", str(tmp_path / "isa.o")], check=True
+        [*command, str(ROOT / "csrc" / "simd" / f"{source}.cpp"), "-o", str(tmp_path / "isa.o")], check=True
     )
     command = ["nm", "--defined-only", "-C", str(tmp_path / "isa.o")]
     defined = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -247,7 +251,7 @@ def test_what_writes_blocks_does_not_leak_either(tmp_path: Path, level: str) -> 
 
 def test_no_step_of_a_kernel_is_a_call(native: Path) -> None:
     """Compilers stop inlining in large files; a dot of Q4_0 then took twice as long (docs/log.md)."""
-    vector = [defined for isa, defined in symbols(native).items() if isa != "scalar"]
-    for defined in vector:
-        assert "dots_with" in defined  # local symbols are there to be seen
-        assert re.findall(r"Vec::.*|::fetch(?:_lines)?[(<].*|load_units.*|Block\w+::.*", defined) == []
+    for source, seen in (("isa", "dots_with"), ("isa_states", "delta_columns")):
+        vector = "".join(defined for isa, defined in symbols(native, source).items() if isa != "scalar")
+        assert seen in vector  # local symbols are there to be seen
+        assert re.findall(r"Vec::.*|::fetch(?:_lines)?[(<].*|load_units.*|Block\w+::.*", vector) == []

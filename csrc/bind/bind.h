@@ -89,6 +89,7 @@ struct BatchArrays {
     // std::invalid_argument for arrays that disagree about the batch's limits.
     explicit BatchArrays(const nb::handle& batch);
     Index counts, tokens, positions, sequence, slots, pages, lengths, logits_rows;
+    Index first_rows, row_counts, state_from, state_to;
     Batch view() const;
     BatchBounds bounds() const {
         return {int64_t(tokens.size()), axis(pages, 0), int64_t(logits_rows.size())};
@@ -122,6 +123,7 @@ void bind_ffn(nb::module_&, nb::class_<BoundProgram>&);
 void bind_link(nb::module_&, nb::class_<BoundProgram>&);
 void bind_quantise(nb::module_&);
 void bind_router(nb::class_<BoundProgram>&);
+void bind_states(nb::class_<BoundProgram>&);
 void bind_vulkan(nb::module_&);
 
 }  // namespace hc

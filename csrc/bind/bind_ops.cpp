@@ -22,15 +22,21 @@ void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Po
     new (self) BoundProgram{Program(kernels_of(isa), std::move(pool), arrays.view(), bounds), bounds, arrays};
 }
 
-void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Array<const float>& weight,
+// A weight [groups, n] has a row for each group of n values.
+void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Maybe<const float>& weight,
                const Maybe<const float>& bias, float eps, bool centre, int of) {
-    const int64_t dim = int64_t(weight.size()), width = width_of(x);
-    if (dim < 1 || x.ndim() < 2 || (axis(x, x.ndim() - 1) != dim && width != dim))
+    const int64_t last = x.ndim() ? axis(x, x.ndim() - 1) : 0, width = width_of(x);
+    const bool grouped = weight && weight->ndim() == 2;
+    const int64_t groups = grouped ? axis(*weight, 0) : 1, size = weight ? int64_t(weight->size()) : last;
+    if (size < 1 || x.ndim() < 2 || !(width == size || (!grouped && last == size)))
         refuse("norm: neither the last axis nor a whole row matches the weight");
+    if (bias && (int64_t(bias->size()) != size || (weight && bias->ndim() != weight->ndim())))
+        refuse("norm: bias and weight differ in shape");
     const RowsOf rows = rows_of(of);
     const float* from = data_of(x, "norm: x", p.rows(rows), width);
-    const NormArgs args{weight.data(), vector_of(bias, "norm: bias", dim), eps, centre, dim};
-    p.program.norm(args, from, data_of(out, "norm: out", p.rows(rows), width), width / dim, rows);
+    const int64_t dim = size / groups;
+    const NormArgs args{weight ? weight->data() : nullptr, bias ? bias->data() : nullptr, eps, centre, dim};
+    p.program.norm(args, from, data_of(out, "norm: out", p.rows(rows), width), width / dim, rows, groups);
 }
 
 void bind_linear(BoundProgram& p, const Floats& x, const std::vector<const WeightRows*>& weights,
@@ -173,11 +179,17 @@ BatchArrays::BatchArrays(const nb::handle& batch)
       slots(array_of(batch, "slots")),
       pages(array_of(batch, "pages")),
       lengths(array_of(batch, "lengths")),
-      logits_rows(array_of(batch, "logits_rows")) {
+      logits_rows(array_of(batch, "logits_rows")),
+      first_rows(array_of(batch, "first_rows")),
+      row_counts(array_of(batch, "row_counts")),
+      state_from(array_of(batch, "state_from")),
+      state_to(array_of(batch, "state_to")) {
     if (pages.ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
     if (!tokens.size()) refuse("a batch has room for 0 tokens: at least 1 is needed");
     bool agree = counts.size() == 4 && lengths.size() == pages.shape(0);
     for (const Index* each : {&positions, &sequence, &slots}) agree &= each->size() == tokens.size();
+    for (const Index* each : {&first_rows, &row_counts, &state_from, &state_to})
+        agree &= each->size() == lengths.size();
     if (!agree) refuse("a batch's arrays disagree about its limits");
 }
 
@@ -192,6 +204,10 @@ Batch BatchArrays::view() const {
     b.lengths = lengths.data();
     b.logits_rows = logits_rows.data();
     b.pages_per_sequence = axis(pages, 1);
+    b.first_rows = first_rows.data();
+    b.row_counts = row_counts.data();
+    b.state_from = state_from.data();
+    b.state_to = state_to.data();
     return b;
 }
 
@@ -202,7 +218,7 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
             "__init__", &make_program, "isa"_a, "pool"_a, "batch"_a,
             nb::sig("def __init__(self, isa: str, pool: Pool, batch: hotcold.kernels.backend.Batch) -> None"))
         .def("embed", &bind_embed, "table"_a, "out"_exact, "by"_a, "accumulate"_a)
-        .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_exact, "bias"_maybe, "eps"_a, "centre"_a,
+        .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_maybe, "bias"_maybe, "eps"_a, "centre"_a,
              "rows"_a)
         .def("linear", &bind_linear, "x"_exact, "weights"_a, "biases"_exact, "outs"_exact, "accumulate"_a,
              "rows"_a)

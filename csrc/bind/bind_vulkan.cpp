@@ -104,21 +104,18 @@ void bind_batch(BoundRecorder& r, std::shared_ptr<Memory> memory, const nb::obje
             place.bounds.vocab = most;
         else if (name == "positions")
             place.bounds.positions = most;
-        else if (name == "state_slots")
-            ;
         else if (name == "pages")
             place.bounds.pages = most;
+        else if (name == "state_slots")
+            place.bounds.keep_states(most);
         else
-            refuse("a bound of '" + name + "': choose tokens, positions or pages");
+            refuse("a bound of '" + name + "': choose tokens, positions, pages or state_slots");
     }
     // In the order of csrc/shaders/batch.glsl.
-    for (const Index* each : {&arrays.tokens, &arrays.positions, &arrays.sequence, &arrays.slots,
-                              &arrays.pages, &arrays.lengths, &arrays.logits_rows})
+    for (const Index* each :
+         {&arrays.tokens, &arrays.positions, &arrays.sequence, &arrays.slots, &arrays.pages, &arrays.lengths,
+          &arrays.logits_rows, &arrays.first_rows, &arrays.row_counts, &arrays.state_from, &arrays.state_to})
         place.add(each->data(), each->size());
-    for (const char* name : {"first_rows", "row_counts", "state_from", "state_to"}) {
-        const Index each = nb::cast<Index>(batch.attr(name));
-        place.add(each.data(), each.size());
-    }
     r.open().batch(std::move(place));
     r.arrays = arrays;
 }

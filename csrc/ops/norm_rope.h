@@ -31,7 +31,8 @@ void norm(const NormArgs& a, const float* x, float* out) {
     const float* from = a.centre ? out : x;
     for (int64_t i = 0; i < n; i += Vec::width) {
         const int m = int(smaller<int64_t>(Vec::width, n - i));
-        F v = Vec::mul(Vec::mul(Vec::load(from + i, m), scale), Vec::load(a.weight + i, m));
+        F v = Vec::mul(Vec::load(from + i, m), scale);
+        if (a.weight) v = Vec::mul(v, Vec::load(a.weight + i, m));
         if (a.bias) v = Vec::add(v, Vec::load(a.bias + i, m));
         Vec::store(out + i, v, m);
     }

@@ -8,10 +8,26 @@ namespace hc {
 
 namespace {
 
-void check_range(const char* what, int64_t seen, int64_t limit) {
-    if (seen < 0 || seen > limit)
-        throw std::invalid_argument(std::string("batch: ") + what + " " + std::to_string(seen) +
-                                    " is out of range; allowed: 0 to " + std::to_string(limit));
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument("batch: " + what); }
+
+void check_range(const char* what, int64_t seen, int64_t limit, int64_t least = 0) {
+    if (seen < least || seen > limit)
+        refuse(std::string(what) + " " + std::to_string(seen) +
+               " is out of range; allowed: " + std::to_string(least) + " to " + std::to_string(limit));
+}
+
+// The rows of one sequence.
+void check_rows(const Batch& b, int32_t sequence) {
+    const int64_t first = b.first_rows[sequence], end = first + b.row_counts[sequence], all = b.counts[0];
+    const std::string name = "sequence " + std::to_string(sequence);
+    if (first < 0 || end < first || end > all)
+        refuse("rows " + std::to_string(first) + " to " + std::to_string(end) + " of " + name +
+               " are out of range; allowed: 0 to " + std::to_string(all));
+    for (int64_t t = first; t < end; ++t)
+        if (b.sequence[t] != sequence)
+            refuse("rows from " + std::to_string(first) + " on are not all of " + name);
+    if (first < b.counts[1] && b.counts[1] < end)
+        refuse(name + " has decode rows and prompt rows in one step");
 }
 
 }  // namespace
@@ -32,6 +48,31 @@ void check_batch(const Batch& b, const BatchBounds& bounds) {
         for (int p = 0; p <= b.positions[t] / kPage; ++p)
             check_range("page", b.pages[b.sequence[t] * b.pages_per_sequence + p], bounds.pages - 1);
     }
+}
+
+void check_states(const Batch& b, const BatchBounds& bounds, std::vector<int32_t>& found) {
+    found.clear();
+    int64_t missing = b.counts[0];
+    if (!missing) return;
+    std::vector<int32_t> written;
+    for (int32_t s = 0; s < bounds.sequences; ++s) {
+        if (!b.row_counts[s]) continue;
+        check_rows(b, s);
+        check_range("state_from", b.state_from[s], bounds.states - 1, -1);
+        check_range("state_to", b.state_to[s], bounds.states - 1, -1);
+        missing -= b.row_counts[s];
+        found.push_back(s);
+        if (b.state_to[s] >= 0) written.push_back(b.state_to[s]);
+    }
+    if (missing) refuse(std::to_string(missing) + " rows belong to no sequence that has rows");
+    std::sort(written.begin(), written.end());
+    const auto twice = std::adjacent_find(written.begin(), written.end());
+    if (twice != written.end()) refuse("two sequences write the state in slot " + std::to_string(*twice));
+    for (const int32_t s : found)
+        if (b.state_from[s] != b.state_to[s] &&
+            std::binary_search(written.begin(), written.end(), b.state_from[s]))
+            refuse("slot " + std::to_string(b.state_from[s]) +
+                   " is read by one sequence and written by another");
 }
 
 }  // namespace hc

@@ -38,6 +38,7 @@ int max_splits(const Attention& a, const Batch& b) {
 
 void Program::run(const std::function<void()>& check_interrupt) {
     check_batch(batch_, bounds_);
+    if (bounds_.states >= 0) check_states(batch_, bounds_, active_);
     if (!shared_) {
         shared_ = pool_->shared_scratch(shared_bytes_);
         for (const Part& part : parts_) part.set(shared_.get() + part.at);
@@ -66,11 +67,16 @@ void Program::embed(const Rows& table, float* out, IndexedBy by, bool accumulate
          });
 }
 
-void Program::norm(const NormArgs& args, const float* x, float* out, int64_t rows_per_token, RowsOf rows) {
+void Program::norm(const NormArgs& args, const float* x, float* out, int64_t rows_per_token, RowsOf rows,
+                   int64_t groups) {
     step([this, rows] { return count(rows); },
-         [this, args, x, out, rows_per_token](int64_t t, const Scratch&) {
-             for (int64_t r = t * rows_per_token; r < (t + 1) * rows_per_token; ++r)
-                 k_.norm(args, x + r * args.dim, out + r * args.dim);
+         [this, args, x, out, rows_per_token, groups](int64_t t, const Scratch&) {
+             for (int64_t r = t * rows_per_token; r < (t + 1) * rows_per_token; ++r) {
+                 NormArgs own = args;
+                 if (own.weight) own.weight += r % groups * args.dim;
+                 if (own.bias) own.bias += r % groups * args.dim;
+                 k_.norm(own, x + r * args.dim, out + r * args.dim);
+             }
          });
 }
 

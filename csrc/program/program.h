@@ -9,6 +9,7 @@
 #include "program/link.h"
 #include "program/routing.h"
 #include "simd/kernels.h"
+#include "simd/state_kernels.h"
 
 namespace hc {
 
@@ -31,6 +32,12 @@ struct Predictor {
 
 struct ExpertsOp;
 
+// The states of one layer, [slots, ...], as many floats each.
+struct States {
+    float* base;
+    int64_t slots, floats;
+};
+
 // The arrays that the two sides of a layer exchange, in host memory, as the hot one sees it.
 struct Mailbox {
     int layer;
@@ -51,7 +58,9 @@ class Program {
     Program& operator=(const Program&) = delete;
 
     void embed(const Rows& table, float* out, IndexedBy, bool accumulate);
-    void norm(const NormArgs&, const float* x, float* out, int64_t rows_per_token, RowsOf);
+    // Rows of a token have weights of their own, by turns, where `groups` is more than 1.
+    void norm(const NormArgs&, const float* x, float* out, int64_t rows_per_token, RowsOf,
+              int64_t groups = 1);
     void linear(const float* x, const std::vector<Product>&, RowsOf);
     void rope(const RopeArgs&, int64_t positions, float* x, int64_t heads, int64_t head_dim);
     void store_kv(const float* k, const float* v, const Cache&);
@@ -66,6 +75,11 @@ class Program {
     void add(float* x, const float* y, int64_t dim, float keep = 1, float scale = 1);
     void gather(const float* x, float* out, int64_t dim);
     void softcap(float* logits, int64_t vocab, float cap);
+    void short_conv(const ShortConv&, const States&);
+    void gated_delta(const GatedDelta&, const States&);
+    void ssm_scan(const SsmScan&, const States&);
+    void decay(const Decay&, const float* x, float* out);
+    void multiply(Gate, const float* x, const float* gate, float* out, int64_t dim);
     // The inputs that fill a mailbox. From each of the mask's rows, of mask_words, the last words go there.
     struct Posted {
         const float* x;
@@ -92,6 +106,11 @@ class Program {
         std::function<void(uint8_t*)> set;
     };
 
+    // run(rows, part) for each sequence and each of so many parts of its state; `reads` as in Step.
+    void by_sequence(const States&, int64_t parts,
+                     std::function<void(const StateRows&, int64_t, const Scratch&)> run,
+                     std::function<Span(int64_t, int64_t)> reads = {});
+    Span stretch_of(const States&, int64_t parts, int64_t piece, int64_t end) const;
     int64_t count(RowsOf rows) const { return batch_.counts[rows == kTokens ? 0 : 2]; }
     int64_t max_rows(RowsOf rows) const { return rows == kTokens ? bounds_.tokens : bounds_.logits; }
     int64_t max_decode() const { return bounds_.max_decode(); }
@@ -118,6 +137,7 @@ class Program {
     std::shared_ptr<Pool> pool_;
     const Batch batch_;
     BatchBounds bounds_;
+    std::vector<int32_t> active_;  // sequences that have rows, where ops keep a state
     std::vector<Step> steps_;
     std::vector<Part> parts_;
     size_t shared_bytes_ = 0;

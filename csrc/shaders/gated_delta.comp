@@ -1,7 +1,7 @@
 // The gated delta rule (arXiv 2412.06464), token by token: S = e^g S, then S += k (beta (v - S^T k))^T, out =
-// S^T q, with k and q normalised. A group works on 64 columns of S of one head and one sequence, which need no
-// other columns of v; S stays in registers, a quarter of a column in each invocation. Tokens come in tiles,
-// whose k and q are read and normalised together.
+// S^T q, with k and q normalised. A group works on 64 columns of S of one head and one sequence, which need
+// no other columns of v; S stays in registers, a quarter of a column in each invocation. Tokens come in
+// tiles, whose k and q are read and normalised together.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -34,7 +34,7 @@ shared float queries[TILE * PADDED];
 shared float decays[TILE * CHANNELS];
 shared float betas[TILE];
 shared float squares[2 * TILE * LANES];
-shared float scales[2 * TILE];  // of a token's k, of its q
+shared float scales[2 * TILE];           // of a token's k, of its q
 shared float sums[2 * COLUMNS * PARTS];  // of S^T k, of S^T q
 
 // Rows `row` to row + n - 1 of the step.
@@ -91,7 +91,8 @@ void main() {
     if (span.count == 0) return;
     float s[ROWS];
     [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-        const uint row = part * ROWS + r, at = ((span.from * heads + head) * KEY_DIM + row) * value_dim + column;
+        const uint row = part * ROWS + r,
+                   at = ((span.from * heads + head) * KEY_DIM + row) * value_dim + column;
         s[r] = span.from >= 0 && row < KEY_DIM && column < value_dim ? state[at] : 0.0;
     }
     for (uint t = 0; t < span.count; t += TILE) {
@@ -130,7 +131,8 @@ void main() {
     }
     if (span.to < 0 || column >= value_dim) return;
     [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-        const uint row = part * ROWS + r, at = ((span.to * heads + head) * KEY_DIM + row) * value_dim + column;
+        const uint row = part * ROWS + r,
+                   at = ((span.to * heads + head) * KEY_DIM + row) * value_dim + column;
         if (row < KEY_DIM) state[at] = s[r];
     }
 }

@@ -17,7 +17,9 @@ void main() {
     const uint row = gl_WorkGroupID.y, i = gl_GlobalInvocationID.x, at = row * width + i;
     if (row >= N_TOKENS || i >= width) return;
     const float g = gates[at];
-    const float gate = ACTIVATION == BY_SILU ? activate(SILU, g, 0.0) : ACTIVATION == BY_SIGMOID ? sigmoid(g) : g;
+    const float gate = ACTIVATION == BY_SILU      ? activate(SILU, g, 0.0)
+                       : ACTIVATION == BY_SIGMOID ? sigmoid(g)
+                                                  : g;
     precise float product = x[at] * gate;
     y[at] = product;
 }

@@ -14,13 +14,14 @@ Span span_of(uint which, bool by_row) {
     return Span(first, count, int(of_row(STATE_FROM, sequence)), int(of_row(STATE_TO, sequence)));
 }
 
-// ln(1 + e^x) = max(x, 0) + ln(1 + m), m = e^-|x|; with s = m / (m + 2) the latter is 2 artanh(s), a series in
-// s^2, which is 1/9 at most.
+// ln(1 + e^x) = max(x, 0) + ln(1 + m), m = e^-|x|; with s = m / (m + 2) the latter is 2 artanh(s), a series
+// in s^2, which is 1/9 at most.
 float softplus(float x) {
     const float m = exponential(0.0 - abs(x));
     precise float over = m + 2.0;
     precise float s = m / over, square = s * s, p = 0.0666666667;
-    const float terms[7] = float[](0.0769230769, 0.0909090909, 0.111111111, 0.142857143, 0.2, 0.333333333, 1.0);
+    const float terms[7] =
+        float[](0.0769230769, 0.0909090909, 0.111111111, 0.142857143, 0.2, 0.333333333, 1.0);
     for (int i = 0; i < 7; ++i) {
         p = p * square;
         p = p + terms[i];

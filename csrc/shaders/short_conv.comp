@@ -51,7 +51,8 @@ void main() {
     }
     if (span.to < 0) return;
     for (uint j = 0; j < PAST; ++j) {
-        const float value = span.count > PAST ? x[(row + span.count - PAST + j) * width + column] : seen[j + 1];
+        const float value =
+            span.count > PAST ? x[(row + span.count - PAST + j) * width + column] : seen[j + 1];
         state[(span.to * PAST + j) * width + column] = value;
     }
 }

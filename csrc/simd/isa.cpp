@@ -8,6 +8,7 @@
 #include "ops/norm_rope.h"
 #include "ops/quantise.h"
 #include "ops/router.h"
+#include "simd/state_kernels.h"
 #endif
 #include "ops/ffn_decode.h"
 #include "ops/ffn_hidden.h"
@@ -47,6 +48,7 @@ constexpr Table table() {
     k.softcap = softcap;
     k.relu = relu;
     k.read = read;
+    k.states = &HC_CONCAT(states_, HC_ISA);
 #endif
     return k;
 }

@@ -153,6 +153,7 @@ HC_SMALL int scale_run(Type type) { return type == Q6_K ? 16 : kBlock; }
 struct Batch {
     const int32_t *counts, *tokens, *positions, *sequence, *slots, *pages, *lengths, *logits_rows;
     int64_t pages_per_sequence;
+    const int32_t *first_rows, *row_counts, *state_from, *state_to;  // by sequence
     HC_SMALL int tokens_count() const { return counts[0]; }
     HC_SMALL int decode_count() const { return counts[1]; }
     HC_SMALL int prompt_count() const { return counts[0] - counts[1]; }
@@ -318,10 +319,10 @@ struct Router {
 };
 
 struct NormArgs {
-    const float *weight, *bias;
+    const float *weight, *bias;  // of a group; or null
     float eps;
     bool centre;
-    int64_t dim;
+    int64_t dim;  // of a group
 };
 
 struct RopeArgs {
@@ -330,7 +331,8 @@ struct RopeArgs {
     bool interleaved;
 };
 
-struct Stream;  // simd/stream.h
+struct Stream;        // simd/stream.h
+struct StateKernels;  // simd/state_kernels.h
 
 // Bytes of thread-local scratch that each kernel may use.
 constexpr size_t kLocalBytes = 2 << 20;
@@ -350,6 +352,7 @@ struct ByteProducts {
 };
 
 struct Kernels : ByteProducts {
+    const StateKernels* states;
     void (*quantise)(const Input&, int token);
     void (*arrange)(const Input&, int token);  // plain input of kLeastArranged tokens and more
     void (*decode_row)(const Rows&, int64_t row, float* out, uint8_t* local);

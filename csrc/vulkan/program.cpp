@@ -350,6 +350,7 @@ void Program::take_batch() {
     BatchPlace& place = recorded_.batch_;
     if (!place.memory) return;
     check_batch(place.batch, place.bounds);
+    if (place.bounds.states >= 0) check_states(place.batch, place.bounds, with_rows_);
     std::memcpy(place.header.data(), place.batch.counts, 4 * sizeof(int32_t));
     place.header[4] = device_->next_step();
     uint8_t* to = upload_->host();

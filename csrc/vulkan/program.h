@@ -123,6 +123,7 @@ class Program {
     std::shared_ptr<Device> device_;
     Recorder recorded_;
     std::shared_ptr<Memory> upload_;  // the batch, as the host writes it
+    std::vector<int32_t> with_rows_;  // sequences of the step, as check_states finds them
     Owned<VkDescriptorPool> sets_pool_;
     std::vector<VkDescriptorSet> sets_;  // of the dispatches, in order
     Commands commands_;

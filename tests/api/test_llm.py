@@ -173,7 +173,7 @@ def test_wrong_options_are_refused(llm: LLM) -> None:
         llm.generate(PROMPT, logprobs=21)
     with pytest.raises(ValueError, match="stop holds a string of 0"):
         llm.stream(PROMPT, stop=["a", ""])
-    with pytest.raises(TypeError, match=r"^unknown option 'thread': allowed are sparsity, .*, state_copies$"):
+    with pytest.raises(TypeError, match=r"^unknown option 'thread': allowed are sparsity, .*, draft$"):
         LLM(thread=3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"threads is 1\.5: a whole number is needed"):
         LLM(threads=1.5)  # type: ignore[arg-type]

@@ -182,6 +182,24 @@ def test_a_busy_neighbour_is_there_and_is_not(
     assert all(sample["ratio"] == sample["busy"] / sample["quiet"] for sample in found["samples"])
 
 
+def test_zeros_of_ungated_experts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What fires is as rare as is asked for, and bytes are those of rows that are read."""
+    ungated = importlib.import_module("cpu.ungated_experts")
+    for name, value in (("NEURONS", 64), ("DIM", 64), ("CHOSEN", 2), ("TOKENS", 300)):
+        monkeypatch.setattr(ungated, name, value)
+    small = "--type Q8_0 --experts 4 --distinct 2 --rank 32 --rounds 3 -t 1 --own-time --json"
+    monkeypatch.setattr(sys, "argv", ["ungated_experts.py", *small.split()])
+    ungated.main()
+    (layer,) = json.loads(capsys.readouterr().out.splitlines()[-1])["layers"]
+    (predictor,), ways = layer["predictors"], layer["ways"]
+    assert 0.05 < predictor["active"] < 0.15 and predictor["recall"] > 0.9
+    assert ways["dots"]["bytes"] == ways["off"]["bytes"] == ways["off t"]["bytes"] == 1
+    assert 0.5 < ways["exact t"]["bytes"] < ways["exact"]["bytes"] < 0.8
+    assert ways["exact"]["over dots"][0] <= ways["exact"]["over dots"][1]
+
+
 @pytest.mark.parametrize("activation", ["silu", "relu"])
 def test_the_bytes_that_a_step_of_experts_must_read(activation: str) -> None:
     """Two of four experts for one row; with relu, every gate and what then fires. All four for a prompt."""

@@ -16,6 +16,7 @@ import pytest
 
 from hotcold import LLM
 from hotcold.commands.cli import main
+from hotcold.demo import model_path
 from hotcold.engine.sampler import Sampler
 
 PROMPT = "Once upon a time"
@@ -187,3 +188,25 @@ def test_ctrl_c_ends_with_the_figures_and_exit_code_130() -> None:
     assert start.decode().startswith(PROMPT) and rest.endswith(b"\n")
     assert b"Traceback" not in errors and errors.count(b"\n") == 1
     assert errors.rstrip().endswith(b"| interrupted") and b"tok/s" in errors
+
+
+def test_guesses_change_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what the text repeats, without guesses, and with a model that drafts."""
+    line = ["-p", "a b c d e f a b c d e f a b c", "-n", "60", "--temp", "0", "--ignore-eos"]
+    plain = report(capsys, *line, "--no-draft")
+    assert plain["guessed_tokens"] == plain["accepted_tokens"] == 0
+    assert plain["tokens_per_step"] == plain["rows_per_step"] == 1
+    for more in ([], ["--draft-max", "3"], ["--draft", str(model_path())]):
+        found = report(capsys, *line, *more)
+        assert found["ids"] == plain["ids"]
+        assert found["accepted_tokens"] <= found["guessed_tokens"]
+        assert found["tokens_per_step"] >= 1 and found["rows_per_step"] == 1
+
+
+def test_drafts_that_cannot_be(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for line, message in (
+        (["--draft-max", "16"], "'16' is not a whole number from 0 to 15"),
+        (["--draft", str(tmp_path / "none.gguf")], "No such file"),
+    ):
+        assert main(["generate", "-p", PROMPT, *line]) == 2
+        assert message in capsys.readouterr().err

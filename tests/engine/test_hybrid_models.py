@@ -15,17 +15,12 @@ from support.page_count import assert_no_page_is_lost
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
-from hotcold.kernels.cpu import CPUBackend
-from hotcold.kernels.no_states import NoStateOps
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel
 from hotcold.tasks.scoring import Scorer
 from hotcold.watch.memory_use import memory_use
-
-#: The backends that compute all of these.
-CPU = [] if issubclass(CPUBackend, NoStateOps) else ["cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +72,7 @@ class Alone:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(pair, id="-".join(pair)) for pair in [("qwen35", "reference"), *product(KINDS, CPU)]
+        pytest.param(pair, id="-".join(pair)) for pair in [("qwen35", "reference"), *product(KINDS, ["cpu"])]
     ],
 )
 def alone(request: pytest.FixtureRequest, paths: dict[str, Path]) -> Alone:
@@ -200,7 +195,6 @@ def test_scores_are_those_of_one_token_a_step(alone: Alone) -> None:
     )
 
 
-@pytest.mark.skipif(not CPU, reason="the ops of states are not compiled yet")
 def test_sixty_four_sequences_stay_within_their_bill(
     paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -591,7 +591,7 @@ def test_questions_do_not_wait_for_a_mask_that_is_being_made(grammars: Grammars)
 
 
 def test_answers_of_a_grammar_are_the_same_with_guesses() -> None:
-    """What a grammar forces is guessed, and what it forbids is not."""
+    """Guesses are what a grammar forces, and never what it forbids."""
     grammar = Grammar("regex", r"The answer to this question is [a-z]{3,8}, said the old man\. " * 2)
     found = []
     for most in (0, 7):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -243,6 +243,31 @@ def test_experts_of_a_half_differ_in_size(backend: Backend, case: tuple[int, ...
 def test_whole_experts_of_a_half_by_output(backend: Backend, activation: str, type: str) -> None:
     kind = FFNKind(activation, biases=True)
     check(backend, 3, (96, 0, 0, 96), 64, (type,) * 3, kind, "by_output")
+
+
+@pytest.mark.parametrize("type", ["F16", "Q5_0", "MXFP4"])
+@pytest.mark.parametrize("kind", [FFNKind("relu", biases=True), FFNKind("relu2", gated=False)], ids=str)
+def test_parts_of_experts_of_a_half_by_output(backend: Backend, kind: FFNKind, type: str) -> None:
+    """Blocks of neurons, other ones of each expert."""
+    steps = ((1, 0), (5, 6), (0, 20))
+    check(backend, 3, (64, 0, 160, 96, 32), 64, (type,) * 3, kind, "by_output", steps=steps)
+
+
+@pytest.mark.parametrize("type", ["Q4_0", "Q5_0", "Q5_1", "Q8_0", "MXFP4"])
+def test_panels_of_ungated_experts(backend: Backend, type: str) -> None:
+    """The block types of Nemotron's files, in experts that end within a word of a mask; D / 32 is odd."""
+    kind, steps = FFNKind("relu2", gated=False), ((1, 0), (5, 6))
+    check(backend, 3, (224,) * 5, 96, (type,) * 3, kind, "by_output", steps=steps)
+
+
+def test_blocks_that_do_not_fit_are_refused(backend: Backend) -> None:
+    layer = make_layer(2, (64, 96, 32), 64, ("Q8_0",) * 3, layout="by_output")
+    blocks = layer.tensors.down_blocks
+    assert blocks is not None
+    with pytest.raises(ValueError, match="each of 3 experts needs those of its rows of up"):
+        backend.ffn_weights(replace(layer.tensors, down_blocks=~blocks))
+    with pytest.raises(ValueError, match="down must be whole, or have an activation with zeros"):
+        backend.ffn_weights(replace(layer.tensors, activation="silu"))
 
 
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.backends import VULKAN, open_one
+from support.backends import ISAS, VULKAN, open_one
 from support.op_truth import Answer, Doubles, Floats, plain_batch, random_rows, rng
 from support.state_truth import (
     Delta,
@@ -24,7 +24,7 @@ from support.state_truth import (
 
 from hotcold.kernels.backend import Backend, Batch, BatchLimits, Norm
 
-BACKENDS = ("reference", "ordered", *VULKAN)
+BACKENDS = ("reference", "ordered", *(f"cpu-{isa}" for isa in ISAS), *VULKAN)
 LENGTHS = (11, 9, 6)  #: rows of the three sequences
 SLOTS = 7
 
@@ -228,6 +228,98 @@ def test_a_state_that_is_not_kept_and_one_that_two_sequences_go_on_from(backend:
         np.testing.assert_array_equal(rows, wanted[0][4:])
     np.testing.assert_array_equal(state[3], kept[0])
     np.testing.assert_array_equal(state[[0, 1, 2, 4, 5, 6]], before[[0, 1, 2, 4, 5, 6]])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_any_number_of_threads_gives_the_same_bits(isa: str, case: Case) -> None:
+    (wanted, kept), (outs, state) = (case.whole(open_one(f"cpu-{isa}", threads)) for threads in (1, 3))
+    np.testing.assert_array_equal(state, kept)
+    for seen, want in zip(outs, wanted, strict=True):
+        np.testing.assert_array_equal(seen, want)
+
+
+def test_a_recorded_program_reads_slots_when_it_runs(backend: Backend) -> None:
+    """A step that writes another slot than it reads can be repeated, whatever happened to the first try."""
+    case = conv_case(7, 3, "none", biased=True)
+    pieces = [Piece(0, 0, 4, state_to=1)]
+    batch, state = state_batch(pieces, []), case.new_state(backend)
+    x, out = rows_of_step(batch, pieces, case.inputs["x"]), backend.zeros((batch.limits.tokens, 7))
+    program = backend.record(lambda: case.call(backend, batch, {"x": x}, state, out))
+    program.run()
+    for slot in (5, 2):
+        x[:2] = case.inputs["x"][0][4:6]
+        batch.put(0, 0, 4, [0, 0], [0], state_from=1, state_to=slot)
+        batch.counts[:2] = 2
+        program.run()
+    Answer(case.truth[0][0][4:6]).check(out[:2])
+    np.testing.assert_array_equal(state[5], state[2])
+    np.testing.assert_array_equal(state[2], case.inputs["x"][0][4:6])
+    batch.counts[:2] = 0  # nobody has a row
+    program.run()
+    np.testing.assert_array_equal(state[2], case.inputs["x"][0][4:6])
+
+
+@pytest.mark.parametrize(
+    ("op", "change"),
+    [
+        ("short_conv", {"x": (5, 3)}),
+        ("short_conv", {"weight": (4, 4)}),
+        ("short_conv", {"weight": (4, 9), "state": (2, 8, 4)}),
+        ("short_conv", {"weight": (4, 1), "state": (2, 0, 4)}),
+        ("short_conv", {"bias": (3,)}),
+        ("short_conv", {"state": (2, 2, 5)}),
+        ("short_conv", {"activation": "gelu"}),
+        ("gated_delta", {"mixed": (5, 19)}),
+        ("gated_delta", {"decay": (5, 3)}),
+        ("gated_delta", {"beta": (5, 1)}),
+        ("gated_delta", {"state": (2, 2, 4, 3)}),
+        ("gated_delta", {"keys": 3}),
+        ("gated_delta", {"keys": 0}),
+        ("gated_delta", {"out": (2, 2, 4)}),
+        ("decay", {"x": (5, 7)}),
+        ("decay", {"factor": (4,)}),
+        ("decay", {"out": (2, 6)}),
+        ("ssm_scan", {"mixed": (5, 12)}),
+        ("ssm_scan", {"dt": (5, 3)}),
+        ("ssm_scan", {"a": (1,)}),
+        ("ssm_scan", {"state": (2, 2, 3)}),
+        ("ssm_scan", {"groups": 3}),
+        ("ssm_scan", {"groups": 0}),
+        ("multiply", {"gate": (5, 5)}),
+        ("multiply", {"activation": "relu"}),
+    ],
+)
+def test_what_does_not_fit_is_refused(backend: Backend, op: str, change: dict[str, Any]) -> None:
+    """``change`` has other shapes of arrays, or other values, than those that fit."""
+    shapes: dict[str, dict[str, Any]] = {
+        "short_conv": {
+            "x": (5, 4), "weight": (4, 3), "bias": (4,), "state": (2, 2, 4), "out": (5, 4),
+            "activation": "silu",
+        },
+        "gated_delta": {
+            "mixed": (5, 20), "decay": (5, 2), "beta": (5, 2), "state": (2, 2, 3, 4), "out": (5, 2, 4),
+            "keys": 2, "key_dim": 3, "tiled": True, "eps": 1e-6,
+        },
+        "decay": {"x": (5, 6), "bias": (6,), "factor": (3,), "out": (5, 6)},
+        "ssm_scan": {
+            "mixed": (5, 14), "dt": (5, 2), "dt_bias": (2,), "a": (2,), "d": (2,), "state": (2, 2, 3, 4),
+            "out": (5, 2, 3), "groups": 1,
+        },
+        "multiply": {"x": (5, 4), "gate": (5, 4), "out": (5, 4), "activation": "none"},
+    }  # fmt: skip
+    batch = state_batch([], [Piece(0, 0, 2)], spare=3)
+
+    def run(**other: Any) -> None:
+        given = {**shapes[op], **other}
+        arrays = {name: backend.zeros(each) for name, each in given.items() if isinstance(each, tuple)}
+        getattr(backend, op)(batch=batch, **{**given, **arrays})
+
+    run()
+    with pytest.raises(ValueError):
+        run(**change)
+    first, shape = next(iter(shapes[op].items()))
+    with pytest.raises(TypeError):
+        run(**{first: np.zeros(shape)})
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ STEPS = (
 
 @pytest.mark.parametrize("sequences", [5, 64])
 def test_programs_of_every_size_give_the_same(vulkan: Any, sequences: int) -> None:
-    """Of two rows, where groups look for sequences by their first rows, and of 17, where they do so only
-    among 64 sequences; run again for steps of other sequences."""
+    """A program of two rows, whose groups look for sequences by their first rows, and one of 17, whose groups
+    do so only among 64 sequences; both run again for steps of other sequences."""
     backend, found = MirroredBackend(vulkan), []
     for rows in (2, None):
         layer = Layer(backend, BatchLimits(17, sequences, 1, 1))

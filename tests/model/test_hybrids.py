@@ -21,7 +21,7 @@ from hotcold.model.transformer import Transformer
 from hotcold.model.weights import check_tensors
 
 
-@pytest.fixture(scope="module", params=["reference"])
+@pytest.fixture(scope="module", params=["reference", "cpu"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     return open_backend(str(request.param))
 
@@ -168,7 +168,7 @@ def config_of_tensors(path: Path) -> list[str]:
 
 
 def test_kinds_of_layers(tmp_path: Path) -> None:
-    """What a file says of each layer, as docs/families.md has it."""
+    """Each layer is what the keys of its file make it."""
     of = {name: config_of(golden(name, tmp_path).path) for name in HYBRIDS}
     kinds = {
         name: "".join(

@@ -38,3 +38,19 @@ def test_the_line_of_a_refusal(name: str) -> None:
 def test_files_that_hold_no_model(kind: str) -> None:
     with pytest.raises(ModelError, match=r"^the file is (an?|the) "):
         Config.from_metadata({"general.architecture": "llama", "general.type": kind}, "GGUF", {})
+
+
+def test_the_list_in_the_docs_says_what_runs() -> None:
+    text = (Path(__file__).parents[2] / "docs/families.md").read_text()
+    rows = text.partition("## The most used architectures")[2].partition("\n## ")[0].splitlines()
+    states = {
+        name: row.split("|")[3].strip()
+        for row in rows
+        if row.startswith("| `")
+        for name in row.split("|")[1].split("`")[1::2]
+    }
+    assert len(states) >= 30
+    runs = {name for name, state in states.items() if state.startswith("run")}
+    assert runs == states.keys() & FAMILIES.keys()
+    for name in states.keys() - FAMILIES.keys():
+        assert REFUSED[name].startswith(states[name].removeprefix("refused: ")), name

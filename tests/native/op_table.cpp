@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "op_table_states.h"
 #include "pack/fill.h"
 #include "pack/pack.h"
 #include "program/program.h"
@@ -235,7 +236,8 @@ struct Step1 {
             slots.push_back(pages[size_t(position / kPage)] * kPage + position % kPage);
         }
         batch = {counts.data(), tokens.data(),  positions.data(), sequence.data(), slots.data(),
-                 pages.data(),  lengths.data(), logits.data(),    pages_needed};
+                 pages.data(),  lengths.data(), logits.data(),    pages_needed,    nullptr,
+                 nullptr,       nullptr,        nullptr};
         bounds = {n, 1, n};
     }
 };
@@ -696,6 +698,9 @@ int main(int argc, char** argv) {
     for (int64_t n : {8, 36, 64, 100, 4096})
         for (bool flag : {false, true}) test_norm_rope(*k, n, flag, flag);
     test_nan(*k, pool);
+    test_states(*k, pool, [](const char* what, int64_t n, double got, double want, double size) {
+        check(what, F32, n, got, want, size);
+    });
     std::printf("%s: %d checks, %d failed\n", k->name, checks, failures);
     return failures ? 1 : 0;
 }

@@ -69,15 +69,9 @@ def greedy(session: Session, tokens: int = 20) -> list[list[int]]:
 
 
 def halves(config: Config, down: str) -> Placement:
-    """Half of the neurons of each expert are hot, or half of the experts; of one layer all of them."""
-    random, experts = np.random.default_rng(1), config.experts
-    assert experts is not None
-    hot = []
-    for n in config.neurons:
-        if down == "by_neuron":
-            hot.append(random.random(n) < 0.5)
-        else:
-            hot.append(np.repeat(random.permutation(experts.count) % 2 == 0, experts.neurons))
+    """Half of the neurons are hot, by output half of the blocks of them; of one layer all."""
+    random, block = np.random.default_rng(1), 1 if down == "by_neuron" else 32
+    hot = [np.repeat(random.random(n // block) < 0.5, block) for n in config.neurons]
     hot[-1][:] = True
     return Placement.on_one(hot, range(config.layers), True)
 
@@ -216,12 +210,13 @@ def test_a_profile_counts_routing_and_firing(
 
 
 def test_often_chosen_experts_go_to_the_gpu(tmp_path: Path) -> None:
-    """By how often they are chosen times how often their neurons fire then; whole where down is by output."""
+    """By how often they are chosen times how often their neurons fire then; in blocks where down is by
+    output."""
     for down in ("by_output", "by_neuron"):
         path = expert_golden("tiny-turbosparse", tmp_path, type="Q4_0", down=down).path
         sizes = sizes_of(path)
         assert (sizes.experts, sizes.expert_share) == (4, 0.5)
-        assert sizes.block_neurons == (96 if down == "by_output" else 1)
+        assert sizes.block_neurons == (32 if down == "by_output" else 1)
         random = np.random.default_rng(2)
         routing = [random.permutation([0.9, 0.7, 0.3, 0.1]) for _ in sizes.neurons]
         fires = [np.tile(np.linspace(1, 0.1, 96), 4) for _ in sizes.neurons]
@@ -237,8 +232,8 @@ def test_often_chosen_experts_go_to_the_gpu(tmp_path: Path) -> None:
         for mask, each, other in zip(placement.hot, firing, again.hot, strict=True):
             np.testing.assert_array_equal(mask, other)
             if down == "by_output":
-                of_experts = mask.reshape(4, 96)
-                assert (of_experts == of_experts[:, :1]).all()
+                of_blocks = mask.reshape(-1, 32)
+                assert (of_blocks == of_blocks[:, :1]).all()
             if mask.any() and not mask.all():
                 blocks = each.reshape(-1, sizes.block_neurons).sum(1)
                 hot = mask.reshape(-1, sizes.block_neurons)[:, 0]
@@ -326,7 +321,7 @@ def test_trained_predictors_are_not_those_of_experts(tmp_path: Path) -> None:
     ("name", "down", "placed"),
     [
         ("tiny-turbosparse", "by_neuron", "neurons inside experts"),
-        ("tiny-turbosparse", "by_output", "experts: their down lies by output"),
+        ("tiny-turbosparse", "by_output", "neurons inside experts"),
         ("tiny-gpt-oss", "by_output", "experts: swiglu_oai gives no zeros"),
     ],
 )

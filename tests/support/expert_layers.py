@@ -42,11 +42,16 @@ def make_layer(
     kind: FFNKind = RELU,
     layout: str = "by_neuron",
 ) -> Layer:
-    """By output, sizes other than 0 are equal."""
+    """By output, experts of other sizes than the largest take whole blocks of theirs, at random ones."""
     random, rows, by_output = rng("experts", sizes, types, kind), sum(sizes), layout == "by_output"
-    some = sum(n > 0 for n in sizes)
+    unequal = by_output and len({*sizes} - {0}) > 1
+    some = len(sizes) if unequal else sum(n > 0 for n in sizes)
     shape = (some * dim, max(sizes)) if by_output else (rows, dim)
     down = random_tensor(random, types[2], *shape, scale=max(sizes) ** -0.5)
+    blocks = np.zeros((len(sizes), max(sizes) // down.type.weights), np.bool_)
+    for own, n in zip(blocks, sizes, strict=True):
+        if unequal:
+            own[random.permutation(len(own))[: n // down.type.weights]] = True
     bias = [random_rows(random, n) * np.float32(0.3) if kind.biases else None for n in (rows, rows)]
     biases = random_rows(random, len(sizes), dim) * np.float32(0.3) if kind.biases else None
     ends = tuple(int(end) for end in np.cumsum(sizes))
@@ -63,20 +68,25 @@ def make_layer(
         experts=len(sizes),
         chosen=k,
         expert_ends=ends if len(set(sizes)) > 1 else None,
+        down_blocks=blocks if unequal else None,
     )
     experts: list[FFNTensors | None] = []
     outputs = 0
-    for first, end in pairwise((0, *ends)):
+    for expert, (first, end) in enumerate(pairwise((0, *ends))):
         own = slice(first, end)
         if first == end:
             experts.append(None)
+            outputs += dim * unequal
             continue
+        own_down = down.take_rows(slice(outputs, outputs + dim) if by_output else own)
+        if unequal:
+            own_down = own_down.take_columns(np.flatnonzero(blocks[expert]))
         assert isinstance(whole.up, Tensor) and isinstance(whole.gate, Tensor | None)
         experts.append(
             FFNTensors(
                 gate=None if whole.gate is None else whole.gate.take_rows(own),
                 up=whole.up.take_rows(own),
-                down=down.take_rows(slice(outputs, outputs + dim) if by_output else own),
+                down=own_down,
                 down_layout=layout,
                 activation=kind.activation,
                 threshold=kind.threshold,

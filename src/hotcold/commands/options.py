@@ -195,6 +195,14 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         help="the most tokens of a sequence that a step verifies, as long as they pay; 0: none "
         f"(default: {DRAFT_MAX})",
     )
+    add(
+        "--draft",
+        "-md",
+        "--model-draft",
+        type=model_file,
+        metavar="FILE",
+        help="a smaller model with the same vocabulary, which guesses what is not looked up in the text",
+    )
     add("--no-draft", dest="draft_max", action="store_const", const=0, help="the same as --draft-max 0")
 
 
@@ -407,7 +415,7 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
 
 def draft_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of :func:`add_draft_options`, as options of loading."""
-    return {"draft_max": args.draft_max}
+    return {"draft_max": args.draft_max, "draft": local_model(args.draft)}
 
 
 def load_session(args: argparse.Namespace, **more: Any) -> "Session":

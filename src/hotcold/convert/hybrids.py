@@ -20,6 +20,20 @@ _KINDS = {
     "moe": "experts", "E": "experts", "mlp": "dense", "-": "dense",
 }  # fmt: skip
 
+#: Sizes of Mamba-2, by the names that publishers have for them.
+_NEMOTRON = {
+    "heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "state": "ssm_state_size",
+    "groups": "n_groups", "taps": "conv_kernel",
+}  # fmt: skip
+_GRANITE = {
+    "heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state": "mamba_d_state",
+    "groups": "mamba_n_groups", "taps": "mamba_d_conv",
+}  # fmt: skip
+_MAMBA2 = {
+    "heads": "num_heads", "head_dim": "head_dim", "state": "state_size", "groups": "n_groups",
+    "taps": "conv_kernel",
+}  # fmt: skip
+
 
 def _kinds(config: Settings, key: str, implied: list[str] | None = None) -> list[str]:
     """The kind of each layer, from a list or a text of one letter each."""
@@ -168,10 +182,6 @@ def _ssm_keys(config: Settings) -> Facts:
 def nemotron_h(config: Settings) -> Facts:
     key = "layers_block_type" if "layers_block_type" in config else "hybrid_override_pattern"
     kinds = _kinds(config, key)
-    names = {
-        "heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "state": "ssm_state_size",
-        "groups": "n_groups", "taps": "conv_kernel",
-    }  # fmt: skip
     facts = {
         "num_hidden_layers": len(kinds),
         "hidden_act": config.text("mlp_hidden_act", "relu2"),
@@ -184,7 +194,7 @@ def nemotron_h(config: Settings) -> Facts:
         **_layers(Settings(config.path, {}), kinds),
         **_ssm(
             config,
-            names,
+            _NEMOTRON,
             "backbone.layers.{}.mixer.",
             conv_bias=config.flag("use_conv_bias", True),
             bias=config.flag("mamba_proj_bias", config.flag("use_bias", False)),
@@ -213,7 +223,7 @@ def nemotron_h_keys(config: Settings) -> Facts:
     keys: Facts = {
         "feed_forward_length": [width * (dense or experts) for dense, experts in kinds],
         "attention.head_count_kv": _kv_heads(config),
-        "attention.layer_norm_rms_epsilon": np.float32(config.number("norm_eps")),
+        "attention.layer_norm_epsilon": np.float32(config.number("norm_eps")),
         **_ssm_keys(config),
     }
     if values["experts"]:
@@ -233,10 +243,6 @@ def granite_hybrid(config: Settings) -> Facts:
     kinds = _kinds(config, "layer_types" if "layer_types" in config else "layers_block_type")
     if "state" not in kinds:
         raise config.error("layer_types", "a list with at least one mamba")
-    names = {
-        "heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state": "mamba_d_state",
-        "groups": "mamba_n_groups", "taps": "mamba_d_conv",
-    }  # fmt: skip
     experts = bool(config.values.get("num_local_experts"))
     rotates = config.text("position_embedding_type", "nope") == "rope"
     facts = {
@@ -245,7 +251,7 @@ def granite_hybrid(config: Settings) -> Facts:
         **_layers(config, kinds),
         **_ssm(
             config,
-            names,
+            _GRANITE,
             "model.layers.{}.mamba.",
             conv_bias=config.flag("mamba_conv_bias", True),
             bias=config.flag("mamba_proj_bias", False),
@@ -265,15 +271,11 @@ def granite_hybrid_keys(config: Settings) -> Facts:
 
 
 def falcon_h1(config: Settings) -> Facts:
-    names = {
-        "heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state": "mamba_d_state",
-        "groups": "mamba_n_groups", "taps": "mamba_d_conv",
-    }  # fmt: skip
     if config.flag("mamba_norm_before_gate", False) and config.flag("mamba_rms_norm", False):
         raise config.error("mamba_norm_before_gate", "false")
     ssm = _ssm(
         config,
-        names,
+        _GRANITE,
         "model.layers.{}.mamba.",
         conv_bias=config.flag("mamba_conv_bias", True),
         bias=config.flag("mamba_proj_bias", False),
@@ -323,14 +325,10 @@ def falcon_h1_keys(config: Settings) -> Facts:
 
 
 def mamba2(config: Settings) -> Facts:
-    names = {
-        "heads": "num_heads", "head_dim": "head_dim", "state": "state_size", "groups": "n_groups",
-        "taps": "conv_kernel",
-    }  # fmt: skip
     layers = config.integer("num_hidden_layers")
     return _ssm(
         config,
-        names,
+        _MAMBA2,
         "backbone.layers.{}.mixer.",
         conv_bias=config.flag("use_conv_bias", True),
         bias=config.flag("use_bias", False),

@@ -173,7 +173,7 @@ _QWEN35MOE = replace(
 )  # fmt: skip
 _NEMOTRON_H = Layout(
     "nemotron_h", "NemotronHForCausalLM", _RELU2, _rules("nemotron_h"), hybrids.nemotron_h,
-    hybrids.nemotron_h_keys, llama_cpp="relu2", eps="norm_eps", layer_norm=True, own=stateful.nemotron_h,
+    hybrids.nemotron_h_keys, llama_cpp="relu2", eps="norm_eps", own=stateful.nemotron_h,
     prefixes={"model.": "backbone."}, ignored=("mtp.",),
 )  # fmt: skip
 

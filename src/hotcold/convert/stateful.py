@@ -93,7 +93,7 @@ def _of_qwen35(checkpoint: Checkpoint, hf: str, blk: str, dim: int) -> list[Sour
 
 
 def _rest(checkpoint: Checkpoint, hf: str, blk: str, dim: int, order: Array) -> list[Source]:
-    """What both have, with v heads in this order."""
+    """The tensors that are alike in both, with v heads in this order."""
     config, values = checkpoint.config, len(order)
     keys, taps = config.integer("linear_num_key_heads"), config.integer("linear_conv_kernel_dim", 4)
     key_dim, value_dim = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")

@@ -75,8 +75,8 @@ class Lookup:
             self._last[pair] = at
 
     def find(self, most: int) -> Guess | None:
-        """What followed the longest end of the text that stood in it before, the latest of several; a text
-        that repeats itself goes on so."""
+        """The tokens that followed the longest end of the text that stood in it before, the latest of
+        several; a text that repeats itself goes on so."""
         tokens, end = self._tokens, len(self._tokens) - 1
         if end < 1 or most < 1:
             return None
@@ -121,11 +121,17 @@ def look_up(request: Request, most: int) -> Guess | None:
     if len(index) < request.length:
         index.extend(request.tokens(len(index), request.length))
     found: Guess | None = index.find(most)
-    return possible(request, found) if found else None
+    return found
+
+
+def copied(request: Request, most: int) -> Guess | None:
+    """As :func:`look_up`, where that is likely to be right. A :class:`Guesser`."""
+    found = look_up(request, most)
+    return found if found is not None and found.kind >= Kind.LONG else None
 
 
 def possible(request: Request, guess: Guess) -> Guess | None:
-    """What is left of a guess under the request's grammar."""
+    """The part of a guess that is left under the request's grammar."""
     ask = getattr(request.constraint, "possible", None)
     if ask is None:
         return guess

@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hotcold.engine.guesses import FIRST_SHARES, Guess, Guesser, Kind, forced, look_up
+from hotcold.engine.draft_model import DraftModel
+from hotcold.engine.guesses import FIRST_SHARES, Guess, Guesser, Kind, copied, forced, look_up, possible
 from hotcold.engine.request import Request
 from hotcold.runtime.session import Session
 
@@ -20,6 +21,7 @@ _RECENT = 0.08  # what the last guess weighs in how often they are right
 _RECENT_TEXTS = 0.02  # in that of all texts
 _WORTH = 1.02  # guesses must promise this much, since promises are rough
 _SLOPE = 0.22  # of a step's cost that one row more adds, until that is known
+_TRY_AGAIN = 40  # steps after which a model that does not pay guesses one token
 _LAST_STEP = 0.1  # what a step weighs in its cost
 _KEPT = 0.999  # of what is known of a cost, at each step without it: then it is tried again
 _FRESH = 100  # steps for which a cost without guesses holds; it is what all are held against
@@ -28,7 +30,7 @@ _OUTLIER = 2.0  # times the mean, the most that one step counts: others have the
 
 
 class StepCosts:
-    """What steps without a prompt cost by their rows, learnt from their seconds; without a unit.
+    """The cost of steps without a prompt by their rows, learnt from their seconds; without a unit.
 
     A cost is what a straight line says, times a correction, which is learnt for each number of rows and
     fades: so one that was measured in a bad moment is measured again. All of them are held against a scale
@@ -61,6 +63,10 @@ class StepCosts:
     def of(self, rows: int) -> float:
         """The cost of a step of so many rows."""
         return self._line[rows] * self._correction(rows)
+
+    def rate(self, rows: int, tokens: float, seconds: float) -> float:
+        """Tokens a cost of a step with so many rows, where it takes some seconds more."""
+        return tokens / (self.of(rows) + (seconds / self._scale if self._scale else 0.0))
 
     def is_fresh(self, rows: int) -> bool:
         """Whether this cost was measured, and not long ago."""
@@ -96,6 +102,7 @@ class Speculation:
         self.costs = StepCosts(most_rows)
         self._guessers = guessers
         self._most = most
+        self._steps = 0
         self._shares = dict(FIRST_SHARES)  # over all texts
         self._offers: dict[Request, _Offer] = {}  # of this step, whether they are verified or not
 
@@ -107,7 +114,7 @@ class Speculation:
             return {}
         for request, room in rooms.items():
             most = min(room, spare, self._most)
-            guess = self._guess(request, most) if most > 0 else None
+            guess = self._guess(request, rows, most) if most > 0 else None
             if guess is not None:
                 self._offers[request] = _Offer(guess, self._share(request, guess.kind))
         chosen = self._best(rows, spare) if self._offers else {}
@@ -127,12 +134,32 @@ class Speculation:
         for i in range(min(right + 1, verified)):
             self._note(request, kind, i < right)
 
-    def _guess(self, request: Request, most: int) -> Guess | None:
+    def _guess(self, request: Request, rows: int, most: int) -> Guess | None:
         for guesser in self._guessers:
-            guess = guesser(request, most)
+            n = (
+                self._worth_drafting(request, guesser, rows, most)
+                if isinstance(guesser, DraftModel)
+                else most
+            )
+            guess = guesser(request, n) if n else None
+            guess = possible(request, guess) if guess is not None else None
             if guess is not None:
                 return guess
         return None
+
+    def _worth_drafting(self, request: Request, drafts: DraftModel, rows: int, most: int) -> int:
+        """How many tokens a model is to guess, which costs something, too: as many as promise most. Where
+        none does, it guesses one now and then, since it may have become better."""
+        share = self._share(request, drafts.kind)
+        best, n = self.costs.rate(rows, rows, 0.0), 0
+        tokens = float(rows)
+        for more in range(1, most + 1):
+            tokens += share**more
+            rate = self.costs.rate(rows + more, tokens, more * drafts.seconds)
+            if rate > best:
+                best, n = rate, more
+        self._steps += 1
+        return n or int(self._steps % _TRY_AGAIN == 0)
 
     def _may_pay(self, rows: int) -> bool:
         """Whether a guess that is right for certain would pay."""
@@ -175,7 +202,10 @@ def speculation_of(session: Session) -> Speculation | None:
     model = session.model
     if not model.draft_max or session.slots is not None:
         return None
-    return Speculation([forced, look_up], model.draft_max, model.limits.decode)
+    if model.draft is None:
+        return Speculation([forced, look_up], model.draft_max, model.limits.decode)
+    drafts = DraftModel(model.draft.session())
+    return Speculation([forced, copied, drafts, look_up], model.draft_max, model.limits.decode)
 
 
 def best_possible(share: float, costs: Sequence[float]) -> float:

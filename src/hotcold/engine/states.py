@@ -45,7 +45,7 @@ class States:
         request.borders = ()
         if self._prefixes is not None:
             last = min(self._prefixes.last_page(request), max(request.length - _OPENING, 0) // PAGE)
-            borders = {found.known * PAGE, last * PAGE}
+            borders = {min(found.known, last) * PAGE, last * PAGE}
             request.borders = tuple(sorted(each for each in borders if each > len(found.pages) * PAGE))
         return True
 

@@ -60,7 +60,7 @@ class Program:
         self,
         x: NDArray[numpy.float32],
         out: NDArray[numpy.float32],
-        weight: NDArray[numpy.float32],
+        weight: NDArray[numpy.float32] | None,
         bias: NDArray[numpy.float32] | None,
         eps: float,
         centre: bool,
@@ -170,6 +170,52 @@ class Program:
         selection_bias: NDArray[numpy.float32] | None,
         normalise: bool,
         scale: float,
+    ) -> None: ...
+    def short_conv(
+        self,
+        x: NDArray[numpy.float32],
+        weight: NDArray[numpy.float32],
+        bias: NDArray[numpy.float32] | None,
+        state: NDArray[numpy.float32],
+        out: NDArray[numpy.float32],
+        silu: bool,
+    ) -> None: ...
+    def gated_delta(
+        self,
+        mixed: NDArray[numpy.float32],
+        decay: NDArray[numpy.float32],
+        beta: NDArray[numpy.float32],
+        state: NDArray[numpy.float32],
+        out: NDArray[numpy.float32],
+        keys: int,
+        key_dim: int,
+        tiled: bool,
+        eps: float,
+    ) -> None: ...
+    def decay(
+        self,
+        x: NDArray[numpy.float32],
+        bias: NDArray[numpy.float32],
+        factor: NDArray[numpy.float32],
+        out: NDArray[numpy.float32],
+    ) -> None: ...
+    def ssm_scan(
+        self,
+        mixed: NDArray[numpy.float32],
+        dt: NDArray[numpy.float32],
+        dt_bias: NDArray[numpy.float32],
+        a: NDArray[numpy.float32],
+        d: NDArray[numpy.float32],
+        state: NDArray[numpy.float32],
+        out: NDArray[numpy.float32],
+        groups: int,
+    ) -> None: ...
+    def multiply(
+        self,
+        x: NDArray[numpy.float32],
+        gate: NDArray[numpy.float32],
+        out: NDArray[numpy.float32],
+        activation: int,
     ) -> None: ...
 
 def step_scratch_bytes(

@@ -11,7 +11,7 @@ Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -173,8 +173,9 @@ class FFNTensors:
 
     Experts lie one after another: gate, up and down by neuron are ``(E * N, D)``, down by output ``(E * D,
     N)``, as GGUF's ``*_exps`` are, and biases ``[E * N]`` and ``[E, D]``. In a half of a layer experts may
-    have different numbers of neurons, which ``expert_ends`` tells; by output each then has all of its neurons
-    or none, and down has nothing of the latter."""
+    have different numbers of neurons, which ``expert_ends`` tells. By output each then has all of its neurons
+    or none, and down has nothing of the latter; or down has all that the file has, and ``down_blocks`` says
+    which blocks of each expert's rows are the half's, where the activation gives zeros."""
 
     gate: AnyTensor | None
     up: AnyTensor
@@ -191,10 +192,30 @@ class FFNTensors:
     experts: int = 1
     chosen: int = 1  #: how many experts a token chooses, k
     expert_ends: tuple[int, ...] | None = None  #: where each expert's rows of up end; None: N rows each
+    down_blocks: npt.NDArray[np.bool_] | None = None  #: ``[E, blocks of a row]``; None: all
 
     @property
     def ends(self) -> tuple[int, ...]:
         return self.expert_ends or equal_ends(self.up.shape[0], self.experts)
+
+    @property
+    def down_nbytes(self) -> int:
+        """Bytes of down, of what belongs to these experts."""
+        if self.down_blocks is None:
+            return self.down.nbytes
+        return int(self.down_blocks.sum()) * self.up.shape[1] * self.down.type.nbytes
+
+    def expert_downs(self) -> Iterator[tuple[int, AnyTensor]]:
+        """Yields, by output, the first neuron of each expert that has any, and its down ``(D, neurons)``."""
+        dim, at = self.up.shape[1], 0
+        for expert, (first, end) in enumerate(pairwise((0, *self.ends))):
+            blocks = None if self.down_blocks is None else self.down_blocks[expert]
+            if end > first:
+                down = self.down if self.experts == 1 else self.down.take_rows(slice(at, at + dim))
+                if blocks is not None and not blocks.all():
+                    down = down.take_columns(np.flatnonzero(blocks))
+                yield first, down
+            at += dim * (end > first or blocks is not None)
 
 
 @dataclass(frozen=True)

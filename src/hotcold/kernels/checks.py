@@ -88,6 +88,8 @@ def check_ffn(tensors: FFNTensors) -> None:
 
 def _by_output(tensors: FFNTensors) -> tuple[int, int]:
     """The shape that down by output must have."""
+    if tensors.down_blocks is not None:
+        return _by_blocks(tensors, tensors.down_blocks)
     sizes = {end - first for first, end in pairwise((0, *tensors.ends))} - {0}
     if len(sizes) > 1:
         seen = f"experts of {min(sizes)} to {max(sizes)} neurons"
@@ -95,6 +97,17 @@ def _by_output(tensors: FFNTensors) -> tuple[int, int]:
     size = max(sizes, default=0)
     experts = tensors.up.shape[0] // size if size else 0
     return experts * tensors.up.shape[1], size
+
+
+def _by_blocks(tensors: FFNTensors, blocks: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    if tensors.activation not in SPARSE_ACTIVATIONS:
+        seen = f"blocks of down by output with activation {tensors.activation!r}"
+        raise ValueError(f"{seen}: an expert's down must be whole, or have an activation with zeros")
+    size, own = tensors.down.type.weights, np.diff((0, *tensors.ends))
+    if blocks.shape[0] != tensors.experts or (blocks.sum(1) * size != own).any():
+        seen = f"blocks of down {blocks.shape}, {int(blocks.sum()) * size} neurons in all"
+        raise ValueError(f"{seen}: each of {tensors.experts} experts needs those of its rows of up")
+    return tensors.experts * tensors.up.shape[1], blocks.shape[1] * size
 
 
 def _check_experts(what: str, rows: int, tensors: FFNTensors | PredictorTensors) -> None:

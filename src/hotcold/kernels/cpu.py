@@ -37,10 +37,10 @@ from hotcold.kernels.backend import (
     Rows,
 )
 from hotcold.kernels.cores import find_cores, on_fast_cores
+from hotcold.kernels.cpu_states import CPUStateOps
 from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor, Packer
 from hotcold.kernels.gpu import StepShape
 from hotcold.kernels.memory_nodes import memory_nodes
-from hotcold.kernels.no_states import NoStateOps
 
 ISAS = ("avx512", "avxvnni", "avx2", "i8mm", "dotprod", "neon", "scalar")
 ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
@@ -110,7 +110,7 @@ class _Empty:
         """No op was recorded."""
 
 
-class CPUBackend(NoStateOps):
+class CPUBackend(CPUStateOps):
     """Kernels in C++ on a pool of ``threads``, for the instruction set ``isa`` or :func:`default_isa`."""
 
     name = "cpu"
@@ -240,8 +240,6 @@ class CPUBackend(NoStateOps):
         self._op(batch, lambda p: p.embed(w.rows, out, int(by), accumulate), w, out)
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
-        if norm.weight is None or norm.weight.ndim != 1:
-            self._refuse()  # until the extension has it
         args = norm.weight, norm.bias, norm.eps, norm.centre, int(rows)
         self._op(batch, lambda p: p.norm(x, out, *args), x, norm, out)
 

@@ -7,9 +7,7 @@ zeros, down by output is transposed if its type is a float, and packed into pane
 lie one after another in each of these."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.formats.words import ACTIVATIONS
@@ -85,7 +83,9 @@ class Packer:
         by_output = tensors.down_layout == "by_output"
         dense = is_dense(tensors.down_layout, down.type, tensors.activation)
         panels = by_output and not dense and down.type.weights > 1
-        sizes = [t.nbytes // neurons if t else 0 for t in (tensors.gate, tensors.up, down)]
+        gate_bytes = tensors.gate.nbytes if tensors.gate else 0
+        whole = gate_bytes, tensors.up.nbytes, tensors.down_nbytes
+        sizes = [n // neurons for n in whole]
         gate = self.matrix(tensors.gate) if tensors.gate else None
         if panels:
             up_rows, down_rows = self.matrix(tensors.up).rows, self._panels(tensors)
@@ -93,7 +93,7 @@ class Packer:
             up_rows, down_rows = self.matrix(tensors.up).rows, self.matrix(down).rows
         elif gate is None:  # then up is the stream
             up_rows = self.matrix(tensors.up).rows
-            down_rows = self._down_rows(self._arena.take(down.nbytes), 0, sizes[2], tensors)
+            down_rows = self._down_rows(self._arena.take(tensors.down_nbytes), 0, sizes[2], tensors)
         else:  # one piece of memory: a neuron's up row, then its down row
             stride = sizes[1] + sizes[2]
             memory = self._arena.take(neurons * stride)
@@ -110,7 +110,7 @@ class Packer:
             neurons=neurons,
             words=mask_words(tensors.ends)[-1],
             experts=tensors.experts,
-            nbytes=sum(t.nbytes for t in (tensors.gate, tensors.up, down, *biases) if t is not None),
+            nbytes=sum(whole) + sum(each.nbytes for each in biases if each is not None),
             row_bytes=row_bytes,
             runs=neurons // scale_run(down.type) if panels else 0,
             activation=tensors.activation,
@@ -131,7 +131,7 @@ class Packer:
             return self._packed(memory, offset, stride, tensors.down)
         neurons, dim = tensors.up.shape
         rows = _native.WeightRows(memory, offset, stride, neurons, dim, tensors.down.type.id)
-        for first, down in _expert_downs(tensors):
+        for first, down in tensors.expert_downs():
             self._fill(rows.part(first, down.shape[1]), down, by_output=True)
         return rows
 
@@ -139,7 +139,7 @@ class Packer:
         neurons, dim = tensors.up.shape
         sizes = dim, neurons, tensors.down.type.id
         panels = _native.WeightRows.panels(self._arena.take(_native.panels_size(*sizes)), *sizes)
-        for first, down in _expert_downs(tensors):
+        for first, down in tensors.expert_downs():
             self._fill(panels.part(first, down.shape[1]), down, by_output=True)
         return panels
 
@@ -153,13 +153,3 @@ class Packer:
         with tensor.descriptor() as file:
             part = tensor.offset, tensor.rows, tensor.row_bytes
             rows.read(file, *part, self._pool, by_output, tensor.chosen)
-
-
-def _expert_downs(tensors: FFNTensors) -> Iterator[tuple[int, AnyTensor]]:
-    """Down by output of each expert that has neurons, and the number of its first one."""
-    down, dim = tensors.down, tensors.up.shape[1]
-    at = 0
-    for first, end in pairwise((0, *tensors.ends)):
-        if end > first:
-            yield first, down if tensors.experts == 1 else down.take_rows(slice(at, at + dim))
-            at += dim

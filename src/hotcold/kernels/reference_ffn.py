@@ -163,19 +163,17 @@ class ReferenceExperts:
 
 
 def ffn_weights(tensors: FFNTensors) -> ReferenceFFN | ReferenceExperts:
-    gate, up, down = (
-        None if tensors.gate is None else tensors.gate.load(),
-        tensors.up.load(),
-        tensors.down.load(),
-    )
+    gate, up = None if tensors.gate is None else tensors.gate.load(), tensors.up.load()
     bias = tensors.down_bias
-    dim = up.shape[1]
+    by_output = tensors.down_layout == "by_output"
+    downs = dict(tensors.expert_downs()) if by_output else {0: tensors.down.load()}
 
-    def part(rows: slice, outputs: slice, bias: Floats | None) -> ReferenceFFN:
+    def part(rows: slice, bias: Floats | None) -> ReferenceFFN:
+        down = downs[rows.start].load() if by_output else downs[0].load().take_rows(rows)
         return ReferenceFFN(
             gate=ReferenceMatrix(gate.take_rows(rows), _part(tensors.gate_bias, rows)) if gate else None,
             up=ReferenceMatrix(up.take_rows(rows), _part(tensors.up_bias, rows)),
-            down=ReferenceMatrix(down.take_rows(outputs if tensors.down_layout == "by_output" else rows)),
+            down=ReferenceMatrix(down),
             down_layout=tensors.down_layout,
             activation=tensors.activation,
             threshold=np.float32(tensors.threshold),
@@ -185,16 +183,14 @@ def ffn_weights(tensors: FFNTensors) -> ReferenceFFN | ReferenceExperts:
         )
 
     if tensors.experts == 1:
-        return part(slice(None), slice(None), bias)
+        return part(slice(0, None), bias)
     parts: list[ReferenceFFN | None] = []
-    some = 0  # experts that have neurons, and so rows of down by output
     for expert, (first, end) in enumerate(pairwise((0, *tensors.ends))):
         if end == first:
             parts.append(None)
             continue
         own = None if bias is None else bias[expert]
-        parts.append(part(slice(first, end), slice(some * dim, (some + 1) * dim), own))
-        some += 1
+        parts.append(part(slice(first, end), own))
     return ReferenceExperts(tuple(parts), bias, tensors.chosen)
 
 

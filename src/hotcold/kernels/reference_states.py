@@ -31,6 +31,8 @@ class SequenceRows:
 
 def sequences_of(batch: Batch, slots: int) -> list[SequenceRows]:
     """The sequences with rows in this step, to which every row belongs; ValueError as in state_ops.py."""
+    if not batch.n_tokens:
+        return []
     found = list(_sequences(batch, slots))
     missing = batch.n_tokens - sum(len(each.rows) for each in found)
     if missing:

@@ -7,7 +7,7 @@ shared expert's, which every token gets, and ``ffn_gate_inp_shexp`` gives the fa
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from hotcold.kernels.backend import (
 from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError
 from hotcold.values import shown
+
+if TYPE_CHECKING:
+    from hotcold.model.layer import AnyFFN
 
 Shape = tuple[int, ...]
 
@@ -89,18 +92,24 @@ class Router:
 
 @dataclass(frozen=True)
 class SharedExpert:
-    """A layer's; it is computed whole, where the layer is."""
+    """A layer's; it is computed where the layer is."""
 
     gate: Matrix | None  # (1, D), of its factor's logit; None: the factor is 1
     ffn: FFNWeights
 
-    def add(self, ops: Backend, x: Buffer, batch: Batch, out: Buffer, factor: Chosen) -> None:
-        """Adds what it gives for x to ``out``, both ``[T, D]``; ``factor`` is room for one of each row."""
+    def add(
+        self, ops: Backend, x: Buffer, batch: Batch, out: Buffer, factor: Chosen, ffn: "AnyFFN | None" = None
+    ) -> None:
+        """Adds what it gives for x to ``out``, both ``[T, D]``; ``factor`` is room for one of each row.
+        ``ffn`` computes with its weights; None computes all of its neurons."""
         if self.gate is not None:
             ids, factors = factor.ids, factor.factors
             ops.router(x, self.gate, batch, ids, factors, k=1, score="sigmoid", normalise=False, scale=1.0)
         chosen = None if self.gate is None else factor
-        ops.ffn(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=chosen)
+        if ffn is None:
+            ops.ffn(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=chosen)
+        else:
+            ffn(x, x, batch, out, chosen)
 
 
 @dataclass(frozen=True)

@@ -100,11 +100,16 @@ class LayerWeights:
 
     @property
     def matrices(self) -> list[Matrix]:
-        """The matrices that a step reads whole, beside a shared expert's FFN."""
+        """The matrices that a step reads whole."""
         early = [self.early_router.weights] if self.early_router else []
         return [*early, *(matrix for block in self.blocks for matrix in block.part.matrices)]
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes that a step reads whole."""
-        return sum(each.nbytes for each in self.matrices) + (self.shared.ffn.nbytes if self.shared else 0)
+        """Bytes of these."""
+        return sum(each.nbytes for each in self.matrices)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of a shared expert's FFN."""
+        return self.shared.ffn.nbytes if self.shared else 0

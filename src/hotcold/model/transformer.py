@@ -52,7 +52,8 @@ class _Stream(Side):
 class Transformer:
     """A model that turns the rows of :attr:`batch` into :attr:`logits`, one step at a time.
 
-    ``weights`` and ``state`` lie in ``backend``, one or several; there is one of ``ffns`` per layer.
+    ``weights`` and ``state`` lie in ``backend``, one or several; there is one of ``ffns`` per layer, and of
+    ``shared``, which compute the shared experts, if any; without them those are computed whole.
     ``limits`` are the most that one step may hold; positions go up to ``limits.pages_per_sequence * PAGE``.
     ``batch`` is filled in place before each :meth:`run`; its slots and pages refer to ``state``. Row r of
     ``logits`` ``[limits.logits, V]``, float32, belongs to the step's row ``batch.logits_rows[r]``;
@@ -70,6 +71,7 @@ class Transformer:
         ffns: Sequence[AnyFFN],
         limits: BatchLimits,
         state: SequenceState,
+        shared: Sequence[AnyFFN | None] = (),
     ) -> None:
         if len(ffns) != config.layers:
             raise ValueError(f"{len(ffns)} FFNs for {config.layers} layers: one each is needed")
@@ -92,6 +94,7 @@ class Transformer:
             rows, k = limits.tokens, config.experts.chosen
             self.chosen = [room_for(ops, rows, k) for ops in devices.layers]
         self._weights = weights
+        self._shared = shared or [None] * config.layers
         self._backends = devices.layers
         self._state = state
         self._stages = [(self._sides[devices.parts[parts.start]], parts) for parts in devices.stages]
@@ -167,7 +170,7 @@ class Transformer:
             else:
                 ffn(read, side.x, batch, out, chosen)
             if of.shared and side.factor:
-                of.shared.add(ops, read, batch, out, side.factor)
+                of.shared.add(ops, read, batch, out, side.factor, self._shared[index])
 
         return feed_forward
 

@@ -86,8 +86,8 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:
-    """Writes a profile. ``facts`` are values of ``hotcold.profile.*``: ``model_fingerprint``, and facts for
-    people."""
+    """Writes a profile; nothing of layers without an FFN. ``facts`` are values of ``hotcold.profile.*``:
+    ``model_fingerprint``, and facts for people."""
     metadata = {"general.type": "profile", f"{_KEY}source": profile.source}
     metadata |= {_KEY + name: value for name, value in facts.items()}
     tensors = {

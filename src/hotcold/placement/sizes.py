@@ -273,14 +273,14 @@ def _ffn_types(file: GGUFFile) -> tuple[BlockType, BlockType, BlockType]:
 def _block_neurons(file: GGUFFile, config: Config) -> int:
     if config.down_layout != "by_output":
         return 1
-    if config.experts is not None:
+    if config.experts is not None and config.activation not in SPARSE_ACTIVATIONS:
         return config.experts.neurons  # an expert is on one side, whole
-    return _block_of_downs(file)
+    return _block_of_downs(file, ".ffn_down.weight" if config.experts is None else ".ffn_down_exps.weight")
 
 
-def _block_of_downs(file: GGUFFile) -> int:
+def _block_of_downs(file: GGUFFile, kind: str = ".ffn_down.weight") -> int:
     """The most weights of a block of down that lie along neurons."""
-    downs = [info for name, info in file.tensors.items() if name.endswith(".ffn_down.weight")]
+    downs = [info for name, info in file.tensors.items() if name.endswith(kind)]
     return max((block_type(info.type).weights for info in downs), default=1)
 
 
@@ -293,14 +293,9 @@ def _ordinary(file: GGUFFile, config: Config) -> dict[int, int]:
 
 def placed_by(config: Config) -> str:
     """Says which parts of a model a placement on two devices may divide, and why no smaller ones."""
-    if config.experts is None and config.activation in SPARSE_ACTIVATIONS:
-        return "neurons"
-    zeros = "" if config.activation in SPARSE_ACTIVATIONS else f": {config.activation} gives no zeros"
-    if config.experts is None:
-        return "layers" + zeros
-    if config.down_layout == "by_neuron":
-        return "experts" + zeros if zeros else "neurons inside experts"
-    return "experts" + (zeros or ": their down lies by output")
+    if config.activation in SPARSE_ACTIVATIONS:
+        return "neurons" if config.experts is None else "neurons inside experts"
+    return f"{'layers' if config.experts is None else 'experts'}: {config.activation} gives no zeros"
 
 
 def _kv_bytes(mixers: Sequence[MixerShape], positions: int, cache: str) -> Ints:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from hotcold.errors import UserError
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import (
+    SPARSE_ACTIVATIONS,
     Backend,
     BatchLimits,
     FFNTensors,
@@ -33,18 +34,20 @@ ANSWER_TIMEOUT_S = 30.0
 
 def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
     """The neurons of a mask ``[N]``, in ascending order, in the file's own blocks; without the bias of down.
-    ``UserError``: neurons whose down weights share blocks, or by output an expert's, are not all on one side.
-    """
+    ``UserError``: neurons whose down weights share blocks, or by output those of an expert without zeros, are
+    not all on one side."""
     index = np.flatnonzero(chosen)
 
     def vector(values: Floats | None) -> Floats | None:
         return None if values is None else values[index]
 
+    down, blocks = _down(tensors, chosen)
     return replace(
         tensors,
         gate=None if tensors.gate is None else tensors.gate.take_rows(index),
         up=tensors.up.take_rows(index),
-        down=_down(tensors, chosen),
+        down=down,
+        down_blocks=blocks,
         gate_bias=vector(tensors.gate_bias),
         up_bias=vector(tensors.up_bias),
         down_bias=None,
@@ -75,26 +78,30 @@ def split_predictor(tensors: PredictorTensors, hot: Bools) -> PredictorTensors:
     return PredictorTensors(tensors.first, second, threshold, tensors.relu)
 
 
-def _down(tensors: FFNTensors, chosen: Bools) -> AnyTensor:
+def _down(tensors: FFNTensors, chosen: Bools) -> tuple[AnyTensor, Bools | None]:
+    """The chosen part of down; or all of it, and which blocks of each expert are chosen."""
     if tensors.down_layout == "by_neuron":
-        return tensors.down.take_rows(np.flatnonzero(chosen))
+        return tensors.down.take_rows(np.flatnonzero(chosen)), None
     if tensors.experts == 1:
-        return _columns(tensors.down, chosen)
+        return tensors.down.take_columns(np.flatnonzero(_blocks(tensors.down, chosen))), None
+    if tensors.activation in SPARSE_ACTIVATIONS:
+        return tensors.down, _blocks(tensors.down, chosen).reshape(tensors.experts, -1)
     of_experts = chosen.reshape(tensors.experts, -1)
     if (of_experts != of_experts[:, :1]).any():
         seen = "the placement divides an expert, whose down weights lie by output"
         raise UserError(f"{seen}: make it with this version's hotcold plan")
-    return tensors.down.take_rows(np.flatnonzero(np.repeat(of_experts[:, 0], tensors.up.shape[1])))
+    rows = np.flatnonzero(np.repeat(of_experts[:, 0], tensors.up.shape[1]))
+    return tensors.down.take_rows(rows), None
 
 
-def _columns(tensor: AnyTensor, chosen: Bools) -> AnyTensor:
-    """The chosen blocks of each row. ``UserError``: the mask divides a block."""
+def _blocks(tensor: AnyTensor, chosen: Bools) -> Bools:
+    """Which blocks of neurons are chosen. ``UserError``: the mask divides a block."""
     shared = tensor.type.weights
     blocks = chosen.reshape(-1, shared)
     if (blocks != blocks[:, :1]).any():
         seen = f"neurons whose down weights lie in one block, {shared} of type {tensor.type.name}"
         raise UserError(f"the placement divides {seen}: make it with this version's hotcold plan")
-    return tensor.take_columns(np.flatnonzero(blocks[:, 0]))
+    return blocks[:, 0]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType
 from hotcold.kernels import cpu, gpus
-from hotcold.kernels.backend import FFN_COUNTS, PAGE, BatchLimits, mask_words
+from hotcold.kernels.backend import FFN_COUNTS, PAGE, SPARSE_ACTIVATIONS, BatchLimits, mask_words
 from hotcold.kernels.gpu import ALIGNMENT, StepShape
 from hotcold.model.config import Config
 
@@ -80,7 +80,9 @@ class GPUStep:
             each = [4 * rows * config.experts.chosen] * 2  # ids and factors
             buffers += each * config.layers + [4 * rows] * (2 if config.experts.shared else 0)
         if hot is not None:
-            buffers.append(8 * len(FFN_COUNTS) * config.layers)
+            shared = config.experts is not None and config.experts.shared > 0
+            counted = 1 + (shared and config.activation in SPARSE_ACTIVATIONS)
+            buffers += [8 * len(FFN_COUNTS) * config.layers] * counted
         if hot is not None and self.rank:
             buffers += self._masks()
         shapes = _shapes(config, limits, self.types, hot, self.rank)

@@ -3,18 +3,21 @@
 Bytes are those of weights and KV cache that the kernels must read; activations stay in the caches and are not
 counted. With the time of the same steps they give the rate at which memory was really read."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+
+from hotcold.kernels.backend import FFN_COUNTS
 
 
 @dataclass(frozen=True)
 class Footprint:
     """The bytes that one decode step reads, apart from the number of neurons."""
 
-    step_bytes: int  #: attention, norms, head and predictors, read once by each step
+    #: attention, norms, head, predictors and shared experts that are computed whole, read once by each step
+    step_bytes: int
     step_params: int
     token_bytes: int  #: one row of the embedding table; it has ``dim`` parameters
     neurons: tuple[int, ...]  #: number in each layer
@@ -22,6 +25,8 @@ class Footprint:
     row_bytes: tuple[tuple[int, ...], ...]  #: of one gate, up and down row and one run's scales, by layer
     kv_bytes: int  #: K and V of one position in all layers
     state_bytes: int = 0  #: read and written for each token: a sequence's state in all layers
+    #: as ``row_bytes``, of shared experts whose zeros are skipped; empty where :class:`Counters` has none
+    shared_row_bytes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass
@@ -38,9 +43,11 @@ class Counters:
     kv_positions: int = 0  #: positions that attention read
     guesses: int = 0  #: rows of tokens that were guessed
     wrong_guesses: int = 0  #: those of them that ``decode_tokens`` does not count
+    #: as ``rows``, of shared experts; no layers where there are none, or where they are computed whole
+    shared: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(FFN_COUNTS)), np.int64))
 
     def copy(self) -> Self:
-        return replace(self, rows=self.rows.copy())
+        return replace(self, rows=self.rows.copy(), shared=self.shared.copy())
 
     def since(self, before: Self) -> Self:
         return type(self)(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
@@ -70,12 +77,13 @@ class Figures:
             return cls(prompt_tok_s)
         sequences = tokens - counters.guesses + counters.wrong_guesses
         computed = tokens + counters.wrong_guesses
-        read = counters.rows[:, :3]
-        rows = counters.rows[:, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
-        total_bytes = steps * footprint.step_bytes + computed * footprint.token_bytes + int(rows.sum())
+        read = int(counters.rows[:, :3].sum() + counters.shared[:, :3].sum())
+        row_bytes = int(bytes_of_rows(counters.rows, footprint.row_bytes).sum())
+        row_bytes += int(bytes_of_rows(counters.shared, footprint.shared_row_bytes).sum())
+        total_bytes = steps * footprint.step_bytes + computed * footprint.token_bytes + row_bytes
         total_bytes += counters.kv_positions * footprint.kv_bytes + computed * footprint.state_bytes
-        params = computed * (footprint.step_params + footprint.dim) + int(read.sum()) * footprint.dim
-        neurons = np.asarray(footprint.neurons)
+        params = computed * (footprint.step_params + footprint.dim) + read * footprint.dim
+        neurons = np.asarray(footprint.neurons)  # a layer may have none
         active = counters.rows[:, 3] / (np.maximum(neurons, 1) * computed)
         return cls(
             prompt_tok_s=prompt_tok_s,
@@ -89,3 +97,11 @@ class Figures:
             tokens_per_step=tokens / steps,
             python_share=1 - counters.run_s / seconds if seconds else None,
         )
+
+
+def bytes_of_rows(
+    rows: npt.NDArray[np.int64], row_bytes: tuple[tuple[int, ...], ...]
+) -> npt.NDArray[np.int64]:
+    """Bytes of counted rows ``[..., layers, 5]``, by layer: of gates, ups, downs and scales."""
+    found: npt.NDArray[np.int64] = rows[..., [0, 1, 2, 4]] * np.reshape(row_bytes, (-1, 4)).astype(np.int64)
+    return found

@@ -28,6 +28,7 @@ from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors, predictor_names
 from hotcold.values import printable, size
 
+_PADDING = 512  # tokens that vocabularies of one family may differ by, at their end
 _TRIES = 8  # with less of a GPU's memory each time
 
 
@@ -40,7 +41,8 @@ def load(path: Path | None, options: Mapping[str, Any], progress: Progress | Non
     wanted = complete(options)
     with open_gguf(located(path or model_path())) as file:
         try:
-            return _load(file, wanted, progress)
+            model = _load(file, wanted, progress)
+            return model if wanted["draft"] is None else _with_draft(model, wanted)
         except UserError:
             raise
         except ValueError as error:  # a shape that is right and that a kernel has no room for, say
@@ -96,6 +98,40 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         sampling=sampling,
         draft_max=options["draft_max"],
     )
+
+
+def _with_draft(model: LoadedModel, options: LoadOptions) -> LoadedModel:
+    """Loads the smaller model that guesses for a model, too. LoadError: its vocabulary is another."""
+    path = located(Path(options["draft"] or ""))
+    with open_gguf(path) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        own = Tokenizer.from_metadata(file.metadata)
+    for name, each in ((model.path.name, model.config), (path.name, config)):
+        if each.slot_bytes:
+            seen = f"{printable(name)} keeps states of sequences, which go no step back"
+            raise LoadError(f"{seen}, so `draft` does not work with it: leave it out")
+    ids = min(own.vocab_size, model.tokenizer.vocab_size)
+    other = next((id for id in range(ids) if own.piece(id) != model.tokenizer.piece(id)), None)
+    names = f"`draft={printable(path.name)}` and {printable(model.path.name)}"
+    fix = "a draft model must have the vocabulary of the model that it guesses for"
+    if other is not None:
+        seen = f"token {other} is {own.piece(other)!r:.60} and {model.tokenizer.piece(other)!r:.60}"
+        raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")
+    if abs(own.vocab_size - model.tokenizer.vocab_size) > _PADDING:
+        seen = f"{own.vocab_size} and {model.tokenizer.vocab_size} tokens"
+        raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")
+    its = LoadOptions(
+        threads=options["threads"],
+        backend=options["backend"],
+        sequences=options["sequences"],
+        chunk=options["chunk"],
+        context=min(model.context, config.context),
+        gpu="off",
+        draft_max=0,
+    )
+    draft = load(path, its)
+    note = f"{printable(draft.name)} guesses tokens, which changes no text"
+    return replace(model, draft=draft, notes=(*model.notes, note))
 
 
 @dataclass(frozen=True)

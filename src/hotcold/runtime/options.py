@@ -60,6 +60,8 @@ class LoadOptions(ModelOptions, total=False):
     #: the most tokens of a sequence that are guessed and verified in one step (7, where so many pay); 0 is
     #: none. The text is the same
     draft_max: int
+    #: a smaller model with the same vocabulary, which guesses what is not looked up; it runs on the CPU
+    draft: str | os.PathLike[str] | None
 
 
 _DEFAULTS = LoadOptions(

@@ -19,6 +19,7 @@ from hotcold.kernels.backend import (
     PAGE,
     Backend,
     BatchLimits,
+    FFNWeights,
     Matrix,
     PredictorWeights,
 )
@@ -35,7 +36,7 @@ from hotcold.runtime.memory import check_memory
 from hotcold.runtime.mode import SparsityMode, choose_mode
 from hotcold.runtime.placing import OnGPU
 from hotcold.runtime.sampling import SamplingParams
-from hotcold.sparse.ffn import FFN, SplitFFN, make_ffns
+from hotcold.sparse.ffn import FFN, SplitFFN, make_ffns, make_shared_ffns
 from hotcold.sparse.predictor import load_predictors
 from hotcold.sparse.timeline import Timeline
 
@@ -66,7 +67,12 @@ class Session:
         pages, slots = model.pages, model.slots
         check_memory(extra, model.cache_type, config, limits, pages, slots, devices, model.on_gpus, what)
         predictors = self._load_predictors(mode)
-        self._counters = Counters(np.zeros((config.layers, len(FFN_COUNTS)), np.int64))
+        none = np.zeros((config.layers, len(FFN_COUNTS)), np.int64)
+        shared = [layer.shared.ffn if layer.shared else None for layer in model.weights.layers]
+        self._shared = make_shared_ffns(devices.layers, shared, mode.name)
+        #: whether shared experts read only a part of their rows, which they count
+        self.shared_counts = any(ffn is not None and ffn.stats is not None for ffn in self._shared)
+        self._counters = Counters(none, shared=none[: config.layers * self.shared_counts].copy())
         self.predictors = predictors  #: of each layer; None where none is used
         self.footprint = self._footprint(mode)
         self.state = SequenceState(devices, config, pages, model.cache_type, slots)
@@ -78,7 +84,8 @@ class Session:
         self._watched: Watched | None = None
         _serve(self, self._cold_sides, self._ffns)
         ffns = wrap([*self._ffns])
-        self.transformer = Transformer(config, model.weights, devices, ffns, limits, self.state)
+        of_model = config, model.weights, devices
+        self.transformer = Transformer(*of_model, ffns, limits, self.state, self._shared)
         # Rows that a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
         if mode.name == "off" and config.experts is None:
@@ -142,6 +149,9 @@ class Session:
                 row[:] = ffn.counts()
             if self._watched is not None:
                 self._counters.rows += self._watched.counts().sum(0)
+        if self.shared_counts:
+            for row, shared in zip(self._counters.shared, self._shared, strict=True):
+                row[:] = 0 if shared is None else shared.counts()
         return self._counters
 
     def add_seconds(self, seconds: float, *, prompt: bool) -> None:
@@ -209,7 +219,7 @@ class Session:
         bytes, for each layer and then the head."""
         weights, devices = self.model.weights, self.model.devices
         for layer, predictor, backend in zip(weights.layers, self.predictors, devices.layers, strict=True):
-            yield "attention", backend, layer.dense_bytes
+            yield "attention", backend, layer.dense_bytes + layer.shared_bytes * (not self.shared_counts)
             yield "predictor", backend, predictor.nbytes if predictor else 0
         yield "head", devices.head, weights.head.nbytes
 
@@ -219,22 +229,26 @@ class Session:
         for layer in weights.layers:
             read += layer.matrices
         shared = [layer.shared.ffn for layer in weights.layers if layer.shared]
+        whole = [] if self.shared_counts else shared
         norms = weights.norm_values
         params = int(np.dot(mode.predictors.params, mode.used)) if mode.predictors else 0
-        row_bytes = (layer.ffn.row_bytes for layer in weights.layers)
         return Footprint(
             step_bytes=sum(nbytes for _, _, nbytes in self.read_whole()) + 4 * norms,
             step_params=sum(math.prod(each.shape) for each in read)
-            + sum((2 + config.gated) * config.dim * each.neurons for each in shared)
+            + sum((2 + config.gated) * config.dim * each.neurons for each in whole)
             + norms
             + params,
             token_bytes=weights.embedding.nbytes // config.vocab,
             neurons=config.neurons,
             dim=config.dim,
-            # As in FFNStats: without a gate the up rows count as gate rows.
-            row_bytes=tuple((gate, up, *down) if gate else (up, 0, *down) for gate, up, *down in row_bytes),
+            row_bytes=tuple(_row_bytes(layer.ffn) for layer in weights.layers),
             kv_bytes=config.page_bytes(self.model.cache_type) // PAGE,
             state_bytes=2 * config.slot_bytes,
+            shared_row_bytes=tuple(
+                _row_bytes(layer.shared.ffn) if layer.shared else (0, 0, 0, 0) for layer in weights.layers
+            )
+            if self.shared_counts
+            else (),
         )
 
 
@@ -282,6 +296,12 @@ class Watched:
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
 
+def _row_bytes(ffn: FFNWeights) -> tuple[int, ...]:
+    """As FFNStats counts rows: without a gate those of up are the gate's."""
+    gate, up, *down = ffn.row_bytes
+    return (gate, up, *down) if gate else (up, 0, *down)
+
+
 def _serve(owner: object, sides: list[ColdSide], ffns: list[FFN]) -> None:
     """Starts cold sides, which end with their owner."""
     for side in sides:
@@ -313,6 +333,7 @@ class LoadedModel:
     chat_metadata: Mapping[str, Any] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
     draft_max: int = 0  #: the most tokens of a sequence that are guessed in a step
+    draft: "LoadedModel | None" = None  #: a smaller one that guesses them
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property
@@ -353,6 +374,8 @@ class LoadedModel:
         return choose_mode(sparsity or self.sparsity, self.config, self.path, source, self.fingerprint)
 
     def close(self) -> None:
-        """Closes all sessions."""
+        """Closes all sessions, those of :attr:`draft`, too."""
         for session in list(self._sessions):
             session.close()
+        if self.draft is not None:
+            self.draft.close()

@@ -250,3 +250,17 @@ def make_ffns(
         else:
             ffns.append(FFN(ops, layer, mode, named, stats))
     return ffns
+
+
+def make_shared_ffns(
+    backends: Sequence[Backend], weights: Sequence[FFNWeights | None], mode: str
+) -> list[FFN | None]:
+    """One FFN per layer for its shared expert, None where it has none. Nothing predicts the neurons of shared
+    experts, so ``predicted`` is ``exact`` there. Each counts what it reads, unless that is all (``off``)."""
+    shape = (len(weights), len(FFN_COUNTS))
+    used = dict.fromkeys(ops for ops, each in zip(backends, weights, strict=True) if each is not None)
+    counts = {ops: ops.zeros(shape, np.int64) for ops in used} if mode != "off" else {}
+    return [
+        None if each is None else FFN(ops, each, mode, stats=FFNStats(counts[ops], layer) if counts else None)
+        for layer, (ops, each) in enumerate(zip(backends, weights, strict=True))
+    ]

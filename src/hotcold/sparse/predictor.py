@@ -73,15 +73,16 @@ def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = N
             _check_owner(file, fingerprint)
         reads, relu, pays = _facts(file, config)
         _threshold(file)
-        infos = _layer_infos(file, config.layers)
+        infos = _layer_infos(file, config)
         for neurons, parts in zip(config.neurons, infos, strict=True):
-            _check_layer(parts, config.dim, neurons)
+            if neurons:
+                _check_layer(parts, config.dim, neurons)
         return PredictorFacts(
             path=file.path,
             input=reads,
             relu=relu,
             pays=pays,
-            params=tuple(math.prod(first.shape) + math.prod(second.shape) for first, second, *_ in infos),
+            params=tuple(sum(math.prod(each.shape) for each in parts[:2]) for parts in infos),
             nbytes=sum(each.nbytes for parts in infos for each in parts),
         )
 
@@ -106,15 +107,19 @@ def _facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[bool, ...]]
     return reads, relu, tuple(flags)
 
 
-def _layer_infos(file: GGUFFile, layers: int) -> list[list[TensorInfo]]:
-    """Both factors of each layer, and thresholds if the file has them."""
-    missing = [i for i in range(layers) if any(name not in file.tensors for name in _names(file, i))]
-    if len(missing) == layers:
+def _layer_infos(file: GGUFFile, config: Config) -> list[list[TensorInfo]]:
+    """Both factors of each layer, and thresholds if the file has them; nothing of layers without an FFN."""
+    needed = [i for i, neurons in enumerate(config.neurons) if neurons]
+    missing = [i for i in needed if any(name not in file.tensors for name in _names(file, i))]
+    if len(missing) == len(needed):
         raise PredictorError("this file has no predictor (blk.N.fc1, blk.N.fc2): use `sparsity=exact`")
     if missing:
         listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         raise PredictorError(f"predictor of layer {listed} is missing: both factors of all are needed")
-    return [[file.tensors[name] for name in _names(file, i)] for i in range(layers)]
+    return [
+        [file.tensors[name] for name in _names(file, i)] if neurons else []
+        for i, neurons in enumerate(config.neurons)
+    ]
 
 
 def _check_layer(parts: Sequence[TensorInfo], dim: int, neurons: int) -> None:
@@ -134,7 +139,8 @@ def _check_layer(parts: Sequence[TensorInfo], dim: int, neurons: int) -> None:
 def read_predictor(file: GGUFFile, config: Config, layer: int) -> PredictorTensors:
     """One layer's predictor, after :func:`check_predictors`; PredictorError if a weight is not finite."""
     first, second, *own = (_finite(file.load(name), name) for name in _names(file, layer))
-    experts, chosen = (config.experts.count, config.experts.chosen) if config.experts else (1, 1)
+    of_layer = config.experts_of(layer)
+    experts, chosen = (of_layer.count, of_layer.chosen) if of_layer else (1, 1)
     relu, threshold = True, np.full(config.neurons[layer], _threshold(file), np.float32)
     if own:
         relu, threshold = bool(file.metadata[_KEY + "relu"]), own[0].dequantise()
@@ -142,13 +148,17 @@ def read_predictor(file: GGUFFile, config: Config, layer: int) -> PredictorTenso
 
 
 def write_sidecar(
-    path: Path, fingerprint: str, layers: Sequence[PredictorTensors], facts: Mapping[str, Any]
+    path: Path, fingerprint: str, layers: Sequence[PredictorTensors | None], facts: Mapping[str, Any]
 ) -> None:
-    """Writes the predictors of all layers for the model with this fingerprint. ``facts`` are the keys
-    ``hotcold.predictor.*``: ``input`` and ``pays``, and version and figures for people."""
-    keys = {"model_fingerprint": fingerprint, "relu": layers[0].relu, **facts}
+    """Writes the predictors of all layers for the model with this fingerprint; None: a layer without an FFN.
+    ``facts`` are the keys ``hotcold.predictor.*``: ``input`` and ``pays``, and version and figures for
+    people."""
+    relu = next(each.relu for each in layers if each is not None)
+    keys = {"model_fingerprint": fingerprint, "relu": relu, **facts}
     tensors: dict[str, Tensor] = {}
     for i, each in enumerate(layers):
+        if each is None:
+            continue
         parts = (each.first, each.second, quantise(each.threshold, "F32"))
         tensors |= {f"blk.{i}.predictor.{part}": tensor for part, tensor in zip(_PARTS, parts, strict=True)}
     metadata = {"general.type": SIDECAR_TYPE} | {_KEY + key: value for key, value in keys.items()}
@@ -157,12 +167,15 @@ def write_sidecar(
 
 def load_predictors(
     file: GGUFFile, config: Config, backend: Backend | Devices, fingerprint: str | None = None
-) -> list[PredictorWeights]:
-    """Loads the predictors of all layers into a backend; arguments and errors as in
-    :func:`check_predictors`."""
+) -> list[PredictorWeights | None]:
+    """Loads the predictors of all layers into a backend, None of those without an FFN; arguments and errors
+    as in :func:`check_predictors`."""
     check_predictors(file, config, fingerprint)
     devices = Devices.of(backend, config.layers)
-    return [devices.predictor_weights(i, read_predictor(file, config, i)) for i in range(config.layers)]
+    return [
+        devices.predictor_weights(i, read_predictor(file, config, i)) if neurons else None
+        for i, neurons in enumerate(config.neurons)
+    ]
 
 
 def _names(file: GGUFFile, layer: int) -> tuple[str, ...]:

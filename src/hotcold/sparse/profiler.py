@@ -23,17 +23,19 @@ _ONES = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshap
 
 class Firings:
     """Counts firings in the masks of all layers, and keeps the masks of the last 63 tokens. In layers of
-    experts it also counts how often each expert is chosen."""
+    experts it also counts how often each expert is chosen. Layers may have no neurons."""
 
-    def __init__(self, neurons: Sequence[int], experts: int = 1) -> None:
-        ends = [equal_ends(n, experts) for n in neurons]
+    def __init__(self, neurons: Sequence[int], experts: int | Sequence[int] = 1) -> None:
+        """``experts`` are those of each layer; 1: it has an ordinary FFN, or none."""
+        counts = [experts] * len(neurons) if isinstance(experts, int) else [*experts]
+        ends = [equal_ends(n, count) for n, count in zip(neurons, counts, strict=True)]
         words = np.array([mask_words(each)[-1] for each in ends])
         self.tokens = 0
         self._neurons = neurons
         self._words = words
         self._bits = [mask_bits(each) for each in ends]
-        self._chosen: list[tuple[Backend, Chosen]] = []
-        self._routed = np.zeros((len(neurons), experts), np.int64)
+        self._chosen: list[tuple[Backend, Chosen] | None] = []
+        self._routed = np.zeros((len(neurons), max(counts)), np.int64)
         self._start = words.cumsum() - words  # each layer's first word
         self._counts = np.zeros(64 * words.sum(), np.int64)  # firings, by bit of all words
         self._run = np.zeros((0, words.sum()), np.uint64)  # masks of the last tokens
@@ -50,14 +52,17 @@ class Firings:
         self._masks = [ffn.fired for ffn in ffns]
         return ffns
 
-    def watch_routers(self, chosen: Sequence[tuple[Backend, Chosen]]) -> None:
-        """Sets the buffers with the experts that the rows of each layer choose; :meth:`step` reads them."""
+    def watch_routers(self, chosen: Sequence[tuple[Backend, Chosen] | None]) -> None:
+        """Sets the buffers with the experts that the rows of each layer choose, None of layers without any;
+        :meth:`step` reads them."""
         self._chosen = [*chosen]
 
     def step(self, rows: int) -> None:
         self.add(np.hstack([self._backend.read(mask, 0, rows) for mask in self._masks]))
-        for counts, (backend, chosen) in zip(self._routed, self._chosen, strict=bool(self._chosen)):
-            counts += np.bincount(backend.read(chosen.ids, 0, rows).ravel(), minlength=len(counts))
+        for counts, router in zip(self._routed, self._chosen, strict=bool(self._chosen)):
+            if router is not None:
+                backend, chosen = router
+                counts += np.bincount(backend.read(chosen.ids, 0, rows).ravel(), minlength=len(counts))
 
     def restart(self) -> None:
         """Begins a new text: the next token has no predecessor."""
@@ -79,7 +84,9 @@ class Firings:
         self._run = run[1 - SPANS[-1] :]
 
     def _ones(self, masks: Masks) -> npt.NDArray[np.int64]:
-        return np.add.reduceat(_ONES[masks.view(np.uint16)].sum(0, np.int64), 4 * self._start)
+        sums = np.append(0, _ONES[masks.view(np.uint16)].sum(0, np.int64).cumsum())
+        ends: npt.NDArray[np.int64] = self._start + self._words
+        return np.asarray(sums[4 * ends] - sums[4 * self._start])
 
     @property
     def firing(self) -> list[Doubles]:
@@ -97,7 +104,7 @@ class Firings:
         ``union_2`` to ``union_64``, the mean share of neurons that fire in so many tokens in a row."""
         found = {"overlap": self._again / np.maximum(1, self._after)}
         for span, n, union in zip(SPANS, self._runs, self._unions, strict=True):
-            found |= {f"union_{span}": union / n / self._neurons} if n else {}
+            found |= {f"union_{span}": union / n / np.maximum(1, self._neurons)} if n else {}
         return {name: shares.tolist() for name, shares in found.items()}
 
 

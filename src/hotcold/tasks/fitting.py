@@ -40,6 +40,9 @@ _ROW = (
     "{weighted_recall:10.4f}{read_ratio:7.3f}  {pays!s:>5}"
 )
 
+#: Stands for the predictor of a layer that has no FFN.
+_NO_FIT = Fit(0, 0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, pays=False)
+
 Windows = list[list[int]]
 
 
@@ -76,7 +79,7 @@ class FittedPredictor:
     measured: Literal["auto", "predicted"]  #: the sparsity mode of ``speed.predicted_tok_s``
     fingerprint: str  #: the model's
     setup: Setup
-    tensors: Sequence[PredictorTensors] = field(repr=False)
+    tensors: Sequence[PredictorTensors | None] = field(repr=False)  #: None: a layer without an FFN
     svd: Comparison | None = None  #: beside predictors that were trained
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -187,10 +190,12 @@ def fit_predictor(
     more = {"sparsity": mode, "predictor": own, "default_context": LONGEST_WINDOW, "gpu": OFF}
     base = opened(source, load_options, progress, **more, state_copies=0)
     base.mode(mode, own)
+    _check_layers(base, method)
     fit_to, seen = _windows(base, texts, tokens, window_length(base.context, context))
     if folder is None:
         ladders = _fit(base, settings, fit_to, seen, progress)
-        best, frontier = [each[0] for each in ladders], [[each.fit for each in ladder] for ladder in ladders]
+        best = [each[0] if each else None for each in ladders]
+        frontier = [[each.fit for each in ladder] for ladder in ladders]
         return _measured(base, settings, best, frontier, to_write)
     from hotcold.tasks.predictor_training import trained
 
@@ -222,6 +227,16 @@ def _check_experts(path: Path) -> None:
         raise UserError(f"{seen}: trained predictors are taken of layers without experts; use `method=svd`")
 
 
+def _check_layers(model: LoadedModel, method: str) -> None:
+    config = model.config
+    if config.experts is not None and config.experts.latent:
+        seen = f"experts of {printable(model.name)} read {config.experts.latent} values made of {config.dim}"
+        raise UserError(f"{seen}: predictors of such experts are not supported yet; use `sparsity=exact`")
+    if method != "svd" and not all(config.neurons):
+        seen = f"{config.neurons.count(0)} layers of {printable(model.name)} have no FFN"
+        raise UserError(f"{seen}: predictors of the others can be made by `method=svd` alone")
+
+
 def _windows(model: LoadedModel, texts: Sequence[str], tokens: int, length: int) -> tuple[Windows, Windows]:
     """Windows to fit to and, without overlap, windows to judge by: four fifths and one fifth of ``tokens``.
 
@@ -245,14 +260,17 @@ def _fit(
     held_out: Windows,
     progress: Progress | None,
 ) -> list[list[Fitted]]:
-    """Fits predictors of several ranks for each layer, the best first."""
+    """Fits predictors of several ranks for each layer, the best first; none for layers without an FFN."""
     names = {"normed", INPUTS[settings.method]}
     inputs = ffn_inputs(model, fit_to, names), ffn_inputs(model, held_out, names)
-    ladders = []
+    ladders: list[list[Fitted]] = []
     with open_gguf(model.path) as file:
         for layer, (seen, unseen) in enumerate(zip(*inputs, strict=True)):
-            fit = fit_experts if model.config.experts else fit_layer
-            ladders.append(fit(file, model.config, layer, settings, fit_to=seen, held_out=unseen))
+            fit = fit_experts if model.config.experts_of(layer) else fit_layer
+            some = model.config.neurons[layer] > 0
+            ladders.append(
+                fit(file, model.config, layer, settings, fit_to=seen, held_out=unseen) if some else []
+            )
             if progress:
                 progress("layers", layer + 1, model.config.layers)
     return ladders
@@ -261,14 +279,15 @@ def _fit(
 def _measured(
     model: LoadedModel,
     settings: FitOptions,
-    best: Sequence[Fitted],
+    best: Sequence[Fitted | None],
     frontier: list[list[Fit]],
     output: Path | None,
     svd: Sequence[Fitted] | None = None,
 ) -> FittedPredictor:
     """The best predictor of each layer. Bytes decide in which layers prediction pays, timing whether it pays
     at all. ``svd`` is timed, too, in the same mode."""
-    tensors, fits = [each.tensors for each in best], [each.fit for each in best]
+    tensors = [each and each.tensors for each in best]
+    fits = [each.fit if each else _NO_FIT for each in best]
     pays = [fit.pays for fit in fits]
     measured: Literal["auto", "predicted"] = "auto" if any(pays) else "predicted"
     beside = None

@@ -161,8 +161,8 @@ def _count(
         fix = "load it without placement and vram_budget, or give its file"
         raise UserError(f"this model is loaded on several backends, and a profile counts on one: {fix}")
     length = window_length(base.context, context)
-    experts = base.config.experts
-    firings = Firings(base.config.neurons, experts.count if experts else 1)
+    experts = [base.config.experts_of(i) for i in range(base.config.layers)]
+    firings = Firings(base.config.neurons, [each.count if each else 1 for each in experts])
     rows = base.limits.tokens
     windows = text_windows(base.tokenizer, text, length)
     if tokens is not None:
@@ -170,7 +170,8 @@ def _count(
     watched = base.session(mode, wrap=lambda ffns: firings.watch(base.backend, ffns, rows))
     with closing(watched) as session:
         if session.transformer.chosen:
-            firings.watch_routers([(base.backend, each) for each in session.transformer.chosen])
+            routed = zip(experts, session.transformer.chosen, strict=True)
+            firings.watch_routers([(base.backend, each) if has else None for has, each in routed])
         scorer = Scorer(session)
         for done, window in enumerate(windows, 1):
             firings.restart()

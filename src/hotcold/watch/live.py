@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.kernels.gpu import GPUMemoryError
-from hotcold.runtime.counters import Counters, Figures
+from hotcold.runtime.counters import Counters, Figures, bytes_of_rows
 from hotcold.runtime.session import Session, Watched
 from hotcold.watch.memory_use import MemoryUse, memory_use
 from hotcold.watch.neuron_map import MapLayout, NeuronMap
@@ -183,15 +183,14 @@ class _Moment:
         figures = Figures.of(counters, session.footprint)
         new = self.tokens - before.tokens
         tok_s = new / seconds if new > 0 and seconds > 0 else None
-        gpu, cpu = _bytes_read(live, self.sides - before.sides, self.steps - before.steps)
+        gpu, cpu = _bytes_read(live, counters, self.sides - before.sides, self.steps - before.steps)
         return Rates(tok_s, figures.gb_s, gpu / (gpu + cpu) if gpu + cpu else None)
 
 
-def _bytes_read(live: Live, sides: npt.NDArray[np.int64], steps: int) -> tuple[int, int]:
-    """Bytes of weights that the GPU and the CPU read."""
+def _bytes_read(live: Live, counters: Counters, sides: npt.NDArray[np.int64], steps: int) -> tuple[int, int]:
+    """Bytes of weights that the GPU and the CPU read in some steps, of which ``counters`` may have more."""
     model, footprint = live.session.model, live.session.footprint
-    rows = sides[:, :, [0, 1, 2, 4]] * np.asarray(footprint.row_bytes, np.int64)
-    by_layer = rows.sum(2)  # [2, layers]
+    by_layer = bytes_of_rows(sides, footprint.row_bytes).sum(2)  # [2, layers]
     if live.watched is None:
         experts = [model.config.experts_of(i) for i in range(model.config.layers)]
         shares = [each.chosen / each.count if each else 1 for each in experts]
@@ -202,5 +201,8 @@ def _bytes_read(live: Live, sides: npt.NDArray[np.int64], steps: int) -> tuple[i
         (model.backend, int(by_layer[1].sum())),
     ]
     read += [(backend, steps * nbytes) for _, backend, nbytes in live.session.read_whole()]
+    shared = bytes_of_rows(counters.shared, footprint.shared_row_bytes).sum(1) * steps
+    of_steps = shared // max(1, counters.decode_steps)
+    read += [*zip(model.devices.layers, of_steps.tolist(), strict=False)]
     cpu = sum(nbytes for backend, nbytes in read if backend is model.backend)
     return sum(nbytes for _, nbytes in read) - cpu, cpu

@@ -8,7 +8,7 @@ from hotcold.runtime.session import Session
 from hotcold.sparse.ffn import SplitWeights
 
 #: Kinds of memory, in the order in which they are shown.
-KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "states", "buffers")
+KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "buffers", "states")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
         if kind != "head" or weights.head is not weights.embedding:
             add(kind, backend, nbytes)
     for i, (layer, backend) in enumerate(zip(weights.layers, devices.layers, strict=True)):
+        if session.shared_counts:
+            add("attention", backend, layer.shared_bytes)
         add("kv", backend, session.cache.pages * config.mixers[i].page_bytes(model.cache_type))
         if session.slots:
             add("states", backend, session.slots.slots * config.mixers[i].slot_bytes)

@@ -453,7 +453,15 @@ def test_times_are_those_of_the_pieces() -> None:
     assert (found["prompt_n"], found["prompt_ms"], found["prompt_per_second"]) == (9, 500, 18)
     assert (found["predicted_n"], found["predicted_ms"]) == (10, 2000)
     assert found["predicted_per_second"] == 4  # the first of each came with its prompt
-    assert found["sparsity"] == "exact"
+    assert found["sparsity"] == "exact" and "draft_n" not in found
+
+
+def test_guesses_are_counted_as_llama_cpp_counts_them() -> None:
+    reply = parse(n=2).reply(Marked)
+    for i in range(2):
+        reply.add(i, piece("a", [5, 6, 7], "length", guessed=10 * i, accepted=7 * i))
+    found = reply.whole()["timings"]
+    assert (found["draft_n"], found["draft_n_accepted"]) == (10, 7)
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "error"])

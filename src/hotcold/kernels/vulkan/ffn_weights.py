@@ -143,14 +143,16 @@ def ffn_weights(memory: DeviceMemory, tensors: FFNTensors) -> DeviceFFN:
         edges = [*range(0, down.shape[0], per_range), down.shape[0]]
         held = _rows(memory, down, list(pairwise(edges)))
     elif shape.panels:
-        held = tuple(_panels(memory, shape, down, *cut) for cut in cuts)
+        held = tuple(_panels(memory, shape, tensors, *cut) for cut in cuts)
     elif shape.down_layout == "by_output":
-        held = tuple(_transposed(memory, shape, down, *cut) for cut in cuts)
+        held = tuple(_transposed(memory, shape, tensors, *cut) for cut in cuts)
     else:
         held = _rows(memory, down, cuts)
     biases = tensors.gate_bias, tensors.up_bias, tensors.down_bias
     table, places = _table(shape, biases)
-    sizes = [t.nbytes // shape.neurons if t is not None else 0 for t in (tensors.gate, tensors.up, down)]
+    gate_bytes = 0 if tensors.gate is None else tensors.gate.nbytes
+    whole = gate_bytes, tensors.up.nbytes, tensors.down_nbytes
+    sizes = [n // shape.neurons for n in whole]
     last = panel_bytes(down.type, dim) if shape.panels else (sizes[2], 0)
     return DeviceFFN(
         shape=shape,
@@ -161,7 +163,7 @@ def ffn_weights(memory: DeviceMemory, tensors: FFNTensors) -> DeviceFFN:
         together=together,
         biases=places,
         numbers=(tensors.threshold, tensors.limit, tensors.alpha),
-        nbytes=sum(t.nbytes for t in (tensors.gate, tensors.up, down, *biases) if t is not None),
+        nbytes=sum(whole) + sum(each.nbytes for each in biases if each is not None),
         row_bytes=(sizes[0], sizes[1], *last),
     )
 
@@ -259,44 +261,41 @@ def _store(
     return Part(first, end - first, held)
 
 
-def _transposed(memory: DeviceMemory, shape: FFNShape, down: AnyTensor, first: int, end: int) -> Part:
+def _transposed(memory: DeviceMemory, shape: FFNShape, tensors: FFNTensors, first: int, end: int) -> Part:
     """Transposes a matrix of a float type by output, without any change of a value."""
-    size, dim = down.type.nbytes, shape.dim
+    size, dim = shape.down.nbytes, shape.dim
 
     def chunks() -> Iterator[tuple[int, Bytes]]:
-        for begin, own_end, outputs in _outputs(shape, down, first, end):
+        for begin, own_end, outputs in _outputs(shape, tensors, first, end):
             values = outputs.view(f"V{size}")[:, max(first - begin, 0) : own_end - begin]
             step = max(1, packing.CHUNK_BYTES // (dim * size))
             for start in range(0, values.shape[1], step):
                 rows = np.ascontiguousarray(values[:, start : start + step].T)
                 yield max(first, begin) + start, rows.view(np.uint8).reshape(len(rows), -1)
 
-    return _store(memory, down.type, dim, first, end, chunks())
+    return _store(memory, shape.down, dim, first, end, chunks())
 
 
-def _outputs(shape: FFNShape, down: AnyTensor, first: int, end: int) -> Iterator[tuple[int, int, Bytes]]:
+def _outputs(shape: FFNShape, tensors: FFNTensors, first: int, end: int) -> Iterator[tuple[int, int, Bytes]]:
     """Yields, for each expert that has neurons from ``first`` to ``end``: its first one, where those end, and
     its rows of down by output."""
-    at = 0
-    for begin, own_end in shape.spans:
-        if own_end == begin:
-            continue
-        if begin < end and own_end > first:
-            chunks = [data for _, data in packing.row_chunks(down, at, at + shape.dim)]
-            yield begin, min(own_end, end), np.concatenate(chunks)
-        at += shape.dim
+    ends = {begin: own_end for begin, own_end in shape.spans if own_end > begin}
+    for begin, down in tensors.expert_downs():
+        if begin < end and ends[begin] > first:
+            chunks = [data for _, data in packing.row_chunks(down, 0, shape.dim)]
+            yield begin, min(ends[begin], end), np.concatenate(chunks)
 
 
 # --- panels ---
 
 
-def _panels(memory: DeviceMemory, shape: FFNShape, down: AnyTensor, first: int, end: int) -> Part:
+def _panels(memory: DeviceMemory, shape: FFNShape, tensors: FFNTensors, first: int, end: int) -> Part:
     """Whole ones, which may have neurons before the first and after the last."""
-    type, size = down.type, down.type.weights
+    type, size = shape.down, shape.down.weights
     begin, last = first // size * size, -(-end // size) * size
     nbytes = 4 * panel_words(type, shape.dim)
     held = memory.allocate((last - begin) // size * nbytes)
-    for own, own_end, outputs in _outputs(shape, down, begin, last):
+    for own, own_end, outputs in _outputs(shape, tensors, begin, last):
         blocks = outputs.reshape(shape.dim, -1, type.nbytes)
         start = max(own, begin)
         step = max(1, packing.CHUNK_BYTES // nbytes) * size

@@ -1,0 +1,81 @@
+// Ops that keep a state of each sequence. Work is cut by sequence and by head or channel, never by token: a
+// state is read and written once a step, and stays near its core meanwhile.
+#include <algorithm>
+
+#include "program/program_parts.h"
+
+namespace hc {
+
+void Program::by_sequence(const States& states, int64_t parts,
+                          std::function<void(const StateRows&, int64_t, const Scratch&)> run,
+                          std::function<Span(int64_t, int64_t)> reads) {
+    bounds_.keep_states(states.slots);
+    const auto state = [states](int32_t slot) {
+        return slot < 0 ? nullptr : states.base + slot * states.floats;
+    };
+    step([this, parts] { return int64_t(active_.size()) * parts; },
+         [this, parts, state, run](int64_t piece, const Scratch& s) {
+             const int32_t of = active_[size_t(piece / parts)];
+             const StateRows rows{batch_.first_rows[of], batch_.row_counts[of], state(batch_.state_from[of]),
+                                  state(batch_.state_to[of])};
+             run(rows, piece % parts, s);
+         },
+         reads);
+}
+
+// Where the states of pieces [piece, end) lie in one stretch.
+Span Program::stretch_of(const States& states, int64_t parts, int64_t piece, int64_t end) const {
+    const int32_t slot = batch_.state_from[active_[size_t(piece / parts)]];
+    if (slot < 0) return {};
+    const int64_t each = states.floats / parts, first = piece % parts;
+    const int64_t count = std::min(end - piece, parts - first);
+    const float* at = states.base + slot * states.floats + first * each;
+    return {reinterpret_cast<const uint8_t*>(at), count * each * 4};
+}
+
+void Program::short_conv(const ShortConv& c, const States& states) {
+    by_sequence(states, ceil_div(c.channels, kConvChannels),
+                [this, c](const StateRows& rows, int64_t piece, const Scratch& s) {
+                    const int64_t first = piece * kConvChannels;
+                    const int64_t count = std::min(kConvChannels, c.channels - first);
+                    k_.states->short_conv(c, rows, first, count, s.local);
+                });
+}
+
+void Program::gated_delta(const GatedDelta& g, const States& states) {
+    by_sequence(
+        states, g.heads,
+        [this, g](const StateRows& rows, int64_t head, const Scratch& s) {
+            k_.states->gated_delta(g, rows, head, s.local);
+        },
+        [this, states, g](int64_t piece, int64_t end) { return stretch_of(states, g.heads, piece, end); });
+}
+
+void Program::ssm_scan(const SsmScan& scan, const States& states) {
+    by_sequence(
+        states, scan.heads,
+        [this, scan](const StateRows& rows, int64_t head, const Scratch& s) {
+            k_.states->ssm_scan(scan, rows, head, s.local);
+        },
+        [this, states, scan](int64_t piece, int64_t end) {
+            return stretch_of(states, scan.heads, piece, end);
+        });
+}
+
+void Program::decay(const Decay& d, const float* x, float* out) {
+    step([this] { return count(kTokens); },
+         [this, d, x, out](int64_t t, const Scratch&) {
+             k_.states->decay(d, x + t * d.channels, out + t * d.channels);
+         });
+}
+
+void Program::multiply(Gate kind, const float* x, const float* gate, float* out, int64_t dim) {
+    const int64_t parts = ceil_div(dim, kGateValues);
+    step([this, parts] { return count(kTokens) * parts; },
+         [this, parts, kind, x, gate, out, dim](int64_t piece, const Scratch&) {
+             const int64_t first = piece % parts * kGateValues, at = piece / parts * dim + first;
+             k_.states->multiply(kind, x + at, gate + at, out + at, std::min(kGateValues, dim - first));
+         });
+}
+
+}  // namespace hc

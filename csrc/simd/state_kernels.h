@@ -1,0 +1,73 @@
+// The kernels of ops that keep a state of each sequence, and of what such layers need besides:
+// src/hotcold/kernels/state_ops.py says what they compute. Their file is isa_states.cpp.
+#pragma once
+#include "simd/kernels.h"
+
+namespace hc {
+
+constexpr int kMostTaps = 8;            // columns that a short convolution sees
+constexpr int64_t kConvChannels = 128;  // of one piece
+constexpr int64_t kGateValues = 2048;   // of one piece of a row
+constexpr int kDeltaTokens = 16;        // whose keys and queries are made ready at a time
+constexpr int kScanTokens = 64;         // likewise their steps
+constexpr int kDeltaVectors = 4;        // keys, queries and factors of a token
+constexpr int64_t kStateRow = 16;       // floats, whole multiples of which rows of scratch have
+
+HC_SMALL int64_t state_row(int64_t n) { return (n + kStateRow - 1) / kStateRow * kStateRow; }
+
+// One sequence's rows of a step, and its state before and after them.
+struct StateRows {
+    int64_t first, count;
+    const float* from;  // null: zeros
+    float* to;          // null: it is not kept; may be `from`
+};
+
+struct ShortConv {
+    const float *x, *weight, *bias;  // [T, channels], [channels, taps], [channels] or null
+    float* out;
+    int64_t channels, taps;
+    bool silu;
+};
+
+struct GatedDelta {
+    const float *mixed, *decay, *beta;  // [T, width()], [T, heads] or [T, heads, key_dim], [T, heads]
+    float* out;                         // [T, heads, value_dim]
+    int64_t keys, heads, key_dim, value_dim;
+    bool per_channel, tiled;
+    float eps;
+    HC_SMALL int64_t width() const { return 2 * keys * key_dim + heads * value_dim; }
+    HC_SMALL int64_t key_head(int64_t head) const { return tiled ? head % keys : head / (heads / keys); }
+    HC_SMALL int64_t state() const { return key_dim * value_dim; }  // of a head
+    // Floats of a thread's scratch: what tokens make ready, and a state that is not kept.
+    HC_SMALL int64_t scratch() const {
+        return kDeltaTokens * (kDeltaVectors * state_row(key_dim) + kStateRow) + state_row(state());
+    }
+};
+
+struct SsmScan {
+    const float *mixed, *dt, *dt_bias, *a, *d;  // [T, mixed_width()], [T, heads], then [heads]
+    float* out;                                 // [T, heads, width]
+    int64_t heads, width, size, groups;
+    HC_SMALL int64_t mixed_width() const { return heads * width + 2 * groups * size; }
+    HC_SMALL int64_t state() const { return width * size; }  // of a head
+    HC_SMALL int64_t scratch() const { return 2 * kScanTokens + state_row(state()); }
+};
+
+struct Decay {
+    const float *bias, *factor;  // [channels], [heads]
+    int64_t channels, heads;
+};
+
+enum Gate : int { kPlainGate = 0, kSiluGate = 1, kSigmoidGate = 2 };
+
+struct StateKernels {
+    // Channels [first, first + count), at most kConvChannels.
+    void (*short_conv)(const ShortConv&, const StateRows&, int64_t first, int64_t count, uint8_t* local);
+    void (*gated_delta)(const GatedDelta&, const StateRows&, int64_t head, uint8_t* local);
+    void (*ssm_scan)(const SsmScan&, const StateRows&, int64_t head, uint8_t* local);
+    void (*decay)(const Decay&, const float* x, float* out);
+    void (*multiply)(Gate, const float* x, const float* gate, float* out, int64_t n);
+};
+extern const StateKernels states_scalar, states_avx2, states_avx512, states_neon;
+
+}  // namespace hc

@@ -1,0 +1,91 @@
+"""Guesses of a smaller model with the same vocabulary: its likeliest tokens, one after the other."""
+
+import time
+from dataclasses import dataclass, field
+
+from hotcold.engine.guesses import Guess, Kind
+from hotcold.engine.request import Request
+from hotcold.kernels.backend import PAGE
+from hotcold.runtime.session import Session
+
+_LAST = 0.1  # what a step weighs in the cost of a token
+
+
+@dataclass
+class _Text:
+    """Tokens of one request that the smaller model has read, and where."""
+
+    row: int
+    pages: list[int]
+    tokens: list[int] = field(default_factory=list)  # whose keys and values it has; guesses among them
+
+
+class DraftModel:
+    """A :class:`~hotcold.engine.guesses.Guesser` with a session of the smaller model to itself. It reads a
+    prompt before its first guess, and what was guessed wrong again. Where a text has no room, or is longer
+    than the context, it guesses nothing."""
+
+    kind = Kind.MODEL
+
+    def __init__(self, session: Session) -> None:
+        self.seconds = 0.0  #: of one token, where nothing had to be read
+        self._session = session
+        self._texts: dict[Request, _Text] = {}
+        session.claim(self)
+
+    @property
+    def in_use(self) -> str:
+        return "a model that drafts"
+
+    def __call__(self, request: Request, most: int) -> Guess | None:
+        most = min(most, self._session.model.context - request.length)
+        text = self._texts.get(request) or self._begin(request)
+        if most < 1 or text is None:
+            return None
+        while len(text.pages) * PAGE < request.length + most:
+            if not self._session.cache.extend(request):
+                return None
+        self._take_back(text, request)
+        unread = [*map(int, request.tokens(len(text.tokens), request.length))]
+        found = [self._read(text, unread)]
+        start = time.perf_counter()
+        while len(found) < most:
+            found.append(self._read(text, found[-1:]))
+        if most > 1:
+            each = (time.perf_counter() - start) / (most - 1)
+            self.seconds += (_LAST if self.seconds else 1) * (each - self.seconds)
+        return Guess(found, self.kind)
+
+    def _begin(self, request: Request) -> _Text | None:
+        """Gives a request a row and no pages yet; takes those of requests that ended."""
+        for other in [other for other in self._texts if other.finished]:
+            del self._texts[other]
+            self._session.cache.release(other)
+        taken = {text.row for text in self._texts.values()}
+        free = set(range(self._session.model.limits.sequences)) - taken
+        if not free:
+            return None
+        pages = self._session.cache.allocate(request, 0)
+        self._texts[request] = text = _Text(min(free), pages)
+        return text
+
+    def _take_back(self, text: _Text, request: Request) -> None:
+        """Forgets guesses that were wrong, and the last token, which gives the next one."""
+        read = text.tokens
+        del read[request.length - 1 :]
+        own = request.tokens(0, len(read))
+        wrong = next((i for i, (a, b) in enumerate(zip(read, own, strict=True)) if a != b), len(read))
+        del read[wrong:]
+
+    def _read(self, text: _Text, tokens: list[int]) -> int:
+        """Reads tokens at the end of a text; the likeliest one after them."""
+        session = self._session
+        batch, limits = session.transformer.batch, session.model.limits
+        for at in range(0, len(tokens), limits.tokens):
+            some = tokens[at : at + limits.tokens]
+            rows = batch.put(0, text.row, len(text.tokens), some, text.pages)
+            batch.logits_rows[0] = rows - 1
+            batch.counts[:] = (rows, rows if rows <= limits.decode else 0, 1, limits.sequences)
+            session.run()
+            text.tokens += some
+        return int(session.transformer.read_logits(0, 1)[0].argmax())

@@ -1,0 +1,77 @@
+"""The part of the ``cpu`` backend that :class:`hotcold.kernels.state_ops.StateOps` describes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hotcold.kernels import checks
+from hotcold.kernels.backend import Batch, Buffer
+from hotcold.kernels.state_ops import GATE_ACTIVATIONS
+
+if TYPE_CHECKING:
+    from hotcold.kernels import _native
+
+
+class CPUStateOps(ABC):
+    """The extension refuses buffers that are not exactly right."""
+
+    @abstractmethod
+    def _op(self, batch: Batch, append: Callable[[_native.Program], None], *kept: object) -> None: ...
+
+    def short_conv(
+        self,
+        x: Buffer,
+        weight: Buffer,
+        bias: Buffer | None,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        activation: str,
+    ) -> None:
+        checks.check_conv(weight.shape[-1], activation)
+        args = x, weight, bias, state, out
+        self._op(batch, lambda p: p.short_conv(*args, activation == "silu"), *args)
+
+    def gated_delta(
+        self,
+        mixed: Buffer,
+        decay: Buffer,
+        beta: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        keys: int,
+        key_dim: int,
+        tiled: bool,
+        eps: float,
+    ) -> None:
+        buffers = mixed, decay, beta, state, out
+        self._op(batch, lambda p: p.gated_delta(*buffers, keys, key_dim, tiled, eps), *buffers)
+
+    def decay(self, x: Buffer, bias: Buffer, factor: Buffer, batch: Batch, out: Buffer) -> None:
+        self._op(batch, lambda p: p.decay(x, bias, factor, out), x, bias, factor, out)
+
+    def ssm_scan(
+        self,
+        mixed: Buffer,
+        dt: Buffer,
+        dt_bias: Buffer,
+        a: Buffer,
+        d: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        groups: int,
+    ) -> None:
+        buffers = mixed, dt, dt_bias, a, d, state, out
+        self._op(batch, lambda p: p.ssm_scan(*buffers, groups), *buffers)
+
+    def multiply(self, x: Buffer, gate: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
+        checks.check_gate(activation)
+        kind = GATE_ACTIVATIONS.index(activation)
+        self._op(batch, lambda p: p.multiply(x, gate, out, kind), x, gate, out)
