@@ -88,7 +88,7 @@ def speeds(session: Session, share: float, args: argparse.Namespace) -> float:
                 engine.step()
             seconds.append(time.perf_counter() - start)
             if guesses is None:
-                replay.texts = {request.seed: request.output}
+                replay.tell(request.seed, request.output)
         found.append(seconds[0] / seconds[1])
     return statistics.median(found[args.texts > 2 :])  # the first one teaches what steps cost
 

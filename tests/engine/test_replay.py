@@ -13,7 +13,7 @@ from hotcold.runtime.sampling import SamplingParams
 def test_a_share_of_guesses_is_right(share: float) -> None:
     text = list(range(5, 4005))
     replay = Replay(share, 5000)
-    replay.texts[7] = text
+    replay.tell(7, text)
     request = Request(Job([1], SamplingParams(seed=7)))
     right = 0
     for i in range(3000):
@@ -27,7 +27,7 @@ def test_a_share_of_guesses_is_right(share: float) -> None:
 
 def test_nothing_is_guessed_of_other_texts_nor_after_the_end() -> None:
     replay = Replay(1.0, 50)
-    replay.texts[7] = [3, 4]
+    replay.tell(7, [3, 4])
     assert replay(Request(Job([1], SamplingParams(seed=8))), 4) is None
     request = Request(Job([1], SamplingParams(seed=7)))
     guess = replay(request, 4)

@@ -22,6 +22,7 @@ _RECENT_TEXTS = 0.02  # in that of all texts
 _WORTH = 1.02  # guesses must promise this much, since promises are rough
 _SLOPE = 0.22  # of a step's cost that one row more adds, until that is known
 _TRY_AGAIN = 40  # steps after which a model that does not pay guesses one token
+_OFTEN, _EACH = 8, 32  # steps: costs are computed again after each of the first ones, then after so many
 _LAST_STEP = 0.1  # what a step weighs in its cost
 _KEPT = 0.999  # of what is known of a cost, at each step without it: then it is tried again
 _FRESH = 100  # steps for which a cost without guesses holds; it is what all are held against
@@ -38,6 +39,7 @@ class StepCosts:
 
     def __init__(self, most_rows: int) -> None:
         self._line = [1 + _SLOPE * (rows - 1) for rows in range(most_rows + 1)]
+        self._costs = [*self._line]
         self._corrections: dict[int, float] = {}
         self._seen = [0] * (most_rows + 1)  # how often each was noted
         self._noted_at = [0] * (most_rows + 1)
@@ -59,10 +61,12 @@ class StepCosts:
         self._corrections[rows] = before + weight * (seen - before)
         self._seen[rows] += 1
         self._noted_at[rows] = self._now
+        if self._seen[rows] <= _OFTEN or self._now % _EACH == 0:  # it takes longer than the rest
+            self._costs = [each * self._correction(n) for n, each in enumerate(self._line)]
 
     def of(self, rows: int) -> float:
         """The cost of a step of so many rows."""
-        return self._line[rows] * self._correction(rows)
+        return self._costs[rows]
 
     def rate(self, rows: int, tokens: float, seconds: float) -> float:
         """Tokens a cost of a step with so many rows, where it takes some seconds more."""
@@ -176,16 +180,19 @@ class Speculation:
 
     def _best(self, rows: int, spare: int) -> dict[Request, int]:
         """How many tokens of each offer make the most of a step: tokens a cost, with the likeliest first."""
-        gains = [
-            (offer.share**n, -n, request)
-            for request, offer in self._offers.items()
-            for n in range(1, len(offer.guess.tokens) + 1)
-        ]
-        gains.sort(key=lambda each: each[:2], reverse=True)
-        tokens, best, taken = float(rows), _WORTH * rows / self.costs.of(rows), 0
+        gains: list[tuple[float, int, Request]] = []
+        for request, offer in self._offers.items():
+            gain = 1.0
+            for n in range(len(offer.guess.tokens)):
+                gain *= offer.share
+                gains.append((gain, -n, request))
+        if len(self._offers) > 1:
+            gains.sort(key=lambda each: each[:2], reverse=True)
+        costs = self.costs
+        tokens, best, taken = float(rows), _WORTH * rows / costs.of(rows), 0
         for more, (gain, _, _) in enumerate(gains[:spare], 1):
             tokens += gain
-            rate = tokens / self.costs.of(rows + more)
+            rate = tokens / costs.of(rows + more)
             if rate > best:
                 best, taken = rate, more
         chosen: dict[Request, int] = {}

@@ -290,10 +290,11 @@ def _requests(prompt: Sequence[int], lengths: Sequence[int], seed: int) -> list[
 
 def _learn(replay: Replay, engine: Engine, prompt: Sequence[int], lengths: Sequence[int], seed: int) -> None:
     """Makes the texts of a round, without guesses."""
-    replay.texts = {}
+    replay.forget()
     requests = _requests(prompt, lengths, seed)
     engine.run(requests)
-    replay.texts = {request.seed: request.output for request in requests}
+    for request in requests:
+        replay.tell(request.seed, request.output)
 
 
 def _share_of(draft: str | None) -> float | None:
