@@ -65,7 +65,7 @@ def test_on_two_backends(tiny: Golden) -> None:
 
 
 def test_counts_are_those_of_the_parts(tiny: Golden) -> None:
-    """Of what a token reads: each matrix once, and the rows of neurons that it chose."""
+    """Each token reads the rows of the neurons that it chose."""
     session = load(tiny.path, LoadOptions(threads=1, gpu="off", sparsity="off", **OPTIONS)).session()
     config = session.model.config
     logits_of(session, tiny)
