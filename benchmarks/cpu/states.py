@@ -5,8 +5,9 @@
 
 Inputs are random; states lie in slots that decoding reads and writes in place. A run goes through as many
 layers as the model has, each with a state of its own, so that decoding finds them in memory as a model's step
-does. GB/s are bytes of states, read once and written once for each sequence; tokens/s are rows by seconds of
-all layers of this op. With two builds a figure is the median of the pairs' ratios, old time / new time.
+does. GB/s of decoding are bytes of states, read once and written once for each sequence; tokens/s are rows by
+seconds of all layers of this op. With two builds a figure is the median of the pairs' ratios, old time / new
+time.
 
 The last line of stdout is one JSON object.
 """
@@ -144,9 +145,10 @@ def main() -> None:
         ratios = [old / new for old, new in zip(taken[0], taken[-1], strict=True)]
         row["ratio"] = [statistics.median(ratios), min(ratios), max(ratios)]
         report.append(row)
+        speeds = [f"{gb:5.1f} GB/s" if case["rows"] == 1 else " " * 10 for gb in row["gb_s"]]
         figures = (
-            f"{ms:8.2f} ms {gb:5.1f} GB/s {tokens:8.0f} tokens/s"
-            for ms, gb, tokens in zip(row["ms"], row["gb_s"], row["tokens_s"], strict=True)
+            f"{ms:8.2f} ms {speed} {tokens:8.0f} tokens/s"
+            for ms, speed, tokens in zip(row["ms"], speeds, row["tokens_s"], strict=True)
         )
         rows = f"prompt of {case['rows']}" if case["rows"] > 1 else f"decode {case['sequences']}"
         ratio = " {:.2f} [{:.2f}, {:.2f}]".format(*row["ratio"]) if len(builds) > 1 else ""

@@ -1,6 +1,6 @@
 // Activations, and the exponential they need.
 #pragma once
-#include "simd/block_dot.h"
+#include "simd/block_types.h"
 
 namespace hc {
 namespace {

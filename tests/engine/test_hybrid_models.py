@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.buffers import allocations, cache_bytes
+from support.golden import HYBRIDS, golden
 from support.hybrid_models import KINDS, write_hybrid
 from support.page_count import assert_no_page_is_lost
 
@@ -33,14 +34,14 @@ class Alone:
     """The truth about a model: one request on a session of its own, its whole prompt in one step, nothing
     shared."""
 
-    def __init__(self, path: Path, backend: str) -> None:
+    def __init__(self, path: Path, backend: str, context: int = 224) -> None:
         self.path = path
-        self.options: dict[str, Any] = {"backend": backend, "sparsity": "off", "context": 224}
+        self.options: dict[str, Any] = {"backend": backend, "sparsity": "off", "context": context}
         if backend == "cpu":
             self.options["threads"] = 2
         else:
             self.options["cache_type"] = "f32"
-        self.model = self.load(chunk=224)
+        self.model = self.load(chunk=context)
         self._found: dict[tuple[Any, ...], tuple[list[int], Any]] = {}
 
     def load(self, **options: Any) -> LoadedModel:
@@ -220,3 +221,25 @@ def test_sixty_four_sequences_stay_within_their_bill(
     assert len({tuple(each.output) for each in requests}) == 40 and session.slots.kept > 20
     stats = engine.stats()
     assert (stats.states, stats.free_states + stats.shared_states) == (84, 84)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_each_family_shares_and_is_preempted(name: str, tmp_path: Path) -> None:
+    """As alone, to the bit: a prompt that begins where another ended, and two that take pages from each
+    other; and the tokens of transformers."""
+    tiny = golden(name, tmp_path)
+    alone = Alone(tiny.path, "cpu", context=64)
+    engine = Engine(alone.load(sequences=2, chunk=24, cache_positions=96).session())
+    stem = np.random.default_rng(3).integers(8, 288, 44).tolist()
+    found = []
+    for last in range(2):
+        engine.run([request := greedy([*stem[:40], last + 9], 16)])
+        alone.check(request)
+        found.append(request.reused)
+    assert found == [0, 32]
+    requests = [greedy(stem[i : i + 20], 40) for i in (0, 9)]
+    engine.run(requests)
+    assert engine.scheduler.preemptions > 0
+    alone.check(*requests)
+    engine.run([request := greedy(tiny.prompt.tolist(), len(tiny.steps))])
+    assert request.output == tiny.steps.tolist()

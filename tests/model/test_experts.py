@@ -120,7 +120,7 @@ def read(path: Path) -> Config:
         ({"llama.expert_weights_norm": 1}, "expert_weights_norm is 1: a truth value is needed"),
         ({"llama.expert_weights_scale": "x"}, "expert_weights_scale is 'x'"),
         ({"llama.expert_group_count": 8}, "expert_group_count is 8: this is not supported yet"),
-        ({"llama.leading_dense_block_count": 1}, "tensor blk.0.ffn_gate.weight is missing"),
+        ({"llama.leading_dense_block_count": 1}, "tensor blk.0.ffn_up.weight is missing"),
         ({"llama.expert_feed_forward_length": 1 << 20}, "a whole number from 1 to 262144 is needed"),
         (
             {"llama.feed_forward_length": np.array([np.inf, np.inf])},

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support.golden import HYBRIDS, Golden, golden
-from support.runner import ROWS, Runner
+from support.runner import ROWS, Runner, exact
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.kernels import open_backend
-from hotcold.kernels.backend import Backend, BatchLimits
+from hotcold.kernels.backend import SPARSE_ACTIVATIONS, Backend, BatchLimits
 from hotcold.model.config import Config, ModelError
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.transformer import Transformer
@@ -79,6 +79,21 @@ def test_a_batch_of_sequences_gives_what_each_gives_alone(tiny: Golden, backend:
         batch.counts[:] = (row, decoding, row, 3)
         transformer.run()
         close(transformer.read_logits(0, row), logits[positions])
+
+
+def test_rows_have_the_same_bits_in_prompts_and_in_decoding(tiny: Golden) -> None:
+    """At once, in chunks of any size, after other text; and where zeros are left out."""
+    zeros = config_of(tiny.path).activation in SPARSE_ACTIVATIONS
+    runners = [Runner(tiny.path, open_backend("cpu"), *how) for how in ((), (exact,))[: 1 + zeros]]
+    expected = runners[0].run(tiny.prompt)
+    for runner in runners:
+        for size, decode in ((1, True), (3, True), (16, True), (1, False), (7, False), (19, False)):
+            runner.length = 0
+            runner.run(tiny.prompt[::-1])
+            runner.length = 0
+            parts = [tiny.prompt[i : i + size] for i in range(0, len(tiny.prompt), size)]
+            logits = np.vstack([runner.run(part, decode=decode) for part in parts])
+            np.testing.assert_array_equal(logits, expected)
 
 
 def rewritten(path: Path, out: Path, keys: dict[str, Any], tensors: dict[str, Tensor | None]) -> Path:

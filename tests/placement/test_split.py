@@ -65,7 +65,7 @@ def split_runner(path: Path, placement: Placement, pair: str, mode: str) -> Iter
                 predictors = load_predictors(file, config, devices)
         limits = BatchLimits(ROWS, 1, config.context // PAGE, ROWS)
         layers = [layer.ffn for layer in weights.layers]
-        side = ColdSide(devices, hot, layers, predictors, limits, config.dim)
+        side = ColdSide(devices, hot, layers, predictors, limits, [(config.dim, 0)] * config.layers)
         ffns = make_ffns(devices, layers, ROWS, mode=mode, predictors=predictors, cold=(cold, side.boxes))
         side.serve(ffns)
         sides.append(side)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -101,6 +102,21 @@ def test_without_a_gpu_nothing_is_said(has: Machine) -> None:
         model = load()
         assert model.gpus == model.on_gpus == () and model.notes == ()
         assert not Setup.of(model.session()).gpus
+
+
+def test_a_model_of_block_types_that_no_shader_reads_stays_on_the_cpu(
+    has: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gpus.unread_types(["Q3_K", "Q4_K", "F32", "IQ4_XS", "Q3_K"]) == ["IQ4_XS", "Q3_K"]
+    monkeypatch.setattr(placing, "unread_types", lambda names: ["IQ4_XS", "Q3_K"])
+    unused = (
+        r"GPU .*Made-Up Card.* is not used: it does not compute with block type IQ4_XS or Q3_K yet, which"
+    )
+    model = load()
+    assert not model.gpus and re.match(unused, model.notes[0])
+    with pytest.raises(UserError, match=rf"{unused} .* has: leave out what asks for a GPU, or `gpu=off`"):
+        load(gpu="card")
+    assert not has.opened
 
 
 def test_a_software_driver_has_to_be_named(has: Machine) -> None:

@@ -168,9 +168,9 @@ def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | No
             raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
 
 
-def check_softcap(cap: float) -> None:
+def check_softcap(cap: float, of: str = "") -> None:
     if not 0 < cap < math.inf:
-        raise ValueError(f"softcap {cap}: a finite number above 0 is needed")
+        raise ValueError(f"{of}softcap {cap}: a finite number above 0 is needed")
 
 
 def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap: float | None) -> None:
@@ -178,7 +178,7 @@ def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap
     if window is not None and window < 1:
         raise ValueError(f"attention window {window}: at least 1 position is needed")
     if softcap is not None:
-        check_softcap(softcap)
+        check_softcap(softcap, "attention ")
     _check_vector("attention sinks", sinks, *q.shape[1:2])
 
 

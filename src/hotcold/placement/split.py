@@ -19,6 +19,7 @@ from hotcold.kernels.backend import (
     FFNTensors,
     FFNWeights,
     Floats,
+    Mailbox,
     PredictorTensors,
     PredictorWeights,
 )
@@ -158,11 +159,10 @@ class ColdSide:
         weights: Sequence[FFNWeights],
         predictors: Sequence[object | None],
         limits: BatchLimits,
-        dim: int,
-        chosen: int = 0,
+        kinds: Sequence[tuple[int, int]],
     ) -> None:
-        """``weights`` and ``predictors`` are those of all layers; ``chosen``: experts of each row, 0 where
-        there are none."""
+        """``weights`` and ``predictors`` are those of all layers, ``kinds`` the dimensions of each layer's
+        FFN, and the experts that a row chooses of it, 0 where there are none."""
         self.backend = devices.embedding
         self.link = gpu.link(ANSWER_TIMEOUT_S)
         #: A mailbox has the mask of cold neurons where there are candidates.
@@ -171,7 +171,11 @@ class ColdSide:
             for i, layer in enumerate(weights)
             if isinstance(layer, SplitWeights) and devices.layers[i] is gpu
         }
-        self.boxes = gpu.mailboxes(self.link, limits, dim, words, chosen)
+        self.boxes: dict[int, Mailbox] = {}
+        for dim, chosen in dict.fromkeys(kinds):
+            alike = {i: width for i, width in words.items() if kinds[i] == (dim, chosen)}
+            if alike:
+                self.boxes |= gpu.mailboxes(self.link, limits, dim, alike, chosen)
         self._thread: threading.Thread | None = None
 
     def serve(self, ffns: Sequence[FFN]) -> None:

@@ -199,9 +199,12 @@ class Session:
     def _make_ffns(self, *, count: bool) -> tuple[list[FFN], list[ColdSide]]:
         """Makes the FFNs, and the cold side of each GPU, which does not serve yet."""
         model, mode = self.model, self._mode
-        weights, experts = [layer.ffn for layer in model.weights.layers], model.config.experts
-        more = model.limits, model.config.dim, experts.chosen if experts else 0
-        sides = [ColdSide(model.devices, gpu, weights, self.predictors, *more) for gpu in model.gpus]
+        config, weights = model.config, [layer.ffn for layer in model.weights.layers]
+        experts = [config.experts_of(i) for i in range(config.layers)]
+        kinds = [(each.latent or config.dim, each.chosen) if each else (config.dim, 0) for each in experts]
+        sides = [
+            ColdSide(model.devices, gpu, weights, self.predictors, model.limits, kinds) for gpu in model.gpus
+        ]
         ffns = make_ffns(
             model.devices,
             weights,
