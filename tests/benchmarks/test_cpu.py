@@ -185,7 +185,7 @@ def test_a_busy_neighbour_is_there_and_is_not(
 def test_zeros_of_ungated_experts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What fires is as rare as is asked for, and bytes are those of rows that are read."""
+    """Neurons fire as rarely as is asked for, and bytes are those of rows that are read."""
     ungated = importlib.import_module("cpu.ungated_experts")
     for name, value in (("NEURONS", 64), ("DIM", 64), ("CHOSEN", 2), ("TOKENS", 300)):
         monkeypatch.setattr(ungated, name, value)

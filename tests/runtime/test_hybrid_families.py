@@ -30,7 +30,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def logits_of(session: Session, tiny: Golden) -> np.ndarray:
-    """Of the prompt, and then of a token a step."""
+    """Logits of the prompt, then of a token a step."""
     batch, room = session.transformer.batch, session.state.take("test", 64)
     tokens, parts = [*tiny.prompt, *tiny.steps], []
     for start, stop in [(0, len(tiny.prompt)), *((i, i + 1) for i in range(len(tiny.prompt), len(tokens)))]:

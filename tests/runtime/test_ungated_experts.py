@@ -85,7 +85,7 @@ def test_a_gate_that_is_a_copy_of_up_gives_the_same(down: str, factor: bool, tmp
 
 
 def test_bytes_and_parameters_are_those_that_were_read(tmp_path: Path) -> None:
-    """Of one sequence, against the sizes of rows, and off against all that is there."""
+    """Bytes of one sequence against the sizes of rows, and those of `off` against all that is there."""
     path = ungated_model(tmp_path, "Q8_0")
     exact, off = opened(path, "exact"), opened(path, "off")
     assert greedy(exact, (9,)) == greedy(off, (9,))

@@ -27,7 +27,7 @@ def find_gpus() -> tuple[list[GPU], str]:
 
 
 def unread_types(names: Iterable[str]) -> list[str]:
-    """Those of these block types with which a GPU does not compute."""
+    """Returns the block types among these with which a GPU does not compute."""
     from hotcold.kernels.vulkan.packing import holds
 
     return sorted(name for name in {*names} if not holds(name))

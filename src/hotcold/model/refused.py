@@ -52,7 +52,7 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 _KINDS = {
     "adapter": "the file is an adapter (LoRA), which changes a model and is none",
     "mmproj": "the file is the image or audio part of a model (mmproj), and has no text model",
-    "imatrix": "the file is an importance matrix (imatrix), which `quantize` reads",
+    "imatrix": "the file is an importance matrix (imatrix): name it when you quantise a model",
 }
 
 
