@@ -80,7 +80,7 @@ def test_texts_without_room_are_not_guessed(model: LoadedModel) -> None:
 
 
 def test_padding_of_a_vocabulary_is_neither_guessed_nor_read(model: LoadedModel) -> None:
-    """Whatever the smaller model finds likeliest, the larger one has an embedding of it, and the reverse."""
+    """Each of the two models has an embedding of all that it is given."""
     first = DraftModel(model.session(), model.config.vocab)(Request(Job([1, 300])), 1)
     assert first is not None and first.tokens[0] > 299
     fewer = DraftModel(model.session(), first.tokens[0])

@@ -206,7 +206,7 @@ def _tensor_lines(infos: list[TensorInfo]) -> list[str]:
 
 
 def _states_text(report: dict[str, Any]) -> str | None:
-    """What layers without positions keep of a sequence; None where there are no such layers."""
+    """Says what layers without positions keep of a sequence; None where there are no such layers."""
     if not report["state_layers"]:
         return None
     return f"{options.size(report['state_bytes'])} a sequence (layers: {report['state_layers']})"

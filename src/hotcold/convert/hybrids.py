@@ -14,6 +14,8 @@ import numpy as np
 from hotcold.convert.adapting import Facts, expert_keys, granite_keys, refuse_others
 from hotcold.convert.settings import Settings
 
+_NO_BOUND = 1e30  # of time steps: nothing comes near it
+
 #: What publishers call a kind of layer -> its name here.
 _KINDS = {
     "conv": "state", "mamba": "state", "linear_attention": "state", "M": "state",
@@ -172,7 +174,8 @@ def _ssm(config: Settings, names: Mapping[str, str], prefix: str, **more: Any) -
     limits: Any = config.values.get("time_step_limit", [0.0, math.inf])
     most = limits[1] if isinstance(limits, list) and len(limits) == 2 else None
     most = most.get("__float__") if isinstance(most, dict) else most  # as transformers writes infinity
-    if most not in (math.inf, "Infinity") or limits[0] != 0:
+    unbounded = most == "Infinity" or (isinstance(most, float) and most >= _NO_BOUND)
+    if not unbounded or limits[0] != 0:
         raise config.error("time_step_limit", "[0.0, Infinity]")
     return {"ssm": {key: config.integer(theirs) for key, theirs in names.items()} | {"prefix": prefix} | more}
 
