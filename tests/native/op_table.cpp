@@ -519,7 +519,7 @@ void test_router(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool s
     std::vector<float> factors(ids.size());
     Program program(k, pool, s.batch, s.bounds);
     program.router(x.data(), w.rows, bias.data(), {experts, chosen, softmax, more.data(), true, 2.5f},
-                   ids.data(), factors.data());
+                   nullptr, ids.data(), factors.data());
     program.run(0);
     for (int t = 0; t < tokens; ++t) {
         const auto v = seen(type, &x[size_t(t * d)], d);

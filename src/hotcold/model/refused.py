@@ -32,7 +32,6 @@ _REASONS = {
     "it needs attention with a latent cache (MLA)": "deepseek2 minicpm3 plm mistral4",
     "it needs attention by an index of keys": "deepseek32 glm-dsa minimax-m3 hy_v4 dots3note",
     "it needs several residual streams": "deepseek4 glm5-next kimi-k3 qwen4exp gemma3n",
-    "it needs embeddings by layer, and layers that share keys and values": "gemma4",
     "it needs attention in chunks": "llama4",
     "it needs groups of experts, or experts in every other layer": "bailingmoe2",
     "it needs a dense FFN beside its experts": "arctic grok grovemoe",
