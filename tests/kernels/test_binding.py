@@ -165,7 +165,7 @@ def test_arrays_with_too_few_rows_are_refused(shape: tuple[int, ...]) -> None:
         lambda p: p.linear(full, [matrix("F32", 8, 8)], [None], [x], False, 0),
     ):
         with pytest.raises(ValueError):
-            call(program())
+            call(program(logits=ROWS))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_weights_of_another_kind_are_refused() -> None:
         ),
     ):
         with pytest.raises(ValueError, match="these weights lie in panels, rows are needed"):
-            call(program())
+            call(program(logits=ROWS))
     with pytest.raises(ValueError, match="do not fit each other"):
         _native.FfnWeights(None, rows, panels, None, None, None, True, 0, 0.0, 7.0, 1.702, [32], 1)
     with pytest.raises(ValueError, match="it needs a gate"):
