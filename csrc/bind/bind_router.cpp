@@ -7,7 +7,7 @@ namespace {
 void bind_router_op(BoundProgram& p, const Floats& x, const WeightRows& weights,
                     const Maybe<const float>& bias, const Array<int32_t>& ids, const Floats& factors,
                     int64_t k, bool softmax, const Maybe<const float>& selection_bias, bool normalise,
-                    float scale) {
+                    float scale, const Maybe<const float>& expert_scale) {
     const Rows& w = plain_rows(weights, "router");
     const int64_t rows = p.rows(kTokens);
     if (w.count < 1 || w.count > kMaxExperts || k < 1 || k > kMaxChosen || k > w.count)
@@ -18,6 +18,7 @@ void bind_router_op(BoundProgram& p, const Floats& x, const WeightRows& weights,
                    softmax,      vector_of(selection_bias, "router: selection bias", w.count),
                    normalise,    scale};
     p.program.router(data_of(x, "router: x", rows, w.cols), w, vector_of(bias, "router: bias", w.count), r,
+                     vector_of(expert_scale, "router: expert scale", w.count),
                      data_of(ids, "router: ids", rows, k), data_of(factors, "router: factors", rows, k));
 }
 
@@ -25,7 +26,7 @@ void bind_router_op(BoundProgram& p, const Floats& x, const WeightRows& weights,
 
 void bind_router(nb::class_<BoundProgram>& program) {
     program.def("router", &bind_router_op, "x"_exact, "weights"_a, "bias"_maybe, "ids"_exact, "factors"_exact,
-                "k"_a, "softmax"_a, "selection_bias"_maybe, "normalise"_a, "scale"_a);
+                "k"_a, "softmax"_a, "selection_bias"_maybe, "normalise"_a, "scale"_a, "expert_scale"_maybe);
 }
 
 }  // namespace hc

@@ -198,8 +198,8 @@ void Program::attention(Attention args, int64_t pages) {
          });
 }
 
-void Program::router(const float* x, const Rows& weights, const float* bias, const Router& r, int32_t* ids,
-                     float* factors) {
+void Program::router(const float* x, const Rows& weights, const float* bias, const Router& r,
+                     const float* expert_scale, int32_t* ids, float* factors) {
     ScratchPlan plan(*this);
     const auto tokens = [this] { return count(kTokens); };
     auto in = input_of(x, weights.cols);
@@ -213,6 +213,8 @@ void Program::router(const float* x, const Rows& weights, const float* bias, con
     products(in, logits, tokens);
     step(tokens, [=](int64_t t, const Scratch&) {
         k_.router(r, (*logits)[0].out + t * r.experts, ids + t * r.chosen, factors + t * r.chosen);
+        for (int64_t i = t * r.chosen; expert_scale && i < (t + 1) * r.chosen; ++i)
+            factors[i] *= expert_scale[ids[i]];
     });
 }
 

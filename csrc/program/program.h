@@ -70,8 +70,9 @@ class Program {
     // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
     void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
     void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>);
-    void router(const float* x, const Rows& weights, const float* bias, const Router&, int32_t* ids,
-                float* factors);
+    // expert_scale [experts] multiplies factors; or null.
+    void router(const float* x, const Rows& weights, const float* bias, const Router&,
+                const float* expert_scale, int32_t* ids, float* factors);
     void add(float* x, const float* y, int64_t dim, float keep = 1, float scale = 1);
     void gather(const float* x, float* out, int64_t dim);
     void softcap(float* logits, int64_t vocab, float cap);

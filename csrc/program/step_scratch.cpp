@@ -40,7 +40,7 @@ size_t step_scratch_bytes(const StepShape& s) {
         p.ffn(ffn_of(s, s.neurons, 1, 1), nullptr);
         return p.scratch_bytes();
     }
-    p.router(nullptr, rows_of(s.experts, s.dim), nullptr, Router{}, nullptr, nullptr);
+    p.router(nullptr, rows_of(s.experts, s.dim), nullptr, Router{}, nullptr, nullptr, nullptr);
     std::vector<int64_t> ends;
     for (int64_t e = 1; e <= s.experts; ++e) ends.push_back(e * s.neurons);
     p.ffn(ffn_of(s, s.neurons, s.experts, s.chosen), nullptr, std::make_shared<Experts>(ends, s.chosen));

@@ -11,10 +11,12 @@ layout(constant_id = 1) const uint CHOSEN = 1;
 layout(constant_id = 2) const uint SOFTMAX = 0;
 layout(constant_id = 3) const uint SELECTION_BIAS = 0;
 layout(constant_id = 4) const uint NORMALISE = 0;
+layout(constant_id = 5) const uint EXPERT_SCALE = 0;
 layout(std430, binding = 1) readonly buffer Logits { float logits[]; };
 layout(std430, binding = 2) readonly buffer SelectionBias { float selection_bias[]; };
-layout(std430, binding = 3) writeonly buffer Ids { uint ids[]; };
-layout(std430, binding = 4) writeonly buffer Factors { float factors[]; };
+layout(std430, binding = 3) readonly buffer ExpertScale { float expert_scale[]; };
+layout(std430, binding = 4) writeonly buffer Ids { uint ids[]; };
+layout(std430, binding = 5) writeonly buffer Factors { float factors[]; };
 layout(push_constant) uniform Push { float scale; };
 
 const float LEAST_SCORES = 1e-20;  // csrc/simd/kernels.h kLeastScores
@@ -98,6 +100,7 @@ void main() {
     for (uint i = first; i < CHOSEN; i += 256) {
         precise float factor = scores[best[i]] / sum;
         factor = factor * scale;
+        if (EXPERT_SCALE == 1) factor = factor * expert_scale[best[i]];
         ids[row * CHOSEN + i] = best[i];
         factors[row * CHOSEN + i] = factor;
     }

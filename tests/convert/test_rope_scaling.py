@@ -107,8 +107,8 @@ def test_what_is_left_out_is_said(scaling: dict[str, Any], note: str | None) -> 
         ),
         (
             "llama",
-            {"rope_scaling": {"type": "proportional", "factor": 2.0}},
-            "type is 'proportional': one of",
+            {"rope_scaling": {"type": "ntk", "factor": 2.0}},
+            "type is 'ntk': one of",
         ),
         ("llama", {"rope_scaling": {"rope_type": 7}}, "rope_type is 7: a string"),
         ("llama", {"rope_parameters": {"full_attention": 3}}, "full_attention is 3: an object"),

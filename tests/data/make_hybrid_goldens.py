@@ -1,4 +1,5 @@
-"""Makes the golden models beside this file whose layers keep a state, as make_goldens.py makes the others.
+"""Makes the golden models beside this file whose layers keep a state, or are of several kinds (Gemma 4), as
+make_goldens.py makes the others.
 
     python tests/data/make_hybrid_goldens.py [NAME ...]
 
@@ -70,6 +71,20 @@ GRANITE: dict[str, Any] = SMALL | {
     "tie_word_embeddings": True,
 }  # fmt: skip
 
+#: Heads, their length and the rotation differ by the kind of layer.
+GEMMA4: dict[str, Any] = SMALL | {
+    "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "rms_norm_eps": 1e-6,
+    "num_hidden_layers": 6, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 28,
+    "hidden_activation": "gelu_pytorch_tanh", "head_dim": 10, "global_head_dim": 16, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 3.0, "tie_word_embeddings": True, "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 288, "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
+                           "rope_theta": 1000000.0}},
+}  # fmt: skip
+GEMMA4_KEYS: dict[str, Any] = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+
 #: Folder -> config.json as the model's publishers write it.
 GOLDENS: dict[str, dict[str, Any]] = {
     "tiny-lfm2": LFM2 | {
@@ -122,6 +137,15 @@ GOLDENS: dict[str, dict[str, Any]] = {
         "chunk_size": 8, "layer_norm_epsilon": 1e-5, "use_conv_bias": True, "use_bias": False,
         "rms_norm": True, "max_position_embeddings": 128,
     },
+    # Values are made of what keys are made of, where a layer sees all positions.
+    "tiny-gemma4": GEMMA4 | GEMMA4_KEYS,
+    # Embeddings by layer; half of the layers read the keys and values of others, and have wider FFNs.
+    "tiny-gemma4-e": GEMMA4 | {
+        "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+    },
+    "tiny-gemma4-moe": GEMMA4 | GEMMA4_KEYS | {
+        "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 20,
+    },
 }  # fmt: skip
 
 #: Their norms scale by weight + 1, those after the delta rule excepted.
@@ -131,7 +155,8 @@ _LESS_ONE = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 def set_randomly(model: nn.Module, kind: str, seed: int) -> None:
     """Weights that bfloat16 holds exactly; each part matters."""
     generator = torch.Generator().manual_seed(seed)
-    biases = [each for each in model.named_buffers() if each[0].endswith(("expert_bias", "correction_bias"))]
+    kept = "expert_bias", "correction_bias", "layer_scalar"
+    biases = [each for each in model.named_buffers() if each[0].endswith(kept)]
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *biases]:
             noise = torch.randn(parameter.shape, generator=generator)

@@ -28,6 +28,7 @@ class Kind(NamedTuple):
     scale: float = 1.0
     selection_bias: bool = False
     bias: bool = False
+    expert_scale: bool = False
 
 
 MODELS = {
@@ -40,6 +41,7 @@ MODELS = {
     "kimi-k2": Kind(384, 8, "sigmoid", scale=2.827, selection_bias=True),
     "llama4": Kind(16, 1, "sigmoid", normalise=False),
     "shared": Kind(1, 1, "sigmoid", normalise=False),
+    "gemma4": Kind(128, 8, expert_scale=True),
     "all": Kind(32, 32, "softmax", normalise=False, bias=True),
     "largest": Kind(1024, 32, "softmax", scale=0.5, selection_bias=True, bias=True),
     "odd": Kind(37, 3, "sigmoid"),
@@ -54,13 +56,15 @@ class Case:
     bias: Floats | None
     selection_bias: Floats | None
     kind: Kind
+    expert_scale: Floats | None = None
 
     @classmethod
     def random(cls, name: str, type: str = "F32", width: int = 96) -> Case:
         kind, random = MODELS[name], rng("router", name, type)
         tensor = random_tensor(random, type, kind.experts, width, scale=2 * width**-0.5)
-        bias, selection_bias = random_rows(random, 2, kind.experts)
-        return cls(tensor, bias if kind.bias else None, selection_bias if kind.selection_bias else None, kind)
+        bias, selection_bias, each = random_rows(random, 3, kind.experts)
+        given = bias if kind.bias else None, selection_bias if kind.selection_bias else None
+        return cls(tensor, *given, kind, each if kind.expert_scale else None)
 
     def run(self, backend: Backend, x: Floats, decode: int) -> tuple[Ints, Floats]:
         batch = plain_batch(backend, decode, len(x) - decode)
@@ -74,6 +78,8 @@ class Case:
         more: dict[str, Any] = {"normalise": kind.normalise, "scale": kind.scale}
         if self.selection_bias is not None:
             more["selection_bias"] = self.selection_bias
+        if self.expert_scale is not None:
+            more["expert_scale"] = self.expert_scale
         backend.router(buffer, weights, batch, ids, factors, **options, **more)
         assert (ids[len(x) :] == -7).all() and (factors[len(x) :] == 7).all()
         return np.array(ids[: len(x)]), np.array(factors[: len(x)])
@@ -106,6 +112,8 @@ class Case:
             expected = [scores[e] for e in chosen]
             if kind.normalise:
                 expected = [score / math.fsum(expected) for score in expected]
+            if self.expert_scale is not None:
+                expected = [v * float(self.expert_scale[e]) for v, e in zip(expected, chosen, strict=True)]
             np.testing.assert_allclose(given, [kind.scale * v for v in expected], rtol=2e-5)
 
 
@@ -191,7 +199,7 @@ def same_bits(a: tuple[Ints, Floats], b: tuple[Ints, Floats]) -> None:
 
 
 @pytest.mark.parametrize("type", ["F32", "Q8_0"])
-@pytest.mark.parametrize("model", ["gpt-oss", "deepseek-v3", "largest"])
+@pytest.mark.parametrize("model", ["gpt-oss", "deepseek-v3", "gemma4", "largest"])
 def test_a_row_is_the_same_in_any_batch(open_exact: OpenBackend, model: str, type: str) -> None:
     """Alone, among decode rows, as a prompt row, with any number of threads."""
     case, x = Case.random(model, type), random_rows(rng("bits"), 40, 96)

@@ -119,7 +119,7 @@ def test_a_row_goes_to_the_same_experts_in_any_batch(vulkan: Any, kind: Routed) 
     x[3, 40] = np.nan
     options: dict[str, Any] = {"k": kind.k, "score": kind.score, "normalise": kind.normalise, "scale": 2.5}
     if kind.biased:
-        options["selection_bias"] = more
+        options |= {"selection_bias": more, "expert_scale": more[::-1].copy()}
 
     def route(backend: Any, decode: int, prompt: int) -> tuple[Any, Any]:
         batch = plain_batch(backend, decode, prompt)
@@ -163,6 +163,7 @@ def test_wrong_routers_are_refused(vulkan: VulkanBackend) -> None:
         ({"k": 3}, ValueError, "ids: expected at least 4 rows of 3, got 4 rows of 2"),
         ({"score": "relu"}, ValueError, "router score 'relu': choose from softmax, sigmoid"),
         ({"selection_bias": vulkan.zeros((9,))}, ValueError, r"bias of shape \(9,\): \(8,\) is needed"),
+        ({"expert_scale": vulkan.zeros((9,))}, ValueError, r"scale of shape \(9,\): \(8,\) is needed"),
         ({"selection_bias": ids}, TypeError, "selection bias is int32: float32 is needed"),
     )
     for change, error, message in wrong:

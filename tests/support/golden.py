@@ -18,13 +18,16 @@ NAMES = (
     "tiny-falcon",
 )  # fmt: skip
 
+#: Goldens of layers of several kinds, by make_hybrid_goldens.py.
+GEMMA4 = ("tiny-gemma4", "tiny-gemma4-e", "tiny-gemma4-moe")
+
 #: Goldens of further families, all of them smaller.
 FAMILIES = (
     "tiny-prosparse", "tiny-minicpm", "tiny-opt", "tiny-nemotron", "tiny-arcee", "tiny-jais2", "tiny-gemma3",
     "tiny-phi3", "tiny-olmo2", "tiny-olmo3", "tiny-granite", "tiny-smollm3", "tiny-glm4", "tiny-seed-oss",
     "tiny-starcoder2", "tiny-gemma2", "tiny-cohere2", "tiny-ernie4_5", "tiny-mistral3", "tiny-hunyuan-dense",
     "tiny-qwen3vl", "tiny-qwen3vlmoe", "tiny-granitemoe", "tiny-minimax-m2", "tiny-hunyuan-moe",
-    "tiny-glm4moe", "tiny-ernie4_5moe", "tiny-command-r",
+    "tiny-glm4moe", "tiny-ernie4_5moe", "tiny-command-r", *GEMMA4,
 )  # fmt: skip
 
 #: Goldens whose layers keep a state, by make_hybrid_goldens.py.

@@ -80,6 +80,7 @@ class OrderedReference(OrderedStates, ReferenceBackend):
         )
 
     def softcap(self, logits: Any, batch: Batch, cap: float) -> None:
+        checks.check_softcap(cap)
         rows = logits[: batch.n_logits]
         rows[:] = hyperbolic_tangent(rows / f32(cap)) * f32(cap)
 
@@ -150,6 +151,7 @@ class OrderedReference(OrderedStates, ReferenceBackend):
         selection_bias: Any = None,
         normalise: bool,
         scale: float,
+        expert_scale: Any = None,
     ) -> None:
         n = batch.n_tokens
         with np.errstate(over="ignore", invalid="ignore"):
@@ -167,6 +169,8 @@ class OrderedReference(OrderedStates, ReferenceBackend):
             if normalise:
                 picked = picked / np.maximum(in_sequence(picked), f32(1e-20))[:, None]
             factors[:n] = picked * f32(scale)
+            if expert_scale is not None:
+                factors[:n] *= expert_scale[ids[:n]]
 
 
 #: Results of each head: the largest score, the sum of exponentials, and the sum of values ``[H, head_dim]``.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hotcold.convert import adapting, hybrids, stateful
+from hotcold.convert import adapting, gemma4, hybrids, stateful
 from hotcold.convert import adapting_recent as recent
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
@@ -153,6 +153,11 @@ _GEMMA3 = Layout(
     prefixes=_OF_VISION,
     ignored=_VISION,
 )
+_GEMMA4 = Layout(
+    "gemma4", "Gemma4ForCausalLM", _TANH | _SPARSE, _rules("gemma4"), gemma4.gemma4, gemma4.gemma4_keys,
+    llama_cpp="gelu", prefixes=_OF_VISION, own=gemma4.layer_tensors,
+    ignored=(*_VISION, "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
+)  # fmt: skip
 _MISTRAL3 = Layout(
     "mistral3", "Ministral3ForCausalLM", _SILU, _rules("llama", **_NO_BIAS), recent.mistral3,
     recent.mistral3_keys, interleaved=True, prefixes=_OF_VISION, ignored=_VISION,
@@ -247,6 +252,8 @@ LAYOUTS = {
     ),
     "gemma3_text": _GEMMA3,
     "gemma3": replace(_GEMMA3, implementation="Gemma3ForConditionalGeneration"),
+    "gemma4_text": _GEMMA4,
+    "gemma4": replace(_GEMMA4, implementation="Gemma4ForConditionalGeneration"),
     "phi3": Layout("phi3", "Phi3ForCausalLM", _SILU, _rules("phi3"), adapting.phi3, adapting.phi3_keys),
     "olmo2": Layout("olmo2", "Olmo2ForCausalLM", _SILU, _rules("olmo2")),
     "olmo3": Layout(

@@ -15,7 +15,7 @@ from hotcold.model.rope import frequencies, llama3_factors
 from hotcold.values import shown
 
 #: ``dynamic`` scales only beyond the context, and a file is never run beyond it.
-_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
 _FULL, _WINDOW = "full_attention", "sliding_attention"  # kinds of layers
 _ORIGINAL = "original_max_position_embeddings"
 
@@ -146,6 +146,8 @@ def rope_of(config: Settings) -> Rope:
     head_dim = dimensions(config)["d"]
     share = settings.number("partial_rotary_factor", config.number("partial_rotary_factor", 1))
     dim = int(head_dim * share)
+    if kind == "proportional":  # all pairs have a frequency, and some of them 0
+        return Rope(theta, kind, head_dim, settings, config)
     if share > 1 or dim % 2 or dim < 2:
         source = settings if "partial_rotary_factor" in settings else config
         raise source.error("partial_rotary_factor", f"a share of head_dim {head_dim} that is an even number")
@@ -249,6 +251,8 @@ def rope_tables(config: Settings) -> Mapping[str, Array]:
     rope = rope_of(config)
     if rope.kind == "llama3":
         return {"rope_freqs.weight": _llama3_factors(rope)}
+    if rope.kind == "proportional":
+        return {"rope_freqs.weight": _proportional_factors(rope)}
     if rope.kind == "longrope":
         return {
             f"rope_factors_{kind}.weight": _longrope_factors(rope, f"{kind}_factor")
@@ -264,6 +268,16 @@ def _llama3_factors(rope: Rope) -> Array:
         raise settings.error("high_freq_factor", f"a number above low_freq_factor {low:g}")
     steps = frequencies(rope.dim, rope.theta)
     return llama3_factors(steps, settings.number("factor"), low, high, rope.original).astype(np.float32)
+
+
+def _proportional_factors(rope: Rope) -> Array:
+    """Divisors of which all but the first are so large that their pairs are not rotated."""
+    share, factor = (rope.settings.number(key, 1.0) for key in ("partial_rotary_factor", "factor"))
+    if share > 1:
+        raise rope.settings.error("partial_rotary_factor", "a share up to 1")
+    factors = np.full(rope.dim // 2, 1e30, np.float32)
+    factors[: int(share * rope.dim // 2)] = factor
+    return factors
 
 
 def _longrope_factors(rope: Rope, key: str) -> Array:

@@ -195,13 +195,13 @@ def granite_hybrid(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout
     kind, mlp = "_shexp" if "E" in sizes else "", f"{hf}shared_mlp."
     joined, out = f"{mlp}input_linear.weight", f"{mlp}output_linear.weight"
     found += _halves(checkpoint, joined, blk, kind, (shared, dim))
-    found.append(_down(checkpoint, f"{blk}ffn_down{kind}.weight", out, (dim, shared), down_layout))
+    found.append(down_source(checkpoint, f"{blk}ffn_down{kind}.weight", out, (dim, shared), down_layout))
     if "E" in sizes:
         moe, e, m = f"{hf}block_sparse_moe.", sizes["E"], sizes["M"]
         found.append(loaded(checkpoint, f"{blk}ffn_gate_inp.weight", [f"{moe}router.layer.weight"], (e, dim)))
         found += _halves(checkpoint, f"{moe}input_linear.weight", blk, "_exps", (e, m, dim))
         target, origin = f"{blk}ffn_down_exps.weight", f"{moe}output_linear.weight"
-        found.append(_down(checkpoint, target, origin, (e, dim, m), down_layout))
+        found.append(down_source(checkpoint, target, origin, (e, dim, m), down_layout))
     return found
 
 
@@ -211,7 +211,7 @@ def _experts(checkpoint: Checkpoint, hf: str, blk: str, sizes: Sizes, down_layou
     target = f"{blk}ffn_down_exps.weight"
     if f"{hf}gate_up_proj" in checkpoint.files:
         found = _halves(checkpoint, f"{hf}gate_up_proj", blk, "_exps", (e, m, dim))
-        return [*found, _down(checkpoint, target, f"{hf}down_proj", (e, dim, m), down_layout)]
+        return [*found, down_source(checkpoint, target, f"{hf}down_proj", (e, dim, m), down_layout)]
     found = []
     for part in ("gate", "up"):
         names = [f"{hf}{i}.{part}_proj.weight" for i in range(e)]
@@ -235,7 +235,7 @@ def _halves(checkpoint: Checkpoint, origin: str, blk: str, kind: str, shape: tup
     ]
 
 
-def _down(
+def down_source(
     checkpoint: Checkpoint, target: str, origin: str, shape: tuple[int, ...], down_layout: str
 ) -> Source:
     if down_layout != "by_neuron":

@@ -24,7 +24,8 @@ def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[So
     """All GGUF tensors in file order. ConvertError: one is missing, unknown, or of another shape."""
     config, sizes = checkpoint.config, dimensions(checkpoint.config)
     drafting = (f"model.layers.{sizes['L']}.",) if layout.drafting else ()
-    checkpoint = checkpoint.renamed(layout.prefixes, (*layout.ignored, *drafting))
+    unread = config.values.get("unread", ())
+    checkpoint = checkpoint.renamed(layout.prefixes, (*layout.ignored, *drafting, *unread))
     if layout.architecture == "gpt-oss" and down_layout == "by_neuron":
         # Its blocks of MXFP4 lie along the neurons: transposed, they would have to be quantised again.
         raise ConvertError("down layout by_neuron is not possible for gpt-oss: by_output is needed")

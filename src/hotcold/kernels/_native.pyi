@@ -170,6 +170,7 @@ class Program:
         selection_bias: NDArray[numpy.float32] | None,
         normalise: bool,
         scale: float,
+        expert_scale: NDArray[numpy.float32] | None,
     ) -> None: ...
     def short_conv(
         self,

@@ -547,6 +547,7 @@ class Backend(StateOps, Protocol):
         selection_bias: Buffer | None = None,
         normalise: bool,
         scale: float,
+        expert_scale: Buffer | None = None,
     ) -> None:
         """Chooses k experts for each row, prompt rows too: ``ids`` ``[T, k]`` int32, ascending in each row,
         and ``factors`` ``[T, k]`` float32 in the same order. x ``[T, D]``; weights ``(E, D)``, E up to
@@ -557,7 +558,7 @@ class Backend(StateOps, Protocol):
         float32; DeepSeek-V3, arXiv 2412.19437), or without that with the largest logits, which rank alike:
         ties go to the lower id, NaN ranks last. A factor is the expert's score, without the selection bias,
         divided by the sum of the chosen scores where ``normalise`` (a sum below 1e-20 counts as that), times
-        ``scale``.
+        ``scale``, times the expert's number of ``expert_scale`` (``[E]`` float32; Gemma 4).
 
         A softmax over the chosen logits alone (Mixtral, arXiv 2401.04088; gpt-oss) is ``softmax`` with
         ``normalise``. With E = k = 1, ``sigmoid`` gives the gate of a shared expert (Qwen2-MoE)."""

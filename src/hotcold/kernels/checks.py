@@ -182,13 +182,16 @@ def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap
     _check_vector("attention sinks", sinks, *q.shape[1:2])
 
 
-def check_router(experts: int, k: int, score: str, selection_bias: Buffer | None) -> None:
+def check_router(
+    experts: int, k: int, score: str, selection_bias: Buffer | None, expert_scale: Buffer | None = None
+) -> None:
     """Refuses more experts than kernels have room for, and a choice that does not exist."""
     _check_room("router", experts)
     if not 1 <= k <= min(experts, MAX_CHOSEN):
         raise ValueError(f"router k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
     _check_choice("router score", score, ROUTER_SCORES)
     _check_vector("router selection bias", selection_bias, experts)
+    _check_vector("router expert scale", expert_scale, experts)
 
 
 def check_conv(taps: int, activation: str) -> None:

@@ -332,10 +332,11 @@ class CPUBackend(CPUStateOps):
         selection_bias: Buffer | None = None,
         normalise: bool,
         scale: float,
+        expert_scale: Buffer | None = None,
     ) -> None:
         w = checks.own_weights(weights, PackedMatrix)
-        checks.check_router(w.shape[0], k, score, selection_bias)
-        args = k, score == "softmax", selection_bias, normalise, scale
+        checks.check_router(w.shape[0], k, score, selection_bias, expert_scale)
+        args = k, score == "softmax", selection_bias, normalise, scale, expert_scale
         self._op(
             batch,
             lambda p: p.router(x, w.rows, w.bias, ids, factors, *args),
@@ -344,6 +345,7 @@ class CPUBackend(CPUStateOps):
             ids,
             factors,
             selection_bias,
+            expert_scale,
         )
 
     def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:

@@ -362,10 +362,11 @@ class ReferenceBackend(ReferenceStates):
         selection_bias: Buffer | None = None,
         normalise: bool,
         scale: float,
+        expert_scale: Buffer | None = None,
     ) -> None:
         """Mixture of experts, arXiv 1701.06538, as models of today route to them."""
         w = checks.own_weights(weights, ReferenceMatrix)
-        checks.check_router(w.shape[0], k, score, selection_bias)
+        checks.check_router(w.shape[0], k, score, selection_bias, expert_scale)
         chosen, target = _rows("ids", ids, batch, (k,), np.int32), _rows("factors", factors, batch, (k,))
         logits = w.dot(_rows("x", x, batch, (w.shape[1],)))
         scores = sigmoid(logits) if score == "sigmoid" else _softmax(logits)
@@ -376,6 +377,8 @@ class ReferenceBackend(ReferenceStates):
         if normalise:
             picked = picked / np.maximum(picked.sum(axis=-1, keepdims=True), np.float32(1e-20))
         target[:] = picked * np.float32(scale)
+        if expert_scale is not None:
+            target *= expert_scale[chosen]
 
     def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:
         rows, more = (_rows(what, each, batch, x.shape[1:]) for what, each in (("x", x), ("y", y)))

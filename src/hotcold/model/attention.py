@@ -34,6 +34,8 @@ class AttentionShape(MixerShape):
     rotated_norms: bool = False  #: as :attr:`Family.rotated_norms`
     #: attention's output is multiplied by a gate's sigmoid; each head has its rows of q, then of the gate
     gated: bool = False
+    norm_values: bool = False  #: as :attr:`Family.values_normed`
+    pages_of: int | None = None
 
     @property
     def attention(self) -> "AttentionShape":
@@ -68,6 +70,8 @@ class AttentionShape(MixerShape):
         """Shape and type of the arrays that hold the state of a page's positions: K and V, as
         ``Backend.store_kv`` has them, of a type in :data:`CACHE_TYPES`. ModelError: its blocks do not fit the
         heads."""
+        if self.pages_of is not None:
+            return []
         block, dtype = BLOCK_TYPES[type.upper()], np.dtype(CACHE_TYPES[type])
         if self.head_dim % block.weights:
             seen = f"its blocks of {block.weights} do not fit heads of {self.head_dim}"
@@ -85,13 +89,14 @@ class AttentionShape(MixerShape):
 class AttentionWeights:
     shape: AttentionShape
     q: Matrix  # (H * head_dim, D)
-    k: Matrix  # (K * head_dim, D)
-    v: Matrix  # (K * head_dim, D)
+    k: Matrix | None  # (K * head_dim, D); None where another layer's pages are read
+    v: Matrix | None  # (K * head_dim, D); None where values are made of what keys are made of
     o: Matrix  # (D, H * head_dim)
     q_norm: Norm | None  # over head_dim, or over H * head_dim
     k_norm: Norm | None
     sinks: Buffer | None  # [H] float32
     gate: Matrix | None = None  # (H * head_dim, D)
+    v_norm: Norm | None = None  # over head_dim, without a weight
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -99,11 +104,13 @@ class AttentionWeights:
 
     @property
     def _inputs(self) -> list[Matrix]:
-        return [self.q, self.k, self.v, *([self.gate] if self.gate is not None else [])]
+        return [each for each in (self.q, self.k, self.v, self.gate) if each is not None]
 
     def names(self, blk: str, present: Container[str]) -> list[str]:
         fused = f"{blk}attn_qkv.weight" in present
-        parts = ["qkv"] * 3 if fused else ["q", "k", "v", *(["q"] if self.gate is not None else [])]
+        own = {"q": self.q, "k": self.k, "v": self.v}
+        parts = ["qkv"] * 3 if fused else [part for part, each in own.items() if each is not None]
+        parts += ["q"] if self.gate is not None else []
         return [f"{blk}attn_{part}.weight" for part in (*parts, "output")]
 
     def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
@@ -111,11 +118,16 @@ class AttentionWeights:
         ops, shape, (k_cache, v_cache) = side.ops, self.shape, state
         rooms = {name: side.room(name, *row) for name, row in shape.rooms.items()}
         q, k, v, mixed = (rooms[name] for name in ("q", "k", "v", "mixed"))
-        inputs = [q, k, v, *([rooms["gate"]] if shape.gated else [])]
-        turned = [(q, shape.query_rope, self.q_norm), (k, shape.rope, self.k_norm)]
+        own = {"q": self.q, "k": self.k, "v": self.v, "gate": self.gate}
+        inputs = [rooms[name] for name, each in own.items() if each is not None]
+        turned = [(q, shape.query_rope, self.q_norm)]
+        if self.k is not None:
+            turned.append((k, shape.rope, self.k_norm))
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.linear(read, self._inputs, batch, inputs)
+            if self.v_norm is not None and self.k is not None:
+                ops.norm(k if self.v is None else v, self.v_norm, batch, v)
             for rows, rope, norm in turned:
                 if norm is not None and not shape.rotated_norms:
                     ops.norm(rows, norm, batch, rows)
@@ -123,7 +135,8 @@ class AttentionWeights:
                     ops.rope(rows, side.ropes[rope], batch)
                 if norm is not None and shape.rotated_norms:
                     ops.norm(rows, norm, batch, rows)
-            ops.store_kv(k, v, batch, k_cache, v_cache)
+            if self.k is not None:
+                ops.store_kv(k, v, batch, k_cache, v_cache)
             ops.attention(
                 q,
                 k_cache,
@@ -157,6 +170,8 @@ def attention_shapes(
     optional: dict[str, Shape] = {f"{name}.bias": rows[:1] for name, rows in matrices.items()}
     optional |= {f"{blk}attn_q_norm.weight": q, f"{blk}attn_k_norm.weight": k}
     optional[f"{blk}attn_sinks.weight"] = (shape.heads,)
+    if shape.pages_of is not None:  # old files have them, and nothing reads them
+        optional |= {f"{blk}attn_{part}.weight": (shape.kv_dim, dim) for part in ("k", "v")}
     return {f"{name}.weight": each for name, each in matrices.items()}, optional
 
 
@@ -164,17 +179,25 @@ def _inputs(shape: AttentionShape, blk: str, present: Container[str]) -> list[tu
     """The matrices that q, k and v come from, and their rows: one each, or one for all (Falcon)."""
     if f"{blk}attn_qkv.weight" in present and not shape.gated:
         return [("qkv", shape.q_dim + 2 * shape.kv_dim)]
+    if shape.pages_of is not None:
+        return [("q", shape.q_dim)]
+    if shape.norm_values and f"{blk}attn_v.weight" not in present:
+        return [("q", shape.q_dim), ("k", shape.kv_dim)]
     return [("q", (1 + shape.gated) * shape.q_dim), ("k", shape.kv_dim), ("v", shape.kv_dim)]
 
 
 def read_attention(reader: TensorReader, shape: AttentionShape, blk: str) -> AttentionWeights:
     """A layer's; errors as in :func:`load_weights`."""
     gate = None
+    q: Matrix | None
+    k: Matrix | None
+    v: Matrix | None
     if shape.gated:
         q, gate = _read_gated(reader, shape, blk)
         k, v = (reader.matrix(f"{blk}attn_{part}") for part in ("k", "v"))
     else:
-        q, k, v = _read_inputs(reader, shape, blk)
+        q, k, v = [*_read_inputs(reader, shape, blk), None, None][:3]
+        assert q is not None
     return AttentionWeights(
         shape=shape,
         q=q,
@@ -182,9 +205,10 @@ def read_attention(reader: TensorReader, shape: AttentionShape, blk: str) -> Att
         v=v,
         o=reader.matrix(f"{blk}attn_output"),
         q_norm=reader.own_norm(f"{blk}attn_q_norm"),
-        k_norm=reader.own_norm(f"{blk}attn_k_norm"),
+        k_norm=None if k is None else reader.own_norm(f"{blk}attn_k_norm"),
         sinks=reader.buffer(f"{blk}attn_sinks.weight"),
         gate=gate,
+        v_norm=Norm(None, None, reader.norm_eps) if shape.norm_values else None,
     )
 
 
@@ -194,9 +218,10 @@ def _read_gated(reader: TensorReader, shape: AttentionShape, blk: str) -> list[M
     return reader.cut(f"{blk}attn_q", [rows[:, part].reshape(-1) for part in (0, 1)])
 
 
-def _read_inputs(reader: TensorReader, shape: AttentionShape, blk: str) -> list[Matrix]:
+def _read_inputs(reader: TensorReader, shape: AttentionShape, blk: str) -> list[Matrix | None]:
+    """The matrices of q, k and v, as many as the layer has."""
     names = [name for name, _ in _inputs(shape, blk, reader.file.tensors)]
-    if len(names) == 3:
+    if names != ["qkv"]:
         return [reader.matrix(f"{blk}attn_{name}") for name in names]
     kv = shape.kv_dim
-    return reader.cut(f"{blk}attn_qkv", [slice(0, -2 * kv), slice(-2 * kv, -kv), slice(-kv, None)])
+    return [*reader.cut(f"{blk}attn_qkv", [slice(0, -2 * kv), slice(-2 * kv, -kv), slice(-kv, None)])]

@@ -17,9 +17,10 @@ from hotcold.model.families import FAMILIES, Every, Family, Scales
 from hotcold.model.gated_delta import read_gated_delta
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
+from hotcold.model.layer_inputs import input_rooms, read_width
 from hotcold.model.mamba import read_mamba
 from hotcold.model.mixer import NO_MIXER, MixerShape, Together
-from hotcold.model.positions import LayerPositions, read_positions, scaling_notes
+from hotcold.model.positions import LayerPositions, local_head_dim, read_positions, scaling_notes
 from hotcold.model.refused import refusal
 from hotcold.model.rope import Growth, Rope
 from hotcold.model.short_conv import read_short_conv
@@ -61,6 +62,7 @@ class Config:
     softcap: float | None = None  #: of logits
     experts: Experts | None = None  #: of layers, whose ``neurons`` are those of all of them
     dense_layers: frozenset[int] = frozenset()  #: that have none, although others do
+    layer_input: int = 0  #: values of each token that each layer gets (Gemma 4); 0: none
     drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
     notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
@@ -75,8 +77,11 @@ class Config:
 
     @property
     def rooms(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Names and shapes of a row, in :meth:`Side.room`, that mixers share."""
-        return tuple(dict.fromkeys(room for mixer in self.mixers for room in mixer.rooms.items()))
+        """Names and shapes of a row, in :meth:`Side.room`, that blocks share."""
+        mixers = [room for mixer in self.mixers for room in mixer.rooms.items()]
+        experts = self.experts.rooms(self.dim) if self.experts else {}
+        inputs = input_rooms(self.layers, self.layer_input) if self.layer_input else {}
+        return tuple(dict.fromkeys([*mixers, *experts.items(), *inputs.items()]))
 
     def page_bytes(self, cache_type: str) -> int:
         """Bytes of a page in all layers; ModelError: the type's blocks do not fit the model's heads."""
@@ -141,6 +146,7 @@ class Config:
             softcap=keys.factor("final_logit_softcapping", family.logits_softcap or 0.0) or None,
             experts=experts,
             dense_layers=dense,
+            layer_input=read_width(keys),
             drafting=keys.drafting,
             notes=scaling_notes(keys) if family.learned_positions is None else (),
         )
@@ -148,8 +154,6 @@ class Config:
 
 def _family(metadata: Mapping[str, Any]) -> Family:
     name = metadata.get("general.architecture")
-    if name is None:
-        raise ModelError("general.architecture is missing: this file holds no model")
     if reason := refusal(name, metadata.get("general.type"), FAMILIES):
         raise ModelError(reason)
     return FAMILIES[name]
@@ -194,7 +198,12 @@ def _heads(keys: Keys, family: Family, dim: int, layers: int) -> tuple[int, int,
     heads = keys.alike("attention.head_count", 1 - none, MAX_HEADS, layers, none=none)
     if not heads:
         return 0, 0, 0
-    kv_heads = keys.alike("attention.head_count_kv", 1 - none, MAX_HEADS, layers, default=heads, none=none)
+    if family.kinds_of_heads:
+        kv_heads = keys.per_layer("attention.head_count_kv", 1, MAX_HEADS, layers, default=heads)[0]
+    else:
+        kv_heads = keys.alike(
+            "attention.head_count_kv", 1 - none, MAX_HEADS, layers, default=heads, none=none
+        )
     if not kv_heads:
         return 0, 0, 0
     if heads % kv_heads:
@@ -265,10 +274,44 @@ def _attention(
         qk_norm=family.qk_norm,
         rotated_norms=family.rotated_norms,
         gated=family.gated_attention,
+        norm_values=family.values_normed,
     )
     positions = read_positions(keys, family, layers, head_dim, context)
     growth = _growth(keys, positions, head_dim)
-    return tuple(replace(alike, rope=each.rope, window=each.window, growth=growth) for each in positions)
+    shapes = [replace(alike, rope=each.rope, window=each.window, growth=growth) for each in positions]
+    if not family.kinds_of_heads:
+        return tuple(shapes)
+    return _of_kinds(
+        keys, shapes, [each.windowed for each in positions], local_head_dim(keys, family, head_dim)
+    )
+
+
+def _of_kinds(
+    keys: Keys, shapes: Sequence[AttentionShape], windowed: Sequence[bool], local: int
+) -> tuple[AttentionShape, ...]:
+    """Gives layers with a window heads of the length ``local``, each its heads of keys, and the last layers
+    those whose pages they read: of the layers before them the last of their kind."""
+    layers, heads, key = len(shapes), shapes[0].heads, "attention.shared_kv_layers"
+    counts = keys.per_layer("attention.head_count_kv", 1, MAX_HEADS, layers, default=heads)
+    if wrong := [n for n in counts if heads % n]:
+        raise ModelError(
+            f"{keys.name('attention.head_count_kv')} is {wrong[0]}: it must divide {heads} heads"
+        )
+    own = layers - keys.whole(key, 0, layers - 1, default=0)
+    found: list[AttentionShape] = []
+    for i, (shape, window, kv_heads) in enumerate(zip(shapes, windowed, counts, strict=True)):
+        length = local if window else shape.head_dim
+        if i < own:
+            found.append(replace(shape, kv_heads=kv_heads, head_dim=length))
+            continue
+        source = next((j for j in reversed(range(own)) if windowed[j] == window), None)
+        if source is None:
+            kind = "with a window" if window else "without one"
+            seen = f"{keys.name(key)} is {layers - own}, and layer {i} is {kind}"
+            raise ModelError(f"{seen}: a layer like it is needed before layer {own}")
+        kept = found[source]
+        found.append(replace(shape, kv_heads=kept.kv_heads, head_dim=length, pages_of=source))
+    return tuple(found)
 
 
 def _growth(keys: Keys, positions: Sequence[LayerPositions], head_dim: int) -> Growth | None:

@@ -24,6 +24,7 @@ from hotcold.kernels.backend import (
     FFNWeights,
     Floats,
     Matrix,
+    Norm,
     equal_ends,
 )
 from hotcold.model.families import Family
@@ -58,7 +59,19 @@ class Experts:
     normalise: bool
     scale: float
     shared: int = 0  #: neurons of the shared expert; 0: there is none
+    #: the shared expert is an ordinary FFN beside the experts; each of the two has norms of its own, and the
+    #: router another one of the residual stream
+    beside: bool = False
     latent: int = 0  #: dimensions that experts read and write, the shared one excepted; 0: those of the model
+
+    @property
+    def shared_kind(self) -> str:
+        """The last part of the names of the shared expert's tensors."""
+        return "" if self.beside else "_shexp"
+
+    def rooms(self, dim: int) -> dict[str, Shape]:
+        """Names and shapes of a row, in :meth:`Side.room`, that layers of ``dim`` dimensions share."""
+        return dict.fromkeys(("experts in", "experts out", "shared out"), (dim,)) if self.beside else {}
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -73,6 +86,7 @@ class Router:
     experts: Experts
     weights: Matrix  # (E, D)
     selection_bias: Buffer | None  # [E]
+    expert_scale: Buffer | None = None  # [E]
 
     def choose(self, ops: Backend, x: Buffer, batch: Batch, chosen: Chosen) -> None:
         """Experts for each row of x ``[T, D]``."""
@@ -87,6 +101,7 @@ class Router:
             selection_bias=self.selection_bias,
             normalise=self.experts.normalise,
             scale=self.experts.scale,
+            expert_scale=self.expert_scale,
         )
 
 
@@ -110,6 +125,16 @@ class SharedExpert:
             ops.ffn(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=chosen)
         else:
             ffn(x, x, batch, out, chosen)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Norms of a layer whose experts have an ordinary FFN beside them."""
+
+    router: Norm  #: of the residual stream, before the router
+    experts: Norm  #: of the residual stream, before the experts
+    experts_post: Norm
+    shared_post: Norm
 
 
 @dataclass(frozen=True)
@@ -143,6 +168,8 @@ def read_experts(
         raise ModelError(f"{keys.name('expert_weights_norm')} is {shown(normalise)}: a truth value is needed")
     implied = _shape(tensors, "ffn_up_shexp")[:1] if keys.get("expert_shared_count") != 0 else ()
     shared = keys.whole("expert_shared_feed_forward_length", 0, most_neurons, default=sum(implied))
+    if family.beside_experts:
+        shared = keys.alike("feed_forward_length", 1, most_neurons, layers)
     return Experts(
         count=count,
         chosen=chosen,
@@ -151,6 +178,7 @@ def read_experts(
         normalise=normalise or function == _OF_THE_CHOSEN,
         scale=keys.factor("expert_weights_scale", 1.0),
         shared=shared,
+        beside=family.beside_experts,
         latent=keys.whole("moe_latent_size", 0, 1 << 17, default=0),
     )
 
@@ -202,11 +230,16 @@ def expert_shapes(
     optional = {f"{blk}{name}.bias": shape for name, shape in biases.items()}
     optional[f"{blk}exp_probs_b.bias"] = (e,)
     if s := experts.shared:
-        parts = {"ffn_up_shexp": (s, dim), "ffn_down_shexp": (s, dim) if layout == "by_neuron" else (dim, s)}
+        parts = {"ffn_up": (s, dim), "ffn_down": (s, dim) if layout == "by_neuron" else (dim, s)}
         if gated:
-            parts["ffn_gate_shexp"] = (s, dim)
-        required |= {f"{blk}{name}.weight": shape for name, shape in parts.items()}
-        optional[f"{blk}ffn_gate_inp_shexp.weight"] = (dim,)
+            parts["ffn_gate"] = (s, dim)
+        required |= {f"{blk}{name}{experts.shared_kind}.weight": shape for name, shape in parts.items()}
+        if not experts.beside:
+            optional[f"{blk}ffn_gate_inp_shexp.weight"] = (dim,)
+    if experts.beside:
+        norms = "pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"
+        required |= {f"{blk}{name}.weight": (dim,) for name in norms} | {f"{blk}ffn_gate_inp.scale": (dim,)}
+        optional[f"{blk}ffn_down_exps.scale"] = (e,)
     return required, optional
 
 

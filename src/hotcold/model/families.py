@@ -92,6 +92,12 @@ class Family:
     output_norm: str = "output_norm"  #: the tensor of the norm before the head
     #: ``rope.scaling.finetuned`` false means: no rotary positions
     rope_if_finetuned: bool = False
+    #: Layers with a window have heads of another length than others; layers may differ in heads of keys
+    kinds_of_heads: bool = False
+    #: Values are normalised without weights; where a file has no ``attn_v`` they are made of what keys are
+    values_normed: bool = False
+    #: Experts have an ordinary FFN beside them, each of the two with its norms; the router reads the stream
+    beside_experts: bool = False
     #: Without a key the shape of down says whether its rows are neurons (PowerInfer's --transpose-down)
     down_by_shape: bool = False
 
@@ -111,6 +117,11 @@ def _gemma2(layers: int, dim: int, heads: int) -> Scales:
     """The scales of Gemma 2. 27B, known by its number of layers, scales scores by D / H; arXiv 2408.00118."""
     attention = (dim / heads) ** -0.5 if layers == 46 else None
     return Scales(embedding=math.sqrt(dim), attention=attention)
+
+
+def _gemma4(layers: int, dim: int, heads: int) -> Scales:
+    """The scales of Gemma 4, whose scores have none: q and k are normalised."""
+    return Scales(embedding=math.sqrt(dim), attention=1.0)
 
 
 FAMILIES: dict[str, Family] = {
@@ -145,6 +156,18 @@ FAMILIES: dict[str, Family] = {
             window_base=10000.0,
             window_scaled=False,
             scales=_gemma3,
+        ),
+        Family(
+            "gemma4",
+            activation="gelu",
+            norms="both",
+            full_attention=Every(6),
+            window_base=10000.0,
+            window_scaled=False,
+            kinds_of_heads=True,
+            values_normed=True,
+            beside_experts=True,
+            scales=_gemma4,
         ),
         Family("phi3", fused_gate=True),  # Phi-3, Phi-3.5 and Phi-4
         # OLMo 2, and OLMo 3, which has windows

@@ -259,11 +259,14 @@ class SequenceState:
         self.pages = PagePool(pages)
         self.slots = SlotPool(slots) if config.slot_bytes else None
         layers = zip(Devices.of(backend, config.layers).layers, config.mixers, strict=True)
-        self.layers: list[list[Buffer]] = [
-            [ops.zeros((pages, *shape), dtype) for shape, dtype in mixer.page_arrays(type)]
-            + [ops.zeros((slots, *shape), dtype) for shape, dtype in mixer.slot_arrays()]
-            for ops, mixer in layers
-        ]
+        self.layers: list[list[Buffer]] = []
+        for ops, mixer in layers:
+            if mixer.pages_of is not None:
+                self.layers.append(self.layers[mixer.pages_of])
+                continue
+            arrays = [ops.zeros((pages, *shape), dtype) for shape, dtype in mixer.page_arrays(type)]
+            arrays += [ops.zeros((slots, *shape), dtype) for shape, dtype in mixer.slot_arrays()]
+            self.layers.append(arrays)
 
     def take(self, owner: Hashable, positions: int) -> Room:
         """Gives an owner without any the places of a sequence of so many positions. KVCacheFull: fewer pages

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 from hotcold.kernels.backend import Batch, Buffer, Chosen, FFNWeights, Matrix, Norm
-from hotcold.model.experts import Latent, Router, SharedExpert
+from hotcold.model.experts import Apart, Latent, Router, SharedExpert
 from hotcold.model.mixer import MixerWeights
 
 
@@ -29,6 +29,7 @@ class FeedForward:
     router: Router | None = None
     shared: SharedExpert | None = None
     latent: Latent | None = None
+    apart: Apart | None = None  #: where the shared expert is an ordinary FFN beside the others
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -83,6 +84,7 @@ def side_by_side(blocks: Sequence[Block[P]]) -> list[list[Block[P]]]:
 class LayerWeights:
     blocks: tuple[Block[MixerWeights | FeedForward], ...]
     early_router: Router | None = None  #: reads the layer's input, before its blocks
+    scale: float = 1.0  #: the residual stream is multiplied by it after the blocks
 
     @cached_property
     def feed_forward(self) -> FeedForward | None:

@@ -19,6 +19,7 @@ _FACTOR, _OLD_FACTOR = "rope.scaling.factor", "rope.scale_linear"
 class LayerPositions:
     rope: Rope | None  #: None: queries and keys are not rotated
     window: int | None  #: positions that a row sees, including its own; None: all up to its own
+    windowed: bool = False  #: it is of those that have a window, even if that hides nothing
 
 
 def read_positions(
@@ -28,14 +29,24 @@ def read_positions(
     rope = _rope(keys, family, head_dim, context) if _rotates(keys, family) else None
     window = keys.whole("attention.sliding_window", 0, 1 << 32, default=family.window)
     windowed = _windowed(keys, family, layers) if window else (False,) * layers
-    local = rope and _window_rope(keys, family, rope)
+    local = rope and _window_rope(keys, family, rope, local_head_dim(keys, family, head_dim))
     unrotated = family.unrotated or ()
     if family.full_unrotated and any(windowed):
         rope = None
     ropes = (None if i in unrotated else local if windowed[i] else rope for i in range(layers))
     # A window of all positions hides nothing; its layers still have the rotation of layers with a window.
     narrow = window if window < context else None
-    return tuple(LayerPositions(r, narrow if w else None) for r, w in zip(ropes, windowed, strict=True))
+    return tuple(LayerPositions(r, narrow if w else None, w) for r, w in zip(ropes, windowed, strict=True))
+
+
+def local_head_dim(keys: Keys, family: Family, head_dim: int) -> int:
+    """The length of heads in layers with a window; ``head_dim`` is that of the others."""
+    if not family.kinds_of_heads:
+        return head_dim
+    length = keys.whole("attention.key_length_swa", 1, 1024, default=head_dim)
+    if keys.whole("attention.value_length_swa", 1, 1024, default=length) != length:
+        raise ModelError(f"{keys.name('attention.value_length_swa')} differs from the keys' length {length}")
+    return length
 
 
 def _rotates(keys: Keys, family: Family) -> bool:
@@ -62,8 +73,7 @@ def _windowed(keys: Keys, family: Family, layers: int) -> tuple[bool, ...]:
 
 def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
     dim = keys.whole("rope.dimension_count", 2, head_dim, default=head_dim)
-    if dim % 2:
-        raise ModelError(f"{keys.name('rope.dimension_count')} is {dim}: an even number is needed")
+    _even(keys, "rope.dimension_count", dim)
     base = keys.number("rope.freq_base", 1, 1e12, default=10000.0)
     kind, factor = scaling(keys)
     original = keys.whole("rope.scaling.original_context_length", 1, 1 << 24, default=context)
@@ -114,9 +124,18 @@ def _yarn(keys: Keys, rope: Rope, factor: float, *, whole: bool) -> Rope:
     return replace(rope, yarn=Yarn(factor, rope.original, fast, slow, whole), magnitude=magnitude)
 
 
-def _window_rope(keys: Keys, family: Family, rope: Rope) -> Rope:
-    """The rope of layers with a window."""
+def _window_rope(keys: Keys, family: Family, rope: Rope, head_dim: int) -> Rope:
+    """The rope of layers with a window, and heads of this length."""
     base = keys.number("rope.freq_base_swa", 1, 1e12, default=family.window_base or rope.base)
     if not family.window_scaled:
         rope = replace(rope, linear_factor=1.0, yarn=None, magnitude=1.0, factored=False)
-    return replace(rope, base=base)
+    if not family.kinds_of_heads:
+        return replace(rope, base=base)
+    dim = keys.whole("rope.dimension_count_swa", 2, head_dim, default=head_dim)
+    return replace(rope, base=base, dim=_even(keys, "rope.dimension_count_swa", dim))
+
+
+def _even(keys: Keys, key: str, dim: int) -> int:
+    if dim % 2:
+        raise ModelError(f"{keys.name(key)} is {dim}: an even number is needed")
+    return dim

@@ -32,7 +32,6 @@ _REASONS = {
     "it needs attention with a latent cache (MLA)": "deepseek2 minicpm3 plm mistral4",
     "it needs attention by an index of keys": "deepseek32 glm-dsa minimax-m3 hy_v4 dots3note",
     "it needs several residual streams": "deepseek4 glm5-next kimi-k3 qwen4exp gemma3n",
-    "it needs embeddings by layer, and layers that share keys and values": "gemma4",
     "it needs attention in chunks": "llama4",
     "it needs groups of experts, or experts in every other layer": "bailingmoe2",
     "it needs a dense FFN beside its experts": "arctic grok grovemoe",
@@ -53,6 +52,8 @@ _KINDS = {
     "adapter": "the file is an adapter (LoRA), which changes a model and is none",
     "mmproj": "the file is the image or audio part of a model (mmproj), and has no text model",
     "imatrix": "the file is an importance matrix (imatrix): name it when you quantise a model",
+    "predictor": "the file holds predictors of a model: name the model, and this file beside it",
+    "profile": "the file is a profile of a model: name the model, and this file when you plan",
 }
 
 
@@ -60,6 +61,8 @@ def refusal(architecture: object, kind: object, known: Iterable[str]) -> str | N
     """Says why a file of this ``general.architecture`` and ``general.type`` is refused; None: it may run."""
     if isinstance(kind, str) and kind in _KINDS:
         return _KINDS[kind]
+    if architecture is None:
+        return "general.architecture is missing: this file holds no model"
     name = architecture if isinstance(architecture, str) else ""
     if name in known:
         return None

@@ -21,6 +21,7 @@ from hotcold.model.devices import Devices
 from hotcold.model.experts import room_for
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.layer import AnyFFN, Block, FeedForward, side_by_side
+from hotcold.model.layer_inputs import input_buffers
 from hotcold.model.mixer import MixerWeights
 from hotcold.model.rope import Rope, chosen_factors, rope_table
 from hotcold.model.side import Mixer, Side
@@ -129,12 +130,21 @@ class Transformer:
         for program, (side, parts) in zip(stages, self._stages, strict=True):
             if before is not None:
                 side.ops.copy(before.ops, before.x, side.x, rows)
+                self._copy_inputs(side, parts, rows)
             if self.watch:
                 self.watch(side.ops, max(parts.start - 1, 0))
             program.run()
             before = side
         if self.watch:
             self.watch(None, 0)
+
+    def _copy_inputs(self, side: _Stream, parts: range, rows: int) -> None:
+        """Brings the inputs of a stage's layers, which the first stage computed, to its backend."""
+        first, width = self._stages[0][0], self.config.layer_input
+        if width and side is not first:
+            given, own = (input_buffers(each, self.config.layers, width) for each in (first, side))
+            for i in range(parts.start - 1, min(parts.stop - 1, self.config.layers)):
+                side.ops.copy(first.ops, given[i], own[i], rows)
 
     def read_logits(self, start: int = 0, stop: int | None = None) -> Floats:
         """Rows of :attr:`logits`, ``[stop - start, V]``, valid until the next :meth:`run`."""
@@ -154,6 +164,8 @@ class Transformer:
             return of.mixer(side, self._state.layers[index])
         ops, experts = side.ops, self.config.experts_of(index)
         chosen = self.chosen[index] if experts else None
+        if of.apart and chosen:
+            return self._apart(of, side, index, ffn, chosen)
         if of.latent and experts:
             small, result = (side.room(f"latent {part}", experts.latent) for part in ("x", "out"))
 
@@ -174,15 +186,39 @@ class Transformer:
 
         return feed_forward
 
+    def _apart(self, of: FeedForward, side: _Stream, index: int, ffn: AnyFFN, chosen: Chosen) -> Mixer:
+        """Computes experts and the FFN beside them, whose norm is the block's."""
+        ops, norms, router, shared, factor = side.ops, of.apart, of.router, of.shared, side.factor
+        assert norms and router and shared and factor
+        names = "experts in", "experts out", "shared out"
+        given, first, second = (side.room(name, self.config.dim) for name in names)
+
+        def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+            ops.norm(side.x, norms.router, batch, given)
+            router.choose(ops, given, batch, chosen)
+            ops.norm(side.x, norms.experts, batch, given)
+            for each in (first, second):
+                ops.add(each, side.x, batch, keep=0, scale=0)
+            ffn(given, side.x, batch, first, chosen)
+            ops.norm(first, norms.experts_post, batch, first)
+            shared.add(ops, read, batch, second, factor, self._shared[index])
+            ops.norm(second, norms.shared_post, batch, second)
+            ops.add(out, first, batch, keep=float(add))
+            ops.add(out, second, batch)
+
+        return feed_forward
+
     def _forward(self, side: _Stream, parts: range, layers: Sequence[Layer]) -> None:
         ops, batch, weights, x = side.ops, self.batch, self._weights, side.x
         if parts.start == 0:
-            self._embed(ops, x)
+            self._embed(side)
         for i in range(max(parts.start - 1, 0), min(parts.stop - 1, len(layers))):
             if router := weights.layers[i].early_router:
                 router.choose(ops, x, batch, self.chosen[i])
             for group in layers[i]:
                 self._add(side, group)
+            if (scale := weights.layers[i].scale) != 1:
+                ops.add(x, x, batch, keep=0, scale=scale)
         if parts.stop == len(layers) + 2:
             ops.gather(x, batch, side.last)
             ops.norm(side.last, weights.norm, batch, side.last, Rows.LOGITS)
@@ -190,13 +226,16 @@ class Transformer:
             if self.config.softcap:
                 ops.softcap(self.logits, batch, self.config.softcap)
 
-    def _embed(self, ops: Backend, x: Buffer) -> None:
+    def _embed(self, side: _Stream) -> None:
+        ops, x = side.ops, side.x
         batch, weights, scale = self.batch, self._weights, self.config.scales.embedding
         ops.embed(weights.embedding, batch, x)
         if scale != 1:
             ops.add(x, x, batch, keep=0, scale=scale)
         if weights.positions is not None:
             ops.embed(weights.positions, batch, x, by=IndexedBy.POSITIONS, accumulate=True)
+        if weights.inputs is not None:
+            weights.inputs.compute(side, batch, x)
 
     def _add(self, side: _Stream, blocks: Sequence[Block[Mixer]]) -> None:
         """Adds to x what blocks side by side compute of it."""

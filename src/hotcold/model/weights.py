@@ -18,8 +18,9 @@ from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
 from hotcold.model.config import Config, ModelError
 from hotcold.model.devices import Devices
-from hotcold.model.experts import Latent, Router, SharedExpert, expert_shapes, expert_tensors
+from hotcold.model.experts import Apart, Latent, Router, SharedExpert, expert_shapes, expert_tensors
 from hotcold.model.layer import Block, FeedForward, LayerWeights
+from hotcold.model.layer_inputs import LayerInputs, input_shapes, read_input, read_inputs
 from hotcold.model.mixer import NO_MIXER, MixerWeights
 from hotcold.model.reading import Progress, Shape, TensorReader, norm_tensor
 from hotcold.model.rope import FACTORS
@@ -41,6 +42,7 @@ class Weights:
     rope_factors: Mapping[str, Floats]  # [rotary_dim / 2] each, by the names of rope.FACTORS
     norm_values: int  # weights and biases of all norms
     positions: Matrix | None = None  # (P, D), learned ones
+    inputs: LayerInputs | None = None
 
 
 def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -> int:
@@ -108,7 +110,10 @@ def load_weights(
     reader.backend = devices.embedding
     positions = reader.positions()
     factors = reader.rope_factors()
-    return Weights(embedding, tuple(layers), norm, head, factors, reader.norm_values, positions)
+    width, inputs = config.layer_input, None
+    if width:
+        inputs = read_inputs(reader, config.layers, width, config.dim)
+    return Weights(embedding, tuple(layers), norm, head, factors, reader.norm_values, positions, inputs)
 
 
 def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
@@ -122,7 +127,10 @@ def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape]
     output_norm = _output_norm(config, present)
     required: dict[str, Shape] = {"token_embd.weight": (v, d), f"{output_norm}.weight": (d,)}
     optional: dict[str, Shape] = {"output.weight": (v, d), f"{output_norm}.bias": (d,)}
-    optional |= {f"{name}.weight": (rope.dim // 2,) for rope in config.ropes for name in FACTORS}
+    turned = [rope for rope in config.ropes if rope.factored]
+    optional |= {f"{name}.weight": (rope.dim // 2,) for rope in turned for name in FACTORS}
+    if config.layer_input:
+        required |= input_shapes(config.layers, config.layer_input, d, v)
     if (offset := config.family.learned_positions) is not None:
         required["position_embd.weight"] = (config.context + offset, d)
     for i, (mixer, n) in enumerate(zip(config.mixers, config.neurons, strict=True)):
@@ -144,7 +152,7 @@ def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape]
         }
         norms, more = _norms(config, blk, present)
         required |= {norm_tensor(f"{blk}{name}", present): (d,) for name in norms}
-        optional |= {f"{blk}{name}.weight": (d,) for name in more}
+        optional |= {f"{blk}{name}.weight": (d,) for name in more} | {f"{blk}layer_output_scale.weight": (1,)}
         optional |= {f"{blk}{name}.bias": (d,) for name in (*norms, *more)}
     return required, optional
 
@@ -213,8 +221,12 @@ class _Reader(TensorReader):
             part=self._feed_forward(index, ffn_weights, late),
             post_norm=self.own_norm(f"{blk}post_ffw_norm"),
         )
-        blocks = (ffn, mixer) if family.parallel else (mixer, ffn)
-        return LayerWeights(blocks, router if family.router_early else None)
+        blocks = [ffn, mixer] if family.parallel else [mixer, ffn]
+        if self.config.layer_input:
+            blocks.append(Block(None, read_input(self, index), self.norm(f"{blk}post_norm")))
+        scale = self.vector(f"{blk}layer_output_scale.weight")
+        early = router if family.router_early else None
+        return LayerWeights(tuple(blocks), early, 1.0 if scale is None else float(scale[0]))
 
     def _part(
         self, index: int, ffn_weights: Callable[[FFNTensors], FFNWeights]
@@ -234,16 +246,27 @@ class _Reader(TensorReader):
         experts = self.config.experts_of(index)
         if experts and experts.latent:
             latent = Latent(*(self.matrix(f"{blk}ffn_latent_{part}") for part in ("down", "up")))
-        shared = self._shared(blk) if experts and experts.shared else None
-        return FeedForward(weights, router, shared, latent)
+        shared = self._shared(blk, experts.shared_kind) if experts and experts.shared else None
+        apart = self._apart(blk) if experts and experts.beside else None
+        return FeedForward(weights, router, shared, latent, apart)
+
+    def _apart(self, blk: str) -> Apart:
+        scale, dim = self.vector(f"{blk}ffn_gate_inp.scale"), self.config.dim
+        assert scale is not None
+        self.norm_values += scale.size
+        # The router's input is normalised, then divided by the root of D.
+        router = Norm(self._buffer(scale, dim**-0.5), None, self.norm_eps, self.norm_centre)
+        names = "pre_ffw_norm_2", "post_ffw_norm_2", "post_ffw_norm_1"
+        return Apart(router, *(self.norm(f"{blk}{name}") for name in names))
 
     def _router(self, index: int) -> Router | None:
         if (experts := self.config.experts_of(index)) is None:
             return None
         bias = self.buffer(f"blk.{index}.exp_probs_b.bias")
-        return Router(experts, self.matrix(f"blk.{index}.ffn_gate_inp"), bias)
+        scale = self.buffer(f"blk.{index}.ffn_down_exps.scale") if experts.beside else None
+        return Router(experts, self.matrix(f"blk.{index}.ffn_gate_inp"), bias, scale)
 
-    def _shared(self, blk: str) -> SharedExpert:
+    def _shared(self, blk: str, kind: str) -> SharedExpert:
         gate, name = None, f"{blk}ffn_gate_inp_shexp.weight"
         if name in self.file.tensors:
             row = self.file.stored(name)
@@ -252,8 +275,8 @@ class _Reader(TensorReader):
             gate = self.backend.matrix(replace(row, shape=(1, dim), rows=1, row_bytes=nbytes))
             self.count(row)
         config = self.config
-        own = self.file.stored(f"{blk}ffn_gate_shexp.weight") if config.gated else None
-        up, down = (self.file.stored(f"{blk}ffn_{part}_shexp.weight") for part in ("up", "down"))
+        own = self.file.stored(f"{blk}ffn_gate{kind}.weight") if config.gated else None
+        up, down = (self.file.stored(f"{blk}ffn_{part}{kind}.weight") for part in ("up", "down"))
         tensors = FFNTensors(own, up, down, config.down_layout, config.activation, config.threshold)
         ffn = self.backend.ffn_weights(tensors)
         self.count(own, up, down)

@@ -90,7 +90,8 @@ class Placement:
             add("neurons", i, gpu, on_gpu, on_cpu, hot_share=hot / max(1, len(mask)))
         whole("head", None, self.head, sizes.head)
         # A tied head that is on the CPU is the embedding table.
-        whole("embedding", None, None, sizes.embedding * (self.head is not None or not sizes.tied))
+        own = sizes.embedding * (self.head is not None or not sizes.tied)
+        whole("embedding", None, None, own + sizes.inputs)
         whole("buffers", None, None, sizes.buffers)
         for gpu in self.gpus:
             hottest = max((int(self.hot[i].sum()) for i in self.layers_of(gpu)), default=None)

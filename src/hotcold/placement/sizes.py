@@ -29,7 +29,13 @@ Ints = npt.NDArray[np.int64]
 _CHUNK = 128  # prompt rows that the buffers of a step hold, if nobody says otherwise
 
 #: Tensors of a layer's FFN; all others, routers and shared experts among them, are attention.
-_FFN_TENSOR = re.compile(r"ffn_(gate|up)(_exps)?\.|ffn_gate_up_exps\.|ffn_down(_t)?\.weight|ffn_down_exps\.")
+_FFN_TENSOR = re.compile(
+    r"ffn_(gate|up)(_exps)?\.|ffn_gate_up_exps\.|ffn_down(_t)?\.weight|ffn_down_exps\.(weight|bias)"
+)
+#: Those of an ordinary FFN, which beside experts is computed where attention is.
+_ORDINARY = re.compile(r"ffn_(gate|up|down|down_t)\.")
+#: What gives each layer values of each token: one row a token is read.
+_INPUT_TENSOR = re.compile(r"per_layer_")
 _FIRST = re.compile(r"predictor\.first|fc1\.")
 _PREDICTOR_TENSOR = re.compile(r"predictor\.|fc[12]\.")
 
@@ -104,6 +110,7 @@ class Sizes:
     experts: int = 1  #: of a layer, whose neurons lie one expert after another
     #: layers of a model of experts that have none, and how many of their neurons cannot be placed apart
     ordinary: Mapping[int, int] = field(default_factory=dict)
+    inputs: int = 0  #: tables and matrices that give layers values of each token, on the CPU
     states: Ints | None = None  #: states of sequences and copies of them; None where no layer keeps any
     state: Ints | None = None  #: of one sequence, which a token reads and writes
 
@@ -200,12 +207,14 @@ def sizes_of_file(
                 tensors |= {name: info.nbytes for name, info in beside.tensors.items()}
                 rank = max(info.shape[0] for name, info in beside.tensors.items() if _FIRST.search(name))
             always_read = 0.0
-    layers = _LayerBytes.of(tensors, config.layers)
+    dense = config.experts is not None and config.experts.beside
+    layers = _LayerBytes.of(tensors, config.layers, beside=dense)
+    inputs = sum(nbytes for name, nbytes in tensors.items() if _INPUT_TENSOR.match(name))
     embedding, tied = tensors["token_embd.weight"], "output.weight" not in tensors
     neurons = np.array(config.neurons, np.int64)
     limits = BatchLimits(DECODE_ROWS + chunk, sequences, -(-context // PAGE), max(DECODE_ROWS, sequences))
     buffers = buffer_bytes(config, limits, split=True) + scratch_bytes(config, limits)
-    gpu_step = GPUStep(config, limits, _ffn_types(file), rank)
+    gpu_step = GPUStep(config, limits, _ffn_types(file, beside=dense), rank)
     return Sizes(
         name=file.path.stem,
         fingerprint=fingerprint,
@@ -217,8 +226,9 @@ def sizes_of_file(
         predictor=layers.predictor,
         neuron_bytes=-(-layers.ffn // np.maximum(neurons, 1)),
         neurons=neurons,
-        head=layers.outside - (0 if tied else embedding),
+        head=layers.outside - inputs - (0 if tied else embedding),
         embedding=embedding,
+        inputs=inputs,
         tied=tied,
         buffers=buffers,
         gpu_step=lambda hot, head: sessions * (gpu_step.nbytes(hot, head) if gpu else buffers),
@@ -241,8 +251,8 @@ class _LayerBytes:
     outside: int  #: of no layer
 
     @classmethod
-    def of(cls, tensors: dict[str, int], layers: int) -> "_LayerBytes":
-        """``tensors`` are bytes by name."""
+    def of(cls, tensors: dict[str, int], layers: int, *, beside: bool = False) -> "_LayerBytes":
+        """``tensors`` are bytes by name; ``beside``: an ordinary FFN lies beside experts."""
         attention, predictor, ffn = np.zeros((3, layers), np.int64)
         outside = 0
         for name, nbytes in tensors.items():
@@ -251,7 +261,7 @@ class _LayerBytes:
                 outside += nbytes
                 continue
             layer, part = int(found[1]), name[found.end() :]
-            if _FFN_TENSOR.match(part):
+            if _FFN_TENSOR.match(part) and not (beside and _ORDINARY.match(part)):
                 ffn[layer] += nbytes
             elif _PREDICTOR_TENSOR.match(part):
                 predictor[layer] += nbytes
@@ -260,10 +270,13 @@ class _LayerBytes:
         return cls(attention, predictor, ffn, outside)
 
 
-def _ffn_types(file: GGUFFile) -> tuple[BlockType, BlockType, BlockType]:
-    """Block types of gate, up and down in the first layer that has them."""
+def _ffn_types(file: GGUFFile, *, beside: bool) -> tuple[BlockType, BlockType, BlockType]:
+    """Block types of gate, up and down in the first layer that has them; those of experts where an ordinary
+    FFN lies ``beside`` them."""
     found: dict[str, BlockType] = {}
     for name, info in file.tensors.items():
+        if beside and _ORDINARY.search(name):
+            continue
         if match := re.match(r"blk\.\d+\.ffn_(gate|up|down|gate_up)(_t|_exps)?\.weight", name):
             found.setdefault(match[1], block_type(info.type))
     up = found.get("up", found.get("gate_up", block_type("F32")))  # without any FFN it does not matter

@@ -164,6 +164,8 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
         else:
             budgets = _budgets(options, [0])
             found = _solve(model, [find_hardware(DEFAULT)] * len(budgets), budgets, gpu=False)
+        if apart := _apart(model.config, found.placement):
+            raise UserError(f"`hot_backend`: {apart}: a placement with all layers or none is needed")
         return Decision(found.notes, found.placement)
     asked = wanted or wished(gpu_asked) is not None
     if options["backend"] != "cpu" and not asked:
@@ -288,6 +290,11 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
             found = replace(found, notes=(slower, *found.notes))
     if found.is_empty:
         return Decision((f"{unused}: within {size(max(budgets))} there is room for nothing",))
+    if apart := _apart(model.config, found.placement):
+        why = f"{apart}: a placement with all layers or none on the GPU is needed"
+        if asked:
+            raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
+        return Decision((f"{unused}: {why}",))
     used = found.placement.gpus
     if used[-1] >= len(gpus):
         seen = f"{options['placement']} places parts on GPU {used[-1]}, counted from 0"
@@ -297,6 +304,14 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     idle = [gpu for i, gpu in enumerate(gpus) if i not in used]
     notes = (f"GPU {titles(idle)} has no part: that is expected to be faster",) if idle else ()
     return Decision((*map(str, on_gpus), *notes, *found.notes), found.placement, on_gpus, asked)
+
+
+def _apart(config: Config, placement: Placement) -> str | None:
+    """Says which layer reads the keys and values of one that lies on another device."""
+    for i, mixer in enumerate(config.mixers):
+        if (source := mixer.pages_of) is not None and placement.where[i] != placement.where[source]:
+            return f"layer {i} reads keys and values of layer {source}, which would lie elsewhere"
+    return None
 
 
 def _on(number: int, gpu: GPU, found: _Found, budget: int, *, spin: bool) -> OnGPU:

@@ -219,12 +219,14 @@ class Session:
 
     def read_whole(self) -> Iterator[tuple[str, Backend, int]]:
         """The weights that every step reads whole, norms excepted: kind, the backend that reads them, and
-        bytes, for each layer and then the head."""
+        bytes, for each layer, then the head, and what gives layers values of each token."""
         weights, devices = self.model.weights, self.model.devices
         for layer, predictor, backend in zip(weights.layers, self.predictors, devices.layers, strict=True):
             yield "attention", backend, layer.dense_bytes + layer.shared_bytes * (not self.shared_counts)
             yield "predictor", backend, predictor.nbytes if predictor else 0
         yield "head", devices.head, weights.head.nbytes
+        if weights.inputs is not None:
+            yield "embedding", devices.embedding, weights.inputs.read_bytes
 
     def _footprint(self, mode: SparsityMode) -> Footprint:
         weights, config = self.model.weights, self.model.config
@@ -234,6 +236,8 @@ class Session:
         shared = [layer.shared.ffn for layer in weights.layers if layer.shared]
         whole = [] if self.shared_counts else shared
         norms = weights.norm_values
+        tables = 0 if weights.inputs is None else weights.inputs.table_bytes
+        read += [] if weights.inputs is None else weights.inputs.projections
         params = int(np.dot(mode.predictors.params, mode.used)) if mode.predictors else 0
         return Footprint(
             step_bytes=sum(nbytes for _, _, nbytes in self.read_whole()) + 4 * norms,
@@ -241,7 +245,7 @@ class Session:
             + sum((2 + config.gated) * config.dim * each.neurons for each in whole)
             + norms
             + params,
-            token_bytes=weights.embedding.nbytes // config.vocab,
+            token_bytes=(weights.embedding.nbytes + tables) // config.vocab,
             neurons=config.neurons,
             dim=config.dim,
             row_bytes=tuple(_row_bytes(layer.ffn) for layer in weights.layers),

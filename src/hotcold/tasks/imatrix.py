@@ -293,8 +293,9 @@ def _places(
             if (shared := block.part.shared) is not None:
                 if shared.gate is not None:
                     matrices[id(shared.gate)] = f"{blk}ffn_gate_inp_shexp.weight"
-                own = _shared_tensors(file, config, blk)
-                ffns[id(shared.ffn)] = own, _names(own, blk, "_shexp", file)
+                kind = config.experts.shared_kind if config.experts else ""
+                own = _shared_tensors(file, config, blk, kind)
+                ffns[id(shared.ffn)] = own, _names(own, blk, kind, file)
     return matrices, ffns
 
 
@@ -304,9 +305,9 @@ def _names(tensors: FFNTensors, blk: str, kind: str, file: GGUFFile) -> _Names:
     return gate if gate in file.tensors else None, up, down if by_output else None
 
 
-def _shared_tensors(file: GGUFFile, config: Config, blk: str) -> FFNTensors:
+def _shared_tensors(file: GGUFFile, config: Config, blk: str, kind: str) -> FFNTensors:
     gate, up, down = (
-        file.stored(name) if (name := f"{blk}ffn_{part}_shexp.weight") in file.tensors else None
+        file.stored(name) if (name := f"{blk}ffn_{part}{kind}.weight") in file.tensors else None
         for part in ("gate", "up", "down")
     )
     assert up is not None and down is not None

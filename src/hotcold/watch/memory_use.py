@@ -47,6 +47,8 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
         else:
             add("neurons", backend, layer.ffn.nbytes)
     add("embedding", devices.embedding, weights.embedding.nbytes)
+    if weights.inputs is not None:
+        add("embedding", devices.embedding, weights.inputs.table_bytes)
     backends = set(devices.parts)
     needed = buffer_bytes(config, model.limits, split=len(backends) > 1) + scratch_bytes(config, model.limits)
     planned = {gpu: has.nbytes["buffers"] for gpu, has in zip(model.gpus, model.on_gpus, strict=False)}

@@ -165,10 +165,11 @@ class VulkanBackend(DeviceMemory):
         selection_bias: Buffer | None = None,
         normalise: bool,
         scale: float,
+        expert_scale: Buffer | None = None,
     ) -> None:
-        choice = rowwise.Choice(k, score, selection_bias, normalise, scale)
+        choice = rowwise.Choice(k, score, selection_bias, normalise, scale, expert_scale)
         args = x, weights, ids, factors
-        self.op(batch, lambda r: rowwise.router(r, *args, choice), *args, selection_bias)
+        self.op(batch, lambda r: rowwise.router(r, *args, choice), *args, selection_bias, expert_scale)
 
     def ffn(
         self,

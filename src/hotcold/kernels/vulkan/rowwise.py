@@ -85,6 +85,7 @@ class Choice:
     selection_bias: Buffer | None
     normalise: bool
     scale: float
+    expert_scale: Buffer | None = None
 
 
 def router(
@@ -97,19 +98,23 @@ def router(
 ) -> None:
     w, k = checks.own_weights(weights, DeviceMatrix), choice.k
     experts, columns = w.shape
-    more = None if choice.selection_bias is None else recording.memory.own(choice.selection_bias)
-    checks.check_router(experts, k, choice.score, None if more is None else shape_of(more))
+    given_vectors = choice.selection_bias, choice.expert_scale
+    more, each = (None if vector is None else recording.memory.own(vector) for vector in given_vectors)
+    shapes = (None if vector is None else shape_of(vector) for vector in (more, each))
+    checks.check_router(experts, k, choice.score, *shapes)
     values = recording.range_of("x", x, columns)
     chosen = recording.range_of("ids", ids, k, np.int32), recording.range_of("factors", factors, k)
     given = dot_input(recording, values, columns, recording.rows, Count.TOKENS, [w])
     logits = recording.scratch(4 * recording.rows * experts)
     product(recording, w, given, logits)
+    vectors = [logits if vector is None else vector.range for vector in (more, each)]
+    kinds = choice.score == "softmax", more is not None, choice.normalise, each is not None
     recording.run(
         "router",
-        [logits, logits if more is None else more.range, *map(Written, chosen)],
+        [logits, *vectors, *map(Written, chosen)],
         [float(choice.scale)],
         (recording.rows, 1, 1),
-        [experts, k, int(choice.score == "softmax"), int(more is not None), int(choice.normalise)],
+        [experts, k, *map(int, kinds)],
     )
 
 

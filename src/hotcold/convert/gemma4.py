@@ -1,0 +1,187 @@
+"""Adapts Gemma 4's ``config.json``, and lists the tensors of its layers, whose shapes differ by kind.
+
+As in ``adapting``, a function for Llama's keys gives those that change, and one for GGUF's keys those beyond
+those of every model. ``head_dim`` is that of layers that see all positions."""
+
+from typing import Any
+
+import numpy as np
+
+from hotcold.convert.adapting import Facts, expert_keys, windows_of
+from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.settings import ConvertError, Settings
+from hotcold.convert.source import Source, loaded
+from hotcold.convert.stateful import Sizes, down_source
+
+_GELU = "gelu_pytorch_tanh"
+
+#: The class's rotations where config.json is silent.
+_ROPE: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+
+#: Norms of each layer, and those of layers with experts.
+_NORMS = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+_EXPERT_NORMS = {
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2", "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+}  # fmt: skip
+
+
+def gemma4(config: Settings) -> Facts:
+    """Gemma 4, including models of images and sound, whose text model is their ``text_config``."""
+    text = Settings(config.path, {**config.values, **config.section("text_config").values})
+    if text.flag("attention_bias", False):
+        raise text.error("attention_bias", "false")
+    if text.values.get("use_bidirectional_attention") == "all":
+        raise text.error("use_bidirectional_attention", "null or 'vision'")
+    layers, vocab = text.integer("num_hidden_layers"), text.integer("vocab_size")
+    windows = windows_of(text, [(i + 1) % 6 != 0 for i in range(layers)])
+    if not windows or windows[-1]:
+        raise text.error("layer_types", "full_attention in the last layer")
+    local, kv_heads = text.integer("head_dim", 256), text.integer("num_key_value_heads", 4)
+    alike = text.flag("attention_k_eq_v", False)
+    all_heads = text.integer("num_global_key_value_heads", kv_heads) if alike else kv_heads
+    width = _count(text, "hidden_size_per_layer_input", 256)
+    if width and text.integer("vocab_size_per_layer_input", vocab) != vocab:
+        raise text.error("vocab_size_per_layer_input", f"vocab_size {vocab}")
+    if width and text.text("hidden_activation", _GELU) != _GELU:
+        # The class has one for the FFN and for the inputs of layers, and GGUF a key for the first.
+        raise text.error("hidden_activation", f"{_GELU} in a model of hidden_size_per_layer_input {width}")
+    own = layers - _count(text, "num_kv_shared_layers", 0)
+    if own < 1 or {*windows} - {*windows[:own]}:
+        raise text.error("num_kv_shared_layers", "fewer than have a layer of each kind before them")
+    facts: Facts = {
+        **text.values,
+        "head_dim": text.integer("global_head_dim", 512),
+        "local_head_dim": local,
+        "kv_heads": [kv_heads if window else all_heads for window in windows],
+        "layers_with_keys": own,
+        "values_of_keys": [alike and not window for window in windows],
+        "layer_input": width,
+        "wide": [i >= own and text.flag("use_double_wide_mlp", False) for i in range(layers)],
+        "hidden_act": text.text("hidden_activation", _GELU),
+        "rms_norm_eps": text.number("rms_norm_eps", 1e-6),
+        "sliding_window": text.integer("sliding_window", 512),
+        "tie_word_embeddings": text.flag("tie_word_embeddings", True),
+        "rope_parameters": text.section("rope_parameters").values or _ROPE,
+        "windows": windows,
+        # Checkpoints may have keys and values that no layer computes.
+        "unread": [
+            f"model.{part}layers.{i}.self_attn.{name}"
+            for part in ("", "language_model.")
+            for i in range(own, layers)
+            for name in ("k_", "v_")
+        ],
+    }
+    if text.flag("enable_moe_block", False):
+        facts |= {
+            "num_local_experts": text.integer("num_experts"),
+            "num_experts_per_tok": text.integer("top_k_experts"),
+            "moe_intermediate_size": text.integer("moe_intermediate_size"),
+        }
+    return facts
+
+
+def _count(config: Settings, key: str, default: int) -> int:
+    """A whole number, which may be 0."""
+    value = config.values.get(key)
+    value = default if value is None else value
+    if type(value) is not int or not 0 <= value <= 1 << 16:
+        raise config.error(key, "an integer from 0")
+    return value
+
+
+def gemma4_keys(config: Settings) -> Facts:
+    values, neurons = config.values, config.integer("intermediate_size")
+    local = config.section("rope_parameters").section("sliding_attention")
+    keys: Facts = {
+        "attention.head_count_kv": np.array(values["kv_heads"], np.int32),
+        "attention.key_length_swa": values["local_head_dim"],
+        "attention.value_length_swa": values["local_head_dim"],
+        "attention.shared_kv_layers": len(values["windows"]) - values["layers_with_keys"],
+        "embedding_length_per_layer_input": values["layer_input"],
+        "rope.dimension_count_swa": values["local_head_dim"],
+        "rope.freq_base_swa": np.float32(local.number("rope_theta", 10000.0)),
+    }
+    if any(values["wide"]):
+        counts = [neurons * (1 + wide) for wide in values["wide"]]
+        keys["feed_forward_length"] = np.array(counts, np.int32)
+    if "final_logit_softcapping" in config:
+        keys["final_logit_softcapping"] = np.float32(config.number("final_logit_softcapping"))
+    return keys | (expert_keys(config) if "num_local_experts" in config else {})
+
+
+def layer_tensors(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
+    """A layer's tensors."""
+    values, dim = checkpoint.config.values, sizes["D"]
+    hf, blk = f"model.layers.{layer}.", f"blk.{layer}."
+    n = sizes["N"] * (1 + values["wide"][layer])
+
+    def one(target: str, origin: str, *shape: int) -> Source:
+        return loaded(checkpoint, blk + target, [hf + origin], shape)
+
+    found = [one(f"{target}.weight", f"{origin}.weight", dim) for origin, target in _NORMS.items()]
+    found += _attention(checkpoint, layer, sizes)
+    found += [one(f"ffn_{part}.weight", f"mlp.{part}_proj.weight", n, dim) for part in ("gate", "up")]
+    down = f"{blk}ffn_down.weight", f"{hf}mlp.down_proj.weight"
+    found.append(down_source(checkpoint, *down, (dim, n), down_layout))
+    if f"{hf}layer_scalar" in checkpoint.files:
+        found.append(one("layer_output_scale.weight", "layer_scalar", 1))
+    if width := values["layer_input"]:
+        found.append(one("inp_gate.weight", "per_layer_input_gate.weight", width, dim))
+        found.append(one("proj.weight", "per_layer_projection.weight", dim, width))
+        found.append(one("post_norm.weight", "post_per_layer_input_norm.weight", dim))
+        if not layer:
+            found += _tables(checkpoint, sizes, width)
+    if "E" in sizes:
+        e, m = sizes["E"], sizes["M"]
+        found += [
+            one(f"{target}.weight", f"{origin}.weight", dim) for origin, target in _EXPERT_NORMS.items()
+        ]
+        found.append(one("ffn_gate_inp.weight", "router.proj.weight", e, dim))
+        found.append(one("ffn_gate_inp.scale", "router.scale", dim))
+        found.append(one("ffn_gate_up_exps.weight", "experts.gate_up_proj", e, 2 * m, dim))
+        down = f"{blk}ffn_down_exps.weight", f"{hf}experts.down_proj"
+        found.append(down_source(checkpoint, *down, (e, dim, m), down_layout))
+        found.append(one("ffn_down_exps.scale", "router.per_expert_scale", e))
+    return found
+
+
+def _attention(checkpoint: Checkpoint, layer: int, sizes: Sizes) -> list[Source]:
+    values, dim = checkpoint.config.values, sizes["D"]
+    length = values["local_head_dim"] if values["windows"][layer] else sizes["d"]
+    if length % 2:
+        raise ConvertError(f"{checkpoint.folder} has heads of {length}: an even number is needed")
+    q, kv = sizes["H"] * length, values["kv_heads"][layer] * length
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "q_proj": ("attn_q", (q, dim)),
+        "o_proj": ("attn_output", (dim, q)),
+        "q_norm": ("attn_q_norm", (length,)),
+    }
+    if layer < values["layers_with_keys"]:
+        shapes |= {"k_proj": ("attn_k", (kv, dim)), "k_norm": ("attn_k_norm", (length,))}
+        if not values["values_of_keys"][layer]:
+            shapes["v_proj"] = "attn_v", (kv, dim)
+    hf, blk = f"model.layers.{layer}.self_attn.", f"blk.{layer}."
+    return [
+        loaded(checkpoint, f"{blk}{target}.weight", [f"{hf}{origin}.weight"], shape)
+        for origin, (target, shape) in shapes.items()
+    ]
+
+
+def _tables(checkpoint: Checkpoint, sizes: Sizes, width: int) -> list[Source]:
+    """The tensors that give all layers their values of each token."""
+    whole, dim = sizes["L"] * width, sizes["D"]
+    return [
+        loaded(checkpoint, f"{target}.weight", [f"model.{origin}.weight"], shape)
+        for target, origin, shape in (
+            ("per_layer_token_embd", "embed_tokens_per_layer", (sizes["V"], whole)),
+            ("per_layer_model_proj", "per_layer_model_projection", (whole, dim)),
+            ("per_layer_proj_norm", "per_layer_projection_norm", (width,)),
+        )
+    ]

@@ -1,0 +1,155 @@
+"""Gives each layer a few values of each token beside the residual stream (Gemma 4's per-layer embeddings).
+
+They come from a table of each layer, of which a step reads one row a token, so that it may lie in slow
+memory, and from the token's embedding."""
+
+import math
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hotcold.formats.blocks import Tensor
+from hotcold.kernels.backend import Backend, Batch, Buffer, Matrix, Norm
+from hotcold.model.keys import Keys, ModelError
+from hotcold.model.reading import Shape, TensorReader
+from hotcold.model.side import Mixer, Side
+
+_ROWS = 1 << 12  # of the file's table that are read at a time
+#: ``gelu(g) = g sigmoid(2 u)``, where ``2 u = _LINEAR g + _CUBIC g^3``: the tanh form
+_LINEAR = 2 * math.sqrt(2 / math.pi)
+_CUBIC = 0.044715 * _LINEAR
+_TABLE, _PROJECTION, _NORM = "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"
+
+
+def read_width(keys: Keys) -> int:
+    """P: how many values each layer gets; 0 where it gets none."""
+    return keys.whole("embedding_length_per_layer_input", 0, 1 << 16, default=0)
+
+
+def input_rooms(layers: int, width: int) -> dict[str, Shape]:
+    """Names and shapes of a row, in :meth:`Side.room`: each layer's values, and room beside them."""
+    names = [*(f"input {i}" for i in range(layers)), "input row", "input gate", "input cube"]
+    return dict.fromkeys(names, (width,))
+
+
+def input_shapes(layers: int, width: int, dim: int, vocab: int) -> dict[str, Shape]:
+    """Shapes by name of the tensors that a model needs."""
+    shapes: dict[str, Shape] = {
+        f"{_TABLE}.weight": (vocab, layers * width),
+        f"{_PROJECTION}.weight": (layers * width, dim),
+        f"{_NORM}.weight": (width,),
+    }
+    for i in range(layers):
+        blk = f"blk.{i}."
+        shapes |= {f"{blk}inp_gate.weight": (width, dim), f"{blk}proj.weight": (dim, width)}
+        shapes |= {f"{blk}post_norm.weight": (dim,)}
+    return shapes
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """The weights that make the values of all layers."""
+
+    tables: tuple[Matrix, ...]  # (V, P) each
+    projections: tuple[Matrix, ...]  # (P, D) each
+    norm: Norm  # over P
+
+    @property
+    def table_bytes(self) -> int:
+        return sum(table.nbytes for table in self.tables)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that every step reads whole."""
+        return sum(matrix.nbytes for matrix in self.projections)
+
+    def compute(self, side: Side, batch: Batch, x: Buffer) -> None:
+        """Sets the rooms of all layers from the tokens and their scaled embeddings ``x``."""
+        ops, width = side.ops, self.projections[0].shape[0]
+        row, rooms = side.room("input row", width), input_buffers(side, len(self.tables), width)
+        ops.linear(x, self.projections, batch, rooms)
+        for table, out in zip(self.tables, rooms, strict=True):
+            ops.norm(out, self.norm, batch, out)
+            ops.embed(table, batch, row)
+            ops.add(out, row, batch, scale=math.sqrt(width / 2))
+
+
+def input_buffers(side: Side, layers: int, width: int) -> list[Buffer]:
+    """The rooms of all layers on one backend."""
+    return [side.room(f"input {i}", width) for i in range(layers)]
+
+
+def read_inputs(reader: TensorReader, layers: int, width: int, dim: int) -> LayerInputs:
+    """Reads the weights of all layers; errors as in :func:`load_weights`."""
+    parts = [slice(i * width, (i + 1) * width) for i in range(layers)]
+    # The sum of two parts is divided by the root of 2, and the projection by that of D.
+    norm = reader.norm(_NORM, math.sqrt(0.5))
+    return LayerInputs(
+        tables=tuple(_tables(reader, layers, width)),
+        projections=tuple(reader.cut(_PROJECTION, parts)),
+        norm=replace(norm, eps=norm.eps * dim),
+    )
+
+
+def _tables(reader: TensorReader, layers: int, width: int) -> Iterator[Matrix]:
+    """Each layer's part of the table, whose rows have those of all layers: it is read once."""
+    whole = reader.file.stored(f"{_TABLE}.weight")
+    if width % whole.type.weights:
+        seen = f"tensor {_TABLE}.weight has blocks of {whole.type.weights} weights ({whole.type.name})"
+        raise ModelError(f"{seen}: they do not fit the {width} values of a layer")
+    nbytes = whole.type.row_bytes(width)
+    parts = [np.empty((whole.rows, nbytes), np.uint8) for _ in range(layers)]
+    for start in range(0, whole.rows, _ROWS):
+        rows = whole.take_rows(slice(start, start + _ROWS)).load().data.reshape(-1, layers, nbytes)
+        for i, part in enumerate(parts):
+            part[start : start + len(rows)] = rows[:, i]
+    shape = whole.rows, width
+    for _ in range(layers):  # each is given back before the next one is packed
+        yield reader.backend.matrix(Tensor(whole.type, shape, parts.pop(0)))
+    reader.count(whole)
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """The part of a block that adds a layer's values to the stream."""
+
+    layer: int
+    gate: Matrix  # (P, D)
+    out: Matrix  # (D, P)
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        return [self.gate, self.out]
+
+    def names(self, blk: str, present: Container[str]) -> list[str]:
+        return [f"{blk}inp_gate.weight", f"{blk}proj.weight"]
+
+    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+        """Makes the mixer on a backend; it keeps nothing in ``state``."""
+        ops, width = side.ops, self.gate.shape[0]
+        given, gate, cube = (
+            side.room(name, width) for name in (f"input {self.layer}", "input gate", "input cube")
+        )
+
+        def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+            ops.linear(read, [self.gate], batch, [gate])
+            _gelu(ops, gate, cube, batch)
+            ops.multiply(gate, given, batch, gate, activation="none")
+            ops.linear(gate, [self.out], batch, [out], accumulate=add)
+
+        return mix
+
+
+def read_input(reader: TensorReader, layer: int) -> LayerInput:
+    """Reads a layer's; errors as in :func:`load_weights`."""
+    blk = f"blk.{layer}."
+    return LayerInput(layer, reader.matrix(f"{blk}inp_gate"), reader.matrix(f"{blk}proj"))
+
+
+def _gelu(ops: Backend, x: Buffer, room: Buffer, batch: Batch) -> None:
+    """Sets x to ``gelu(x)``."""
+    ops.multiply(x, x, batch, room, activation="none")
+    ops.multiply(room, x, batch, room, activation="none")
+    ops.add(room, x, batch, keep=_CUBIC, scale=_LINEAR)
+    ops.multiply(x, room, batch, x, activation="sigmoid")
