@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
-ADDRESS = "http://127.0.0.1:8080/v1"
+ADDRESS = "http://127.0.0.1:8080"
 BLOCKS = [
     (section.splitlines()[0], block)
     for section in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
@@ -22,6 +22,8 @@ PACKAGES = {
     "Pydantic AI": "pydantic_ai",
     "LangChain": "langchain_openai",
     "Instructor": "instructor",
+    "Anthropic": "anthropic",
+    "Ollama": "ollama",
 }
 
 
@@ -34,7 +36,7 @@ def test_a_block(
     pytest.importorskip(PACKAGES[section])
     assert ADDRESS in block
     names: dict[str, Any] = {"__name__": "documented"}
-    exec(block.replace(ADDRESS, url), names)
+    exec(block.replace(ADDRESS, url.removesuffix("/v1")), names)
     if "Person" in names:
         assert "name=" in capsys.readouterr().out
     else:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.api_pieces import Marked, facts, likely, piece
 
 from hotcold.server import openapi
-from hotcold.server.protocol import chat, completion, models, native, tokens
+from hotcold.server.protocol import anthropic, chat, completion, models, native, ollama, ollama_models, tokens
+from hotcold.server.protocol.dialects import anthropic_error, ollama_error
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.fields import NUMBER, Real, Whole
 
@@ -28,6 +29,11 @@ PARSERS = {
     "ChatRequest": chat.parse,
     "CompletionRequest": completion.parse,
     "NativeRequest": native.parse,
+    "MessagesRequest": anthropic.parse,
+    "CountRequest": anthropic.parse_count,
+    "OllamaChatRequest": ollama.parse_chat,
+    "OllamaRequest": ollama.parse_generate,
+    "OllamaShowRequest": ollama.parse_show,
     "TokenizeRequest": tokens.parse_tokenize,
     "DetokenizeRequest": tokens.parse_detokenize,
 }
@@ -35,6 +41,11 @@ BASES: dict[str, dict[str, Any]] = {
     "ChatRequest": {"model": "fable", "messages": [{"role": "user", "content": "a"}]},
     "CompletionRequest": {"prompt": "a"},
     "NativeRequest": {"prompt": "a"},
+    "MessagesRequest": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5},
+    "CountRequest": {"messages": [{"role": "user", "content": "a"}]},
+    "OllamaChatRequest": {"messages": [{"role": "user", "content": "a"}]},
+    "OllamaRequest": {"prompt": "a"},
+    "OllamaShowRequest": {"model": "a"},
     "TokenizeRequest": {"content": "a"},
     "DetokenizeRequest": {"tokens": [1]},
 }
@@ -51,7 +62,7 @@ def refused(name: str, body: Any) -> bool:
 #: Fields whose values are right alone and wrong beside others, or with this model.
 DEPENDS = {
     "model", "top_logprobs", "stream_options", "tool_choice", "tools", "samplers", "best_of", "messages",
-    "response_format", "json_schema", "logit_bias", "prompt", "tokens", "n",
+    "response_format", "json_schema", "logit_bias", "format", "system", "raw", "prompt", "tokens", "n",
 }  # fmt: skip
 
 VALUES = st.one_of(
@@ -140,7 +151,22 @@ def replies() -> dict[str, Any]:
     plain = native.parse({"prompt": "Once"}, known)
     own = plain.reply(plain.encode())
     own.add(0, piece("b", [300], "length"))
+    blocks = anthropic.parse({**BASES["MessagesRequest"]}, known).reply(Marked)
+    blocks.add(0, piece("<a>b[f {}]", [300], "stop"))
+    lines = ollama.parse_chat(BASES["OllamaChatRequest"], known).reply(Marked)
+    lines.add(0, piece("<a>b[f {}]", [300], "stop"))
+    line = ollama.parse_generate({"prompt": "a", "raw": True}, known).reply([[1]])
+    line.add(0, piece("b", [300], "length"))
     return {
+        "OllamaChatReply": lines.whole(),
+        "OllamaReply": line.whole(),
+        "OllamaModels": ollama_models.tags(known, {}),
+        "OllamaModel": ollama_models.show(known, {}, "", thinks=True),
+        "OllamaError": ollama_error(APIError("no")),
+        "Version": ollama_models.version(),
+        "MessagesReply": blocks.whole(),
+        "TokenCount": {"input_tokens": 1},
+        "AnthropicError": anthropic_error(APIError("no")),
         "ChatReply": answer.whole(),
         "CompletionReply": text.whole(),
         "NativeReply": own.whole(),

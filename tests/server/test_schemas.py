@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support import made_up_llm
 
-from hotcold.server.routes import header_text
+from hotcold.server.reading import header_text
 
 HEADER = "X-Hotcold-Not-Enforced"
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -1,4 +1,4 @@
-"""Makes the ASGI application: routes behind the guard, with errors in OpenAI's form."""
+"""Makes the ASGI application: routes behind the guard, with errors in the form of each dialect."""
 
 from collections.abc import Sequence
 
@@ -61,14 +61,14 @@ class _Asked:
 
 async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, APIError)
-    return error_reply(error)
+    return error_reply(error, request.scope["path"])
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     """Answers a lower room's error about values in the request."""
     if isinstance(error, RequestError):
-        return error_reply(from_job(error))
-    return error_reply(APIError(str(error), code="invalid_value"))
+        return error_reply(from_job(error), request.scope["path"])
+    return error_reply(APIError(str(error), code="invalid_value"), request.scope["path"])
 
 
 async def _defect(request: Request, error: Exception) -> Response:
@@ -91,6 +91,6 @@ async def _of_http(request: Request, error: Exception) -> Response:
         told = APIError("no such route: GET /openapi.json lists them", status=404, code="not_found")
     else:
         told = APIError(str(error.detail), status=error.status_code)
-    reply = error_reply(told)
+    reply = error_reply(told, request.scope["path"])
     reply.headers.update(headers)
     return reply

@@ -5,153 +5,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
-from hotcold.server.protocol import chat, completion, native, tokens
+from hotcold.server.protocol import anthropic, chat, completion, native, ollama, tokens
 from hotcold.server.protocol.fields import NUMBER, Field, Fields, Neutral, Schema, Shape
+from hotcold.server.reply_schemas import REPLIES
+from hotcold.server.schema_kinds import OBJECT, STRING, ref
 from hotcold.version import __version__
 
 Document: TypeAlias = dict[str, Any]
-
-_STRING: Schema = {"type": "string"}
-_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_NUMBER: Schema = {"type": "number"}
-_OBJECT: Schema = {"type": "object"}
-_MOMENT: Schema = {"type": "integer", "description": "Unix time, in seconds."}
-
-
-def _object(properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
-    """The schema of an object; all properties are required except the optional ones."""
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": properties, "required": required}
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def _or_null(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-_TOKEN = {"token": _STRING, "logprob": _NUMBER, "bytes": _list(_COUNT)}
-_PIECE: Schema = {"anyOf": [_STRING, _list(_COUNT)]}
-_LOGPROBS = _object(
-    {
-        "content": _list(_object({**_TOKEN, "top_logprobs": _list(_object(_TOKEN))})),
-        "refusal": {"type": "null"},
-    }
-)
-_CALL = _object(
-    {
-        "id": _STRING,
-        "type": {"const": "function"},
-        "function": _object({"name": _STRING, "arguments": _STRING}),
-    }
-)
-_MESSAGE = _object(
-    {
-        "role": {"const": "assistant"},
-        "content": _TEXT_OR_NULL,
-        "refusal": {"type": "null"},
-        "reasoning_content": _STRING,
-        "tool_calls": _list(_CALL),
-    },
-    optional=("reasoning_content", "tool_calls"),
-)
-_HEAD = {"id": _STRING, "created": _MOMENT, "model": _STRING, "system_fingerprint": _STRING}
-_COLUMNS = _object(
-    {
-        "tokens": _list(_STRING),
-        "token_logprobs": _list({"type": ["number", "null"]}),
-        "top_logprobs": _list(_or_null({"type": "object", "additionalProperties": _NUMBER})),
-        "text_offset": _list(_COUNT),
-    }
-)
-_REPLIES: dict[str, Schema] = {
-    "Error": _object(
-        {
-            "error": _object(
-                {"message": _STRING, "type": _STRING, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}
-            )
-        }
-    ),
-    "Usage": _object(
-        {
-            "prompt_tokens": _COUNT,
-            "completion_tokens": _COUNT,
-            "total_tokens": _COUNT,
-            "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
-            "completion_tokens_details": _object({"reasoning_tokens": _COUNT}),
-        }
-    ),
-    "ChatReply": _object(
-        {
-            **_HEAD,
-            "object": {"const": "chat.completion"},
-            "choices": _list(
-                _object(
-                    {
-                        "index": _COUNT,
-                        "message": _MESSAGE,
-                        "logprobs": _or_null(_LOGPROBS),
-                        "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
-                    }
-                )
-            ),
-            "usage": _ref("Usage"),
-            "timings": _OBJECT,
-        }
-    ),
-    "CompletionReply": _object(
-        {
-            **_HEAD,
-            "object": {"const": "text_completion"},
-            "choices": _list(
-                _object(
-                    {
-                        "index": _COUNT,
-                        "text": _STRING,
-                        "logprobs": _or_null(_COLUMNS),
-                        "finish_reason": {"enum": ["stop", "length"]},
-                    }
-                )
-            ),
-            "usage": _ref("Usage"),
-            "timings": _OBJECT,
-        }
-    ),
-    "NativeReply": _object(
-        {
-            "content": _STRING,
-            "tokens": _list(_COUNT),
-            "stop": {"const": True},
-            "stop_type": {"enum": ["eos", "limit", "word"]},
-            "stopping_word": _STRING,
-            "tokens_predicted": _COUNT,
-            "tokens_evaluated": _COUNT,
-            "generation_settings": _OBJECT,
-            "timings": _OBJECT,
-        }
-    ),
-    "Tokens": _object({"tokens": _list({"anyOf": [_COUNT, _object({"id": _COUNT, "piece": _PIECE})]})}),
-    "Content": _object({"content": _STRING}),
-    "Model": _object(
-        {
-            "id": _STRING,
-            "object": {"const": "model"},
-            "created": _MOMENT,
-            "owned_by": _STRING,
-            "aliases": _list(_STRING),
-            "meta": _OBJECT,
-        }
-    ),
-    "Models": _object({"object": {"const": "list"}, "data": _list(_ref("Model"))}),
-    "Anything": _OBJECT,
-}
 
 
 @dataclass(frozen=True)
@@ -165,6 +25,8 @@ class Operation:
     body: str = ""  #: name of the body's schema
     fields: Fields | None = None  #: fields of the body
     streams: bool = False
+    stream: str = "text/event-stream"  #: the type of its streams
+    error: str = "Error"  #: name of the schema of its errors
     public: bool = False  #: true if it needs no key
 
     @property
@@ -192,6 +54,29 @@ OPERATIONS = (
         "POST", "/completion", "Continue a text, as in llama.cpp", "NativeReply",
         "NativeRequest", native.FIELDS, streams=True,
     ),
+    Operation(
+        "POST", "/v1/messages", "Continue a conversation, as with Anthropic", "MessagesReply",
+        "MessagesRequest", anthropic.FIELDS, streams=True, error="AnthropicError",
+    ),
+    Operation(
+        "POST", "/v1/messages/count_tokens", "Count a conversation's tokens, as with Anthropic", "TokenCount",
+        "CountRequest", anthropic.COUNT, error="AnthropicError",
+    ),
+    Operation(
+        "POST", "/api/chat", "Continue a conversation, as in Ollama", "OllamaChatReply",
+        "OllamaChatRequest", ollama.CHAT, streams=True, stream="application/x-ndjson", error="OllamaError",
+    ),
+    Operation(
+        "POST", "/api/generate", "Continue a text, as in Ollama", "OllamaReply",
+        "OllamaRequest", ollama.GENERATE, streams=True, stream="application/x-ndjson", error="OllamaError",
+    ),
+    Operation("GET", "/api/tags", "The model, as in Ollama", "OllamaModels", error="OllamaError"),
+    Operation("GET", "/api/ps", "The loaded model, as in Ollama", "OllamaModels", error="OllamaError"),
+    Operation(
+        "POST", "/api/show", "Facts of the model, as in Ollama", "OllamaModel",
+        "OllamaShowRequest", ollama.SHOW, error="OllamaError",
+    ),
+    Operation("GET", "/api/version", "The server's version, as in Ollama", "Version", error="OllamaError"),
     Operation("POST", "/tokenize", "The tokens of a text", "Tokens", "TokenizeRequest", tokens.TOKENIZE),
     Operation("POST", "/detokenize", "The text of tokens", "Content", "DetokenizeRequest", tokens.DETOKENIZE),
 )  # fmt: skip
@@ -209,12 +94,12 @@ def document() -> Document:
         "info": {
             "title": "Hotcold",
             "version": __version__,
-            "description": "What OpenAI's and llama.cpp's clients expect of a server for one language model. "
-            "Fields that are not listed are ignored; null is the same as leaving a field out.",
+            "description": "What clients of OpenAI, Anthropic, Ollama and llama.cpp expect of a server for "
+            "one language model. Fields that are not listed are ignored; null means the same as no field.",
         },
         "paths": paths,
         "components": {
-            "schemas": {**bodies, **_REPLIES},
+            "schemas": {**bodies, **REPLIES},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
@@ -224,12 +109,12 @@ def document() -> Document:
 def _operation(each: Operation) -> Document:
     content: Document = {}
     if each.reply:
-        content["application/json"] = {"schema": _ref(each.reply)}
+        content["application/json"] = {"schema": ref(each.reply)}
     else:
-        content["text/plain"] = {"schema": _STRING}
+        content["text/plain"] = {"schema": STRING}
     if each.streams:
-        content["text/event-stream"] = {"schema": _STRING}
-    error = {"application/json": {"schema": _ref("Error")}}
+        content[each.stream] = {"schema": STRING}
+    error = {"application/json": {"schema": ref(each.error)}}
     found: Document = {
         "operationId": each.name,
         "summary": each.summary,
@@ -241,12 +126,12 @@ def _operation(each: Operation) -> Document:
     }
     if each.public:
         found["security"] = []
-        found["responses"]["503"]["content"] = {"application/json": {"schema": _OBJECT}}
+        found["responses"]["503"]["content"] = {"application/json": {"schema": OBJECT}}
     if each.body:
-        body = {"application/json": {"schema": _ref(each.body)}}
+        body = {"application/json": {"schema": ref(each.body)}}
         found["requestBody"] = {"required": True, "content": body}
     if "{name}" in each.path:
-        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": _STRING}]
+        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": STRING}]
     return found
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from hotcold.server.protocol.dialects import error_body
 from hotcold.server.protocol.errors import APIError
 
 
@@ -26,11 +27,11 @@ def to_json(content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def error_reply(error: APIError) -> Response:
-    """The error with its status, and when to try again."""
+def error_reply(error: APIError, path: str) -> Response:
+    """The error in the form of the route's dialect, with its status, and when to try again."""
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONReply(error.body(), error.status, headers)
+    return JSONReply(error_body(error, path), error.status, headers)

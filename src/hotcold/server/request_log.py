@@ -148,7 +148,8 @@ def _route(scope: Scope) -> str:
 def defect_reply(scope: Scope) -> Response:
     """The reply if this program fails: it says where to look, and nothing of what happened."""
     message = f"the server failed, which is its defect: see its log, request {scope[REQUEST_ID]}"
-    return error_reply(APIError(message, status=500, type="server_error", code="internal_error"))
+    error = APIError(message, status=500, type="server_error", code="internal_error")
+    return error_reply(error, scope["path"])
 
 
 def _where(error: Exception) -> str:

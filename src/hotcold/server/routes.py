@@ -1,36 +1,26 @@
 """The routes: each reads a body, has it translated, and answers with what the model writes."""
 
-import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from hotcold.chat.stand_ins import texts_of
-from hotcold.engine.request import Job
 from hotcold.server import openapi
-from hotcold.server.bodies import AT_ONCE, read_json
+from hotcold.server.dialect_routes import AnthropicRoutes, OllamaRoutes
 from hotcold.server.metrics import CONTENT_TYPE
 from hotcold.server.protocol import chat, completion, models, native, tokens
-from hotcold.server.protocol.completion import CompletionCall
-from hotcold.server.protocol.constraints import SCHEMAS
-from hotcold.server.protocol.native import NativeCall
+from hotcold.server.reading import Reader
 from hotcold.server.replies import JSONReply
-from hotcold.server.request_log import LEFT_OUT, NOT_ENFORCED, NOTES
 from hotcold.server.service import Service
-from hotcold.server.streaming import Answer
 
-_MOST_NOT_ENFORCED = 1000  # characters of the header
-_CONTROL = re.compile("[\x00-\x1f\x7f]")
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 
 
 def api_routes(service: Service) -> list[BaseRoute]:
     """All but the page's. Each has its path with and without ``/v1``."""
-    routes = _Routes(service)
+    routes, messages, ollama = _Routes(service), AnthropicRoutes(service), OllamaRoutes(service)
     table: list[tuple[str, str, Endpoint]] = [
         ("GET", "/health", routes.health),
         ("GET", "/metrics", routes.metrics),
@@ -39,6 +29,14 @@ def api_routes(service: Service) -> list[BaseRoute]:
         ("POST", "/chat/completions", routes.chat),
         ("POST", "/completions", routes.completions),
         ("POST", "/completion", routes.native),
+        ("POST", "/messages", messages.messages),
+        ("POST", "/messages/count_tokens", messages.count_tokens),
+        ("POST", "/api/chat", ollama.chat),
+        ("POST", "/api/generate", ollama.generate),
+        ("GET", "/api/tags", ollama.tags),
+        ("GET", "/api/ps", ollama.running),
+        ("POST", "/api/show", ollama.show),
+        ("GET", "/api/version", ollama.version),
         ("POST", "/tokenize", routes.tokenize),
         ("POST", "/detokenize", routes.detokenize),
         ("GET", "/props", routes.props),
@@ -51,10 +49,7 @@ def api_routes(service: Service) -> list[BaseRoute]:
     ]
 
 
-class _Routes:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
+class _Routes(Reader):
     async def health(self, request: Request) -> Response:
         """Tells everybody whether requests are taken, and nothing else."""
         state, loaded = self._service.state, self._service.llm.loaded
@@ -83,12 +78,7 @@ class _Routes:
         return JSONReply(openapi.document())
 
     async def chat(self, request: Request) -> Any:
-        service = self._service
-        call = await self._asked(request, chat.parse)
-        jobs, reply = await service.in_thread(service.chat_jobs, call)
-        _note_not_enforced(request, call.job)
-        await self._note_left_out(request, texts_of(call.messages))
-        return Answer(service, jobs, reply, stream=call.stream, field="messages")
+        return await self._answered(request, await self._asked(request, chat.parse), "messages")
 
     async def completions(self, request: Request) -> Any:
         call = await self._asked(request, completion.parse)
@@ -96,7 +86,7 @@ class _Routes:
 
     async def native(self, request: Request) -> Any:
         call = await self._asked(request, native.parse)
-        return await self._continued(request, call, call.prompt, done=False)
+        return await self._continued(request, call, call.prompt)
 
     async def tokenize(self, request: Request) -> Response:
         call = await self._read(request, tokens.parse_tokenize)
@@ -106,55 +96,3 @@ class _Routes:
     async def detokenize(self, request: Request) -> Response:
         call = await self._read(request, tokens.parse_detokenize)
         return JSONReply(await self._service.in_thread(call.answer))
-
-    async def _continued(
-        self, request: Request, call: CompletionCall | NativeCall, texts: Any, done: bool = True
-    ) -> Any:
-        """Answers with what the model writes after texts."""
-        await self._note_left_out(request, texts_of(texts))
-        _note_not_enforced(request, call.job)
-        prompts = await self._service.in_thread(call.encode)
-        jobs, reply = call.jobs(prompts), call.reply(prompts)
-        return Answer(self._service, jobs, reply, stream=call.stream, done=done)
-
-    async def _asked(self, request: Request, parse: Callable[..., Any]) -> Any:
-        """Reads a body and checks its grammar, which the check may change. RequestError: no answer can be
-        held to it."""
-        call = await self._read(request, parse)
-        if call.job.grammar is None:
-            return call
-        grammar = await self._service.llm.check(call.job.grammar)
-        return replace(call, job=replace(call.job, grammar=grammar))
-
-    async def _note_left_out(self, request: Request, texts: Iterable[str]) -> None:
-        """Tells in the log, and in a header, what of a prompt's texts no token can spell."""
-        tokenizer = self._service.llm.tokenizer
-        if left_out := await self._service.in_thread(tokenizer.left_out, texts):
-            request.scope[NOTES][LEFT_OUT] = left_out
-
-    async def _read(self, request: Request, parse: Callable[..., Any]) -> Any:
-        """Reads and parses a body. It looks at the server's state first, so that nobody uploads for
-        nothing."""
-        facts = self._service.facts
-        body, size = await read_json(request, self._service.settings)
-        if size <= AT_ONCE and not (isinstance(body, dict) and SCHEMAS & body.keys()):
-            return parse(body, facts)
-        return await self._service.in_thread(parse, body, facts)
-
-
-def _note_not_enforced(request: Request, job: Job) -> None:
-    """Tells in the log, and in a header, which parts of the request's schemas the answer is not held to."""
-    if job.grammar is not None and job.grammar.notes:
-        request.scope[NOTES][NOT_ENFORCED] = header_text(job.grammar.notes)
-
-
-def header_text(notes: Sequence[str]) -> str:
-    """Joins as many notes as a header has room for, in ASCII."""
-    found = ""
-    for i, note in enumerate(notes):
-        more = f"{'; ' if found else ''}{note.encode('ascii', 'backslashreplace').decode():.300}"
-        if len(found) + len(more) > _MOST_NOT_ENFORCED:
-            found += f"; and {len(notes) - i} more"
-            break
-        found += more
-    return _CONTROL.sub(" ", found)

@@ -86,7 +86,7 @@ class Guard:
             if self._keys and not self._public(scope["path"]):
                 self._check_key(headers)
         except APIError as error:
-            return error_reply(error)
+            return error_reply(error, scope["path"])
         return None
 
     def _check_host(self, headers: "_Headers") -> None:

@@ -14,9 +14,9 @@ from hotcold.engine.request import Job, RequestError
 from hotcold.hosting.state import ProcessStats
 from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.chat import ChatCall
-from hotcold.server.protocol.chat_reply import ChatReply
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.replies import Reply
 from hotcold.server.running import Running
 from hotcold.server.settings import Settings
 
@@ -86,6 +86,11 @@ class Service:
             open_schemas=self.settings.open_schemas,
         )
 
+    @property
+    def thinks(self) -> bool:
+        """Whether the model's template marks thinking."""
+        return self._chat is not None and self._chat.thinks
+
     def check(self) -> None:
         """APIError: requests are not taken now."""
         if self.state != "ready":
@@ -96,7 +101,7 @@ class Service:
         message, code, retry_after = _UNAVAILABLE[self.state]
         return APIError(message, status=503, type="unavailable_error", code=code, retry_after=retry_after)
 
-    def chat_jobs(self, call: ChatCall) -> tuple[list[Job], ChatReply]:
+    def chat_jobs(self, call: ChatCall) -> tuple[list[Job], Reply]:
         """Makes the jobs that continue a conversation, and the reply that makes answers of them. It takes as
         long as the chat template does, so never call it in the event loop's thread. UserError: the template
         refuses the conversation."""

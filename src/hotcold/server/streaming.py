@@ -2,32 +2,25 @@
 client goes."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from hotcold.engine.request import Job, RequestError
 from hotcold.server.connections import drop
+from hotcold.server.framing import FRAMES
 from hotcold.server.protocol.errors import APIError, from_job
 from hotcold.server.protocol.replies import Reply
-from hotcold.server.replies import JSONReply, error_reply, to_json
+from hotcold.server.replies import JSONReply, error_reply
 from hotcold.server.request_log import NOTES
 from hotcold.server.running import Running
 from hotcold.server.service import Service
 
-_HEAD: Message = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),  # proxies pass events on at once
-    ],
-}
-_PING = b": ping\n\n"
-_DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies pass events on at once
+]
 
 
 class Answer:
@@ -42,10 +35,10 @@ class Answer:
         *,
         stream: bool,
         field: str = "prompt",
-        done: bool = True,
     ) -> None:
         self._service, self._jobs, self._reply = service, jobs, reply
-        self._stream, self._field, self._done = stream, field, done
+        self._stream, self._field = stream, field
+        self._frames = FRAMES[reply.framing]
         self._started = False
         self._complete = False  # all is sent, but perhaps not yet on its way
 
@@ -98,7 +91,8 @@ class Answer:
         patience = self._service.settings.ping_s
         # An error before there is anything to send is told by a status.
         pieces = await running.take(patience)
-        await sending.send(dict(_HEAD))  # layers outside put their headers into it
+        headers = [(b"content-type", self._frames.content_type), *_HEADERS]
+        await sending.send({"type": "http.response.start", "status": 200, "headers": headers})
         self._started = True
         events = self._reply.first()
         while True:
@@ -106,19 +100,19 @@ class Answer:
                 events += self._reply.add(index, piece)
             if running.finished:
                 break
-            await sending.body(_lines(events) if events or pieces else _PING)
+            await sending.body(self._frames.lines(events) if events or pieces else self._frames.ping)
             pieces = await running.take(patience)
             events = []
         events += self._reply.end()
         self._complete = True
-        await sending.body(_lines(events) + (_DONE if self._done else b""), more=False)
+        await sending.body(self._frames.lines(events) + self._frames.done, more=False)
 
     async def _fail(self, error: APIError, scope: Scope, sending: "_Sending") -> None:
         self._complete = True
         if not self._started:
-            await sending.response(error_reply(error))
+            await sending.response(error_reply(error, scope["path"]))
             return
-        await sending.body(_lines(self._reply.fail(error)), more=False)
+        await sending.body(self._frames.lines(self._reply.fail(error)), more=False)
 
 
 class _Sending:
@@ -151,7 +145,3 @@ async def _disconnected(receive: Receive) -> None:
     """Returns when the client has gone. What it sends is not read: its request is complete."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _lines(events: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(b"data: %b\n\n" % to_json(event) for event in events)

@@ -27,6 +27,7 @@ from hotcold.server.protocol.fields import (
 )
 from hotcold.server.protocol.limits import MAX_CHOICES, MAX_LOGPROBS
 from hotcold.server.protocol.messages import MESSAGES, TOOL_CHOICE, TOOLS, TemplateKwargs
+from hotcold.server.protocol.replies import Reply
 
 Value: TypeAlias = bool | int | float | str
 ToolChoice: TypeAlias = str | dict[str, Any]
@@ -127,7 +128,7 @@ class ChatCall:
         job = replace(self.job, prompt=ids)
         return [job.nth(i) for i in range(self.n)]
 
-    def reply(self, parts: Callable[[], AnswerStream]) -> ChatReply:
+    def reply(self, parts: Callable[[], AnswerStream]) -> Reply:
         """Makes the reply from the jobs' pieces. ``parts`` makes the object that divides one answer's text:
         ``Chat.stream`` with this model's settings."""
         return ChatReply(

@@ -65,7 +65,7 @@ FIELDS: Fields = {
 }  # fmt: skip
 
 #: Fields of any route that have schemas, which may take long to read.
-SCHEMAS = frozenset({"tools", "response_format", "json_schema"})
+SCHEMAS = frozenset({"tools", "response_format", "json_schema", "output_config", "text", "format"})
 #: Other programs' names for the same.
 UNSUPPORTED: Fields = {
     name: Field(Neutral(), note="Use response_format, grammar or regex.")

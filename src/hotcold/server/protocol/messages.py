@@ -59,7 +59,7 @@ class Content:
         return self._kind.schema()
 
 
-_FUNCTION_NAME = Text(1, MAX_NAME, r"[a-zA-Z0-9_.-]+", "allowed are letters, digits, _, - and .")
+FUNCTION_NAME = Text(1, MAX_NAME, r"[a-zA-Z0-9_.-]+", "allowed are letters, digits, _, - and .")
 _CALL = Shape(
     {
         "id": Field(Text(0, 256)),
@@ -106,7 +106,7 @@ MESSAGES = Items(MESSAGE, 1, MAX_MESSAGES)
 
 _FUNCTION = Shape(
     {
-        "name": Field(_FUNCTION_NAME, required=True),
+        "name": Field(FUNCTION_NAME, required=True),
         "description": Field(Text()),
         "parameters": Field(Anything(), note="JSON Schema of the arguments."),
         "strict": Field(Flag(), note="Arguments always fit, whatever this says."),

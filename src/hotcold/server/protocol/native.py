@@ -24,6 +24,7 @@ from hotcold.server.protocol.fields import (
 from hotcold.server.protocol.limits import LARGEST, MAX_LOGPROBS
 from hotcold.server.protocol.native_reply import NativeReply
 from hotcold.server.protocol.prompts import Ids
+from hotcold.server.protocol.replies import Reply
 
 _PROMPT = Either({str: Text(), list: Ids()}, "a string or a list of token ids")
 FIELDS: Fields = {
@@ -82,7 +83,7 @@ class NativeCall:
             raise invalid("prompt has no tokens: give at least one", "prompt")
         return [replace(self.job, prompt=ids)]
 
-    def reply(self, prompts: Sequence[Sequence[int]]) -> NativeReply:
+    def reply(self, prompts: Sequence[Sequence[int]]) -> Reply:
         """Makes the reply from the job's pieces."""
         (ids,) = prompts
         return NativeReply(

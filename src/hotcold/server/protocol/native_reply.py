@@ -1,16 +1,18 @@
 """llama.cpp's own ``/completion``: the answer."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from hotcold.engine.generation import Piece
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import finite
-from hotcold.server.protocol.replies import Reply
+from hotcold.server.protocol.replies import Framing, Reply
 from hotcold.server.protocol.usage import timings
 
 
 class NativeReply(Reply):
     """See :class:`Reply`; of one job. ``prompt`` is the prompt's text."""
+
+    framing: ClassVar[Framing] = "llama.cpp"
 
     def __init__(
         self,

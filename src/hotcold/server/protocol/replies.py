@@ -3,18 +3,23 @@
 import secrets
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from hotcold.engine.generation import Piece
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.usage import Tally
 
+#: Whose form the events of a stream have.
+Framing: TypeAlias = Literal["openai", "llama.cpp", "responses", "anthropic", "ollama"]
+
 
 class Reply(ABC):
     """The reply to one request, whose jobs have indices. Pieces go in; out come the values of events, or at
     the end one whole reply. All methods but :meth:`whole` are for streams; otherwise :meth:`add` gives
     nothing."""
+
+    framing: ClassVar[Framing] = "openai"
 
     def __init__(self, facts: Facts, jobs: int, *, prefix: str) -> None:
         self.id = prefix + secrets.token_hex(12)

@@ -128,6 +128,15 @@ def _fields() -> Fields:
 #: Fields of all routes. :attr:`Facts.sampling` has the values that a request does not state.
 FIELDS = _fields()
 
+#: Those of them that other dialects have, too.
+SHARED: Fields = {
+    name: FIELDS[name]
+    for name in (
+        "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "repeat_last_n", "frequency_penalty",
+        "presence_penalty", "seed",
+    )
+}  # fmt: skip
+
 #: Ways to sample that other programs have and this one has not, with what asks for nothing.
 UNSUPPORTED: Fields = {
     "mirostat": Field(Neutral((0,))),

@@ -1,0 +1,57 @@
+"""The routes of other dialects, which ask the same jobs as OpenAI's."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hotcold.server.protocol import anthropic, ollama, ollama_models
+from hotcold.server.protocol.ollama import LoadCall, RawCall
+from hotcold.server.reading import Reader
+from hotcold.server.replies import JSONReply
+
+
+class AnthropicRoutes(Reader):
+    """Anthropic's Messages."""
+
+    async def messages(self, request: Request) -> Any:
+        call = await self._asked(request, anthropic.parse)
+        return await self._answered(request, call, "messages")
+
+    async def count_tokens(self, request: Request) -> Response:
+        call = await self._read(request, anthropic.parse_count)
+        (job,), _ = await self._service.in_thread(self._service.chat_jobs, call)
+        return JSONReply({"input_tokens": len(job.prompt)})
+
+
+class OllamaRoutes(Reader):
+    """Ollama's own routes."""
+
+    async def chat(self, request: Request) -> Any:
+        call = await self._asked(request, ollama.parse_chat)
+        if isinstance(call, LoadCall):
+            return JSONReply(call.answer())
+        return await self._answered(request, call, "messages")
+
+    async def generate(self, request: Request) -> Any:
+        call = await self._asked(request, ollama.parse_generate)
+        if isinstance(call, LoadCall):
+            return JSONReply(call.answer())
+        if isinstance(call, RawCall):
+            return await self._continued(request, call, call.prompt)
+        return await self._answered(request, call, "prompt")
+
+    async def tags(self, request: Request) -> Response:
+        return JSONReply(ollama_models.tags(self._service.facts, self._service.llm.metadata))
+
+    async def running(self, request: Request) -> Response:
+        return JSONReply(ollama_models.running(self._service.facts, self._service.llm.metadata))
+
+    async def show(self, request: Request) -> Response:
+        facts = await self._read(request, ollama.parse_show)
+        llm = self._service.llm
+        template = llm.info.template or ""
+        return JSONReply(ollama_models.show(facts, llm.metadata, template, self._service.thinks))
+
+    async def version(self, request: Request) -> Response:
+        return JSONReply(ollama_models.version())

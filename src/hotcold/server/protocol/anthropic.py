@@ -1,0 +1,279 @@
+"""Anthropic's ``/v1/messages``: the request, as one of the chat route's."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hotcold.chat.stream import AnswerStream
+from hotcold.server.protocol import chat, sampling
+from hotcold.server.protocol.anthropic_reply import MessagesReply
+from hotcold.server.protocol.chat import ChatCall
+from hotcold.server.protocol.dialects import renamed
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.fields import (
+    Anything,
+    Choice,
+    Either,
+    Field,
+    Fields,
+    Flag,
+    Items,
+    Kind,
+    Neutral,
+    Shape,
+    Tagged,
+    Text,
+    Whole,
+    check_depth,
+)
+from hotcold.server.protocol.limits import (
+    LARGEST,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    MAX_TOOLS,
+)
+from hotcold.server.protocol.messages import FUNCTION_NAME
+
+_ONLY_TEXT = "; this model reads text only"
+_TEXT = Shape({"text": Field(Text(), required=True)})
+
+
+def _blocks(kind: Kind, low: int = 0) -> Either:
+    return Either({str: Text(), list: Items(kind, low, MAX_PARTS)}, "a string, or a list of blocks,")
+
+
+_TEXTS = _blocks(Tagged("type", {"text": _TEXT}, _ONLY_TEXT))
+_RESULT = Shape(
+    {
+        "tool_use_id": Field(Text(0, 256), required=True),
+        "content": Field(_TEXTS, ""),
+        "is_error": Field(Flag(), False, "The model is told so, before the text."),
+    }
+)
+_USERS = Tagged("type", {"text": _TEXT, "tool_result": _RESULT}, _ONLY_TEXT)
+_OWN = Tagged(
+    "type",
+    {
+        "text": _TEXT,
+        "thinking": Shape({"thinking": Field(Text(), required=True)}),
+        "redacted_thinking": Shape({}),
+        "tool_use": Shape(
+            {
+                "id": Field(Text(0, 256), required=True),
+                "name": Field(Text(1, 256), required=True),
+                "input": Field(Anything(), required=True),
+            }
+        ),
+    },
+)
+_MESSAGE = Tagged(
+    "role",
+    {
+        "user": Shape({"content": Field(_blocks(_USERS, 1), required=True)}),
+        "assistant": Shape({"content": Field(_blocks(_OWN), required=True)}),
+        "system": Shape({"content": Field(_TEXTS, required=True)}),
+    },
+)
+_TOOL = Shape(
+    {
+        "type": Field(Choice(("custom",)), "custom", "The tools that Anthropic itself runs are not here."),
+        "name": Field(FUNCTION_NAME, required=True),
+        "description": Field(Text()),
+        "input_schema": Field(Anything(), required=True, note="JSON Schema of the input."),
+        "strict": Field(Flag(), note="Input always fits, whatever this says."),
+    }
+)
+_PARALLEL = {"disable_parallel_tool_use": Field(Flag(), None)}
+_TOOL_CHOICE = Tagged(
+    "type",
+    {
+        "auto": Shape(_PARALLEL),
+        "any": Shape(_PARALLEL),
+        "tool": Shape({"name": Field(Text(1, 256), required=True), **_PARALLEL}),
+        "none": Shape({}),
+    },
+)
+_THINKING = Tagged(
+    "type",
+    {
+        "enabled": Shape({"budget_tokens": Field(Whole(0, LARGEST), None, "Has no effect.")}),
+        "adaptive": Shape({}),
+        "disabled": Shape({}),
+    },
+)
+_FORMAT = Tagged("type", {"json_schema": Shape({"schema": Field(Anything(), required=True)})})
+_OUTPUT = Shape(
+    {
+        "format": Field(_FORMAT, None, "JSON that fits a schema."),
+        "effort": Field(Choice(("low", "medium", "high", "xhigh", "max")), None, "For the model's template."),
+    }
+)
+#: What asks that nothing be taken away.
+_KEPT = {"type": "clear_thinking_20251015", "keep": "all"}
+_STOP = Items(Text(0, MAX_STOP_LENGTH), 0, MAX_STOPS)
+
+#: Fields that make the prompt.
+COUNT: Fields = {
+    "model": chat.MODEL,
+    "messages": Field(
+        Items(_MESSAGE, 1, MAX_MESSAGES), None, "A last one of the assistant is continued.", required=True
+    ),
+    "system": Field(_TEXTS, None, "What comes before all messages."),
+    "tools": Field(Items(_TOOL, 0, MAX_TOOLS), None, "Functions that the model may call."),
+    "tool_choice": Field(_TOOL_CHOICE, None, "auto where there are tools."),
+    "thinking": Field(
+        _THINKING,
+        None,
+        "For the model's template. No effect where the answer must be a call or match a schema.",
+    ),
+    "output_config": Field(_OUTPUT, None, "The form of the answer, and the effort."),
+    "mcp_servers": Field(Neutral(([],))),
+    "container": Field(Neutral()),
+    "context_management": Field(Neutral(({}, {"edits": []}, {"edits": [_KEPT]}))),
+    "output_format": Field(Neutral(), note="Use output_config."),
+}  # fmt: skip
+FIELDS: Fields = {
+    **COUNT,
+    "max_tokens": Field(Whole(1, LARGEST), None, "The most tokens of the answer.", required=True),
+    "stop_sequences": Field(_STOP, None, "End the answer where they come up; empty ones do nothing."),
+    "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
+    **sampling.SHARED,
+}  # fmt: skip
+BODY, COUNT_BODY = Shape(FIELDS), Shape(COUNT)
+_NAMES = {"response_format": "output_config"}
+
+
+@dataclass(frozen=True)
+class MessagesCall(ChatCall):
+    """The job and options of one request."""
+
+    def reply(self, parts: Callable[[], AnswerStream]) -> MessagesReply:
+        return MessagesReply(self.facts, parts(), stream=self.stream)
+
+
+def parse(body: object, facts: Facts) -> MessagesCall:
+    """APIError for what is wrong. Unknown fields are ignored."""
+    check_depth(body)
+    return _call(BODY.read(body, ""), facts)
+
+
+def parse_count(body: object, facts: Facts) -> MessagesCall:
+    """Reads a request whose tokens are only counted."""
+    check_depth(body)
+    return _call(COUNT_BODY.read(body, ""), facts)
+
+
+def _call(values: Mapping[str, Any], facts: Facts) -> MessagesCall:
+    try:
+        return MessagesCall(**vars(chat.parse(_chat(values), facts)))
+    except APIError as error:
+        raise renamed(error, _NAMES) from None
+
+
+def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same request as the chat route takes it."""
+    output = values["output_config"] or {}
+    format, choice = output.get("format"), values["tool_choice"] or {}
+    body: dict[str, Any] = {
+        "messages": [*_system(values["system"]), *_messages(values["messages"])],
+        "max_tokens": values.get("max_tokens"),
+        "stop": values.get("stop_sequences"),
+        "stream": values.get("stream"),
+        "reasoning_effort": output.get("effort"),
+        **{name: values.get(name) for name in sampling.SHARED},
+    }
+    if values["tools"]:
+        body["tools"] = [_tool(each) for each in values["tools"]]
+    if choice:
+        body["tool_choice"] = _choice(choice)
+    if choice.get("disable_parallel_tool_use") is not None:
+        body["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
+    if format is not None:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"schema": format["schema"]}}
+    may_think = format is None and choice.get("type") not in ("any", "tool")
+    if values["thinking"] is not None and may_think:
+        body["chat_template_kwargs"] = {"enable_thinking": values["thinking"]["type"] != "disabled"}
+    return body
+
+
+def _system(content: str | list[dict[str, Any]] | None) -> Iterator[dict[str, Any]]:
+    if content:
+        yield {"role": "system", "content": _text(content)}
+
+
+def _text(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A single block is a text: every template knows these."""
+    if isinstance(content, str):
+        return content
+    texts = [{"type": "text", "text": each["text"]} for each in content]
+    return texts if len(texts) > 1 else texts[0]["text"] if texts else ""
+
+
+def _messages(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "user" and not isinstance(content, str):
+            yield from _of_user(content)
+        elif message["role"] == "assistant" and not isinstance(content, str):
+            yield _of_assistant(content)
+        else:
+            yield {"role": message["role"], "content": _text(content)}
+
+
+def _of_user(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Results of tools are messages of their own, in their place among texts."""
+    texts: list[dict[str, Any]] = []
+    for block in blocks:
+        if block["type"] == "text":
+            texts.append(block)
+            continue
+        if texts:
+            yield {"role": "user", "content": _text(texts)}
+            texts = []
+        yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _result(block)}
+    if texts:
+        yield {"role": "user", "content": _text(texts)}
+
+
+def _result(block: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    content = _text(block["content"])
+    if not block["is_error"]:
+        return content
+    if isinstance(content, str):
+        return f"Error: {content}"
+    return [{"type": "text", "text": "Error:"}, *content]
+
+
+def _of_assistant(blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    texts = [block for block in blocks if block["type"] == "text"]
+    thoughts = [block["thinking"] for block in blocks if block["type"] == "thinking"]
+    calls = [block for block in blocks if block["type"] == "tool_use"]
+    message: dict[str, Any] = {"role": "assistant", "content": _text(texts) or None}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = [
+            {"id": each["id"], "function": {"name": each["name"], "arguments": each["input"]}}
+            for each in calls
+        ]
+    return message
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {
+        "name": tool["name"],
+        "description": tool["description"],
+        "parameters": tool["input_schema"],
+        "strict": tool["strict"],
+    }
+    given = {name: value for name, value in function.items() if value is not None}
+    return {"type": "function", "function": given}
+
+
+def _choice(choice: Mapping[str, Any]) -> str | dict[str, Any]:
+    if choice["type"] == "tool":
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return {"any": "required"}.get(choice["type"], str(choice["type"]))

@@ -1,0 +1,218 @@
+"""Ollama's ``/api/chat`` and ``/api/generate``: the requests, as those of the other routes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotcold.chat.stream import AnswerStream, ChatStream
+from hotcold.engine.request import Job
+from hotcold.server.protocol import chat, native, sampling
+from hotcold.server.protocol.chat import ChatCall
+from hotcold.server.protocol.dialects import renamed
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.fields import (
+    Anything,
+    Choice,
+    Either,
+    Field,
+    Fields,
+    Flag,
+    Items,
+    Neutral,
+    Shape,
+    Tagged,
+    Text,
+    Whole,
+    check_depth,
+)
+from hotcold.server.protocol.limits import LARGEST, MAX_CALLS, MAX_MESSAGES
+from hotcold.server.protocol.messages import TOOLS
+from hotcold.server.protocol.native import NativeCall
+from hotcold.server.protocol.ollama_reply import OllamaReply, loaded
+
+_IMAGES = Field(Neutral(([],)), note="This model reads text only.")
+_TEXT = Field(Text(), "")
+_CALL = Shape(
+    {
+        "id": Field(Text(0, 256)),
+        "function": Field(
+            Shape({"name": Field(Text(1, 256), required=True), "arguments": Field(Anything(), {})}),
+            required=True,
+        ),
+    }
+)
+_MESSAGE = Tagged(
+    "role",
+    {
+        "system": Shape({"content": _TEXT, "images": _IMAGES}),
+        "user": Shape({"content": _TEXT, "images": _IMAGES}),
+        "assistant": Shape(
+            {
+                "content": _TEXT,
+                "thinking": Field(Text()),
+                "tool_calls": Field(Items(_CALL, 0, MAX_CALLS)),
+                "images": _IMAGES,
+            }
+        ),
+        "tool": Shape(
+            {
+                "content": _TEXT,
+                "tool_name": Field(Text(0, 256)),
+                "tool_call_id": Field(Text(0, 256)),
+                "images": _IMAGES,
+            }
+        ),
+    },
+)
+_FORMAT = Either({str: Choice(("json", "")), dict: Anything()}, "json, or a JSON Schema,")
+_THINK = Either({bool: Flag(), str: Choice(("low", "medium", "high"))}, "true, false, low, medium or high")
+#: Options of a request, under ``options``.
+OPTIONS: Fields = {
+    "num_predict": Field(
+        Whole(-LARGEST, LARGEST), None, "The most tokens; 0 and less: as many as there is room for."
+    ),
+    **sampling.SHARED,
+    "stop": sampling.STOP,
+    "typical_p": sampling.UNSUPPORTED["typical_p"],
+    "tfs_z": sampling.UNSUPPORTED["tfs_z"],
+    "mirostat": sampling.UNSUPPORTED["mirostat"],
+}  # fmt: skip
+_COMMON: Fields = {
+    "format": Field(_FORMAT, None, "json, or a JSON Schema that the answer fits."),
+    "options": Field(Shape(OPTIONS), None, "Sampling and length."),
+    "think": Field(_THINK, None, "For the model's template. No effect beside format."),
+    "stream": Field(Flag(), True, "Sends the answer piece by piece, a line of JSON each."),
+    "logprobs": Field(Neutral((False,))),
+    "top_logprobs": Field(Neutral((0,))),
+}
+CHAT: Fields = {
+    "model": chat.MODEL,
+    "messages": Field(
+        Items(_MESSAGE, 0, MAX_MESSAGES), None, "A last one of the assistant is continued."
+    ),
+    "tools": Field(TOOLS, None, "Functions that the model may call."),
+    **_COMMON,
+}  # fmt: skip
+GENERATE: Fields = {
+    "model": chat.MODEL,
+    "prompt": Field(Text(), "", "What a user says; with raw what is continued."),
+    "system": Field(Text(), "", "What comes before it; not with raw."),
+    "raw": Field(Flag(), False, "Leaves out the model's template."),
+    **_COMMON,
+    "suffix": Field(Neutral(("",))),
+    "template": Field(Neutral(("",)), note="The model's own is used."),
+    "context": Field(Neutral(([],)), note="Use /api/chat."),
+    "images": _IMAGES,
+}  # fmt: skip
+SHOW: Fields = {
+    "model": chat.MODEL,
+    "name": Field(Text(0, 512), note="Another name of model."),
+}
+CHAT_BODY, GENERATE_BODY = Shape(CHAT), Shape(GENERATE)
+_NAMES = {"response_format": "format"}
+
+
+@dataclass(frozen=True)
+class OllamaChat(ChatCall):
+    """The job and options of one request for a conversation."""
+
+    key: str = "message"  #: where the reply has its text: ``message`` or ``response``
+
+    def reply(self, parts: Callable[[], AnswerStream]) -> OllamaReply:
+        return OllamaReply(self.facts, parts(), stream=self.stream, key=self.key)
+
+
+@dataclass(frozen=True)
+class RawCall(NativeCall):
+    """The job and options of one request that continues a text."""
+
+    def reply(self, prompts: Sequence[Sequence[int]]) -> OllamaReply:
+        return OllamaReply(self.facts, ChatStream(), stream=self.stream, key="response")
+
+
+@dataclass(frozen=True)
+class LoadCall:
+    """A request without a text, by which clients have a model loaded: it is."""
+
+    facts: Facts
+    key: str
+    job: Job = field(default_factory=Job)
+
+    def answer(self) -> dict[str, Any]:
+        return loaded(self.facts, self.key)
+
+
+def parse_chat(body: object, facts: Facts) -> OllamaChat | LoadCall:
+    """APIError for what is wrong. Unknown fields are ignored."""
+    check_depth(body)
+    values = CHAT_BODY.read(body, "")
+    if not values["messages"]:
+        return LoadCall(facts, "message")
+    messages = [_message(each) for each in values["messages"]]
+    return _chat(values, messages, facts, "message")
+
+
+def parse_generate(body: object, facts: Facts) -> OllamaChat | RawCall | LoadCall:
+    """APIError for what is wrong. Unknown fields are ignored."""
+    check_depth(body)
+    values = GENERATE_BODY.read(body, "")
+    if not values["prompt"]:
+        return LoadCall(facts, "response")
+    if not values["raw"]:
+        messages = [{"role": "system", "content": values["system"]}] if values["system"] else []
+        messages.append({"role": "user", "content": values["prompt"]})
+        return _chat(values, messages, facts, "response")
+    if values["system"]:
+        raise APIError(
+            "system and raw are both given: write it into the prompt", param="system", code="invalid_value"
+        )
+    given = _common(values, "n_predict")
+    try:
+        return RawCall(**vars(native.parse({"prompt": values["prompt"], **given}, facts)))
+    except APIError as error:
+        raise renamed(error, _NAMES) from None
+
+
+def parse_show(body: object, facts: Facts) -> Facts:
+    """Reads a request for the facts of the one model, by any name."""
+    Shape(SHOW).read(body, "")
+    return facts
+
+
+def _chat(values: Mapping[str, Any], messages: list[dict[str, Any]], facts: Facts, key: str) -> OllamaChat:
+    body = {"messages": messages, "tools": values.get("tools"), **_common(values, "max_tokens")}
+    think = values["think"]
+    if think is not None and "response_format" not in body:
+        body["chat_template_kwargs"] = {"enable_thinking": think is not False}
+        body["reasoning_effort"] = think if isinstance(think, str) else None
+    try:
+        return OllamaChat(**vars(chat.parse(body, facts)), key=key)
+    except APIError as error:
+        raise renamed(error, _NAMES) from None
+
+
+def _common(values: Mapping[str, Any], length: str) -> dict[str, Any]:
+    """Fields that other routes have under their names; ``length`` is the name of the most tokens."""
+    options = values["options"] or {}
+    found = {name: options.get(name) for name in (*sampling.SHARED, "stop")}
+    most = options.get("num_predict")
+    format = values["format"]
+    if most is not None:
+        found[length] = most if most > 0 else -1
+    if format == "json":
+        found["response_format"] = {"type": "json_object"}
+    elif format:
+        found["response_format"] = {"type": "json_schema", "json_schema": {"schema": format}}
+    return {**found, "stream": values["stream"]}
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"role": message["role"], "content": message["content"]}
+    more = {
+        "reasoning_content": message.get("thinking"),
+        "tool_calls": message.get("tool_calls"),
+        "name": message.get("tool_name"),
+        "tool_call_id": message.get("tool_call_id"),
+    }
+    return {**found, **{name: value for name, value in more.items() if value is not None}}

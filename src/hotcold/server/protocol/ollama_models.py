@@ -1,0 +1,95 @@
+"""Ollama's ``/api/tags``, ``/api/ps``, ``/api/show`` and ``/api/version``: the one model of the server."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.ollama_reply import moment
+from hotcold.version import __version__
+
+#: llama.cpp's numbers of file types -> the names that Ollama shows.
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
+    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
+    25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16", 38: "MXFP4",
+}  # fmt: skip
+_NEVER = "9999-12-31T23:59:59.000000Z"  # the model stays as long as the server does
+
+
+def tags(facts: Facts, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The list of models."""
+    return {"models": [_entry(facts, metadata)]}
+
+
+def running(facts: Facts, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The list of loaded models."""
+    more = {"expires_at": _NEVER, "size_vram": 0, "context_length": facts.context}
+    return {"models": [{**_entry(facts, metadata), **more}]}
+
+
+def version() -> dict[str, Any]:
+    return {"version": __version__}
+
+
+def show(facts: Facts, metadata: Mapping[str, Any], template: str, thinks: bool) -> dict[str, Any]:
+    """Facts of the model: those of its file, but for the vocabulary."""
+    info = {name: value for name, value in metadata.items() if _is_plain(name, value)}
+    params = facts.sampling
+    return {
+        "modelfile": f"FROM {facts.name}",
+        "parameters": "\n".join(
+            f"{name} {value:g}"
+            for name, value in (
+                ("num_ctx", facts.context),
+                ("temperature", params.temperature),
+                ("top_k", params.top_k),
+                ("top_p", params.top_p),
+                ("min_p", params.min_p),
+                ("repeat_penalty", params.repeat_penalty),
+            )
+        ),
+        "template": template,
+        "modified_at": moment(facts.created),
+        "details": _details(facts, metadata),
+        "model_info": {**info, "general.parameter_count": facts.params},
+        "capabilities": ["completion", "tools", *(["thinking"] if thinks else [])],
+    }
+
+
+def _is_plain(name: str, value: object) -> bool:
+    """Whether it is a single value that JSON can hold."""
+    if name.startswith("tokenizer."):
+        return False
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _entry(facts: Facts, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": facts.name,
+        "model": facts.name,
+        "modified_at": moment(facts.created),
+        "size": facts.size_bytes,
+        "digest": hashlib.sha256(facts.fingerprint.encode()).hexdigest(),
+        "details": _details(facts, metadata),
+    }
+
+
+def _details(facts: Facts, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    family = str(metadata.get("general.architecture", ""))
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family],
+        "parameter_size": _size(facts.params),
+        "quantization_level": _FILE_TYPES.get(metadata.get("general.file_type", -1), "unknown"),
+    }
+
+
+def _size(params: int) -> str:
+    for unit, one in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if params >= one:
+            return f"{params / one:.1f}{unit}"
+    return str(params)

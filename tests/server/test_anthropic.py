@@ -1,0 +1,277 @@
+"""Anthropic's dialect, event by event, as Anthropic's own client reads it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.api_pieces import Marked, facts, piece, pieces_of
+
+from hotcold.chat.messages import CUT_OFF
+from hotcold.server.protocol import anthropic, chat
+from hotcold.server.protocol.errors import APIError
+from tests.server.conftest import Application
+
+BODY: dict[str, Any] = {"max_tokens": 5, "messages": [{"role": "user", "content": "Hello"}]}
+TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
+ALL = "<why>Hi [look {}][look [1]]"
+
+
+def parse(**fields: Any) -> anthropic.MessagesCall:
+    return anthropic.parse({**BODY, **fields}, facts())
+
+
+def refused(**fields: Any) -> APIError:
+    with pytest.raises(APIError) as caught:
+        parse(**fields)
+    return caught.value
+
+
+def events_of(text: str, **more: Any) -> list[dict[str, Any]]:
+    reply = parse(stream=True).reply(Marked)
+    found = reply.first()
+    for each in pieces_of(text, **more):
+        found += reply.add(0, each)
+    return found + reply.end()
+
+
+def test_a_request_is_one_of_the_chat_route() -> None:
+    call = parse(
+        system=[{"type": "text", "text": "Be brief."}],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "x"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "Let me look."},
+                    {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": "nothing", "is_error": True},
+                    {"type": "tool_result", "tool_use_id": "t1"},
+                    {"type": "text", "text": "And?"},
+                ],
+            },
+        ],
+        tools=[TOOL],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        stop_sequences=["END", ""],
+        temperature=0,
+        top_k=3,
+    )
+    same = chat.parse(
+        {
+            "max_tokens": 5,
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {
+                    "role": "assistant",
+                    "content": "Let me look.",
+                    "reasoning_content": "hm",
+                    "tool_calls": [{"id": "t1", "function": {"name": "look", "arguments": {"at": 1}}}],
+                },
+                {"role": "tool", "tool_call_id": "t1", "content": "Error: nothing"},
+                {"role": "tool", "tool_call_id": "t1", "content": ""},
+                {"role": "user", "content": "And?"},
+            ],
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}},
+                }
+            ],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "stop": ["END"],
+            "temperature": 0,
+            "top_k": 3,
+        },
+        call.facts,
+    )
+    assert vars(call) == vars(same)
+
+
+def test_the_beginning_of_an_answer_is_continued() -> None:
+    last = {"role": "assistant", "content": [{"type": "text", "text": "The answer is"}]}
+    call = parse(messages=[*BODY["messages"], last])
+    assert call.continue_last and call.messages[-1]["content"] == "The answer is"
+
+
+def test_thinking_is_the_templates() -> None:
+    assert parse().template_kwargs == {}
+    for kind, wanted in (("enabled", True), ("adaptive", True), ("disabled", False)):
+        assert parse(thinking={"type": kind}).template_kwargs == {"enable_thinking": wanted}
+    named = {"type": "tool", "name": "look"}
+    call = parse(thinking={"type": "enabled"}, tools=[TOOL], tool_choice=named)
+    assert call.template_kwargs == {"enable_thinking": False}
+    assert parse(output_config={"effort": "low"}).template_kwargs == {"reasoning_effort": "low"}
+
+
+def test_an_answer_that_matches_a_schema() -> None:
+    format = {"type": "json_schema", "schema": {"type": "object"}}
+    grammar = parse(output_config={"format": format}).job.grammar
+    assert grammar is not None and grammar.kind != "gbnf"
+    broken = {"type": "json_schema", "schema": {"type": "what"}}
+    error = refused(output_config={"format": broken})
+    assert error.param == "output_config" and "response_format" not in error.message
+
+
+def test_what_is_not_supported_is_refused_by_name() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    error = refused(messages=[{"role": "user", "content": [image]}])
+    assert error.param == "messages[0].content[0].type" and "reads text only" in error.message
+    assert refused(tools=[{"type": "web_search_20250305", "name": "web_search"}]).param == "tools[0].type"
+    assert refused(mcp_servers=[{"type": "url"}]).param == "mcp_servers"
+    with pytest.raises(APIError, match="max_tokens is missing"):
+        anthropic.parse({"messages": BODY["messages"]}, facts())
+
+
+def test_a_stream_event_by_event() -> None:
+    events = events_of(ALL, reused=4)
+    assert [event["type"] for event in events if event["type"] != "content_block_delta"] == [
+        "message_start",
+        *["content_block_start", "content_block_stop"] * 4,
+        "message_delta",
+        "message_stop",
+    ]
+    begun = events[0]["message"]
+    assert begun["usage"]["input_tokens"] == 5 and begun["usage"]["cache_read_input_tokens"] == 4
+    kinds = {event["delta"]["type"] for event in events if event["type"] == "content_block_delta"}
+    assert kinds == {"thinking_delta", "signature_delta", "text_delta", "input_json_delta"}
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+def test_a_stream_as_the_client_accumulates_it() -> None:
+    """It becomes the message that is sent where nothing is streamed."""
+    messages = pytest.importorskip("anthropic.lib.streaming._messages")
+    types = pytest.importorskip("anthropic.types")
+    snapshot: Any = None
+    buffers: dict[int, bytes] = {}
+    for each in events_of("<why>Hi [look {}][look {}]"):
+        kind = getattr(types, f"Raw{''.join(map(str.title, each['type'].split('_')))}Event")
+        event = kind.model_validate(each)
+        snapshot = messages.accumulate_event(event=event, current_snapshot=snapshot, json_bufs=buffers)
+    reply = parse().reply(Marked)
+    for one in pieces_of("<why>Hi [look {}][look {}]"):
+        reply.add(0, one)
+    whole = types.Message.model_validate(reply.whole())
+    assert [block.type for block in whole.content] == ["thinking", "text", "tool_use", "tool_use"]
+
+    def told(message: Any) -> Any:
+        plain = message.to_dict()
+        for block in plain["content"]:
+            block.pop("id", None)
+        return plain["content"], plain["stop_reason"], plain["usage"]["output_tokens"]
+
+    assert told(snapshot) == told(whole)
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ({"finish_reason": "length"}, ("max_tokens", None)),
+        ({"finish_reason": "stop", "stop": "END"}, ("stop_sequence", "END")),
+        ({"finish_reason": "stop"}, ("end_turn", None)),
+    ],
+)
+def test_why_an_answer_ended(last: dict[str, Any], reason: tuple[str, str | None]) -> None:
+    reply = parse().reply(Marked)
+    reply.add(0, piece("a", [1], **last))
+    whole = reply.whole()
+    assert (whole["stop_reason"], whole["stop_sequence"]) == reason
+
+
+@pytest.mark.parametrize("cut", ['{"a": ', "[1]", '{"a": 1e999}', '{"a": NaN}', "[" * 100_000])
+def test_arguments_that_are_no_object(cut: str) -> None:
+    reply = parse().reply(Marked)
+    reply.add(0, piece("[look ", [1]))
+    reply._texts[-1] = cut  # what a model may write where nothing holds it
+    reply.add(0, piece("", [], "length"))
+    (call,) = reply.whole()["content"]
+    assert call["input"] == {CUT_OFF: cut}
+
+
+def test_the_route(app: Application) -> None:
+    for path in ("/v1/messages", "/messages", "/v1/messages?beta=true"):
+        reply = app.client.post(path, json=BODY, headers={"anthropic-version": "2023-06-01"}).json()
+        assert reply["content"] == [{"type": "text", "text": "a b c"}]
+    count = app.client.post("/v1/messages/count_tokens", json={"messages": BODY["messages"]}).json()
+    assert count == {"input_tokens": reply["usage"]["input_tokens"]}
+    text = app.client.post("/v1/messages", json={**BODY, "stream": True}).text
+    names = [line[7:] for line in text.splitlines() if line.startswith("event: ")]
+    data = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert names == [each["type"] for each in data] and names[-1] == "message_stop"
+
+
+def test_errors_have_its_form(app_with: Any) -> None:
+    app = app_with()
+    for body, status, kind in (
+        ({**BODY, "temperature": -1}, 400, "invalid_request_error"),
+        ({**BODY, "messages": [{"role": "user", "content": "word " * 1000}]}, 400, "invalid_request_error"),
+    ):
+        reply = app.client.post("/v1/messages", json=body)
+        assert reply.status_code == status and reply.json()["error"]["type"] == kind
+        assert set(reply.json()) == {"type", "error"}
+    assert app.client.get("/v1/messages").json()["type"] == "error"
+    app.llm.fail_at = 1
+    reply = app.client.post("/v1/messages", json=BODY)
+    assert reply.status_code == 500 and reply.json()["error"]["type"] == "api_error"
+    text = app.client.post("/v1/messages", json={**BODY, "stream": True}).text
+    assert text.rstrip().split("\n\n")[-1].startswith('event: error\ndata: {"type":"error","error":{')
+    assert app.llm.running == 0
+
+
+def test_a_client_that_waits_hears_pings(app_with: Any) -> None:
+    app = app_with(ping_s=0.02)
+    app.llm.pace_s = 0.1
+    text = app.client.post("/v1/messages", json={**BODY, "stream": True}).text
+    assert 'event: ping\ndata: {"type":"ping"}\n\n' in text
+
+
+HOSTILE = [
+    {"messages": []},
+    {"messages": [{"role": "user", "content": []}]},
+    {"messages": [{"role": "user", "content": None}]},
+    {"messages": [{"role": "user", "content": [None]}]},
+    {"messages": [{"role": "user", "content": [{"type": ["text"], "text": "a"}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
+    {
+        "messages": [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "", "name": "a", "input": {}}]}
+        ]
+    },
+    {"messages": [{"role": "robot", "content": "a"}]},
+    {"max_tokens": 0},
+    {"max_tokens": -1},
+    {"max_tokens": 10**30},
+    {"system": 5},
+    {"system": [{"type": "image"}]},
+    {"tools": [{}]},
+    {"tools": [TOOL, TOOL]},
+    {"tools": [{**TOOL, "input_schema": {"$ref": "#"}}], "tool_choice": {"type": "any"}},
+    {"tools": [{**TOOL, "input_schema": {"type": "what"}}], "tool_choice": {"type": "any"}},
+    {"tool_choice": {"type": "any"}},
+    {"tool_choice": {"type": "tool", "name": "nobody"}, "tools": [TOOL]},
+    {"thinking": {"type": "enabled", "budget_tokens": -5}},
+    {"output_config": {"format": {"type": "json_schema", "schema": {"type": "what"}}}},
+    {"stop_sequences": ["a"] * 1000},
+    {"stream": "yes"},
+]
+
+
+@pytest.mark.parametrize("fields", HOSTILE, ids=lambda fields: json.dumps(fields)[:60])
+def test_hostile_bodies(app: Application, fields: dict[str, Any]) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        body = json.dumps({**BODY, **fields}).encode()
+        reply = app.client.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert reply.status_code < 500, reply.text
+        assert path.endswith("tokens") or reply.status_code >= 400 or "$ref" in json.dumps(fields), reply.text
+        assert reply.status_code < 400 or set(reply.json()) == {"type", "error"}
+    assert app.llm.running == 0
