@@ -1,4 +1,4 @@
-"""Measures what zeros save inside ungated experts, as in Nemotron 3 Nano: `exact` and `predicted` beside dense.
+"""Measures what zeros save inside ungated experts, as in Nemotron 3 Nano: `exact`, `predicted`, dense.
 
     python benchmarks/cpu/ungated_experts.py  # Q4_0, Q5_0 and Q8_0
     python benchmarks/cpu/ungated_experts.py --type MXFP4 --rank 64 256 --rounds 100 --json

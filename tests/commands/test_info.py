@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.hybrid_models import write_hybrid
 
 from hotcold.commands import cli
 from hotcold.demo import model_path
@@ -186,19 +187,27 @@ def test_a_vocabulary_only_file(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert shown["tokenizer"] == "llama (default), 5 tokens, chat templates default, rag, tool_use"
 
 
+def test_states_of_sequences_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = write_hybrid(tmp_path / "lfm2.gguf", "lfm2")
+    found = report(capsys, path)  # two inputs of 32 channels, float32, of a convolution of three
+    assert (found["state_layers"], found["state_bytes"]) == (2, 2 * 2 * 32 * 4)
+    assert values(info(capsys, path))["states"] == "512 B a sequence (layers: 2)"
+    assert "states" not in values(info(capsys, model_path()))
+
+
 def test_a_type_that_cannot_run_is_marked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    write_gguf(path, METADATA, {"blk.0.ffn_up.weight": quantise(np.ones((18, 256)), "Q4_0")})
+    write_gguf(path, METADATA, {"blk.0.ffn_up.weight": quantise(np.ones((18, 256)), "F16")})
     data = bytearray(path.read_bytes())
     at = data.index(b"ffn_up.weight") + len(b"ffn_up.weight") + 4 + 16
-    assert data[at] == 2
-    data[at] = 40  # 18 rows of Q4_0 are as long as 18 of NVFP4
+    assert data[at] == 1
+    data[at] = 25  # I16, which is as long as F16
     path.write_bytes(data)
     assert report(capsys, path)["types"] == [
-        {"type": "NVFP4", "tensors": 1, "parameters": 18 * 256, "bytes": 18 * 144, "supported": False}
+        {"type": "I16", "tensors": 1, "parameters": 18 * 256, "bytes": 18 * 512, "supported": False}
     ]
     text = info(capsys, path)
-    assert re.search(r"NVFP4 .* not supported\n", text)
+    assert re.search(r"I16 .* not supported\n", text)
     assert "supported types are F32, F16, BF16, Q8_0, Q4_0, Q4_1," in text
 
 

@@ -59,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("places")
     model = model_path().read_bytes()
     names = ("text", "latin1", "empty", "no_model", "cut_in_header", "cut_in_metadata", "cut_in_tensors")
-    paths = {name: folder / f"{name}.gguf" for name in (*names, "fifo", "q2_k", "no_tensor", "model")}
+    paths = {name: folder / f"{name}.gguf" for name in (*names, "fifo", "i16", "no_tensor", "model")}
     paths["model"].write_bytes(model)
     paths["text"].write_text("The goats had come down from the mountain, and Peter called them. " * 5)
     paths["latin1"].write_bytes("Käse".encode("latin-1"))
@@ -72,11 +72,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         tensors = {name: file.load(name) for name in file.tensors}
         del tensors["blk.3.ffn_up.weight"]
         write_gguf(paths["no_tensor"], file.metadata, tensors)
-        write_gguf(paths["q2_k"], file.metadata, {**tensors, "blk.3.ffn_up.weight": quantise(BLOCKS, "Q4_0")})
-    data = bytearray(paths["q2_k"].read_bytes())
+        write_gguf(paths["i16"], file.metadata, {**tensors, "blk.3.ffn_up.weight": quantise(BLOCKS, "F16")})
+    data = bytearray(paths["i16"].read_bytes())
     at = data.index(b"blk.3.ffn_up.weight") + len(b"blk.3.ffn_up.weight") + 4 + 16
-    data[at : at + 4] = (10).to_bytes(4, "little")  # Q2_K, 84 bytes for 256 weights: less than Q4_0 needs
-    paths["q2_k"].write_bytes(data)
+    data[at : at + 4] = (25).to_bytes(4, "little")  # I16, which is as long
+    paths["i16"].write_bytes(data)
     return paths | {"folder": folder, "below": paths["text"] / "below", "missing": folder / "missing"}
 
 
@@ -254,7 +254,7 @@ def test_a_model_that_cannot_run(
 ) -> None:
     arguments = [verb, *filled(MODEL[verb], places)]
     mistake([*arguments, str(places["no_tensor"])], capsys, "tensor blk.3.ffn_up.weight is missing")
-    mistake([*arguments, str(places["q2_k"])], capsys, "blk.3.ffn_up.weight", "Q2_K", "supported")
+    mistake([*arguments, str(places["i16"])], capsys, "blk.3.ffn_up.weight", "I16", "supported")
 
 
 @pytest.mark.parametrize("verb", ["generate", "perplexity", "bench"])

@@ -154,6 +154,16 @@ def test_kinds_of_layers_in_other_words(tmp_path: Path) -> None:
         ("tiny-falcon-h1", {"mlp_multipliers": [1.0]}, "mlp_multipliers is .*: a list of 2 numbers"),
         ("tiny-falcon-h1", {"mamba_norm_before_gate": True}, "mamba_norm_before_gate is True: false"),
         ("tiny-mamba2", {"n_groups": 0}, "n_groups is 0"),
+        ("tiny-mamba2", {"hidden_act": "gelu"}, "hidden_act is 'gelu': 'silu'"),
+        ("tiny-mamba2", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit is .*: \[0.0, Infinity\]"),
+        ("tiny-nemotron-h", {"time_step_limit": [0.001, float("inf")]}, "time_step_limit is"),
+        ("tiny-falcon-h1", {"time_step_limit": "none"}, "time_step_limit is 'none'"),
+        ("tiny-nemotron-h", {"mamba_hidden_act": "relu"}, "mamba_hidden_act is 'relu': 'silu'"),
+        (
+            "tiny-qwen35",
+            {"linear_num_value_heads": 5},
+            "linear_num_value_heads is 5: a multiple of linear_num_key",
+        ),
     ],
 )
 def test_configurations_that_are_wrong(

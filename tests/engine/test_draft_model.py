@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.golden import golden
+from support.hybrid_models import write_hybrid
 
 from hotcold.demo import model_path
 from hotcold.engine.draft_model import DraftModel
@@ -14,8 +16,10 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.guesses import Kind
 from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation, speculation_of
+from hotcold.formats.blocks import quantise
+from hotcold.formats.gguf import write_gguf
 from hotcold.runtime.loading import load
-from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.options import LoadError, LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel
 
@@ -54,7 +58,7 @@ def test_the_text_is_the_same(model: LoadedModel, temperature: float) -> None:
 
 
 def test_a_model_is_always_right_about_itself(model: LoadedModel) -> None:
-    drafts = DraftModel(model.session())
+    drafts = DraftModel(model.session(), model.config.vocab)
     (request, *_), (again, *_) = some_requests(model, 0), some_requests(model, 0)
     Engine(model.session()).run([request])
     for wrong in (False, True, False):
@@ -67,12 +71,52 @@ def test_a_model_is_always_right_about_itself(model: LoadedModel) -> None:
 
 
 def test_texts_without_room_are_not_guessed(model: LoadedModel) -> None:
-    drafts = DraftModel(model.session())
+    drafts = DraftModel(model.session(), model.config.vocab)
     requests = [Request(Job([1, 300 + i], max_tokens=9)) for i in range(5)]
     assert [drafts(each, 2) is not None for each in requests] == [True] * 3 + [False] * 2
     requests[1].finish("stop")
     assert drafts(requests[4], 2) is not None and drafts(requests[3], 2) is None
     assert drafts(Request(Job([1] * 128, max_tokens=1)), 2) is None
+
+
+def test_padding_of_a_vocabulary_is_neither_guessed_nor_read(model: LoadedModel) -> None:
+    """Each of the two models has an embedding of all that it is given."""
+    first = DraftModel(model.session(), model.config.vocab)(Request(Job([1, 300])), 1)
+    assert first is not None and first.tokens[0] > 299
+    fewer = DraftModel(model.session(), first.tokens[0])
+    found = fewer(Request(Job([1, 5])), 4)
+    assert found is not None and max(found.tokens) < first.tokens[0]
+    assert fewer(Request(Job([1, first.tokens[0]])), 4) is None
+
+
+def test_pages_of_texts_that_ended_are_taken_where_none_is_left(model: LoadedModel) -> None:
+    session = model.session()
+    drafts = DraftModel(session, model.config.vocab)
+    ended, own = (Request(Job([1, 300 + i], max_tokens=9)) for i in range(2))
+    assert drafts(ended, 2) is not None and drafts(own, 2) is not None
+    while session.cache.extend(ended):
+        pass
+    ended.finish("stop")
+    own.output += [9] * 40
+    assert drafts(own, 2) is not None
+
+
+def test_after_an_exception_texts_are_read_anew(model: LoadedModel) -> None:
+    speculation = eager(model)
+    own, again = some_requests(model, 0), some_requests(model, 0)
+    Engine(model.session()).run(own)
+    engine = Engine(model.session(), speculation=speculation)
+    drafts = next(each for each in speculation._guessers if isinstance(each, DraftModel))
+    run = drafts._session.run
+    try:
+        drafts._session.run = lambda *_: 1 // 0  # type: ignore[assignment,method-assign]
+        with pytest.raises(ZeroDivisionError):
+            engine.run(some_requests(model, 0))
+    finally:
+        drafts._session.run = run  # type: ignore[method-assign]
+    assert drafts._session.cache.free_pages == drafts._session.cache.pages
+    engine.run(again)
+    assert [each.output for each in again] == [each.output for each in own]
 
 
 def test_a_draft_that_does_not_pay_is_hardly_asked(model: LoadedModel) -> None:
@@ -95,3 +139,27 @@ def test_the_vocabularies_must_agree(tmp_path: Path) -> None:
         load(None, LoadOptions(draft=other))
     with pytest.raises(ValueError, match="No such file"):
         load(None, LoadOptions(draft=tmp_path / "missing.gguf"))
+
+
+def test_a_draft_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
+    def read(phase: str, done: int, total: int) -> None:
+        pytest.fail("the model was read")
+
+    for draft, told in (
+        (golden("tiny-opt", tmp_path).path, "have different vocabularies"),
+        (
+            write_hybrid(tmp_path / "h.gguf", "lfm2"),
+            r"^h\.gguf keeps states of .* `draft` does not work",
+        ),
+        (write_gguf_alone(tmp_path / "no.gguf"), r"^`draft=no\.gguf`: "),
+    ):
+        with pytest.raises(LoadError, match=told):
+            load(None, LoadOptions(draft=draft), read)
+    with pytest.raises(LoadError, match=r"^`draft` guesses nothing with `draft_max=0`: leave one"):
+        load(None, LoadOptions(draft=model_path(), draft_max=0), read)
+
+
+def write_gguf_alone(path: Path) -> Path:
+    """A file without a model."""
+    write_gguf(path, {"general.type": "profile"}, {"x": quantise(np.zeros(4, np.float32), "F32")})
+    return path

@@ -3,6 +3,7 @@ on each backend."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from support.sidecars import with_sidecar
 from support.vulkan_devices import DRIVERS, open_vulkan
 
 from hotcold.engine.engine import Engine
+from hotcold.engine.generation import generate
 from hotcold.engine.request import Job, Request
+from hotcold.engine.sampler import Allowed
 from hotcold.engine.speculation import Speculation, speculation_of
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.runtime.loading import load
@@ -98,6 +101,35 @@ def test_tokens_are_counted_without_wrong_guesses(model: LoadedModel) -> None:
     assert counters.decode_tokens - before == 2 * 19
     assert counters.guesses == speculation.guessed
     assert counters.wrong_guesses == speculation.guessed - speculation.accepted
+
+
+def test_a_stop_string_ends_a_text_with_the_same_token() -> None:
+    """Also where the guesses after it are right, or end in an error or at the length that was asked for."""
+    session = load(None, LoadOptions(threads=1, context=128)).session()
+    prompt = session.model.tokenizer.encode("Once upon a time")
+    greedy = SamplingParams(temperature=0)
+    whole = Request(Job(prompt, greedy, max_tokens=40, logprobs=1))
+    Engine(session).run([whole])
+
+    def fail(output: Sequence[int]) -> Allowed:
+        if len(output) > len(whole.output) - 8:
+            raise LookupError("too far")
+        return Allowed(None)
+
+    text = session.model.tokenizer.decode(whole.output)
+    stop = text[len(text) // 2 :][:6]
+    found = []
+    for guesses in (False, True):
+        speculation = Reckless(lambda _: whole.output, 1.0, session.model.config.vocab) if guesses else None
+        engine = Engine(session, reuse=False, speculation=speculation)
+        for n, constraint in ((40, None), (40, fail)):
+            request = Request(Job(prompt, greedy, max_tokens=n, logprobs=1, stop=(stop,)), constraint)
+            (own,) = generate(engine, [request])
+            assert (own.finish_reason, own.stop, own.error) == ("stop", stop, None)
+            assert list(own.ids) == request.output and len(own.logprobs) == len(own.ids)
+            assert request.finish_reason == "stop" and request.output_logprobs == list(own.logprobs)
+            found.append((own.text, own.ids, own.logprobs))
+    assert found == [found[0]] * 4
 
 
 def test_a_model_may_be_loaded_without_guesses() -> None:

@@ -12,7 +12,7 @@ from support.page_count import assert_no_page_is_lost
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished, Token
-from hotcold.engine.guesses import Guess, Kind, Lookup, look_up
+from hotcold.engine.guesses import Guess, Kind, Lookup, forced, look_up
 from hotcold.engine.request import Job, Request
 from hotcold.engine.sampler import Allowed
 from hotcold.engine.speculation import Speculation, StepCosts, best_possible
@@ -146,6 +146,37 @@ def test_each_choice_asks_the_constraint_with_the_tokens_before_it() -> None:
     own = run(None)
     assert all(id % 2 == 0 for id in own)
     assert run(Reckless(lambda _: own, 0.7, VOCAB)) == own
+
+
+def test_a_constraint_that_cannot_guess_ends_its_request_alone() -> None:
+    class Broken:
+        def __init__(self, method: str) -> None:
+            setattr(self, method, self._fail)
+
+        def __call__(self, output: Any) -> Allowed:
+            return Allowed(None)
+
+        def _fail(self, *_: Any) -> Any:
+            raise LookupError("guesses nothing")
+
+    for method in ("forced", "possible"):
+        broken, other = (Request(Job([1, 2, 1, 2], GREEDY, max_tokens=30, ignore_eos=True)) for _ in range(2))
+        broken.constraint = Broken(method)
+        speculation = Speculation([forced, Fixed(1, 0)], 3, DECODE_ROWS)
+        costs: Any = speculation.costs
+        costs.is_fresh, costs.of = lambda rows: True, lambda rows: 1.0
+        engine = Engine(history_model(sequences=2), speculation=speculation)
+        with pytest.raises(LookupError):
+            engine.run([broken, other])
+        assert broken.finish_reason == "error"
+        again = Request(Job([1, 2, 1, 2], GREEDY, max_tokens=30, ignore_eos=True))
+        engine.run([again])
+        assert again.output == expected(again)
+
+
+def test_states_go_no_step_back() -> None:
+    with pytest.raises(ValueError, match="guesses on a model that keeps states"):
+        Engine(history_model(copies=1), speculation=Speculation([look_up], 3, DECODE_ROWS))
 
 
 def test_penalties_and_logprobs_are_those_without_guesses() -> None:

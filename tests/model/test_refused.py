@@ -34,10 +34,12 @@ def test_the_line_of_a_refusal(name: str) -> None:
     assert str(refused.value) == f"architecture '{name}' is not supported: {REFUSED[name]}"
 
 
-@pytest.mark.parametrize("kind", ["adapter", "mmproj", "imatrix"])
-def test_files_that_hold_no_model(kind: str) -> None:
-    with pytest.raises(ModelError, match=r"^the file is (an?|the) "):
-        Config.from_metadata({"general.architecture": "llama", "general.type": kind}, "GGUF", {})
+@pytest.mark.parametrize("kind", ["adapter", "mmproj", "imatrix", "predictor", "profile"])
+@pytest.mark.parametrize("architecture", [{"general.architecture": "llama"}, {}], ids=len)
+def test_files_that_hold_no_model(kind: str, architecture: dict[str, str]) -> None:
+    """Most of them name no architecture."""
+    with pytest.raises(ModelError, match=r"^the file (is (an?|the)|holds predictors) "):
+        Config.from_metadata({**architecture, "general.type": kind}, "GGUF", {})
 
 
 def test_the_list_in_the_docs_says_what_runs() -> None:

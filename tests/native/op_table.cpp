@@ -545,7 +545,7 @@ void test_router(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool s
                 check("router", type, experts, rank[size_t(e)] < worst + 1e-4, 1, 1);
         for (int i = 0; i < chosen; ++i)
             check("router factor", type, experts, factors[size_t(t * chosen + i)],
-                  2.5 * score[size_t(own[i])] / sum, 5);
+                  2.5 * score[size_t(own[i])] / std::max(sum, 1e-20), 5);
     }
 }
 
@@ -618,6 +618,7 @@ void test_pack(Type type) {
         plain_pack_row(type, from.data(), cols, wanted.data());
         expect_equal(seen, wanted, "pack_row");
     }
+    if (is_opened(type)) return;  // it has no panels
     const int64_t stride = 3 * block.bytes;
     for (int count : {5, 32, 100, 512}) {
         const Outputs outputs{from.data(), stride, 0, count};

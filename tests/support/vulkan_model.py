@@ -80,6 +80,7 @@ class OrderedReference(OrderedStates, ReferenceBackend):
         )
 
     def softcap(self, logits: Any, batch: Batch, cap: float) -> None:
+        checks.check_softcap(cap)
         rows = logits[: batch.n_logits]
         rows[:] = hyperbolic_tangent(rows / f32(cap)) * f32(cap)
 

@@ -16,7 +16,7 @@ from hotcold.model.config import Config, ModelError
 from hotcold.placement.sizes import placed_by
 from hotcold.values import printable
 
-_WIDTH, _LABEL = 80, 14
+_WIDTH, _LABEL = 80, 16
 _LONGEST_LIST = 4096  # limit of reported lists of names, and of numbers per layer
 _PREDICTOR = re.compile(r"blk\.(\d+)\.fc([12])\.weight")
 _DOWN = re.compile(r"blk\.\d+\.ffn_(down|down_t|down_exps)\.weight")
@@ -55,6 +55,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
     architecture = _text(metadata.get("general.architecture"))
     tokens = metadata.get("tokenizer.ggml.tokens")
     numbers = {name: _numbers(metadata.get(f"{architecture}.{key}")) for name, key in _NUMBERS.items()}
+    config = _config(file)
     return {
         "path": printable(str(file.path), 4096),
         "file_bytes": file.size,
@@ -69,8 +70,10 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         "types": _types(infos),
         **numbers,
         "activation": _text(metadata.get("hotcold.ffn.activation")),
-        "down_layout": _down_layout(file),
-        "placement": _placement(file),
+        "down_layout": _down_layout(file, config),
+        "state_layers": None if config is None else sum(each.slot_bytes > 0 for each in config.mixers),
+        "state_bytes": None if config is None else config.slot_bytes,
+        "placement": None if config is None else placed_by(config),
         **_predictors(file),
         "tokenizer": _text(metadata.get("tokenizer.ggml.model")),
         "tokenizer_pre": _text(metadata.get("tokenizer.ggml.pre")),
@@ -96,25 +99,24 @@ def _types(infos: Iterable[TensorInfo]) -> list[dict[str, Any]]:
     return sorted(totals.values(), key=lambda entry: (-entry["bytes"], entry["type"]))
 
 
-def _down_layout(file: GGUFFile) -> str | None:
+def _config(file: GGUFFile) -> Config | None:
+    """None for a file that does not run here, but is shown all the same."""
+    try:
+        return Config.from_metadata(file.metadata, file.magic, file.tensors)
+    except ModelError:
+        return None
+
+
+def _down_layout(file: GGUFFile, config: Config | None) -> str | None:
     """``by_neuron`` or ``by_output`` as stored, None without an FFN; docs/formats.md says what follows."""
     names = [name for name in file.tensors if _DOWN.fullmatch(name)]
     if names and all("ffn_down_t." in name for name in names):
         return "by_neuron"
     if not names:
         return None
-    try:
-        return Config.from_metadata(file.metadata, file.magic, file.tensors).down_layout
-    except ModelError:  # it does not run here, but is shown all the same
-        return _text(file.metadata.get("hotcold.ffn.down_layout")) or "by_output"
-
-
-def _placement(file: GGUFFile) -> str | None:
-    """The parts that may be placed apart; None for a file that does not run here."""
-    try:
-        return placed_by(Config.from_metadata(file.metadata, file.magic, file.tensors))
-    except ModelError:
-        return None
+    if config is not None:
+        return config.down_layout
+    return _text(file.metadata.get("hotcold.ffn.down_layout")) or "by_output"
 
 
 def _predictors(file: GGUFFile) -> dict[str, Any]:
@@ -173,6 +175,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         **{name.replace("_", " "): _per_layer(report[name]) for name in _NUMBERS},
         "activation": report["activation"],
         "down layout": report["down_layout"],
+        "states": _states_text(report),
         "placement": report["placement"],
         "predictors": _predictor_text(report),
         "tokenizer": _tokenizer_text(report),
@@ -200,6 +203,13 @@ def _tensor_lines(infos: list[TensorInfo]) -> list[str]:
         # A long name gets a line of its own, so that columns stay within 80.
         lines += [f"{info.name:<38}{rest}"] if len(info.name) < 38 else [info.name, f"{'':<38}{rest}"]
     return lines
+
+
+def _states_text(report: dict[str, Any]) -> str | None:
+    """Says what layers without positions keep of a sequence; None where there are no such layers."""
+    if not report["state_layers"]:
+        return None
+    return f"{options.size(report['state_bytes'])} a sequence (layers: {report['state_layers']})"
 
 
 def _predictor_text(report: dict[str, Any]) -> str:

@@ -5,13 +5,16 @@ As in ``adapting``, a function for Llama's keys gives those that change, and one
 those of every model. ``attention_layers``, ``dense_layers`` and ``expert_layers`` are lists of truth values,
 which rules of ``hybrids.json`` name; ``ssm`` has the sizes of Mamba-2."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from hotcold.convert.adapting import Facts, expert_keys, granite_keys
+from hotcold.convert.adapting import Facts, expert_keys, granite_keys, refuse_others
 from hotcold.convert.settings import Settings
+
+_NO_BOUND = 1e30  # of time steps: nothing comes near it
 
 #: What publishers call a kind of layer -> its name here.
 _KINDS = {
@@ -142,11 +145,14 @@ def qwen35(config: Settings) -> Facts:
 
 def qwen35_keys(config: Settings) -> Facts:
     values, width = config.integer("linear_num_value_heads"), config.integer("linear_value_head_dim")
+    key_heads = config.integer("linear_num_key_heads")
+    if values % key_heads:
+        raise config.error("linear_num_value_heads", f"a multiple of linear_num_key_heads {key_heads}")
     attends = config.values["attention_layers"]
     keys: Facts = {
         "ssm.conv_kernel": config.integer("linear_conv_kernel_dim", 4),
         "ssm.state_size": config.integer("linear_key_head_dim"),
-        "ssm.group_count": config.integer("linear_num_key_heads"),
+        "ssm.group_count": key_heads,
         "ssm.time_step_rank": values,
         "ssm.inner_size": values * width,
     }
@@ -164,7 +170,13 @@ def qwen35_keys(config: Settings) -> Facts:
 
 
 def _ssm(config: Settings, names: Mapping[str, str], prefix: str, **more: Any) -> Facts:
-    """Sizes of Mamba-2; ``names`` are the publishers'."""
+    """Sizes of Mamba-2; ``names`` are the publishers'. ConvertError: time steps have bounds."""
+    limits: Any = config.values.get("time_step_limit", [0.0, math.inf])
+    most = limits[1] if isinstance(limits, list) and len(limits) == 2 else None
+    most = most.get("__float__") if isinstance(most, dict) else most  # as transformers writes infinity
+    unbounded = most == "Infinity" or (isinstance(most, float) and most >= _NO_BOUND)
+    if not unbounded or limits[0] != 0:
+        raise config.error("time_step_limit", "[0.0, Infinity]")
     return {"ssm": {key: config.integer(theirs) for key, theirs in names.items()} | {"prefix": prefix} | more}
 
 
@@ -180,6 +192,7 @@ def _ssm_keys(config: Settings) -> Facts:
 
 
 def nemotron_h(config: Settings) -> Facts:
+    refuse_others(config, mamba_hidden_act="silu")
     key = "layers_block_type" if "layers_block_type" in config else "hybrid_override_pattern"
     kinds = _kinds(config, key)
     facts = {
@@ -325,6 +338,7 @@ def falcon_h1_keys(config: Settings) -> Facts:
 
 
 def mamba2(config: Settings) -> Facts:
+    refuse_others(config, hidden_act="silu")
     layers = config.integer("num_hidden_layers")
     return _ssm(
         config,

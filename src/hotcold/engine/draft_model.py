@@ -22,15 +22,17 @@ class _Text:
 
 class DraftModel:
     """A :class:`~hotcold.engine.guesses.Guesser` with a session of the smaller model to itself. It reads a
-    prompt before its first guess, and what was guessed wrong again. Where a text has no room, or is longer
-    than the context, it guesses nothing."""
+    prompt before its first guess, and what was guessed wrong again. Where a text has no room, is longer than
+    the context, or has tokens that the smaller model lacks, it guesses nothing; and it guesses none that the
+    larger one lacks, whose vocabulary has ``vocab`` tokens: both may be padded."""
 
     kind = Kind.MODEL
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, vocab: int) -> None:
         self.seconds = 0.0  #: of one token, where nothing had to be read
         self._session = session
         self._texts: dict[Request, _Text] = {}
+        self._vocab = min(vocab, session.model.config.vocab)
         session.claim(self)
 
     @property
@@ -43,10 +45,14 @@ class DraftModel:
         if most < 1 or text is None:
             return None
         while len(text.pages) * PAGE < request.length + most:
+            if not self._session.cache.free_pages:
+                self._forget_finished()
             if not self._session.cache.extend(request):
                 return None
         self._take_back(text, request)
         unread = [*map(int, request.tokens(len(text.tokens), request.length))]
+        if max(unread) >= self._vocab:
+            return None
         found = [self._read(text, unread)]
         start = time.perf_counter()
         while len(found) < most:
@@ -56,11 +62,19 @@ class DraftModel:
             self.seconds += (_LAST if self.seconds else 1) * (each - self.seconds)
         return Guess(found, self.kind)
 
+    def clear(self) -> None:
+        """Forgets all texts, and takes their rows and pages back."""
+        self._texts.clear()
+        self._session.state.clear()
+
+    def _forget_finished(self) -> None:
+        for other in [other for other in self._texts if other.finished]:
+            self._session.cache.release(other)
+            del self._texts[other]
+
     def _begin(self, request: Request) -> _Text | None:
         """Gives a request a row and no pages yet; takes those of requests that ended."""
-        for other in [other for other in self._texts if other.finished]:
-            del self._texts[other]
-            self._session.cache.release(other)
+        self._forget_finished()
         taken = {text.row for text in self._texts.values()}
         free = set(range(self._session.model.limits.sequences)) - taken
         if not free:
@@ -88,4 +102,4 @@ class DraftModel:
             batch.counts[:] = (rows, rows if rows <= limits.decode else 0, 1, limits.sequences)
             session.run()
             text.tokens += some
-        return int(session.transformer.read_logits(0, 1)[0].argmax())
+        return int(session.transformer.read_logits(0, 1)[0][: self._vocab].argmax())

@@ -68,6 +68,8 @@ class Engine:
         self.session = session
         self.model = model = session.model
         alike, slots = session.sparsity != "predicted", session.slots
+        if speculation is not None and slots is not None:
+            raise ValueError("guesses on a model that keeps states of sequences: these go no step back")
         self.scheduler = Scheduler(
             session.transformer.batch,
             session.cache,
@@ -152,7 +154,7 @@ class Engine:
             verified = sum(map(len, step.guesses.values()))
             self.session.count_guesses(verified, sum(step.wrong.values()))
         if self.scheduler.speculation is not None and not step.prompts:
-            self.scheduler.speculation.costs.note(len(step.rows), seconds)
+            self.scheduler.speculation.note(len(step.rows), seconds)
         return events + _ends(ended)
 
     def stats(self) -> EngineStats:
@@ -233,8 +235,7 @@ class Engine:
         try:
             prepare(request.output)
         except Exception as error:
-            request.error = error
-            request.finish("error")
+            request.fail(error)
 
     def _run(self, step: Step) -> None:
         watched = None if self._live is None else self._live.due(step.rows)
@@ -261,8 +262,7 @@ class Engine:
             if request.viewer is not None:
                 request.viewer.forget(len(request.output))
         if self.scheduler.speculation is not None:
-            new = request.output[start:]
-            self.scheduler.speculation.learn(request, len(guesses), right, new)
+            self.scheduler.speculation.learn(request, len(guesses), right, request.output[start:])
         return found
 
     def _continue(self, request: Request, row: int) -> Token | None:
@@ -276,8 +276,7 @@ class Engine:
                 logits = self.session.transformer.logits
                 found = self.sampler.logprobs(logits, row, token, request.job.logprobs)
         except Exception as error:
-            request.error = error
-            request.finish("error")
+            request.fail(error)
             return None
         if request.timings.first_token is None:
             request.timings.first_token = time.perf_counter()

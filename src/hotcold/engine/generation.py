@@ -97,7 +97,7 @@ class Continuation:
             text += self._text.push(id)
             self._pushed += 1
             if self._text.stop is not None:
-                self._engine.finish(self.request)
+                self._end_at_stop()
                 break
         self._ended = self.request.finished
         if self._ended:
@@ -113,9 +113,9 @@ class Continuation:
             text=text,
             ids=tuple(self.request.output[new]),
             logprobs=tuple(self.request.output_logprobs[new]),
-            finish_reason=self.request.finish_reason if stop is None else "stop",
+            finish_reason=self.request.finish_reason,
             stop=stop,
-            context_full=self.request.context_full and stop is None,
+            context_full=self.request.context_full,
             prompt_tokens=len(self.request.job.prompt),
             seed=self.request.seed,
             timings=replace(self.request.timings),
@@ -125,6 +125,13 @@ class Continuation:
             accepted=self.request.accepted,
             frame=None if viewer is None else self._frame(viewer),
         )
+
+    def _end_at_stop(self) -> None:
+        """Ends the request with the token that completed a stop string, whatever was chosen after it."""
+        request = self.request
+        self._engine.finish(request)
+        del request.output[self._pushed :], request.output_logprobs[self._pushed :]
+        request.finish_reason, request.error, request.context_full = "stop", None, False
 
     def _frame(self, viewer: Viewer) -> Frame:
         request = self.request

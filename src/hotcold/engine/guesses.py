@@ -5,7 +5,7 @@ A guess costs a row of a step where it is wrong, and never changes a token: see
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hotcold.engine.request import Request
 
@@ -108,8 +108,7 @@ def _kind(length: int) -> Kind:
 
 def forced(request: Request, most: int) -> Guess | None:
     """Tokens that a request's grammar leaves no choice about. A :class:`Guesser`."""
-    ask = getattr(request.constraint, "forced", None)
-    found = ask(request.output)[:most] if ask is not None else ()
+    found = (_asked(request, "forced") or ())[:most]
     return Guess(found, Kind.FORCED) if found else None
 
 
@@ -132,8 +131,19 @@ def copied(request: Request, most: int) -> Guess | None:
 
 def possible(request: Request, guess: Guess) -> Guess | None:
     """The part of a guess that is left under the request's grammar."""
-    ask = getattr(request.constraint, "possible", None)
+    most = _asked(request, "possible", guess.tokens)
+    tokens = guess.tokens[:most]
+    return Guess(tokens, guess.kind) if tokens and not request.finished else None
+
+
+def _asked(request: Request, method: str, *more: Sequence[int]) -> Any:
+    """The answer of a request's constraint; None where it has no such method. An exception ends the request
+    alone."""
+    ask = getattr(request.constraint, method, None)
     if ask is None:
-        return guess
-    tokens = guess.tokens[: ask(request.output, guess.tokens)]
-    return Guess(tokens, guess.kind) if tokens else None
+        return None
+    try:
+        return ask(request.output, *more)
+    except Exception as error:
+        request.fail(error)
+        return None

@@ -213,6 +213,11 @@ class Request:
         self._looked_at = length
         return self._different
 
+    def fail(self, error: Exception) -> None:
+        """Ends alone, with an error."""
+        self.error = error
+        self.finish("error")
+
     def finish(self, reason: FinishReason) -> None:
         self.timings.finished = time.perf_counter()
         self.finish_reason = reason

@@ -92,9 +92,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = 0
-        self.prompt_rows = (
-            0  #: that were computed; those of scored prompts and of tokens read again among them
-        )
+        #: that were computed; those of scored prompts and of tokens read again among them
+        self.prompt_rows = 0
         self.reused = 0  #: positions that were not
         self._changing = False  # pages and lists; an exception meanwhile leaves it True
         self._arrivals = 0
@@ -161,6 +160,8 @@ class Scheduler:
             self.cache.clear()
             if self.states is not None:
                 self.states.slots.clear()
+        if self.speculation is not None:
+            self.speculation.drop()
         self.running = []
         self._changing = False
 
@@ -267,8 +268,7 @@ class Scheduler:
                 seen = (
                     f"{len(request.output)} tokens were generated" if request.output else "it had not begun"
                 )
-                request.error = RequestError(f"the request's time is over: {seen}", "deadline")
-                request.finish("error")
+                request.fail(RequestError(f"the request's time is over: {seen}", "deadline"))
                 if request not in self.running:
                     step.ended.append(request)
         if any(request.finished for request in self.waiting):

@@ -9,6 +9,7 @@ This file decides how many guesses a step verifies, from what steps cost by thei
 are right. It may use the clock: it cannot change the text."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -107,6 +108,7 @@ class Speculation:
         self._guessers = guessers
         self._most = most
         self._steps = 0
+        self._drafting_s = 0.0  # of this step, in which a smaller model ran
         self._shares = dict(FIRST_SHARES)  # over all texts
         self._offers: dict[Request, _Offer] = {}  # of this step, whether they are verified or not
 
@@ -114,6 +116,7 @@ class Speculation:
         """The guesses that the next step is to verify: ``rooms`` has the most for each request that may have
         any, ``rows`` are those of the step without guesses, and ``spare`` how many it may have more."""
         self._offers = {}
+        self._drafting_s = 0.0
         if spare < 1 or not self.costs.is_fresh(rows) or not self._may_pay(rows):
             return {}
         for request, room in rooms.items():
@@ -138,18 +141,37 @@ class Speculation:
         for i in range(min(right + 1, verified)):
             self._note(request, kind, i < right)
 
+    def note(self, rows: int, seconds: float) -> None:
+        """Learns what a step without a prompt cost, without the guesses of a smaller model: they cost by the
+        token."""
+        self.costs.note(rows, seconds - self._drafting_s)
+
+    def drop(self) -> None:
+        """Forgets what an exception may have broken off: the texts that a smaller model has read."""
+        for guesser in self._guessers:
+            if isinstance(guesser, DraftModel):
+                guesser.clear()
+
     def _guess(self, request: Request, rows: int, most: int) -> Guess | None:
         for guesser in self._guessers:
-            n = (
-                self._worth_drafting(request, guesser, rows, most)
+            guess = (
+                self._draft(request, guesser, rows, most)
                 if isinstance(guesser, DraftModel)
-                else most
+                else guesser(request, most)
             )
-            guess = guesser(request, n) if n else None
             guess = possible(request, guess) if guess is not None else None
-            if guess is not None:
+            if guess is not None or request.finished:
                 return guess
         return None
+
+    def _draft(self, request: Request, drafts: DraftModel, rows: int, most: int) -> Guess | None:
+        n = self._worth_drafting(request, drafts, rows, most)
+        if not n:
+            return None
+        start = time.perf_counter()
+        guess = drafts(request, n)
+        self._drafting_s += time.perf_counter() - start
+        return guess
 
     def _worth_drafting(self, request: Request, drafts: DraftModel, rows: int, most: int) -> int:
         """How many tokens a model is to guess, which costs something, too: as many as promise most. Where
@@ -211,7 +233,7 @@ def speculation_of(session: Session) -> Speculation | None:
         return None
     if model.draft is None:
         return Speculation([forced, look_up], model.draft_max, model.limits.decode)
-    drafts = DraftModel(model.draft.session())
+    drafts = DraftModel(model.draft.session(), model.config.vocab)
     return Speculation([forced, copied, drafts, look_up], model.draft_max, model.limits.decode)
 
 

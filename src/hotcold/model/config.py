@@ -154,8 +154,6 @@ class Config:
 
 def _family(metadata: Mapping[str, Any]) -> Family:
     name = metadata.get("general.architecture")
-    if name is None:
-        raise ModelError("general.architecture is missing: this file holds no model")
     if reason := refusal(name, metadata.get("general.type"), FAMILIES):
         raise ModelError(reason)
     return FAMILIES[name]

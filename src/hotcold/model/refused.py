@@ -52,6 +52,8 @@ _KINDS = {
     "adapter": "the file is an adapter (LoRA), which changes a model and is none",
     "mmproj": "the file is the image or audio part of a model (mmproj), and has no text model",
     "imatrix": "the file is an importance matrix (imatrix): name it when you quantise a model",
+    "predictor": "the file holds predictors of a model: name the model, and this file beside it",
+    "profile": "the file is a profile of a model: name the model, and this file when you plan",
 }
 
 
@@ -59,6 +61,8 @@ def refusal(architecture: object, kind: object, known: Iterable[str]) -> str | N
     """Says why a file of this ``general.architecture`` and ``general.type`` is refused; None: it may run."""
     if isinstance(kind, str) and kind in _KINDS:
         return _KINDS[kind]
+    if architecture is None:
+        return "general.architecture is missing: this file holds no model"
     name = architecture if isinstance(architecture, str) else ""
     if name in known:
         return None

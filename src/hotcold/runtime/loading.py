@@ -18,6 +18,7 @@ from hotcold.model.kv_cache import slots_of
 from hotcold.model.reading import Progress
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.weights import Weights, check_tensors, load_weights
+from hotcold.runtime.drafts import check_draft
 from hotcold.runtime.memory import affordable_bytes, check_memory
 from hotcold.runtime.mode import choose_mode
 from hotcold.runtime.named_templates import with_template
@@ -28,7 +29,6 @@ from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors, predictor_names
 from hotcold.values import printable, size
 
-_PADDING = 512  # tokens that vocabularies of one family may differ by, at their end
 _TRIES = 8  # with less of a GPU's memory each time
 
 
@@ -41,8 +41,7 @@ def load(path: Path | None, options: Mapping[str, Any], progress: Progress | Non
     wanted = complete(options)
     with open_gguf(located(path or model_path())) as file:
         try:
-            model = _load(file, wanted, progress)
-            return model if wanted["draft"] is None else _with_draft(model, wanted)
+            return _load(file, wanted, progress)
         except UserError:
             raise
         except ValueError as error:  # a shape that is right and that a kernel has no room for, say
@@ -58,6 +57,8 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     mode = choose_mode(options["sparsity"], config, file.path, predictor, fingerprint)
     limits, context, chunk = _limits(config, options)
     tokenizer = Tokenizer.from_metadata(file.metadata)
+    drafts = None if options["draft"] is None else located(Path(options["draft"]))
+    its_context = check_draft(drafts, file.path, config, tokenizer) if drafts else 0
     if mode.predictors:
         weight_bytes += mode.predictors.nbytes
     second = options["second_sparsity"]
@@ -69,6 +70,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     reading = _Reading(model, weight_bytes, progress, factors)
     decision, devices, weights = _read_where_it_fits(reading)
     sampling, sampling_notes = sampling_of_file(file.metadata)
+    draft, draft_note = _load_draft(drafts, options, min(context, its_context)) if drafts else (None, "")
     plain = {key: value for key, value in file.metadata.items() if isinstance(value, str | int | float)}
     return LoadedModel(
         path=file.path,
@@ -92,46 +94,29 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
             *page_notes,
             *sampling_notes,
             *decision.notes,
+            *([draft_note] if draft else []),
         ),
         on_gpus=decision.on_gpus,
         chat_metadata=with_template(plain, options["chat_template"]),
         sampling=sampling,
         draft_max=options["draft_max"],
+        draft=draft,
     )
 
 
-def _with_draft(model: LoadedModel, options: LoadOptions) -> LoadedModel:
-    """Loads the smaller model that guesses for a model, too. LoadError: its vocabulary is another."""
-    path = located(Path(options["draft"] or ""))
-    with open_gguf(path) as file:
-        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        own = Tokenizer.from_metadata(file.metadata)
-    for name, each in ((model.path.name, model.config), (path.name, config)):
-        if each.slot_bytes:
-            seen = f"{printable(name)} keeps states of sequences, which go no step back"
-            raise LoadError(f"{seen}, so `draft` does not work with it: leave it out")
-    ids = min(own.vocab_size, model.tokenizer.vocab_size)
-    other = next((id for id in range(ids) if own.piece(id) != model.tokenizer.piece(id)), None)
-    names = f"`draft={printable(path.name)}` and {printable(model.path.name)}"
-    fix = "a draft model must have the vocabulary of the model that it guesses for"
-    if other is not None:
-        seen = f"token {other} is {own.piece(other)!r:.60} and {model.tokenizer.piece(other)!r:.60}"
-        raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")
-    if abs(own.vocab_size - model.tokenizer.vocab_size) > _PADDING:
-        seen = f"{own.vocab_size} and {model.tokenizer.vocab_size} tokens"
-        raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")
+def _load_draft(path: Path, options: LoadOptions, context: int) -> tuple[LoadedModel, str]:
+    """Loads the smaller model that guesses for one with these options; and what is to be said of it."""
     its = LoadOptions(
         threads=options["threads"],
         backend=options["backend"],
         sequences=options["sequences"],
         chunk=options["chunk"],
-        context=min(model.context, config.context),
+        context=context,
         gpu="off",
         draft_max=0,
     )
     draft = load(path, its)
-    note = f"{printable(draft.name)} guesses tokens, which changes no text"
-    return replace(model, draft=draft, notes=(*model.notes, note))
+    return draft, f"{printable(draft.name)} guesses tokens, which changes no text"
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ def complete(options: Mapping[str, Any]) -> LoadOptions:
     if not 0 <= found["draft_max"] < DECODE_ROWS:
         seen = f"`draft_max={found['draft_max']}`"
         raise LoadError(f"{seen}: 0 (no guesses) to {DECODE_ROWS - 1} tokens are allowed")
+    if found["draft"] is not None and not found["draft_max"]:
+        raise LoadError("`draft` guesses nothing with `draft_max=0`: leave one of them out")
     if found["chat_template"] is not None:
         found["chat_template"] = template_text(found["chat_template"])
     return found  # type: ignore[no-any-return]

@@ -190,6 +190,9 @@ def bench(
         several = f", {parallel} sequences together," if parallel > 1 else ""
         asked = f"`n_prompt={n_prompt}` and `n_gen={n_gen}`{several} need {need} positions"
         raise UserError(f"{asked}: the context holds {base.context}")
+    if draft is not None and base.slots:
+        seen = f"{printable(base.path.name)} keeps states of sequences, which go no step back"
+        raise UserError(f"`draft={printable(draft, 40)}`: {seen}: leave `draft` out")
     prompt = prompt_of(base, n_prompt)
     with closing(base.session()) as session:
         guesser = look_up if share is None else Replay(share, base.config.vocab)

@@ -1,0 +1,38 @@
+"""Checks that a smaller model can guess the tokens of a larger one, before either is read."""
+
+from pathlib import Path
+
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.config import Config
+from hotcold.model.tokenizer import Tokenizer
+from hotcold.runtime.options import LoadError
+from hotcold.values import printable
+
+_PADDING = 512  # tokens that vocabularies of one family may differ by, at their end
+
+
+def check_draft(path: Path, larger: Path, config: Config, tokenizer: Tokenizer) -> int:
+    """Checks the draft model in a file for the model of ``larger``, whose configuration and tokenizer are
+    given; returns how long its texts may be. LoadError: the vocabularies differ, or one of the two keeps
+    states of sequences."""
+    names = f"`draft={printable(path.name)}` and {printable(larger.name)}"
+    with open_gguf(path) as file:
+        try:
+            its = Config.from_metadata(file.metadata, file.magic, file.tensors)
+            own = Tokenizer.from_metadata(file.metadata)
+        except ValueError as error:
+            raise LoadError(f"`draft={printable(path.name)}`: {error}") from error
+    for name, each in ((larger.name, config), (path.name, its)):
+        if each.slot_bytes:
+            seen = f"{printable(name)} keeps states of sequences, which go no step back"
+            raise LoadError(f"{seen}, so `draft` does not work with it: leave it out")
+    fix = "a draft model must have the vocabulary of the model that it guesses for"
+    ids = range(min(own.vocab_size, tokenizer.vocab_size))
+    other = next((id for id in ids if own.piece(id) != tokenizer.piece(id)), None)
+    if other is not None:
+        seen = f"token {other} is {own.piece(other)!r:.60} and {tokenizer.piece(other)!r:.60}"
+        raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")
+    if abs(own.vocab_size - tokenizer.vocab_size) > _PADDING:
+        seen = f"{own.vocab_size} and {tokenizer.vocab_size} tokens"
+        raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")
+    return its.context
