@@ -192,9 +192,10 @@ class _Pass:
         hidden = op_truth.activate(model.activation, gate, model.threshold)
         if model.gated:
             hidden = hidden * (np.maximum(up, 0) if model.activation == "drelu" else up)
-        if model.activation not in ("relu", "drelu", "relu2"):
+        down = self.tensors[blk + "ffn_down.weight"].type
+        if model.activation not in ("relu", "drelu", "relu2") or not down.panels:
             return self.linear(blk + "ffn_down", hidden)
-        bias = self.tensors.get(blk + "ffn_down.bias")  # coefficients are not rounded where they can be zero
+        bias = self.tensors.get(blk + "ffn_down.bias")  # coefficients are not rounded where zeros are skipped
         return hidden @ self.values(blk + "ffn_down.weight").T + (0 if bias is None else bias.dequantise())
 
 

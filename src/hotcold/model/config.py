@@ -156,7 +156,7 @@ def _family(metadata: Mapping[str, Any]) -> Family:
     name = metadata.get("general.architecture")
     if reason := refusal(name, metadata.get("general.type"), FAMILIES):
         raise ModelError(reason)
-    return FAMILIES[name]
+    return FAMILIES[str(name)]
 
 
 def _gated(tensors: Mapping[str, TensorInfo]) -> bool:
