@@ -74,7 +74,9 @@ def three_sequences(runner: Runner, backend: Backend) -> tuple[Transformer, Page
     return Transformer(runner.config, runner.weights, backend, runner.ffns, limits, state), state.pages
 
 
-@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-olmo3", "tiny-smallthinker", "tiny-gpt-oss"])
+@pytest.mark.parametrize(
+    "name", ["tiny-gemma3", "tiny-gemma4-e", "tiny-olmo3", "tiny-smallthinker", "tiny-gpt-oss"]
+)
 def test_a_window_of_all_positions_leaves_layers_their_rotations(
     name: str, tmp_path: Path, backend: Backend
 ) -> None:

@@ -1,4 +1,5 @@
-"""Models whose layers keep a state, on two backends: layers without an FFN, with one, and with experts."""
+"""Models of layers of several kinds on two backends: with a state, without an FFN, with experts, with others'
+pages."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.golden import HYBRIDS, Golden, golden
+from support.golden import GEMMA4, HYBRIDS, Golden, golden
 from support.opaque_backend import OpaqueBackend
 from support.placed import on_two
 
 import hotcold
+from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.model.config import Config
@@ -24,7 +26,7 @@ from hotcold.runtime.session import Session
 OPTIONS: dict[str, Any] = {"chunk": 32, "sequences": 40, "cache_type": "f32"}
 
 
-@pytest.fixture(scope="module", params=HYBRIDS)
+@pytest.fixture(scope="module", params=(*HYBRIDS, *GEMMA4))
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Golden:
     return golden(str(request.param), tmp_path_factory.mktemp("golden"))
 
@@ -98,3 +100,23 @@ def test_placements_and_layers_without_neurons(tmp_path: Path) -> None:
     assert again.where == placement.where
     for mask, wanted in zip(again.hot, placement.hot, strict=True):
         np.testing.assert_array_equal(mask, wanted)
+
+
+def test_layers_lie_with_those_whose_pages_they_read(tmp_path: Path) -> None:
+    tiny = golden("tiny-gemma4-e", tmp_path)
+    with open_gguf(tiny.path) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        sizes = sizes_of_file(file, config, 128, "f16")
+    for first, fits in ((3, False), (2, False), (0, True)):
+        layers = range(first, 6)
+        hot = [np.full(n, i in layers) for i, n in enumerate(config.neurons)]
+        write_placement(tmp_path / "some.gpuidx", sizes, Placement.on_one(hot, layers, True))
+        options = LoadOptions(
+            threads=1, hot_backend="cpu", placement=tmp_path / "some.gpuidx", context=128, **OPTIONS
+        )
+        if fits:
+            load(tiny.path, options).session().close()
+            continue
+        with pytest.raises(UserError, match="layer 3 reads keys and values of layer 1") as caught:
+            load(tiny.path, options)
+        assert "\n" not in str(caught.value)

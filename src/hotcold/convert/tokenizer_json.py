@@ -36,8 +36,9 @@ class Trained:
     scored: bool = False  #: true if the kind needs scores
 
 
-def trained_vocabulary(tokenizer: Settings) -> Trained:
-    """The vocabulary in ``tokenizer.json``. ConvertError: GGUF cannot express it, or the file is damaged."""
+def trained_vocabulary(tokenizer: Settings, *, merged: bool = False) -> Trained:
+    """The vocabulary in ``tokenizer.json``. ``merged``: a BPE of characters keeps its merges, as Gemma 4's
+    files have it. ConvertError: GGUF cannot express it, or the file is damaged."""
     model = tokenizer.section("model")
     # The first files of this library had no type.
     kind = model.text("type", "Unigram" if isinstance(model.values.get("vocab"), list) else "BPE")
@@ -54,7 +55,8 @@ def trained_vocabulary(tokenizer: Settings) -> Trained:
         raise model.error("merges", "a list of pairs")
     pairs = [_merge(tokenizer, merge) for merge in merges]
     if model.flag("byte_fallback", False):
-        return _with_fallback(tokenizer, model, ids, pairs)
+        found = _with_fallback(tokenizer, model, ids, pairs)
+        return _with_merges(tokenizer, found, pairs) if merged else found
     # llama.cpp leaves out NFC as well: nearly all text is in it already.
     if tokenizer.values.get("normalizer") not in (None, {"type": "NFC"}):
         raise tokenizer.error("normalizer", "null or NFC")
@@ -94,6 +96,18 @@ def _with_fallback(
         "unknown_token_id": next((id for id, text in ids.items() if text == unknown), None),
     }
     return Trained(keys, tokens, scored=True)
+
+
+def _with_merges(tokenizer: Settings, found: Trained, merges: list[tuple[str, str]]) -> Trained:
+    """The same with its merges. ConvertError: one of them crosses the end of a line, at which readers cut, or
+    a text gets a space before it."""
+    if found.keys["add_space_prefix"]:
+        raise tokenizer.error("normalizer", "one that puts no space before a text")
+    crossing = [left + right for left, right in merges if "\n" in left + right and (left + right).strip("\n")]
+    if crossing:
+        raise ConvertError(f"{tokenizer.path}: the token {shown(crossing[0])} crosses the end of a line")
+    keys = {"model": "gemma4", "pre": "gemma4", "merges": [" ".join(pair) for pair in merges]}
+    return Trained(found.keys | keys, found.tokens, scored=True)
 
 
 def _space_prefix(tokenizer: Settings) -> bool:

@@ -45,7 +45,8 @@ def vocabulary_metadata(
     if (checkpoint.folder / "tokenizer.model").is_file():
         keys = _from_sentencepiece(checkpoint, settings, tokens, beyond)
     elif (checkpoint.folder / "tokenizer.json").is_file():
-        keys = _from_json(checkpoint.settings("tokenizer.json"), settings, tokens, beyond)
+        merged = (general or {}).get("general.architecture") == "gemma4"  # whose readers know its merges
+        keys = _from_json(checkpoint.settings("tokenizer.json"), settings, tokens, beyond, merged=merged)
     elif (checkpoint.folder / "vocab.json").is_file():
         keys = _from_json(_gpt2(checkpoint, settings), settings, tokens, beyond)
     else:
@@ -141,9 +142,14 @@ def _from_sentencepiece(
 
 
 def _from_json(
-    tokenizer: Settings, settings: Settings, tokens: list[Piece], beyond: dict[int, str]
+    tokenizer: Settings,
+    settings: Settings,
+    tokens: list[Piece],
+    beyond: dict[int, str],
+    *,
+    merged: bool = False,
 ) -> dict[str, Any]:
-    found = trained_vocabulary(tokenizer)
+    found = trained_vocabulary(tokenizer, merged=merged)
     _check_size(tokenizer.path, max(found.tokens, default=0) + 1, len(tokens))
     for id, piece in found.tokens.items():
         tokens[id] = piece

@@ -38,7 +38,7 @@ class ByteLevelBPE:
         kind = pre_kind(metadata)
         self.pieces = vocabulary.pieces(_spelled)
         ids = vocabulary.ordinary(TokenType.USER_DEFINED)
-        merges = _merges(vocabulary.tokens, ids, metadata)
+        merges = read_merges(vocabulary.tokens, ids, metadata)
         self._absent = {byte for character, byte in _BYTES.items() if character not in ids} - _IN_NO_TEXT
         self.lacks = bool(self._absent)
         self._absent_id = len(vocabulary.tokens)
@@ -97,11 +97,12 @@ def _spelled(token: str) -> bytes:
         return token_bytes(token)
 
 
-def _merges(tokens: list[str], ids: Mapping[str, int], file: Mapping[str, Any]) -> list[tuple[str, str]]:
+def read_merges(tokens: list[str], ids: Mapping[str, int], file: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Pairs in the order in which they merge, without those of tokens that text never becomes."""
     merges = array(file, "merges", "U")
     if merges is None:
-        raise TokenizerError(f"the file has no {PREFIX}merges: {PREFIX}model gpt2 needs them")
+        kind = file.get(PREFIX + "model")
+        raise TokenizerError(f"the file has no {PREFIX}merges: {PREFIX}model {kind} needs them")
     pairs: dict[tuple[str, str], None] = {}
     known: set[str] = set()
     for i, merge in enumerate(merges):

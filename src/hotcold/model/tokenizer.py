@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self, TypeAlias
 from hotcold.errors import UserError
 from hotcold.model.added_tokens import AddedTokens
 from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind, pre_notes
+from hotcold.model.character_bpe import CharacterBPE
 from hotcold.model.spm import SentencePieceBPE
 from hotcold.model.unicode import check_unicode
 from hotcold.model.unigram import Unigram
@@ -54,6 +55,7 @@ _ALGORITHMS: dict[
             (11, 11, None), pre_kind(file) in ADDS_BOS, pre_kind(file) in ADDS_EOS, notes=pre_notes(file)
         ),
     ),
+    "gemma4": (CharacterBPE, lambda _: Defaults((2, 1, 3), add_bos=True)),
     "t5": (Unigram, lambda _: Defaults((None, 1, 2), add_eos=True, space_prefix=True, scores=True)),
 }  # fmt: skip
 
