@@ -254,4 +254,6 @@ def test_no_step_of_a_kernel_is_a_call(native: Path) -> None:
     for source, seen in (("isa", "dots_with"), ("isa_states", "delta_columns")):
         vector = "".join(defined for isa, defined in symbols(native, source).items() if isa != "scalar")
         assert seen in vector  # local symbols are there to be seen
-        assert re.findall(r"Vec::.*|::fetch(?:_lines)?[(<].*|load_units.*|Block\w+::.*", vector) == []
+        # `opened` is a constant in the types of arguments.
+        calls = r"Vec::.*|::fetch(?:_lines)?[(<].*|load_units.*|Block\w+::(?!opened\b).*"
+        assert re.findall(calls, vector) == []
