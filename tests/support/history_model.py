@@ -15,7 +15,7 @@ import numpy as np
 
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, Batch, BatchLimits
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.model.kv_cache import PagePool, SlotPool
+from hotcold.model.kv_cache import PagePool, SequenceState, SlotPool
 from hotcold.runtime.counters import Counters
 
 VOCAB = 50
@@ -146,12 +146,15 @@ def history_model(
         backend=ReferenceBackend(),
         tokenizer=SimpleNamespace(stop_ids=frozenset({STOP})),
     )
+    state = SequenceState.__new__(SequenceState)  # its places alone, without buffers
+    state.pages, state.slots, state.layers = PagePool(pages), slots, []
     return SimpleNamespace(
         sparsity="exact" if alike else "predicted",
         identity=("history",),
         model=model,
         transformer=transformer,
-        cache=PagePool(pages),
+        state=state,
+        cache=state.pages,
         slots=slots,
         claim=lambda user: None,
         counters=Counters(np.zeros((1, 4), np.int64)),
