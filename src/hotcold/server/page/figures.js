@@ -25,7 +25,7 @@ export function element(name, { text, kind, ...more } = {}, ...children) {
 export function showRates(rates, gpu) {
   if (!rates) return;
   if (rates.tok_s) $("tok-s").textContent = rate(rates.tok_s);
-  $("guesses-box").hidden = !rates.guessed;
+  // It has its place without guesses, too: the picture beside would change its size.
   if (rates.guessed) $("guesses").textContent = `${rates.accepted} of ${rates.guessed}`;
   if (rates.gb_s) $("gb-s").textContent = rates.gb_s >= 0.05 ? rate(rates.gb_s) : rates.gb_s.toFixed(3);
   if (rates.gpu_share !== null && rates.gpu_share !== undefined) showWork(rates.gpu_share, gpu);
