@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.changed_models import changed, config_of
 from support.expert_models import NAMES, expert_golden
 from support.golden import Golden
 from support.runner import Runner
@@ -16,7 +17,6 @@ from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Backend
 from hotcold.model.config import Config, ModelError
-from hotcold.model.weights import check_tensors
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
@@ -94,21 +94,6 @@ def test_experts_in_blocks(type: str, tmp_path: Path, backend: Backend) -> None:
     assert 1e-5 < off < 0.05
 
 
-def changed(path: Path, folder: Path, metadata: dict[str, Any], without: str = "") -> Path:
-    """A copy with other metadata, where a value of None takes a key away, and without a tensor."""
-    with open_gguf(path) as file:
-        keys = {key: value for key, value in (file.metadata | metadata).items() if value is not None}
-        write_gguf(folder / "changed.gguf", keys, {n: file.load(n) for n in file.tensors if n != without})
-    return folder / "changed.gguf"
-
-
-def read(path: Path) -> Config:
-    with open_gguf(path) as file:
-        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        check_tensors(file, config)
-    return config
-
-
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
@@ -144,27 +129,29 @@ def read(path: Path) -> Config:
 def test_files_that_are_wrong(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
     tiny = expert_golden("tiny-mixtral", tmp_path)
     with pytest.raises(ModelError, match=message):
-        read(changed(tiny.path, tmp_path, metadata))
+        config_of(changed(tiny.path, tmp_path / "changed.gguf", metadata))
 
 
 @pytest.mark.parametrize("name", ["ffn_gate_inp", "ffn_up_exps"])
 def test_a_tensor_that_is_missing(name: str, tmp_path: Path) -> None:
     tiny = expert_golden("tiny-mixtral", tmp_path)
     with pytest.raises(ModelError, match=f"tensor blk.1.{name}.weight is missing"):
-        read(changed(tiny.path, tmp_path, {}, f"blk.1.{name}.weight"))
+        config_of(changed(tiny.path, tmp_path / "changed.gguf", {}, {f"blk.1.{name}.weight": None}))
 
 
 def test_what_a_file_may_state(tmp_path: Path) -> None:
     """Keys are stronger than the family's facts; a list of layers may give the neurons."""
     tiny = expert_golden("tiny-mixtral", tmp_path)
-    implied = read(tiny.path).experts
+    implied = config_of(tiny.path).experts
     assert implied is not None
     assert (implied.score, implied.normalise, implied.scale) == ("softmax", True, 1.0)
     keys = {
         "expert_gating_func": 2, "expert_weights_norm": False, "expert_weights_scale": 2.5,
         "expert_feed_forward_length": np.array([96, 96], np.uint32),
     }  # fmt: skip
-    stated = read(changed(tiny.path, tmp_path, {f"llama.{key}": value for key, value in keys.items()}))
+    stated = config_of(
+        changed(tiny.path, tmp_path / "changed.gguf", {f"llama.{key}": value for key, value in keys.items()})
+    )
     assert stated.experts is not None and stated.neurons == (384, 384)
     assert (stated.experts.score, stated.experts.normalise, stated.experts.scale) == ("sigmoid", False, 2.5)
     zero = {
@@ -172,7 +159,7 @@ def test_what_a_file_may_state(tmp_path: Path) -> None:
         "llama.expert_gating_func": 3,
         "llama.expert_weights_norm": False,
     }
-    chosen = read(changed(tiny.path, tmp_path, zero)).experts
+    chosen = config_of(changed(tiny.path, tmp_path / "changed.gguf", zero)).experts
     assert chosen == implied
 
 
@@ -180,7 +167,7 @@ def test_what_a_file_may_state(tmp_path: Path) -> None:
 def test_files_that_leave_out_the_neurons_of_an_expert(name: str, tmp_path: Path, backend: Backend) -> None:
     """llama.cpp's first ones: ``feed_forward_length`` is that of the experts that a token gets, together."""
     tiny = expert_golden(name, tmp_path)
-    stated = read(tiny.path).experts
+    stated = config_of(tiny.path).experts
     assert stated is not None
     arch = name.removeprefix("tiny-")
     keys = {
@@ -189,13 +176,13 @@ def test_files_that_leave_out_the_neurons_of_an_expert(name: str, tmp_path: Path
         "expert_shared_feed_forward_length": None,
     }
     absent = {f"{arch}.{key}": value for key, value in keys.items()}
-    old = changed(tiny.path, tmp_path, absent)
-    assert read(old).experts == stated and (stated.shared > 0) is (name == "tiny-qwen2moe")
+    old = changed(tiny.path, tmp_path / "changed.gguf", absent)
+    assert config_of(old).experts == stated and (stated.shared > 0) is (name == "tiny-qwen2moe")
     logits = Runner(old, backend, cache_type="f32").run(tiny.prompt)
     np.testing.assert_allclose(logits, tiny.prompt_logits, atol=1e-4, rtol=0)
     absent[f"{arch}.feed_forward_length"] = (stated.neurons + 1) * stated.chosen
     with pytest.raises(ModelError, match=r"_exps\.weight has shape"):
-        read(changed(tiny.path, tmp_path, absent))
+        config_of(changed(tiny.path, tmp_path / "changed.gguf", absent))
 
 
 def test_a_selection_bias_moves_the_choice_and_no_factor(tmp_path: Path) -> None:

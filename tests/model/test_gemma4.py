@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.changed_models import changed, config_of
 from support.golden import GEMMA4, golden
 from support.runner import Runner
 
 from hotcold.formats.blocks import Tensor, quantise
-from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PAGE, Backend
 from hotcold.model.attention import AttentionShape
 from hotcold.model.config import Config, ModelError
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.weights import check_tensors
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -29,23 +29,6 @@ Changes = dict[str, Any]
 @pytest.fixture(scope="module", params=["reference", "cpu"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     return open_backend(str(request.param))
-
-
-def rewritten(path: Path, out: Path, keys: Changes, tensors: dict[str, Tensor | None]) -> Path:
-    """A copy with other keys and tensors; None removes one."""
-    with open_gguf(path) as file:
-        metadata = {**file.metadata, **keys}
-        arrays = {name: file.load(name) for name in file.tensors} | tensors
-    kept = {name: tensor for name, tensor in arrays.items() if tensor is not None}
-    write_gguf(out, {key: value for key, value in metadata.items() if value is not None}, kept)
-    return out
-
-
-def config_of(path: Path) -> Config:
-    with open_gguf(path) as file:
-        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        check_tensors(file, config)
-    return config
 
 
 def shapes_of(config: Config) -> list[AttentionShape]:
@@ -84,20 +67,20 @@ def test_old_files_have_keys_that_no_layer_computes(tmp_path: Path, backend: Bac
         for part in ("k", "v")
     }
     more["blk.5.attn_k_norm.weight"] = quantise(np.ones(16, np.float32), "F32")
-    runner = Runner(rewritten(tiny.path, tmp_path / "old.gguf", {}, more), backend, cache_type="f32")
+    runner = Runner(changed(tiny.path, tmp_path / "old.gguf", {}, more), backend, cache_type="f32")
     np.testing.assert_allclose(runner.run(tiny.prompt), tiny.prompt_logits, atol=1e-4, rtol=0)
 
 
 def test_experts_in_two_tensors(tmp_path: Path, backend: Backend) -> None:
     tiny = golden("tiny-gemma4-moe", tmp_path)
-    changed: dict[str, Tensor | None] = {}
+    other: dict[str, Tensor | None] = {}
     with open_gguf(tiny.path) as file:
         for i in range(6):
             whole = file.load(f"blk.{i}.ffn_gate_up_exps.weight").dequantise()
-            changed[f"blk.{i}.ffn_gate_up_exps.weight"] = None
+            other[f"blk.{i}.ffn_gate_up_exps.weight"] = None
             for part, rows in (("gate", whole[:, :20]), ("up", whole[:, 20:])):
-                changed[f"blk.{i}.ffn_{part}_exps.weight"] = quantise(np.ascontiguousarray(rows), "F32")
-    runner = Runner(rewritten(tiny.path, tmp_path / "two.gguf", {}, changed), backend, cache_type="f32")
+                other[f"blk.{i}.ffn_{part}_exps.weight"] = quantise(np.ascontiguousarray(rows), "F32")
+    runner = Runner(changed(tiny.path, tmp_path / "two.gguf", {}, other), backend, cache_type="f32")
     np.testing.assert_allclose(runner.run(tiny.prompt), tiny.prompt_logits, atol=1e-4, rtol=0)
 
 
@@ -109,8 +92,8 @@ def test_factors_that_a_file_may_lack_are_1(missing: str, tmp_path: Path, backen
         names = [name for name in file.tensors if name.endswith(missing)]
         ones |= {name: quantise(np.ones(file.tensors[name].shape, np.float32), "F32") for name in names}
     assert len(names) == 6
-    given = rewritten(tiny.path, tmp_path / "ones.gguf", {}, ones)
-    lacking = rewritten(tiny.path, tmp_path / "lacking.gguf", {}, dict.fromkeys(names))
+    given = changed(tiny.path, tmp_path / "ones.gguf", {}, ones)
+    lacking = changed(tiny.path, tmp_path / "lacking.gguf", {}, dict.fromkeys(names))
     with_ones, without = (Runner(path, backend).run(tiny.prompt) for path in (given, lacking))
     np.testing.assert_array_equal(with_ones, without)
     assert abs(with_ones - tiny.prompt_logits).max() > 0.01
@@ -155,7 +138,7 @@ WRONG: list[tuple[str, Changes, str]] = [
 
 @pytest.mark.parametrize(("name", "keys", "message"), WRONG)
 def test_files_that_are_wrong(name: str, keys: Changes, message: str, tmp_path: Path) -> None:
-    path = rewritten(golden(name, tmp_path).path, tmp_path / "wrong.gguf", keys, {})
+    path = changed(golden(name, tmp_path).path, tmp_path / "wrong.gguf", keys, {})
     with pytest.raises(ModelError, match=message) as caught:
         config_of(path)
     assert "\n" not in str(caught.value)
@@ -176,6 +159,6 @@ def test_blocks_of_a_table_must_fit_a_layer(tmp_path: Path, backend: Backend) ->
                 values = file.load(f"blk.{i}.{name}.weight").dequantise()
                 tensors[f"blk.{i}.{name}.weight"] = quantise(np.concatenate([values] * 2, axis), "F32")
     keys = {"gemma4.embedding_length_per_layer_input": 16}
-    path = rewritten(tiny.path, tmp_path / "blocks.gguf", keys, tensors)
+    path = changed(tiny.path, tmp_path / "blocks.gguf", keys, tensors)
     with pytest.raises(ModelError, match=r"blocks of 32 weights \(Q8_0\): they do not fit the 16 values"):
         Runner(path, backend)

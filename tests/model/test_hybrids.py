@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.changed_models import changed, config_of
 from support.golden import HYBRIDS, Golden, golden
 from support.runner import ROWS, Runner, exact
 
 from hotcold.formats.blocks import Tensor, quantise
-from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS, Backend, BatchLimits
-from hotcold.model.config import Config, ModelError
+from hotcold.model.config import ModelError
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.transformer import Transformer
-from hotcold.model.weights import check_tensors
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
@@ -96,48 +96,31 @@ def test_rows_have_the_same_bits_in_prompts_and_in_decoding(tiny: Golden) -> Non
             np.testing.assert_array_equal(logits, expected)
 
 
-def rewritten(path: Path, out: Path, keys: dict[str, Any], tensors: dict[str, Tensor | None]) -> Path:
-    """A copy with other keys and tensors; None removes one."""
-    with open_gguf(path) as file:
-        metadata = {**file.metadata, **keys}
-        arrays = {name: file.load(name) for name in file.tensors} | tensors
-    kept = {name: tensor for name, tensor in arrays.items() if tensor is not None}
-    write_gguf(out, {key: value for key, value in metadata.items() if value is not None}, kept)
-    return out
-
-
-def config_of(path: Path) -> Config:
-    with open_gguf(path) as file:
-        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        check_tensors(file, config)
-    return config
-
-
 def test_the_first_files_of_qwen3_next(tmp_path: Path, backend: Backend) -> None:
     """They have q, k, v and z of each k head in one matrix, as the checkpoint has."""
     tiny = golden("tiny-qwen3next", tmp_path)
     with open_gguf(tiny.path) as file:
-        changed: dict[str, Tensor | None] = {}
+        other: dict[str, Tensor | None] = {}
         for i in range(3):
             blk = f"blk.{i}."
             qkv, z = (file.load(f"{blk}{name}.weight").dequantise() for name in ("attn_qkv", "attn_gate"))
             q, k, v = qkv[:16].reshape(2, 8, -1), qkv[16:32].reshape(2, 8, -1), qkv[32:].reshape(2, 24, -1)
             joined = np.concatenate([q, k, v, z.reshape(2, 24, -1)], 1).reshape(-1, qkv.shape[1])
-            changed |= {f"{blk}ssm_in.weight": quantise(joined, "F32")}
-            changed |= {f"{blk}attn_qkv.weight": None, f"{blk}attn_gate.weight": None}
-    path = rewritten(tiny.path, tmp_path / "first.gguf", {}, changed)
+            other |= {f"{blk}ssm_in.weight": quantise(joined, "F32")}
+            other |= {f"{blk}attn_qkv.weight": None, f"{blk}attn_gate.weight": None}
+    path = changed(tiny.path, tmp_path / "first.gguf", {}, other)
     close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
 
 
 def test_gate_and_up_of_experts_may_be_one(tmp_path: Path, backend: Backend) -> None:
     tiny = golden("tiny-lfm2moe", tmp_path)
     with open_gguf(tiny.path) as file:
-        changed: dict[str, Tensor | None] = {}
+        other: dict[str, Tensor | None] = {}
         for i in range(1, 4):
             names = [f"blk.{i}.ffn_{part}_exps.weight" for part in ("gate", "up")]
             joined = np.concatenate([file.load(name).dequantise() for name in names], 1)
-            changed |= dict.fromkeys(names) | {f"blk.{i}.ffn_gate_up_exps.weight": quantise(joined, "F32")}
-    path = rewritten(tiny.path, tmp_path / "joined.gguf", {}, changed)
+            other |= dict.fromkeys(names) | {f"blk.{i}.ffn_gate_up_exps.weight": quantise(joined, "F32")}
+    path = changed(tiny.path, tmp_path / "joined.gguf", {}, other)
     close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
 
 
@@ -145,10 +128,8 @@ def test_a_norm_may_lack_its_suffix(tmp_path: Path, backend: Backend) -> None:
     tiny = golden("tiny-falcon-h1", tmp_path)
     with open_gguf(tiny.path) as file:
         names = [f"blk.{i}.ffn_norm" for i in range(2)]
-        changed = {name: file.load(f"{name}.weight") for name in names}
-    path = rewritten(
-        tiny.path, tmp_path / "bare.gguf", {}, changed | {f"{each}.weight": None for each in names}
-    )
+        bare = {name: file.load(f"{name}.weight") for name in names}
+    path = changed(tiny.path, tmp_path / "bare.gguf", {}, bare | {f"{each}.weight": None for each in names})
     close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
 
 
@@ -166,15 +147,15 @@ def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path, backend: Backend)
         "qwen35.feed_forward_length": np.array([28] * 5, np.int32),
         "qwen35.attention.recurrent_layers": [True, True, True, False, False],
     }
-    path = rewritten(tiny.path, tmp_path / "nextn.gguf", keys, block)
+    path = changed(tiny.path, tmp_path / "nextn.gguf", keys, block)
     assert config_of(path).layers == 4
     close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
     keys["qwen35.nextn_predict_layers"] = 0
     with pytest.raises(ModelError, match=r"tensor blk\.4\.nextn\.eh_proj\.weight has no place"):
-        config_of(rewritten(tiny.path, tmp_path / "wrong.gguf", keys, block))
+        config_of(changed(tiny.path, tmp_path / "wrong.gguf", keys, block))
     alone = {name: None for name in config_of_tensors(tiny.path) if "blk." in name} | block
     with pytest.raises(ModelError, match="only draft tokens"):
-        config_of(rewritten(path, tmp_path / "mtp.gguf", {}, alone))
+        config_of(changed(path, tmp_path / "mtp.gguf", {}, alone))
 
 
 def config_of_tensors(path: Path) -> list[str]:
@@ -241,7 +222,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "keys", "message"), WRONG)
 def test_files_that_are_wrong(name: str, keys: dict[str, Any], message: str, tmp_path: Path) -> None:
-    path = rewritten(golden(name, tmp_path).path, tmp_path / "wrong.gguf", keys, {})
+    path = changed(golden(name, tmp_path).path, tmp_path / "wrong.gguf", keys, {})
     with pytest.raises(ModelError, match=message) as caught:
         config_of(path)
     assert "\n" not in str(caught.value)

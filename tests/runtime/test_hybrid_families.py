@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.changed_models import config_of
 from support.golden import GEMMA4, HYBRIDS, Golden, golden
 from support.opaque_backend import OpaqueBackend
 from support.placed import on_two
@@ -47,8 +48,7 @@ def logits_of(session: Session, tiny: Golden) -> np.ndarray:
 
 def halves(path: Path) -> Placement:
     """Half of the neurons are hot: every second expert, or the first ones of a layer without experts."""
-    with open_gguf(path) as file:
-        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+    config = config_of(path)
     hot = []
     for i, n in enumerate(config.neurons):
         experts = config.experts_of(i)
