@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 
@@ -52,6 +53,28 @@ out = backend.zeros((rows, 1))
 backend.embed(backend.matrix(quantise(table, "F32")), batch, out)
 assert (out == table[batch.tokens]).all()
 """)
+
+
+def test_threads_record_programs_of_their_own() -> None:
+    """Two sessions of a model may be opened at the same time, and a third computes meanwhile."""
+    backend, both = open_backend("cpu"), threading.Barrier(3)
+    batches = [Batch(BatchLimits(4, 1, 1, 1)) for _ in range(3)]
+    values = [backend.zeros((4, 8)) + 1 for _ in batches]
+    for batch in batches:
+        batch.counts[:] = (4, 0, 0, 1)
+
+    def add(i: int) -> None:
+        both.wait(60)
+        backend.add(values[i], values[i], batches[i])
+        both.wait(60)
+
+    with ThreadPoolExecutor(2) as executor:
+        recorded = [executor.submit(backend.record, lambda i=i: add(i)) for i in range(2)]
+        add(2)
+        programs = [each.result(60) for each in recorded]
+    assert [int(each[0, 0]) for each in values] == [1, 1, 2]
+    programs[1].run()
+    assert [int(each[0, 0]) for each in values] == [1, 2, 2]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of address space, and /proc")

@@ -3,6 +3,7 @@
 cpu_weights.py says how weights lie in memory."""
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -110,6 +111,13 @@ class _Empty:
         """No op was recorded."""
 
 
+class _Here(threading.local):
+    """The program that a thread records. Each has its own: two sessions may be opened at the same time."""
+
+    recording = False
+    recorder: _Recorder | None = None
+
+
 class CPUBackend(CPUStateOps):
     """Kernels in C++ on a pool of ``threads``, for the instruction set ``isa`` or :func:`default_isa`."""
 
@@ -132,8 +140,7 @@ class CPUBackend(CPUStateOps):
         except ValueError as error:  # some could not be started
             raise UserError(str(error)) from None
         self._packer = Packer(self._pool)
-        self._recording = False
-        self._recorder: _Recorder | None = None
+        self._here = _Here()
 
     @property
     def threads(self) -> int:
@@ -152,29 +159,30 @@ class CPUBackend(CPUStateOps):
         self.write(out, source.read(values, 0, rows))
 
     def record(self, fn: Callable[[], None], rows: int | None = None) -> _Recorder | _Empty:
-        if self._recording:
+        here = self._here
+        if here.recording:
             raise RuntimeError("record inside record: one program is recorded at a time")
-        self._recording, self._recorder = True, None
+        here.recording = True
         try:
             fn()
-            return self._recorder or _Empty()
+            return here.recorder or _Empty()
         finally:
-            self._recording, self._recorder = False, None
+            here.recording, here.recorder = False, None
 
     def _op(self, batch: Batch, append: Callable[[_native.Program], None], *kept: object) -> None:
         """Appends one op to the program being recorded, or runs it at once."""
         recorder = self._recorder_of(batch)
         append(recorder.native)
         recorder.kept.extend(kept)
-        if not self._recording:
+        if not self._here.recording:
             recorder.run()
 
     def _recorder_of(self, batch: Batch) -> _Recorder:
-        recorder = self._recorder or _Recorder(self.isa, self._pool, batch)
+        recorder = self._here.recorder or _Recorder(self.isa, self._pool, batch)
         if recorder.batch is not batch:
             raise ValueError("a program reads one batch: record a second program for another")
-        if self._recording:
-            self._recorder = recorder
+        if self._here.recording:
+            self._here.recorder = recorder
         return recorder
 
     # Weights
