@@ -17,6 +17,7 @@ from hotcold.model.families import FAMILIES, Every, Family, Scales
 from hotcold.model.gated_delta import read_gated_delta
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
+from hotcold.model.latent_attention import read_latent
 from hotcold.model.layer_inputs import input_rooms, read_width
 from hotcold.model.mamba import read_mamba
 from hotcold.model.mixer import NO_MIXER, MixerShape, Together
@@ -34,6 +35,12 @@ MAX_NEURONS, MAX_VOCAB, MAX_CONTEXT = 1 << 20, 1 << 24, 1 << 24
 _NOT_COMPUTED = {
     "attention.causal": True, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0,
 }  # fmt: skip
+
+#: Why a model's context is shorter than what it was trained for.
+_INDEXED = (
+    "the context is at most {} positions: of more, layers would choose by an index which ones they see, and "
+    "that is not computed"
+)
 
 #: A tensor that each FFN has, but for fused experts, and those by which it has a gate.
 _UP, _GATES = (
@@ -98,6 +105,11 @@ class Config:
         return None if layer in self.dense_layers or not self.neurons[layer] else self.experts
 
     @property
+    def cpu_alone(self) -> str | None:
+        """Says what only CPUs compute of it; None: nothing."""
+        return "GPUs do not compute latent attention (MLA) yet" if self.family.latent else None
+
+    @property
     def branches(self) -> bool:
         """Whether the outputs of attention and of the FFN are computed by themselves, then normalised or
         scaled, then added."""
@@ -127,11 +139,16 @@ class Config:
         neurons = _neurons(keys, family, layers, experts, dense)
         activation, threshold = _ffn(Keys(metadata, "hotcold"), family, magic, gated)
         eps = _eps(keys, family)
+        notes = scaling_notes(keys) if family.learned_positions is None else ()
+        mixers = _mixers(keys, family, layers, heads, context, scales, neurons)
+        if family.indexed and (seen := keys.whole("attention.indexer.top_k", 1, MAX_CONTEXT)) < context:
+            context = seen
+            notes = (*notes, _INDEXED.format(seen))
         return cls(
             family=family,
             layers=layers,
             dim=dim,
-            mixers=_mixers(keys, family, layers, heads, context, scales, neurons),
+            mixers=mixers,
             neurons=neurons,
             vocab=_vocab(metadata, tensors),
             context=context,
@@ -148,7 +165,7 @@ class Config:
             dense_layers=dense,
             layer_input=read_width(keys),
             drafting=keys.drafting,
-            notes=scaling_notes(keys) if family.learned_positions is None else (),
+            notes=notes,
         )
 
 
@@ -196,8 +213,8 @@ def _heads(keys: Keys, family: Family, dim: int, layers: int) -> tuple[int, int,
     """H, K and the length of a head, those of layers with attention; zeros where there is none."""
     none = family.stateful is not None
     heads = keys.alike("attention.head_count", 1 - none, MAX_HEADS, layers, none=none)
-    if not heads:
-        return 0, 0, 0
+    if not heads or family.latent:
+        return heads, 0, 0
     if family.kinds_of_heads:
         kv_heads = keys.per_layer("attention.head_count_kv", 1, MAX_HEADS, layers, default=heads)[0]
     else:
@@ -227,6 +244,8 @@ def _mixers(
     neurons: Sequence[int],
 ) -> tuple[MixerShape, ...]:
     """Returns each layer's mixer; ``heads`` are those of :func:`_heads`."""
+    if family.latent:
+        return (read_latent(keys, family, layers, context, scales.attention),) * layers
     attention: Sequence[MixerShape] = (
         _attention(keys, family, layers, heads, context, scales) if heads[0] else (NO_MIXER,) * layers
     )
