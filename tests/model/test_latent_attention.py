@@ -7,9 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.changed_models import changed, config_of
+from support.checkpoints import change_config, copy_checkpoint, tensors_of, write_safetensors
 from support.golden import LATENT, Golden, golden
 from support.runner import ROWS, Runner
 
+from hotcold import LLM
+from hotcold.convert import ConvertOptions, convert
+from hotcold.errors import UserError
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
@@ -18,6 +22,8 @@ from hotcold.model.config import ModelError
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.latent_attention import LatentShape
 from hotcold.model.transformer import Transformer
+from hotcold.runtime.options import LoadError
+from hotcold.tasks.planning import plan
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
@@ -170,3 +176,77 @@ def test_what_does_not_fit_is_refused(keys: dict[str, int], message: str, tmp_pa
     named = {f"deepseek2.{key}": value for key, value in keys.items()}
     with pytest.raises(ModelError, match=message):
         config_of(changed(tiny.path, tmp_path / "wrong.gguf", named, {}))
+
+
+def wide(folder: Path, type: str) -> Path:
+    """A random model whose every matrix has whole blocks of 32."""
+    checkpoint = copy_checkpoint(folder, "tiny-deepseek3")
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 96, "kv_lora_rank": 96, "q_lora_rank": 64,
+        "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 32, "moe_intermediate_size": 32,
+    }  # fmt: skip
+    change_config(checkpoint, **sizes)
+    d, heads = 64, 4
+    shapes = {
+        "q_a_proj": (64, d), "q_a_layernorm": (64,), "q_b_proj": (heads * 96, 64),
+        "kv_a_proj_with_mqa": (128, d), "kv_a_layernorm": (96,), "kv_b_proj": (heads * 96, 96),
+        "o_proj": (d, heads * 32),
+    }  # fmt: skip
+    random, made = np.random.default_rng(5), {}
+    for name, each in tensors_of(checkpoint).items():
+        part = name.split(".")[-2]
+        n = 96 if ".layers.0.mlp" in name else 32
+        known = shapes | {"gate_proj": (n, d), "up_proj": (n, d), "down_proj": (d, n)}
+        old = (*each.shape[:-1], d) if each.shape[-1] == 40 else each.shape
+        shape = known.get(part, old)
+        scale = 0.25 if "embed" in name else 1.4 / shape[-1] ** 0.5
+        values = 1 + 0.3 * random.standard_normal(shape) if "norm" in name else random.standard_normal(shape)
+        made[name] = (values * (1 if "norm" in name else scale)).astype(np.float32)
+    write_safetensors(checkpoint / "model.safetensors", made)
+    convert(checkpoint, folder / f"{type}.gguf", ConvertOptions(type))
+    return folder / f"{type}.gguf"
+
+
+@pytest.mark.parametrize(("type", "cache"), [("Q8_0", "q8_0"), ("Q4_0", "f16")])
+def test_quantised_matrices_of_heads(type: str, cache: str, tmp_path: Path) -> None:
+    """Bits of rows in prompts and in decoding on the CPU, whose logits are near the reference's."""
+    path = wide(tmp_path, type)
+    with open_gguf(path) as file:
+        kinds = {file.tensors[f"blk.1.attn_{part}.weight"].type.name for part in ("k_b", "v_b", "kv_a_mqa")}
+    assert kinds == {type}
+    tokens = np.random.default_rng(6).integers(3, 288, 45)
+    runner = Runner(path, open_backend("cpu"), cache_type=cache)
+    expected = runner.run(tokens)
+    for size, decode in ((1, True), (16, True), (7, False), (40, False)):
+        runner.length = 0
+        parts = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+        logits = np.vstack([runner.run(part, decode=decode) for part in parts])
+        np.testing.assert_array_equal(logits, expected)
+    reference = Runner(path, open_backend("reference"), cache_type=cache).run(tokens)
+    close(expected[0], reference[0])
+    # Later ones differ where a value on an edge between two codes, or an expert, is another one.
+    assert np.sqrt(((reference - expected) ** 2).mean()) < 0.1 * reference.std()
+
+
+def test_texts_that_begin_alike_share_pages(tmp_path: Path) -> None:
+    """The second request's pages are the first's; its tokens are those of an engine that kept none."""
+    path = golden("tiny-glm4-flash", tmp_path).path
+    prompt = [1, *np.random.default_rng(7).integers(3, 288, 69).tolist()]
+    texts = []
+    with LLM(path, gpu="off", threads=1) as llm:
+        for ids in (prompt, [*prompt[:66], 9, 8], [*prompt[:66], 9, 8]):
+            texts.append(llm.generate(ids, max_tokens=12, temperature=0).ids)
+    with LLM(path, gpu="off", threads=1) as llm:
+        assert llm.generate([*prompt[:66], 9, 8], max_tokens=12, temperature=0).ids == texts[1] == texts[2]
+
+
+def test_a_context_beyond_the_index_is_refused(tmp_path: Path) -> None:
+    path = golden("tiny-deepseek32", tmp_path).path
+    with pytest.raises(LoadError, match="allows 2 to 48, and 0 for all: of more, layers would choose by an"):
+        LLM(path, gpu="off", context=60)
+
+
+def test_nothing_is_planned_for_gpus(tmp_path: Path) -> None:
+    path = golden("tiny-deepseek2-lite", tmp_path).path
+    with pytest.raises(UserError, match=r"there is nothing to place: GPUs do not compute latent attention"):
+        plan(path, vram_budget=1 << 20)

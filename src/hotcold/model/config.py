@@ -37,10 +37,7 @@ _NOT_COMPUTED = {
 }  # fmt: skip
 
 #: Why a model's context is shorter than what it was trained for.
-_INDEXED = (
-    "the context is at most {} positions: of more, layers would choose by an index which ones they see, and "
-    "that is not computed"
-)
+_INDEXED = "of more, layers would choose by an index which ones they see, and that is not computed"
 
 #: A tensor that each FFN has, but for fused experts, and those by which it has a gate.
 _UP, _GATES = (
@@ -59,7 +56,7 @@ class Config:
     mixers: tuple[MixerShape, ...]  #: of each layer; NO_MIXER where it is an FFN alone
     neurons: tuple[int, ...]  #: N of each layer; 0 where it is a mixer alone
     vocab: int
-    context: int  #: positions that the model was trained for
+    context: int  #: positions that the model was trained for, or that it may have here
     norm_eps: float
     activation: str
     threshold: float  #: a gate fires when it is greater than this (FATReLU)
@@ -71,6 +68,7 @@ class Config:
     dense_layers: frozenset[int] = frozenset()  #: that have none, although others do
     layer_input: int = 0  #: values of each token that each layer gets (Gemma 4); 0: none
     drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
+    context_limit: str = ""  #: why ``context`` is less than what the model was trained for
     notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
     @property
@@ -141,9 +139,10 @@ class Config:
         eps = _eps(keys, family)
         notes = scaling_notes(keys) if family.learned_positions is None else ()
         mixers = _mixers(keys, family, layers, heads, context, scales, neurons)
+        limit = ""
         if family.indexed and (seen := keys.whole("attention.indexer.top_k", 1, MAX_CONTEXT)) < context:
-            context = seen
-            notes = (*notes, _INDEXED.format(seen))
+            context, limit = seen, _INDEXED
+            notes = (*notes, f"the context is at most {seen} positions: {limit}")
         return cls(
             family=family,
             layers=layers,
@@ -152,6 +151,7 @@ class Config:
             neurons=neurons,
             vocab=_vocab(metadata, tensors),
             context=context,
+            context_limit=limit,
             norm_eps=eps,
             activation=activation,
             threshold=threshold,
