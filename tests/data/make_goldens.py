@@ -302,6 +302,7 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
     "tiny-deepseek2-lite": (torch.bfloat16, 20, LATENT | {
         "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "q_lora_rank": None,
         "norm_topk_prob": False, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+        "routed_scaling_factor": 1.0,
         "rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
     }),
     "tiny-deepseek2": (torch.bfloat16, 20, LATENT | {
