@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType, Tensor
 from hotcold.formats.stored import AnyTensor
+from hotcold.kernels.head_ops import HeadOps
 from hotcold.kernels.state_ops import StateOps
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
 
 ROUTER_SCORES = ("softmax", "sigmoid")
 MAX_CHOSEN = 32  #: experts of one token
+MAX_EXPERT_GROUPS = 64
 
 
 class Rows(enum.IntEnum):
@@ -334,6 +336,15 @@ class Chosen:
 
 
 @dataclass(frozen=True)
+class ExpertGroups:
+    """Groups of neighbouring experts, some of which a token chooses first (DeepSeek, arXiv 2405.04434)."""
+
+    count: int
+    used: int  #: by a token
+    best: int = 2  #: a group ranks by its largest rank, or by the sum of its two largest
+
+
+@dataclass(frozen=True)
 class Mailbox:
     """The arrays that the two sides of a split layer exchange. It belongs to the hot backend and lies in host
     memory: ops of a cold backend take the arrays as they take their own buffers."""
@@ -356,7 +367,7 @@ class Program(Protocol):
 
 
 @runtime_checkable
-class Backend(StateOps, Protocol):
+class Backend(StateOps, HeadOps, Protocol):
     """Ops outside :meth:`record` run at once; inside it they are appended to the program.
 
     ``out`` buffers have room for at least as many rows as the batch's limits. Every op raises ``ValueError``
@@ -548,6 +559,7 @@ class Backend(StateOps, Protocol):
         normalise: bool,
         scale: float,
         expert_scale: Buffer | None = None,
+        groups: ExpertGroups | None = None,
     ) -> None:
         """Chooses k experts for each row, prompt rows too: ``ids`` ``[T, k]`` int32, ascending in each row,
         and ``factors`` ``[T, k]`` float32 in the same order. x ``[T, D]``; weights ``(E, D)``, E up to
@@ -559,6 +571,9 @@ class Backend(StateOps, Protocol):
         ties go to the lower id, NaN ranks last. A factor is the expert's score, without the selection bias,
         divided by the sum of the chosen scores where ``normalise`` (a sum below 1e-20 counts as that), times
         ``scale``, times the expert's number of ``expert_scale`` (``[E]`` float32; Gemma 4).
+
+        With ``groups`` only experts of the best ones are chosen: a group ranks by what its experts' ``score +
+        selection_bias`` are, ties go to the first, NaN ranks last.
 
         A softmax over the chosen logits alone (Mixtral, arXiv 2401.04088; gpt-oss) is ``softmax`` with
         ``normalise``. With E = k = 1, ``sigmoid`` gives the gate of a shared expert (Qwen2-MoE)."""

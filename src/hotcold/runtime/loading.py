@@ -181,8 +181,9 @@ def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int
     if asked == 0:
         asked = most
     if asked is not None and not 2 <= asked <= most:
+        why = f": {config.context_limit}" if config.context_limit and asked > most else ""
         raise LoadError(
-            f"context of {asked} positions (`context`): this model allows 2 to {most}, and 0 for all"
+            f"context of {asked} positions (`context`): this model allows 2 to {most}, and 0 for all{why}"
         )
     context = asked or min(most, options["default_context"])
     if (pool := options["cache_positions"]) is not None and pool < context:
