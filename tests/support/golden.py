@@ -30,7 +30,8 @@ FAMILIES = (
     "tiny-phi3", "tiny-olmo2", "tiny-olmo3", "tiny-granite", "tiny-smollm3", "tiny-glm4", "tiny-seed-oss",
     "tiny-starcoder2", "tiny-gemma2", "tiny-cohere2", "tiny-ernie4_5", "tiny-mistral3", "tiny-hunyuan-dense",
     "tiny-qwen3vl", "tiny-qwen3vlmoe", "tiny-granitemoe", "tiny-minimax-m2", "tiny-hunyuan-moe",
-    "tiny-glm4moe", "tiny-ernie4_5moe", "tiny-command-r", *GEMMA4,
+    "tiny-glm4moe", "tiny-ernie4_5moe", "tiny-command-r", "tiny-exaone4", "tiny-qwen2vl", "tiny-qwen2_5vl",
+    *GEMMA4,
 )  # fmt: skip
 
 #: Goldens whose layers keep a state, by make_hybrid_goldens.py.

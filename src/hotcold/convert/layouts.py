@@ -166,6 +166,10 @@ _QWEN3VL = Layout(
     "qwen3vl", "Qwen3VLForConditionalGeneration", _SILU, _rules("llama", **_PLAIN | {"qk_norm": True}),
     recent.qwen3vl, recent.qwen3vl_keys, prefixes=_OF_VISION, ignored=("model.visual.", "visual."),
 )  # fmt: skip
+_QWEN2VL = Layout(
+    "qwen2vl", "Qwen2VLForConditionalGeneration", _SILU, _rules("llama", **_NO_BIAS | {"qkv_bias": True}),
+    recent.qwen2vl, recent.qwen2vl_keys, prefixes=_OF_VISION, ignored=("model.visual.", "visual."),
+)  # fmt: skip
 
 _QWEN35 = Layout(
     "qwen35", "Qwen3_5ForCausalLM", _SILU, _rules("qwen35", dense=True), hybrids.qwen35, hybrids.qwen35_keys,
@@ -271,9 +275,14 @@ LAYOUTS = {
     "gemma4_text": _GEMMA4,
     "gemma4": replace(_GEMMA4, implementation="Gemma4ForConditionalGeneration"),
     "phi3": Layout("phi3", "Phi3ForCausalLM", _SILU, _rules("phi3"), adapting.phi3, adapting.phi3_keys),
-    "olmo2": Layout("olmo2", "Olmo2ForCausalLM", _SILU, _rules("olmo2")),
+    "olmo2": Layout("olmo2", "Olmo2ForCausalLM", _SILU, _rules("olmo2", "norms_of_all")),
     "olmo3": Layout(
-        "olmo2", "Olmo3ForCausalLM", _SILU, _rules("olmo2"), adapting.olmo3, full_attention=(4, False)
+        "olmo2", "Olmo3ForCausalLM", _SILU, _rules("olmo2", "norms_of_all"), adapting.olmo3,
+        full_attention=(4, False),
+    ),
+    "exaone4": Layout(
+        "exaone4", "Exaone4ForCausalLM", _SILU,
+        _rules("olmo2", "norms_of_heads", attention_bias=False), recent.exaone4, full_attention=(4, False),
     ),
     "granite": Layout(
         "granite", "GraniteForCausalLM", _SILU, _LLAMA, extra=adapting.granite_keys, interleaved=True
@@ -363,6 +372,8 @@ LAYOUTS = {
         _rules("llama", "mixtral", "minimax-m2", **_NO_BIAS | _EXPERTS), recent.minimax_m2,
         recent.minimax_m2_keys,
     ),
+    "qwen2_vl": _QWEN2VL,
+    "qwen2_5_vl": replace(_QWEN2VL, implementation="Qwen2_5_VLForConditionalGeneration"),
     "qwen3_vl": _QWEN3VL,
     "qwen3_vl_moe": replace(
         _QWEN3VL, architecture="qwen3vlmoe", implementation="Qwen3VLMoeForConditionalGeneration",

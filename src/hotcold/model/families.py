@@ -136,7 +136,8 @@ FAMILIES: dict[str, Family] = {
         Family("bamboo", activation="drelu", powerinfer_activation="drelu", rope_interleaved=True),
         Family("qwen2"),
         Family("qwen3"),
-        Family("qwen3vl"),  # the text model: a text's sections of positions are all alike
+        Family("qwen2vl"),  # Qwen2-VL and 2.5-VL; their text models: sections of positions are all alike
+        Family("qwen3vl"),  # likewise
         Family("falcon", activation="gelu_erf", norm="layer", parallel=True),
         Family("opt", activation="relu", norm="layer", norm_eps=1e-5, learned_positions=2),
         Family("minicpm", rope_interleaved=True, scales=_minicpm),
@@ -177,6 +178,8 @@ FAMILIES: dict[str, Family] = {
         Family("phi3", fused_gate=True),  # Phi-3, Phi-3.5 and Phi-4
         # OLMo 2, and OLMo 3, which has windows
         Family("olmo2", norms="after", qk_norm="all", full_attention=Every(4), window_scaled=False),
+        # EXAONE 4: 1.2B has no windows, and all of its layers rotate
+        Family("exaone4", norms="after", full_attention=Every(4), full_unrotated=True),
         Family("granite", rope_interleaved=True),
         Family("granitemoe", rope_interleaved=True),
         Family("glm4", norms="both", fused_gate=True, rope_interleaved=True, rope_halves_in_sections=True),

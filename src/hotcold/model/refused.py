@@ -36,11 +36,10 @@ _REASONS = {
     "it needs groups of experts, or experts in every other layer": "bailingmoe2",
     "it needs a dense FFN beside its experts": "arctic grok grovemoe",
     "it needs an activation of its own": "bitnet apertus maple",
-    "it needs sections of positions that its texts have not been compared with": "qwen2vl",
     "it needs a router of its own": "phimoe olmoe",
     _ENTRY:
         "dots1 bailingmoe deepseek exaone-moe afmoe hy_v3 cohere2moe qwen orion internlm2 xverse gemma "
-        "chatglm exaone exaone4 pangu-embedded maincoder talkie mellum clef graniteswitch muse-glimmer "
+        "chatglm exaone pangu-embedded maincoder talkie mellum clef graniteswitch muse-glimmer "
         "nanbeige",
 }  # fmt: skip
 
