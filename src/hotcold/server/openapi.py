@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
-from hotcold.server.protocol import anthropic, chat, completion, native, ollama, tokens
+from hotcold.server.protocol import anthropic, chat, completion, native, ollama, responses, tokens
 from hotcold.server.protocol.fields import NUMBER, Field, Fields, Neutral, Schema, Shape
 from hotcold.server.reply_schemas import REPLIES
 from hotcold.server.schema_kinds import OBJECT, STRING, ref
@@ -53,6 +53,10 @@ OPERATIONS = (
     Operation(
         "POST", "/completion", "Continue a text, as in llama.cpp", "NativeReply",
         "NativeRequest", native.FIELDS, streams=True,
+    ),
+    Operation(
+        "POST", "/v1/responses", "Continue a conversation, as OpenAI's newer clients do", "Response",
+        "ResponseRequest", responses.FIELDS, streams=True,
     ),
     Operation(
         "POST", "/v1/messages", "Continue a conversation, as with Anthropic", "MessagesReply",

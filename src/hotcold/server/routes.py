@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 from hotcold.server import openapi
 from hotcold.server.dialect_routes import AnthropicRoutes, OllamaRoutes
 from hotcold.server.metrics import CONTENT_TYPE
-from hotcold.server.protocol import chat, completion, models, native, tokens
+from hotcold.server.protocol import chat, completion, models, native, responses, tokens
 from hotcold.server.reading import Reader
 from hotcold.server.replies import JSONReply
 from hotcold.server.service import Service
@@ -29,6 +29,7 @@ def api_routes(service: Service) -> list[BaseRoute]:
         ("POST", "/chat/completions", routes.chat),
         ("POST", "/completions", routes.completions),
         ("POST", "/completion", routes.native),
+        ("POST", "/responses", routes.responses),
         ("POST", "/messages", messages.messages),
         ("POST", "/messages/count_tokens", messages.count_tokens),
         ("POST", "/api/chat", ollama.chat),
@@ -79,6 +80,9 @@ class _Routes(Reader):
 
     async def chat(self, request: Request) -> Any:
         return await self._answered(request, await self._asked(request, chat.parse), "messages")
+
+    async def responses(self, request: Request) -> Any:
+        return await self._answered(request, await self._asked(request, responses.parse), "input")
 
     async def completions(self, request: Request) -> Any:
         call = await self._asked(request, completion.parse)
