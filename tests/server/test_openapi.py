@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.api_pieces import Marked, facts, likely, piece
+from support.api_pieces import Marked, facts, filling, likely, piece
 
 from hotcold.server import openapi
 from hotcold.server.protocol import (
     anthropic,
     chat,
     completion,
+    infill,
     models,
     native,
     ollama,
     ollama_models,
+    props,
     responses,
     tokens,
 )
 from hotcold.server.protocol.dialects import anthropic_error, ollama_error
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import NUMBER, Real, Whole
 
 
@@ -35,12 +40,14 @@ def validator(name: str) -> Any:
     return jsonschema_rs.validator_for(json.loads(json.dumps(document)))
 
 
-PARSERS = {
+PARSERS: dict[str, Callable[[object, Facts], Any]] = {
     "ChatRequest": chat.parse,
     "CompletionRequest": completion.parse,
     "NativeRequest": native.parse,
     "MessagesRequest": anthropic.parse,
     "CountRequest": anthropic.parse_count,
+    "InfillRequest": lambda body, known: infill.parse(body, replace(known, tokenizer=filling())),
+    "TemplateRequest": props.parse_template,
     "ResponseRequest": responses.parse,
     "OllamaChatRequest": ollama.parse_chat,
     "OllamaRequest": ollama.parse_generate,
@@ -54,6 +61,8 @@ BASES: dict[str, dict[str, Any]] = {
     "NativeRequest": {"prompt": "a"},
     "MessagesRequest": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5},
     "CountRequest": {"messages": [{"role": "user", "content": "a"}]},
+    "InfillRequest": {"input_prefix": "a", "input_suffix": "b"},
+    "TemplateRequest": {"messages": [{"role": "user", "content": "a"}]},
     "ResponseRequest": {"input": "a"},
     "OllamaChatRequest": {"messages": [{"role": "user", "content": "a"}]},
     "OllamaRequest": {"prompt": "a"},
@@ -173,6 +182,7 @@ def replies() -> dict[str, Any]:
     items = responses.parse(BASES["ResponseRequest"], known).reply(Marked)
     items.add(0, piece("<a>b[f {}]", [300], "stop"))
     return {
+        "Prompt": {"prompt": "a"},
         "Response": items.whole(),
         "OllamaChatReply": lines.whole(),
         "OllamaReply": line.whole(),

@@ -121,6 +121,8 @@ REPLIES: dict[str, Schema] = {
             "timings": OBJECT,
         }
     ),
+    "Prompt": object_of({"prompt": STRING}),
+    "Slots": list_of(object_of({"id": COUNT, "n_ctx": COUNT, "is_processing": {"type": "boolean"}})),
     "Tokens": object_of({"tokens": list_of({"anyOf": [COUNT, object_of({"id": COUNT, "piece": _PIECE})]})}),
     "Content": object_of({"content": STRING}),
     "Model": object_of(
