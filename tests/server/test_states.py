@@ -22,9 +22,13 @@ ROUTES = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/made-up"),
     ("GET", "/props"),
+    ("GET", "/slots"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/completion"),
+    ("POST", "/infill"),
+    ("POST", "/apply-template"),
+    ("POST", "/v1/responses"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
 ]

@@ -54,6 +54,11 @@ class Facts:
         """The most characters of a token."""
         return max(len(self.tokenizer.piece(id)) for id in range(self.vocab))
 
+    @property
+    def most_characters(self) -> int:
+        """The characters of a prompt that may fit, at most."""
+        return (self.context + 1) * self._longest
+
     def check_ids(self, ids: list[int], param: str) -> None:
         """Raises APIError for an id that is not in the vocabulary, or for more ids than fit."""
         if len(ids) > self.context:
@@ -65,7 +70,7 @@ class Facts:
     def encode(self, text: str) -> list[int]:
         """The tokens of a whole prompt that a program wrote: names of control tokens are these tokens. A
         prompt that begins with BOS gets no second one. APIError: it cannot fit, which is checked first."""
-        if len(text) > (self.context + 1) * self._longest:
+        if len(text) > self.most_characters:
             seen = f"prompt has {len(text)} characters, which are more than {self.context} tokens"
             message = f"{seen}: shorten it, or start the server with a larger context"
             raise APIError(message, param="prompt", code="context_length_exceeded")
