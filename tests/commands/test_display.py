@@ -165,7 +165,7 @@ LINES = st.lists(st.text("ab", max_size=3), min_size=1, max_size=6)
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(LINES, st.integers(0, 3)), max_size=6))
 def test_lines_that_change(steps: list[tuple[list[str], int]]) -> None:
-    """Whatever is drawn, the screen shows what is settled, and then the lines drawn last."""
+    """The screen shows the settled lines, and then those drawn last."""
     written: list[str] = []
 
     class Out:

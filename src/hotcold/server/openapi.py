@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
-from hotcold.server.protocol import anthropic, chat, completion, native, ollama, tokens
+from hotcold.server.protocol import anthropic, chat, completion, embeddings, native, ollama, tokens
 from hotcold.server.protocol.fields import NUMBER, Field, Fields, Neutral, Schema, Shape
 from hotcold.server.reply_schemas import REPLIES
 from hotcold.server.schema_kinds import OBJECT, STRING, ref
@@ -49,6 +49,10 @@ OPERATIONS = (
     Operation(
         "POST", "/v1/completions", "Continue texts", "CompletionReply",
         "CompletionRequest", completion.FIELDS, streams=True,
+    ),
+    Operation(
+        "POST", "/v1/embeddings", "The vectors of texts", "EmbeddingsReply",
+        "EmbeddingsRequest", embeddings.FIELDS,
     ),
     Operation(
         "POST", "/completion", "Continue a text, as in llama.cpp", "NativeReply",
