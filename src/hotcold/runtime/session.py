@@ -35,6 +35,7 @@ from hotcold.runtime.counters import Counters, Footprint
 from hotcold.runtime.memory import check_memory
 from hotcold.runtime.mode import SparsityMode, choose_mode
 from hotcold.runtime.placing import OnGPU
+from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.sparse.ffn import FFN, SplitFFN, make_ffns, make_shared_ffns
 from hotcold.sparse.predictor import load_predictors
@@ -346,6 +347,12 @@ class LoadedModel:
     @property
     def name(self) -> str:
         return self.path.stem
+
+    @property
+    def pooling(self) -> Pooling:
+        """How the vectors of a text's tokens become one. UserError: the file names nothing that is
+        supported."""
+        return pooling_of(self.chat_metadata)
 
     @property
     def backend(self) -> Backend:
