@@ -204,24 +204,28 @@ def test_a_conversation_from_its_beginning_to_its_end(
     assert [each["role"] for each in talk["turns"]] == ["user", "assistant"]
     assert talk["turns"][0]["files"] == [{"name": "notes.txt", "text": "what ``` was\nnoted"}]
 
-    # Deleted, it is gone; imported, it is back; damaged, it is refused.
-    page.enter(page["talks-delete"])
-    assert page["talks-delete"].text == "Really?"
-    page.press(Keys.ENTER)
-    page.wait(lambda: "deleted" in page["talks-said"].text, "it is deleted")
-    assert page.js("return Object.keys(localStorage).filter(e => e.includes('talk')).length") == 0
-    damaged = tmp_path / "damaged.txt"
-    damaged.write_text(files()[0].read_text(encoding="utf-8").replace('"role": "user"', '"role": "x"'))
-    page["talks-file"].send_keys(str(damaged))
-    page.wait(lambda: "damaged" in page["talks-said"].text, "what is damaged is refused")
-    page["talks-file"].send_keys(str(files()[0]))
-    page.wait(lambda: "One conversation" in page["talks-said"].text, "it is taken")
-    page.enter(page.all("#talks-list .kept")[0])
-    page.wait(lambda: len(page.all(".turn")) == 2, "the conversation is back")
-    assert not page["talks"].is_displayed() and page.focused == "prompt"
+    _delete_and_import(page, files()[0])
     page.enter(page["open-settings"])
     seen += page.findings()
     page.press(Keys.ESCAPE)
     page.enter(page["new"])
     assert page["welcome"].is_displayed() and not page.all(".turn")
     assert seen == []
+
+
+def _delete_and_import(page: Page, file: Path) -> None:
+    """Deleted, all are gone; imported, they are back; damaged, they are refused."""
+    page.enter(page["talks-delete"])
+    assert page["talks-delete"].text == "Really?"
+    page.press(Keys.ENTER)
+    page.wait(lambda: "deleted" in page["talks-said"].text, "it is deleted")
+    assert page.js("return Object.keys(localStorage).filter(e => e.includes('talk')).length") == 0
+    damaged = file.with_name("damaged.txt")
+    damaged.write_text(file.read_text(encoding="utf-8").replace('"role": "user"', '"role": "x"'))
+    page["talks-file"].send_keys(str(damaged))
+    page.wait(lambda: "damaged" in page["talks-said"].text, "what is damaged is refused")
+    page["talks-file"].send_keys(str(file))
+    page.wait(lambda: "One conversation" in page["talks-said"].text, "it is taken")
+    page.enter(page.all("#talks-list .kept")[0])
+    page.wait(lambda: len(page.all(".turn")) == 2, "the conversation is back")
+    assert not page["talks"].is_displayed() and page.focused == "prompt"
