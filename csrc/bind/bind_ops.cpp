@@ -206,9 +206,9 @@ BatchArrays::BatchArrays(const nb::handle& batch)
     if (pages.ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
     if (!tokens.size()) refuse("a batch has room for 0 tokens: at least 1 is needed");
     bool agree = counts.size() == 4 && lengths.size() == pages.shape(0);
-    for (const Index* each : {&positions, &sequence, &slots}) agree &= each->size() == tokens.size();
-    for (const Index* each : {&first_rows, &row_counts, &state_from, &state_to})
-        agree &= each->size() == lengths.size();
+    for (const Index* each : {&positions, &sequence, &slots, &state_to})
+        agree &= each->size() == tokens.size();
+    for (const Index* each : {&first_rows, &row_counts, &state_from}) agree &= each->size() == lengths.size();
     if (!agree) refuse("a batch's arrays disagree about its limits");
 }
 

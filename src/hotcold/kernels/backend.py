@@ -92,11 +92,12 @@ class Batch:
         self.pages = zeros(limits.sequences, limits.pages_per_sequence)  #: of each sequence, in order
         self.lengths = zeros(limits.sequences)  #: positions of each sequence after this step
         self.logits_rows = zeros(limits.logits)  #: rows of the step whose logits are wanted
-        # By sequence; only ops that keep a state read them (StateOps).
+        # By sequence, but for the last; only ops that keep a state read them (StateOps).
         self.first_rows = zeros(limits.sequences)  #: the first row of each
         self.row_counts = zeros(limits.sequences)  #: 0 where a sequence has no row in this step
         self.state_from = zeros(limits.sequences)  #: the slot that its state is read from; -1: it is zeros
-        self.state_to = zeros(limits.sequences)  #: the slot that its state is written to; -1: it is not kept
+        #: by row: the slot that the state after it is written to; -1: it is not kept
+        self.state_to = np.full(limits.tokens, -1, np.int32)
 
     def put(
         self,
@@ -107,17 +108,19 @@ class Batch:
         pages: Sequence[int],
         *,
         state_from: int = -1,
-        state_to: int = -1,
+        state_to: int | Sequence[int] = -1,
     ) -> int:
         """Fills rows from ``row`` on with a sequence's tokens from its position ``start`` on, and returns the
-        row after them. ``pages`` are all that the sequence has. The caller fills the rest of the batch.
+        row after them. ``pages`` are all that the sequence has. ``state_to`` is the slot for the state after
+        its last row, or those for so many of its last rows. The caller fills the rest of the batch.
 
         A sequence is put once a step, all of its rows at a time. Row 0 begins a step: what was there before
         has no row in it."""
         if row == 0:
             self.row_counts[:] = 0
         self.first_rows[sequence], self.row_counts[sequence] = row, len(tokens)
-        self.state_from[sequence], self.state_to[sequence] = state_from, state_to
+        self.state_from[sequence] = state_from
+        self.state_to[row : row + len(tokens)] = -1
         for position, token in enumerate(tokens, start):  # for a row or two faster than arrays
             at, offset = divmod(position, PAGE)
             page = self.pages[sequence, at] = pages[at]
@@ -127,6 +130,10 @@ class Batch:
             self.slots[row] = page * PAGE + offset
             row += 1
         self.lengths[sequence] = start + len(tokens)
+        if isinstance(state_to, int):
+            self.state_to[row - 1] = state_to
+        else:
+            self.state_to[row - len(state_to) : row] = state_to
         return row
 
     @property

@@ -76,7 +76,7 @@ class Session:
         self._counters = Counters(none, shared=none[: config.layers * self.shared_counts].copy())
         self.predictors = predictors  #: of each layer; None where none is used
         self.footprint = self._footprint(mode)
-        self.state = SequenceState(devices, config, pages, model.cache_type, slots)
+        self.state = SequenceState(devices, config, pages, model.cache_type, slots, model.spare_slots)
         self.cache = self.state.pages  #: whose pages lie where
         self.slots = self.state.slots  #: whose states lie where; None where no layer keeps one
         self._user: weakref.ref[User] | None = None
@@ -330,6 +330,7 @@ class LoadedModel:
     limits: BatchLimits  #: of the steps of every session
     pages: int  #: of the KV cache of every session, which its sequences share
     slots: int  #: for states of sequences, of every session; 0 where no layer keeps one
+    spare_slots: int  #: of those, for the states after guesses
     context: int  #: the most positions of a sequence
     chunk: int  #: the most prompt rows of a step
     cache_type: str
