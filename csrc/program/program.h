@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "disk/shelf.h"
 #include "pool/threads.h"
 #include "program/batch.h"
 #include "program/link.h"
@@ -80,7 +81,8 @@ class Program {
     void ffn(Ffn, const float* x);
     // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
     void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
-    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>);
+    // `shelf`: their weights lie in its places, as they are read; null: all are in memory.
+    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>, std::shared_ptr<Shelf> shelf = {});
     // expert_scale [experts] multiplies factors; or null.
     void router(const float* x, const Rows& weights, const float* bias, const Router&,
                 const float* expert_scale, int32_t* ids, float* factors, const ExpertGroups& = {});
@@ -143,6 +145,10 @@ class Program {
     void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&);
     void experts_by_neuron(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void experts_by_output(std::shared_ptr<ExpertsOp>, ScratchPlan&);
+    void next_wave(std::shared_ptr<ExpertsOp>, int64_t wave);
+    void wave_by_neuron(std::shared_ptr<ExpertsOp>, int64_t wave);
+    void wave_by_output(std::shared_ptr<ExpertsOp>, int64_t wave);
+    std::function<bool()> give_up() const;
     std::shared_ptr<Input> predictor_hidden(ScratchPlan&, const float* x, const Predictor&);
 
     const Kernels& k_;

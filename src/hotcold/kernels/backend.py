@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -202,6 +202,10 @@ class FFNTensors:
     chosen: int = 1  #: how many experts a token chooses, k
     expert_ends: tuple[int, ...] | None = None  #: where each expert's rows of up end; None: N rows each
     down_blocks: npt.NDArray[np.bool_] | None = None  #: ``[E, blocks of a row]``; None: all
+    #: how many experts lie in memory at a time; the others are read from their file when a step names them.
+    #: 0: all lie in memory
+    places: int = 0
+    label: str = ""  #: says in errors of such reads which layer of which file it is
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -317,6 +321,22 @@ class PredictorWeights(Protocol):
     def nbytes(self) -> int: ...
 
 
+@dataclass(frozen=True)
+class DiskCounts:
+    """Counts what was read of experts that do not lie in memory, by all steps of a backend so far."""
+
+    hits: int = 0  #: experts that a layer of a step named and that were at hand
+    misses: int = 0  #: those that were read
+    nbytes: int = 0  #: read of the file
+    busy_s: float = 0.0  #: of all reading threads together
+    stalls: int = 0  #: how often computing waited for a read
+    stall_s: float = 0.0
+
+    def since(self, before: DiskCounts) -> DiskCounts:
+        own, other = asdict(self), asdict(before)
+        return DiskCounts(**{name: own[name] - other[name] for name in own})
+
+
 #: The counts of :class:`FFNStats`, in order; csrc/simd/kernels.h has the same names.
 FFN_COUNTS = ("gate_rows", "up_rows", "down_rows", "pairs", "runs")
 
@@ -412,7 +432,9 @@ class Backend(StateOps, HeadOps, Protocol):
     def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
         """Weights ``(O, I)`` of any supported block type, with an optional bias ``[O]``."""
 
-    def ffn_weights(self, tensors: FFNTensors) -> FFNWeights: ...
+    def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
+        """ValueError: ``tensors.places`` are asked for, and this backend has none."""
+
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights: ...
 
     # The two sides of a hybrid model: the hot one has mailboxes, and posts and collects; the cold one serves

@@ -65,11 +65,20 @@ def check_matrix(tensor: AnyTensor, bias: Floats | None = None) -> None:
     _check_vector("bias", bias, tensor.shape[0])
 
 
+def check_resident(tensors: FFNTensors) -> None:
+    """Refuses experts that are to stay in their file."""
+    if tensors.places:
+        raise ValueError("this backend reads no experts when they are named: all must lie in memory")
+
+
 def check_ffn(tensors: FFNTensors) -> None:
     """Refuses shapes that do not fit, an unknown activation or layout, a threshold without meaning."""
     check_matrix(tensors.up)
     n, d = tensors.up.shape
     _check_experts("ffn", n, tensors)
+    if tensors.places and not 2 <= tensors.places < tensors.experts:
+        seen = f"places for {tensors.places} of {tensors.experts} experts"
+        raise ValueError(f"{seen}: 2 at least and fewer than all are needed, or 0 for all")
     if tensors.down_layout not in DOWN_LAYOUTS:
         raise ValueError(f"down layout {tensors.down_layout!r}: choose from {', '.join(DOWN_LAYOUTS)}")
     down = (n, d) if tensors.down_layout == "by_neuron" else _by_output(tensors)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
+from hotcold.formats.files import FileError
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import _native, checks, host_memory
 from hotcold.kernels.backend import (
@@ -21,6 +22,7 @@ from hotcold.kernels.backend import (
     BatchLimits,
     Buffer,
     Chosen,
+    DiskCounts,
     ExpertGroups,
     FFNStats,
     FFNTensors,
@@ -103,8 +105,11 @@ class _Recorder:
     def run(self) -> None:
         """Runs every op, without the GIL; ValueError if a number of the batch is out of its range. On
         the main thread what a signal handler raises (KeyboardInterrupt) ends it within a tenth of a second,
-        once the pieces under way are done."""
-        self.native.run()
+        once the pieces under way are done. FileError: an expert cannot be read."""
+        try:
+            self.native.run()
+        except _native.DiskError as error:
+            raise FileError(str(error)) from None
 
 
 class _Empty:
@@ -195,6 +200,11 @@ class CPUBackend(CPUStateOps):
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
         checks.check_ffn(tensors)
         return self._packer.ffn(tensors)
+
+    def disk_counts(self) -> DiskCounts | None:
+        """None: all experts lie in memory."""
+        disk = self._packer.disk
+        return None if disk is None else disk.counts()
 
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights:
         checks.check_predictor(tensors)

@@ -113,6 +113,7 @@ class ReferenceBackend(ReferenceStates):
 
     def ffn_weights(self, tensors: FFNTensors) -> ReferenceFFN | ReferenceExperts:
         checks.check_ffn(tensors)
+        checks.check_resident(tensors)
         return ffn_weights(tensors)
 
     def predictor_weights(self, tensors: PredictorTensors) -> ReferencePredictor:
