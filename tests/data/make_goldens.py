@@ -69,6 +69,18 @@ QWEN3VL_VISION: dict[str, Any] = {
     "deepstack_visual_indexes": [0], "num_position_embeddings": 4, "patch_size": 2,
 }  # fmt: skip
 
+#: Latent attention (MLA) with experts after the first layer.
+LATENT: dict[str, Any] = ODD | {
+    "hidden_act": "silu", "num_hidden_layers": 3, "num_key_value_heads": 4, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10, "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "attention_bias": False, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False, "pad_token_id": 0,
+}  # fmt: skip
+YARN: dict[str, Any] = {
+    "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+
 #: Folder -> stored dtype, prompt length, and config.json as the model's publishers write it.
 GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
     "tiny-llama": (torch.float16, 40, COMMON | {
@@ -289,6 +301,33 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
         "moe_intermediate_size": 20, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
         "moe_layer_end_index": 2, "moe_layer_interval": 1, "tie_word_embeddings": True,
         "rope_theta": 500000.0,
+    }),
+    # Latent attention: without a latent of queries, a softmax whose factors stay as they are; with one and
+    # groups of experts; with a sigmoid, groups and YaRN's factor of scores; without groups; with an index
+    # that reaches beyond the golden's tokens.
+    "tiny-deepseek2-lite": (torch.bfloat16, 20, LATENT | {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "q_lora_rank": None,
+        "norm_topk_prob": False, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+    }),
+    "tiny-deepseek2": (torch.bfloat16, 20, LATENT | {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "q_lora_rank": 24,
+        "norm_topk_prob": False, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+    }),
+    "tiny-deepseek3": (torch.bfloat16, 20, LATENT | {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "q_lora_rank": 24,
+        "norm_topk_prob": True, "n_group": 4, "topk_group": 2, "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    }),
+    "tiny-glm4-flash": (torch.bfloat16, 20, LATENT | {
+        "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "q_lora_rank": 24,
+        "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5,
+    }),
+    "tiny-deepseek32": (torch.bfloat16, 20, LATENT | {
+        "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "q_lora_rank": 24,
+        "norm_topk_prob": True, "n_group": 4, "topk_group": 2, "index_n_heads": 2, "index_head_dim": 16,
+        "index_topk": 48,
     }),
     # Norms after; the fourth layer sees all, and is not rotated.
     "tiny-exaone4": (torch.bfloat16, 20, ODD | {

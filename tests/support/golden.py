@@ -22,6 +22,9 @@ NAMES = (
 GEMMA4 = ("tiny-gemma4", "tiny-gemma4-e", "tiny-gemma4-moe")
 GEMMA3N = ("tiny-gemma3n",)
 
+#: Goldens with latent attention (MLA).
+LATENT = ("tiny-deepseek2-lite", "tiny-deepseek2", "tiny-deepseek3", "tiny-glm4-flash", "tiny-deepseek32")
+
 #: Goldens of further families, all of them smaller.
 FAMILIES = (
     "tiny-prosparse", "tiny-minicpm", "tiny-opt", "tiny-nemotron", "tiny-arcee", "tiny-jais2", "tiny-gemma3",

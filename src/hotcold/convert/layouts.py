@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hotcold.convert import adapting, gemma3n, gemma4, hybrids, stateful
+from hotcold.convert import adapting, gemma3n, gemma4, hybrids, latent, stateful
 from hotcold.convert import adapting_recent as recent
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
@@ -196,6 +196,22 @@ _NEMOTRON_H = Layout(
     prefixes={"model.": "backbone."}, ignored=("mtp.",),
 )  # fmt: skip
 
+#: All but attention, which latent.py has.
+_DEEPSEEK_RULES = tuple(
+    rule
+    for rule in _mixed(_rules("llama", "qwen3moe", "shared_experts", **_NO_BIAS))
+    if ".self_attn." not in rule.source
+)
+_DEEPSEEK_V2 = Layout(
+    "deepseek2", "DeepseekV2ForCausalLM", _SILU, _DEEPSEEK_RULES, latent.deepseek_v2, latent.latent_keys,
+    interleaved=True, already=True, drafting=True, own=latent.latent_attention,
+)  # fmt: skip
+_DEEPSEEK_V3 = replace(_DEEPSEEK_V2, implementation="DeepseekV3ForCausalLM", adapt=latent.deepseek_v3)
+_DEEPSEEK_V32 = replace(
+    _DEEPSEEK_V3, architecture="deepseek32", implementation="DeepseekV32ForCausalLM",
+    extra=latent.indexed_keys, own=latent.indexed_attention,
+)  # fmt: skip
+
 #: config.json's model_type -> its layout
 LAYOUTS = {
     "llama": Layout("llama", "LlamaForCausalLM", _SILU, _LLAMA, interleaved=True),
@@ -343,6 +359,14 @@ LAYOUTS = {
     ),
     "llama4_text": _LLAMA4,
     "llama4": replace(_LLAMA4, implementation="Llama4ForConditionalGeneration"),
+    "deepseek_v2": _DEEPSEEK_V2,
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
+    "glm4_moe_lite": replace(_DEEPSEEK_V3, implementation="Glm4MoeLiteForCausalLM"),
+    "deepseek_v32": _DEEPSEEK_V32,
+    "glm_moe_dsa": replace(
+        _DEEPSEEK_V32, architecture="glm-dsa", implementation="GlmMoeDsaForCausalLM"
+    ),
     "ministral3": _MISTRAL3,
     "mistral3": replace(_MISTRAL3, implementation="Mistral3ForConditionalGeneration"),
     "hunyuan_v1_dense": Layout(

@@ -85,6 +85,11 @@ class Family:
     #: what the router makes of its logits, unless a file says it: ``softmax`` or ``sigmoid``
     router_score: str = "softmax"
     factor_of_input: bool = False  #: an expert's factor multiplies what it reads, not what it gives
+    biased_sigmoid: bool = False  #: unless a file says it, a router whose choice has a bias is a ``sigmoid``
+    #: Attention with a latent cache (MLA)
+    latent: bool = False
+    #: Beyond so many positions a layer would choose those that it sees by an index (``attention.indexer``)
+    indexed: bool = False
     #: Mixers with a state, of :data:`STATEFUL`, in layers that have no heads of keys (``head_count_kv`` 0)
     stateful: str | None = None
     #: Layers with attention among those with a state, unless a file says it; None: as ``head_count_kv`` says
@@ -228,6 +233,22 @@ FAMILIES: dict[str, Family] = {
         Family("ernie4_5-moe", rope_interleaved=True),
         # GLM-4.5 to 4.7
         Family("glm4moe", ffn_norm="post_attention_norm", router_score="sigmoid", experts_normalised=False),
+        # DeepSeek V2 to V3.1, R1; Kimi K2; GLM-4.7-Flash; Moonlight
+        Family(
+            "deepseek2", latent=True, rope_interleaved=True, experts_normalised=False, biased_sigmoid=True
+        ),
+        *(
+            # DeepSeek V3.2; GLM-5
+            Family(
+                name,
+                latent=True,
+                indexed=True,
+                rope_interleaved=True,
+                experts_normalised=False,
+                router_score="sigmoid",
+            )
+            for name in ("deepseek32", "glm-dsa")
+        ),
         Family("mistral3", rope_interleaved=True),  # Ministral 3, whose scores grow with positions
         Family("hunyuan-dense", rotated_norms=True),
         Family("hunyuan-moe", rotated_norms=True),
