@@ -29,6 +29,7 @@ ROUTES = [
     ("POST", "/infill"),
     ("POST", "/apply-template"),
     ("POST", "/v1/responses"),
+    ("POST", "/v1/embeddings"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
 ]

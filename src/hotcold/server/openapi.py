@@ -9,6 +9,7 @@ from hotcold.server.protocol import (
     anthropic,
     chat,
     completion,
+    embeddings,
     infill,
     native,
     ollama,
@@ -59,6 +60,10 @@ OPERATIONS = (
     Operation(
         "POST", "/v1/completions", "Continue texts", "CompletionReply",
         "CompletionRequest", completion.FIELDS, streams=True,
+    ),
+    Operation(
+        "POST", "/v1/embeddings", "The vectors of texts", "EmbeddingsReply",
+        "EmbeddingsRequest", embeddings.FIELDS,
     ),
     Operation(
         "POST", "/completion", "Continue a text, as in llama.cpp", "NativeReply",

@@ -108,6 +108,22 @@ REPLIES: dict[str, Schema] = {
             "timings": OBJECT,
         }
     ),
+    "EmbeddingsReply": object_of(
+        {
+            "object": {"const": "list"},
+            "model": STRING,
+            "data": list_of(
+                object_of(
+                    {
+                        "object": {"const": "embedding"},
+                        "index": COUNT,
+                        "embedding": {"anyOf": [list_of(NUMBER), STRING]},
+                    }
+                )
+            ),
+            "usage": object_of({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+        }
+    ),
     "NativeReply": object_of(
         {
             "content": STRING,

@@ -1,19 +1,22 @@
 """The routes: each reads a body, has it translated, and answers with what the model writes."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from hotcold.chat.stand_ins import texts_of
 from hotcold.server import openapi
 from hotcold.server.dialect_routes import AnthropicRoutes, LlamaCppRoutes, OllamaRoutes
 from hotcold.server.metrics import CONTENT_TYPE
-from hotcold.server.protocol import chat, completion, models, responses, tokens
+from hotcold.server.protocol import chat, completion, embeddings, models, responses, tokens
 from hotcold.server.reading import Reader
 from hotcold.server.replies import JSONReply
 from hotcold.server.service import Service
+from hotcold.server.streaming import Answer
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 
@@ -33,6 +36,7 @@ def api_routes(service: Service) -> list[BaseRoute]:
         ("POST", "/infill", own.infill),
         ("POST", "/apply-template", own.apply_template),
         ("POST", "/responses", routes.responses),
+        ("POST", "/embeddings", routes.embeddings),
         ("POST", "/messages", messages.messages),
         ("POST", "/messages/count_tokens", messages.count_tokens),
         ("POST", "/api/chat", ollama.chat),
@@ -88,6 +92,13 @@ class _Routes(Reader):
     async def completions(self, request: Request) -> Any:
         call = await self._asked(request, completion.parse)
         return await self._continued(request, call, call.prompts)
+
+    async def embeddings(self, request: Request) -> Any:
+        call = await self._read(request, embeddings.parse)
+        await self._note_left_out(request, texts_of(call.inputs))
+        prompts = await self._service.in_thread(call.encode)
+        jobs = [replace(call.job, prompt=ids) for ids in prompts]
+        return Answer(self._service, jobs, call.reply(), stream=False, field="input")
 
     async def tokenize(self, request: Request) -> Response:
         call = await self._read(request, tokens.parse_tokenize)

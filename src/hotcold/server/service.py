@@ -11,7 +11,9 @@ from hotcold.api.async_llm import AsyncLLM
 from hotcold.chat.chat import Chat
 from hotcold.chat.messages import normal
 from hotcold.engine.request import Job, RequestError
+from hotcold.errors import UserError
 from hotcold.hosting.state import ProcessStats
+from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.errors import APIError
@@ -68,6 +70,7 @@ class Service:
         await self.llm.ready()
         info = self.llm.info
         self._chat = Chat(self.llm.tokenizer, self.llm.metadata, info.name)
+        pooling, not_pooled = _pooling(self.llm.metadata)
         self._facts = Facts(
             name=self._alias or info.name,
             aliases=(info.name,) if self._alias else (),
@@ -85,6 +88,8 @@ class Service:
             max_tokens=self.settings.max_tokens,
             sampling=replace(self.llm.sampling, **self.settings.sampling),
             sparsity=info.sparsity,
+            pooling=pooling,
+            not_pooled=not_pooled,
             open_schemas=self.settings.open_schemas,
         )
 
@@ -200,6 +205,14 @@ class Service:
         if self._chat is not None:
             self._chat.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _pooling(metadata: Mapping[str, Any]) -> tuple[Pooling | None, str]:
+    """Returns the pooling that the file names, or why there is none."""
+    try:
+        return pooling_of(metadata), ""
+    except UserError as error:
+        return None, str(error)
 
 
 def _meta(metadata: Mapping[str, Any]) -> dict[str, int]:

@@ -8,6 +8,7 @@ __all__ = ["LARGEST", "MAX_LOGPROBS", "MAX_STOPS", "MAX_STOP_LENGTH"]
 
 MAX_CHOICES = 16  #: ``n``
 MAX_JOBS = 64  #: texts of one request: prompts times ``n``
+MAX_INPUTS = 2048  #: texts that become vectors
 MAX_BIAS = 1024  #: entries of ``logit_bias``
 MAX_MESSAGES = 4096
 MAX_PARTS = 256  #: parts of one message
