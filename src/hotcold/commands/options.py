@@ -186,6 +186,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         metavar="FILE",
         help="file of fit-predictor (default: MODEL.predictor.gguf beside the model)",
     )
+    parser.add_argument(
+        "--ram-budget",
+        type=byte_size,
+        metavar="SIZE",
+        help="for models of experts: RAM that weights, KV cache and steps may take, such as 8GiB; experts "
+        "that do not fit stay in the model's file and are read when they are named (default: all in memory)",
+    )
     _add_hybrid_options(parser)
 
 
@@ -422,6 +429,7 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
             "gpu": args.gpu,
             "placement": args.placement,
             "vram_budget": args.vram_budget,
+            "ram_budget": args.ram_budget,
             "hot_backend": args.hot_backend,
             "hot_threads": args.hot_threads,
         }

@@ -68,8 +68,8 @@ class Engine:
         self.session = session
         self.model = model = session.model
         alike, slots = session.sparsity != "predicted", session.slots
-        if speculation is not None and slots is not None:
-            raise ValueError("guesses on a model that keeps states of sequences: these go no step back")
+        if speculation is not None and slots is not None and not slots.spare:
+            raise ValueError("guesses on a model that keeps states, without slots for those after guesses")
         self.scheduler = Scheduler(
             session.transformer.batch,
             session.cache,

@@ -137,6 +137,8 @@ REPLIES: dict[str, Schema] = {
             "timings": OBJECT,
         }
     ),
+    "Prompt": object_of({"prompt": STRING}),
+    "Slots": list_of(object_of({"id": COUNT, "n_ctx": COUNT, "is_processing": {"type": "boolean"}})),
     "Tokens": object_of({"tokens": list_of({"anyOf": [COUNT, object_of({"id": COUNT, "piece": _PIECE})]})}),
     "Content": object_of({"content": STRING}),
     "Model": object_of(
@@ -184,6 +186,17 @@ REPLIES: dict[str, Schema] = {
         {"details": OBJECT, "model_info": OBJECT, "capabilities": list_of(STRING), "template": STRING}
     ),
     "Version": object_of({"version": STRING}),
+    "Response": object_of(
+        {
+            "id": STRING,
+            "object": {"const": "response"},
+            "created_at": MOMENT,
+            "status": {"enum": ["completed", "incomplete"]},
+            "model": STRING,
+            "output": list_of(object_of({"type": STRING, "id": STRING, "status": STRING})),
+            "usage": object_of({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT}),
+        }
+    ),
     "TokenCount": object_of({"input_tokens": COUNT}),
     "Anything": OBJECT,
 }

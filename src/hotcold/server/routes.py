@@ -10,9 +10,9 @@ from starlette.routing import BaseRoute, Route
 
 from hotcold.chat.stand_ins import texts_of
 from hotcold.server import openapi
-from hotcold.server.dialect_routes import AnthropicRoutes, OllamaRoutes
+from hotcold.server.dialect_routes import AnthropicRoutes, LlamaCppRoutes, OllamaRoutes
 from hotcold.server.metrics import CONTENT_TYPE
-from hotcold.server.protocol import chat, completion, embeddings, models, native, tokens
+from hotcold.server.protocol import chat, completion, embeddings, models, responses, tokens
 from hotcold.server.reading import Reader
 from hotcold.server.replies import JSONReply
 from hotcold.server.service import Service
@@ -24,6 +24,7 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 def api_routes(service: Service) -> list[BaseRoute]:
     """All but the page's. Each has its path with and without ``/v1``."""
     routes, messages, ollama = _Routes(service), AnthropicRoutes(service), OllamaRoutes(service)
+    own = LlamaCppRoutes(service)
     table: list[tuple[str, str, Endpoint]] = [
         ("GET", "/health", routes.health),
         ("GET", "/metrics", routes.metrics),
@@ -31,7 +32,10 @@ def api_routes(service: Service) -> list[BaseRoute]:
         ("GET", "/models/{name:path}", routes.model),
         ("POST", "/chat/completions", routes.chat),
         ("POST", "/completions", routes.completions),
-        ("POST", "/completion", routes.native),
+        ("POST", "/completion", own.completion),
+        ("POST", "/infill", own.infill),
+        ("POST", "/apply-template", own.apply_template),
+        ("POST", "/responses", routes.responses),
         ("POST", "/embeddings", routes.embeddings),
         ("POST", "/messages", messages.messages),
         ("POST", "/messages/count_tokens", messages.count_tokens),
@@ -43,7 +47,8 @@ def api_routes(service: Service) -> list[BaseRoute]:
         ("GET", "/api/version", ollama.version),
         ("POST", "/tokenize", routes.tokenize),
         ("POST", "/detokenize", routes.detokenize),
-        ("GET", "/props", routes.props),
+        ("GET", "/props", own.props),
+        ("GET", "/slots", own.slots),
         ("GET", "/openapi.json", routes.openapi),
     ]
     return [
@@ -75,22 +80,18 @@ class _Routes(Reader):
     async def model(self, request: Request) -> Response:
         return JSONReply(models.one(self._service.facts, request.path_params["name"]))
 
-    async def props(self, request: Request) -> Response:
-        return JSONReply(native.props(self._service.facts, self._service.llm.info.template or ""))
-
     async def openapi(self, request: Request) -> Response:
         return JSONReply(openapi.document())
 
     async def chat(self, request: Request) -> Any:
         return await self._answered(request, await self._asked(request, chat.parse), "messages")
 
+    async def responses(self, request: Request) -> Any:
+        return await self._answered(request, await self._asked(request, responses.parse), "input")
+
     async def completions(self, request: Request) -> Any:
         call = await self._asked(request, completion.parse)
         return await self._continued(request, call, call.prompts)
-
-    async def native(self, request: Request) -> Any:
-        call = await self._asked(request, native.parse)
-        return await self._continued(request, call, call.prompt)
 
     async def embeddings(self, request: Request) -> Any:
         call = await self._read(request, embeddings.parse)

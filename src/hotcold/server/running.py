@@ -45,6 +45,11 @@ class Running:
         await asyncio.shield(asyncio.gather(*self._tasks, return_exceptions=True))
 
     @property
+    def left(self) -> int:
+        """How many jobs have not ended."""
+        return self._left
+
+    @property
     def finished(self) -> bool:
         """Whether every piece was taken."""
         return not self._left and not self._found

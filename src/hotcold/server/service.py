@@ -18,6 +18,7 @@ from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.props import TemplateFacts, caps
 from hotcold.server.protocol.replies import Reply
 from hotcold.server.running import Running
 from hotcold.server.settings import Settings
@@ -41,6 +42,7 @@ class Service:
         self._draining = False
         self._facts: Facts | None = None
         self._chat: Chat | None = None
+        self._template: TemplateFacts | None = None
         self._requests = 0
         self._running: set[Running] = set()
         self._idle = asyncio.Event()
@@ -95,6 +97,34 @@ class Service:
     def thinks(self) -> bool:
         """Whether the model's template marks thinking."""
         return self._chat is not None and self._chat.thinks
+
+    @property
+    def busy(self) -> int:
+        """How many texts are generated, or wait for that."""
+        return sum(each.left for each in self._running)
+
+    def template_facts(self) -> TemplateFacts:
+        """The chat template and what it can do, found out once; not for the event loop's thread."""
+        if self._template is None:
+            assert self._chat is not None
+            with_tools = self.llm.metadata.get("tokenizer.chat_template.tool_use")
+            self._template = TemplateFacts(
+                self.llm.info.template or "",
+                with_tools if isinstance(with_tools, str) else "",
+                caps(self._chat),
+            )
+        return self._template
+
+    def prompt_text(self, call: ChatCall) -> str:
+        """The text of a conversation's prompt; slow and with errors as :meth:`chat_jobs`."""
+        assert self._chat is not None
+        return self._chat.text(
+            [normal(each) for each in call.messages],
+            call.tools,
+            kwargs=call.template_kwargs,
+            add_generation_prompt=call.add_generation_prompt,
+            continue_last=call.continue_last,
+        )
 
     def check(self) -> None:
         """APIError: requests are not taken now."""

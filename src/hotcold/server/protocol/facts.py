@@ -57,6 +57,11 @@ class Facts:
         """The most characters of a token."""
         return max(len(self.tokenizer.piece(id)) for id in range(self.vocab))
 
+    @property
+    def most_characters(self) -> int:
+        """The characters of a prompt that may fit, at most."""
+        return (self.context + 1) * self._longest
+
     def check_ids(self, ids: list[int], param: str) -> None:
         """Raises APIError for an id that is not in the vocabulary, or for more ids than fit."""
         if len(ids) > self.context:
@@ -71,7 +76,7 @@ class Facts:
         return self.tokenizer.encode(text)
 
     def _check_length(self, text: str, param: str) -> None:
-        if len(text) > (self.context + 1) * self._longest:
+        if len(text) > self.most_characters:
             seen = f"{param} has {len(text)} characters, which are more than {self.context} tokens"
             message = f"{seen}: shorten it, or start the server with a larger context"
             raise APIError(message, param=param, code="context_length_exceeded")
