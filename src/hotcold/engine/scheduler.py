@@ -55,6 +55,9 @@ class Step:
     logits: int = 0  #: rows of logits
     #: of prompts: the request, the position that its next token has, and the row of logits that judges it
     scored: list[tuple[Request, int, int]] = field(default_factory=list)
+    #: of prompts that become a vector: the request, its first position here, the row of logits that this has,
+    #: and how many
+    pooled: list[tuple[Request, int, int, int]] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)  #: before it
 
@@ -418,13 +421,22 @@ class Scheduler:
             ends = [self.states.end(each, end) for each, end in zip(requests, ends, strict=True)]
         wanted = [end - each.computed for each, end in zip(requests, ends, strict=True)]
         given = divided(min(self.chunk, batch.limits.tokens - row), wanted)
-        for request, rows in zip(requests, given, strict=True):
+        for after, request, rows in zip(range(len(requests))[::-1], requests, given, strict=True):
+            if request.job.pooling == "mean":  # each of its rows takes a row of logits; others need one each
+                rows = min(rows, batch.limits.logits - step.logits - after)
             if not rows:
                 continue
             start, end = request.computed, request.computed + rows
             row = self._put(row, request, start, end)
             step.prompts.append((request, end))
-            if end == request.length:
+            if request.job.pooling is not None:
+                first = start if request.job.pooling == "mean" else request.length - 1
+                count = max(end - first, 0)
+                if count:
+                    step.pooled.append((request, first, step.logits, count))
+                batch.logits_rows[step.logits : step.logits + count] = range(row - count, row)
+                step.logits += count
+            elif end == request.length:
                 batch.logits_rows[step.logits] = row - 1
                 step.sampled.append((request, step.logits))
                 step.logits += 1

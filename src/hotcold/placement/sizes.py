@@ -307,6 +307,8 @@ def _ordinary(file: GGUFFile, config: Config) -> dict[int, int]:
 
 def placed_by(config: Config) -> str:
     """Says which parts of a model a placement on two devices may divide, and why no smaller ones."""
+    if config.cpu_alone:
+        return f"nothing: {config.cpu_alone}"
     if config.activation in SPARSE_ACTIVATIONS:
         return "neurons" if config.experts is None else "neurons inside experts"
     return f"{'layers' if config.experts is None else 'experts'}: {config.activation} gives no zeros"
