@@ -168,7 +168,7 @@ def test_a_session_beside_another_shares_the_places(tmp_path: Path) -> None:
         ({"gpu": "0"}, "leave out `gpu`"),
         ({"vram_budget": 1 << 30}, "leave out `vram_budget`"),
         ({"hot_backend": "cpu"}, "leave out `hot_backend`"),
-        ({"backend": "reference"}, "needs `backend=cpu`"),
+        ({"backend": "reference"}, "needs the backend cpu"),
     ],
 )
 def test_a_budget_is_for_the_cpu_alone(options: dict[str, Any], needed: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a backend does for the heads of latent attention (MLA, arXiv 2405.04434), beside the ops of
+"""The ops that a backend has for the heads of latent attention (MLA, arXiv 2405.04434), beside the ops of
 :class:`~hotcold.kernels.backend.Backend`."""
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
 def _in_ram(options: LoadOptions) -> Decision:
     """The CPU alone, whose memory has a budget."""
     if options["backend"] != "cpu":
-        raise UserError(f"`ram_budget` needs `backend=cpu`, not {options['backend']}")
+        raise UserError(f"`ram_budget` needs the backend cpu, not {options['backend']}")
     others = ("placement", "vram_budget", "hot_backend", "hot_threads")
     given = next((name for name in others if options[name] is not None), None)  # type: ignore[literal-required]
     if given is None and options["gpu"] not in (None, OFF):
