@@ -74,6 +74,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("threads", &Pool::threads)
         .def("share_cores", &Pool::share_cores);
     bind_weights(m);
+    bind_disk(m);
     nb::class_<BoundProgram> program = bind_ops(m);
     bind_ffn(m, program);
     bind_link(m, program);

@@ -119,6 +119,7 @@ inline const Kernels& kernels_of(const std::string& isa) {
 
 // Each file adds its part to the module.
 void bind_weights(nb::module_&);
+void bind_disk(nb::module_&);
 nb::class_<BoundProgram> bind_ops(nb::module_&);
 void bind_ffn(nb::module_&, nb::class_<BoundProgram>&);
 void bind_link(nb::module_&, nb::class_<BoundProgram>&);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "bind/bind.h"
+#include "disk/shelf.h"
 #include "program/scratch.h"
 
 namespace hc {
@@ -30,6 +31,7 @@ struct FfnWeights {
     float threshold, limit, alpha;
     Ends ends;
     int64_t chosen;
+    std::shared_ptr<Shelf> shelf;  // whose places the rows are; null: they are all experts'
 
     int64_t experts() const { return int64_t(ends.size()); }
     int64_t max_leaves() const { return (kMaxLeaves + chosen - 1) / chosen; }
@@ -53,22 +55,34 @@ bool fits_by_neuron(const Rows& down, const Panels& panels, const Rows& up, cons
     return down.count == up.count && down.cols == (up.cols + kBlock - 1) / kBlock * kBlock;
 }
 
+// Where the neurons of each place end; experts have as many each.
+Ends ends_of_places(const Shelf& shelf, int64_t rows, const Ends& ends) {
+    const int64_t neurons = rows / shelf.places();
+    Ends places, experts;
+    for (int64_t i = 1; i <= shelf.places(); ++i) places.push_back(i * neurons);
+    for (int64_t i = 1; i <= shelf.experts(); ++i) experts.push_back(i * neurons);
+    if (!neurons || places.back() != rows || ends != experts)
+        refuse("ffn: experts on a shelf must have as many neurons each, as its places have");
+    return places;
+}
+
 FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows, const WeightRows& down_rows,
                        Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
                        bool by_output, int activation, float threshold, float limit, float alpha,
-                       const Ends& ends, int64_t chosen) {
+                       const Ends& ends, int64_t chosen, std::shared_ptr<Shelf> shelf) {
     const Rows &up = plain_rows(up_rows, "ffn: up"), &down = down_rows.rows;
     if (gate) plain_rows(*gate, "ffn: gate");
-    check_ends(ends, up.count, chosen, "ffn");
+    const Ends held = shelf ? ends_of_places(*shelf, up.count, ends) : ends;
+    check_ends(ends, shelf ? ends.back() : up.count, chosen, "ffn");
     const auto fits = by_output ? fits_by_output : fits_by_neuron;
-    if (!fits(down, down_rows.panels, up, ends) ||
+    if (!fits(down, down_rows.panels, up, held) ||
         (gate && (gate->rows.count != up.count || gate->rows.cols != up.cols)))
         refuse("ffn: gate, up and down do not fit each other");
     if (activation < 0 || activation > kSwigluOai) refuse("ffn: unknown activation");
     if ((activation == kDRelu || activation == kSwigluOai) && !gate)
         refuse("ffn: this activation multiplies two: it needs a gate");
     FfnWeights w{gate,       up_rows,   down_rows, gate_bias, up_bias, down_bias, by_output,
-                 activation, threshold, limit,     alpha,     ends,    chosen};
+                 activation, threshold, limit,     alpha,     ends,    chosen,    std::move(shelf)};
     const int64_t most = Experts(ends, chosen).most_neurons(), allowed = w.max_leaves() * kMaxLeafNeurons;
     if (most > allowed)
         refuse(std::string(ends.size() > 1 ? "ffn: an expert" : "ffn: a layer") + " of " +
@@ -115,7 +129,7 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
     f.up = w.up.rows;
     f.down = w.down.rows;
     f.panels = w.down.panels;
-    const int64_t n = f.neurons(), dim = f.dim(), rows = p.rows(kTokens);
+    const int64_t n = w.ends.back(), dim = f.dim(), rows = p.rows(kTokens);
     const int64_t decode = std::min<int64_t>(rows, kMaxDecodeRows);
     f.gate_bias = vector_of(w.gate_bias, "ffn: gate_bias", n);
     f.up_bias = vector_of(w.up_bias, "ffn: up_bias", n);
@@ -138,7 +152,7 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
     f.out = data_of(out, "ffn: out", rows, dim);
     const float* values = data_of(x, "ffn: x", rows, dim);
     if (!ids) return p.program.ffn(f, values);
-    p.program.ffn(f, values, chosen_of(w.ends, w.chosen, *ids, factors, rows, "ffn"));
+    p.program.ffn(f, values, chosen_of(w.ends, w.chosen, *ids, factors, rows, "ffn"), w.shelf);
 }
 
 }  // namespace
@@ -147,7 +161,7 @@ void bind_ffn(nb::module_& m, nb::class_<BoundProgram>& program) {
     nb::class_<FfnWeights>(m, "FfnWeights")
         .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
              "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a, "limit"_a, "alpha"_a, "ends"_a,
-             "chosen"_a);
+             "chosen"_a, "shelf"_a.none() = nb::none());
     program
         .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
              "mask"_exact, "ends"_a, "chosen"_a, "ids"_maybe)

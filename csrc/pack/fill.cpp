@@ -6,10 +6,8 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#if !defined(_WIN32)
-#include <unistd.h>
-#endif
 
+#include "disk/read_at.h"
 #include "pack/pack.h"
 
 namespace hc {
@@ -33,13 +31,11 @@ class Reader {
 
     void read(int64_t at, int64_t bytes, uint8_t* to) {
         if (source_.data) {
-            std::memcpy(to, source_.data + at, size_t(bytes));
+            std::memcpy(to, source_.data + at - source_.first * source_.row_bytes, size_t(bytes));
             return;
         }
-#if !defined(_WIN32)
         while (bytes > 0 && !failed()) {
-            const ssize_t n = pread(source_.file, to, size_t(bytes), off_t(source_.offset + at));
-            if (n < 0 && errno == EINTR) continue;
+            const int64_t n = read_at(source_.file, to, bytes, source_.offset + at);
             if (n <= 0) {
                 int none = 0;
                 error_.compare_exchange_strong(none, n ? errno : kEnded);
@@ -49,9 +45,6 @@ class Reader {
             to += n;
             bytes -= n;
         }
-#else
-        error_.store(ENOSYS);  // there, tensors are loaded whole by Python
-#endif
     }
 
   private:
@@ -126,6 +119,11 @@ class ColumnFiller {
     // Neighbouring pieces write to the same pages.
     int64_t pieces() const { return parts_ * groups_; }
 
+    // Every part of one group of outputs.
+    void run_group(int64_t group, Reader& reader, uint8_t* stage) const {
+        for (int64_t part = 0; part < parts_; ++part) run(part * groups_ + group, reader, stage);
+    }
+
     void run(int64_t piece, Reader& reader, uint8_t* stage) const {
         const int64_t part = piece / groups_, group = piece % groups_ * kGroup;
         const int64_t begin = rank(part * per_part_), end = rank((part + 1) * per_part_);
@@ -182,6 +180,19 @@ int fill(const Target& to, const Source& from, Pool& pool, const std::function<v
                  nullptr, check_interrupt);
     });
     return reader.error();
+}
+
+void fill_rows(const Target& to, const Source& from, int64_t end, uint8_t* local) {
+    if (!to.by_output) {
+        for (int64_t r = from.first; r < end; ++r)
+            pack_row(to.rows.type, from.data + (r - from.first) * from.row_bytes, to.rows.cols,
+                     to.base() + r * to.rows.stride);
+        return;
+    }
+    Reader reader(from);
+    const ColumnFiller filler(to, from);
+    for (int64_t group = from.first / kGroup; group * kGroup < end; ++group)
+        filler.run_group(group, reader, local);
 }
 
 }  // namespace hc

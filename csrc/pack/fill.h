@@ -14,6 +14,7 @@ struct Source {
     int file = -1;       // where data is null: its descriptor
     int64_t offset = 0;  // of the tensor in the file
     int64_t rows = 0, row_bytes = 0;
+    int64_t first = 0;  // the row that `data` begins with
     // The rows (by output: the columns, counted in blocks) that are wanted, ascending; null for all.
     const int64_t* chosen = nullptr;
 };
@@ -31,5 +32,9 @@ constexpr int kEnded = -1;  // the file ended early
 // Returns 0, or the error of a read: errno, or kEnded. `check_interrupt` as in Pool::run. Throws
 // std::invalid_argument for rows that are too wide.
 int fill(const Target&, const Source&, Pool&, const std::function<void()>& check_interrupt);
+
+// Fills what rows [from.first, end) of a tensor in memory give, on this thread; by output the first is a
+// multiple of kGroup, and so is the end where it is not the tensor's. `local` has kLocalBytes.
+void fill_rows(const Target&, const Source& from, int64_t end, uint8_t* local);
 
 }  // namespace hc

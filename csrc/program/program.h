@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "disk/shelf.h"
 #include "pool/threads.h"
 #include "program/batch.h"
 #include "program/link.h"
@@ -29,6 +30,13 @@ struct Predictor {
     bool relu;  // between the two
     const float* threshold;
 };
+
+// Groups of neighbouring experts: a row chooses from `used` of them. A group ranks by the sum of its `best`
+// (1 or 2) largest ranks.
+struct ExpertGroups {
+    int count = 1, used = 1, best = 2;
+};
+constexpr int kMaxExpertGroups = 64;
 
 struct ExpertsOp;
 
@@ -62,6 +70,10 @@ class Program {
     void norm(const NormArgs&, const float* x, float* out, int64_t rows_per_token, RowsOf,
               int64_t groups = 1);
     void linear(const float* x, const std::vector<Product>&, RowsOf);
+    // Each head has its rows of the weights; x [T, heads, width] ends, in each head, with what they meet.
+    void linear_heads(const float* x, int64_t width, const Rows& weights, int64_t heads, float* out);
+    // out [T, heads, n + m] from x [T, heads, n] and y [T, heads, m].
+    void join_heads(const float* x, const float* y, float* out, int64_t heads, int64_t n, int64_t m);
     void rope(const RopeArgs&, int64_t positions, float* x, int64_t heads, int64_t head_dim);
     void store_kv(const float* k, const float* v, const Cache&);
     void attention(Attention, int64_t pages);
@@ -69,10 +81,11 @@ class Program {
     void ffn(Ffn, const float* x);
     // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
     void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
-    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>);
+    // `shelf`: their weights lie in its places, as they are read; null: all are in memory.
+    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>, std::shared_ptr<Shelf> shelf = {});
     // expert_scale [experts] multiplies factors; or null.
     void router(const float* x, const Rows& weights, const float* bias, const Router&,
-                const float* expert_scale, int32_t* ids, float* factors);
+                const float* expert_scale, int32_t* ids, float* factors, const ExpertGroups& = {});
     void add(float* x, const float* y, int64_t dim, float keep = 1, float scale = 1);
     void gather(const float* x, float* out, int64_t dim);
     void softcap(float* logits, int64_t vocab, float cap);
@@ -132,6 +145,10 @@ class Program {
     void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&);
     void experts_by_neuron(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void experts_by_output(std::shared_ptr<ExpertsOp>, ScratchPlan&);
+    void next_wave(std::shared_ptr<ExpertsOp>, int64_t wave);
+    void wave_by_neuron(std::shared_ptr<ExpertsOp>, int64_t wave);
+    void wave_by_output(std::shared_ptr<ExpertsOp>, int64_t wave);
+    std::function<bool()> give_up() const;
     std::shared_ptr<Input> predictor_hidden(ScratchPlan&, const float* x, const Predictor&);
 
     const Kernels& k_;

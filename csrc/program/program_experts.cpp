@@ -59,6 +59,7 @@ struct Gathered {
 struct ExpertsOp {
     Ffn layer;  // all experts' rows
     std::shared_ptr<const Experts> experts;
+    std::shared_ptr<Shelf> shelf;  // or null: all experts are in memory
     Routing decode, prompt;
     Cut decode_cut, prompt_cut;
     Gathered input;
@@ -68,9 +69,11 @@ struct ExpertsOp {
     Input hidden;                                                // by output: [pairs, neurons]
     int64_t most_leaves = 0, most_neurons = 0;
 
-    ExpertsOp(const Ffn& f, std::shared_ptr<const Experts> e, int64_t rows, int64_t decode_rows)
+    ExpertsOp(const Ffn& f, std::shared_ptr<const Experts> e, std::shared_ptr<Shelf> s, int64_t rows,
+              int64_t decode_rows)
         : layer(f),
           experts(std::move(e)),
+          shelf(std::move(s)),
           decode(*experts, decode_rows),
           prompt(*experts, rows),
           decode_cut(size_t(experts->count())),
@@ -86,6 +89,11 @@ struct ExpertsOp {
     }
     const float* down_bias(int64_t expert) const { return at(layer.down_bias, expert * layer.dim()); }
     int64_t neurons(const Routing::Part& part) const { return experts->neurons(part.expert); }
+    // Whether the steps of a wave compute anything of this part.
+    bool in_wave(const Routing::Part& part) const { return !shelf || shelf->in_wave(part.expert); }
+    bool is_wave(int64_t wave) const { return !shelf || shelf->wave() == wave; }
+    int64_t waves() const { return shelf ? shelf->most_waves() : 1; }
+    std::vector<int32_t> named() const;
     Ffn expert(int64_t number) const;
     Ffn view(const Routing&, const Routing::Part&) const;
     Input hidden_of(const Routing::Part&) const;
@@ -95,22 +103,35 @@ struct ExpertsOp {
 Ffn ExpertsOp::expert(int64_t number) const {
     Ffn f = layer;
     const int64_t first = experts->first(number), n = experts->neurons(number), dim = layer.dim();
-    f.gate = rows_of(layer.gate, first, n);
-    f.up = rows_of(layer.up, first, n);
+    const int64_t place = shelf ? shelf->place(number) : number;
+    const int64_t row = shelf ? place * n : first;  // where its weights begin
+    f.gate = rows_of(layer.gate, row, n);
+    f.up = rows_of(layer.up, row, n);
     f.gate_bias = at(layer.gate_bias, first);
     f.up_bias = at(layer.up_bias, first);
     f.down_bias = down_bias(number);
     if (layer.by_output)
-        f.down = rows_of(layer.down, down_rows[size_t(number)], dim);
+        f.down = rows_of(layer.down, down_rows[size_t(place)], dim);
     else if (layer.panels.neurons) {
-        f.down.base += first / layer.panels.neurons * layer.panels.bytes();
+        f.down.base += row / layer.panels.neurons * layer.panels.bytes();
         f.down.count = n;
     } else
-        f.down = rows_of(layer.down, first, n);
+        f.down = rows_of(layer.down, row, n);
     if (f.mask) f.mask.words += experts->words[size_t(number)];
     if (f.fired) f.fired.words += experts->words[size_t(number)];
     f.accumulate = false;
     return f;
+}
+
+// The experts of a step's rows, ascending.
+std::vector<int32_t> ExpertsOp::named() const {
+    std::vector<int32_t> all;
+    for (const Routing* routing : {&decode, &prompt})
+        for (const Routing::Part& part : routing->parts())
+            if (neurons(part)) all.push_back(int32_t(part.expert));
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    return all;
 }
 
 // The FFN of one part's pairs.
@@ -207,10 +228,11 @@ void add_stats(const ExpertsOp& op) {
 
 }  // namespace
 
-void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts> experts) {
+void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts> experts,
+                  std::shared_ptr<Shelf> shelf) {
     ScratchPlan plan(*this);
     const int64_t rows = bounds_.tokens, pairs = rows * experts->chosen, dim = args.dim();
-    auto op = std::make_shared<ExpertsOp>(args, experts, rows, max_decode());
+    auto op = std::make_shared<ExpertsOp>(args, experts, std::move(shelf), rows, max_decode());
     Gathered& in = op->input;
     const bool gated = args.gate.base;
     in.codes = is_quantised(args.up.type) || (gated && is_quantised(args.gate.type));
@@ -232,6 +254,7 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
              op->decode.sort(0, decode);
              op->prompt.sort(decode, batch_.tokens_count());
              clear_fired(*op, batch_.decode_count());
+             if (op->shelf) op->shelf->begin(op->named(), give_up());
          });
     step(
         [op] {
@@ -271,15 +294,47 @@ void Program::experts_by_neuron(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
     plan.take(parts * op->most_leaves * 4,
               [op](uint8_t* p) { op->layer.added = reinterpret_cast<uint32_t*>(p); });
 
-    const int64_t size = piece_rows(op->layer.up), groups = padded(dim) / kGroup;
+    for (int64_t wave = 0; wave < op->waves(); ++wave) {
+        next_wave(op, wave);
+        wave_by_neuron(op, wave);
+    }
+    const int64_t groups = padded(dim) / kGroup;
+    step([=] { return groups * batch_.decode_count(); },
+         [=](int64_t piece, const Scratch&) {
+             if (op->layer.stats && piece == 0 && !batch_.prompt_count()) add_stats(*op);
+             reduce_experts(k_, *op, int(piece / groups), piece % groups);
+         });
+    step([this] { return int64_t(batch_.prompt_count()); },
+         [this, op](int64_t t, const Scratch&) {
+             add_experts(*op, op->prompt, batch_.decode_count() + int(t));
+         });
+}
+
+// Whether a run that waits for the disk shall not wait on.
+std::function<bool()> Program::give_up() const {
+    return [pool = pool_.get()] { return pool->ending(); };
+}
+
+// Waits for the experts of a wave; the first one needs none of what is read.
+void Program::next_wave(std::shared_ptr<ExpertsOp> op, int64_t wave) {
+    if (!wave) return;
+    step([op, wave] { return int64_t(op->is_wave(wave - 1) && op->shelf->unfinished()); },
+         [this, op](int64_t, const Scratch&) { op->shelf->next(give_up()); });
+}
+
+// Pieces of decode rows, and prompt rows up to their sums by outputs, of one wave's experts.
+void Program::wave_by_neuron(std::shared_ptr<ExpertsOp> op, int64_t wave) {
+    const int64_t size = piece_rows(op->layer.up), groups = padded(op->layer.dim()) / kGroup;
     const auto pieces_of = [op](const Routing::Part& part) {
-        return op->neurons(part) ? int64_t(op->view(op->decode, part).pieces(part.rows())) : 0;
+        const bool any = op->neurons(part) && op->in_wave(part);
+        return any ? int64_t(op->view(op->decode, part).pieces(part.rows())) : 0;
     };
     const auto blocks_of = [op, size](const Routing::Part& part) {
-        return ceil_div(op->neurons(part), size);
+        return op->in_wave(part) ? ceil_div(op->neurons(part), size) : 0;
     };
     step(
         [=] {
+            if (!op->is_wave(wave)) return int64_t(0);
             return op->decode_cut.over(op->decode, pieces_of) + op->prompt_cut.over(op->prompt, blocks_of);
         },
         [this, op, size](int64_t piece, const Scratch& s) {
@@ -293,21 +348,13 @@ void Program::experts_by_neuron(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
             k_.ffn_hidden(op->view(op->prompt, part), first, end - first, 0, part.rows(), s.local);
         });
     const auto tiles_of = [op, groups](const Routing::Part& part) {
-        return op->neurons(part) ? groups * ceil_div(part.rows(), kPromptTile) : 0;
+        return op->neurons(part) && op->in_wave(part) ? groups * ceil_div(part.rows(), kPromptTile) : 0;
     };
-    step([=] { return groups * batch_.decode_count() + op->prompt_cut.over(op->prompt, tiles_of); },
+    step([=] { return op->is_wave(wave) ? op->prompt_cut.over(op->prompt, tiles_of) : 0; },
          [=](int64_t piece, const Scratch& s) {
-             const int64_t reduced = groups * batch_.decode_count();
-             if (op->layer.stats && piece == 0 && !batch_.prompt_count()) add_stats(*op);
-             if (piece < reduced) return reduce_experts(k_, *op, int(piece / groups), piece % groups);
-             piece -= reduced;
              const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
              const int t0 = int(piece / groups) * kPromptTile, t1 = std::min(t0 + kPromptTile, part.rows());
              k_.ffn_prompt_down(op->view(op->prompt, part), piece % groups, t0, t1, s.local);
-         });
-    step([this] { return int64_t(batch_.prompt_count()); },
-         [this, op](int64_t t, const Scratch&) {
-             add_experts(*op, op->prompt, batch_.decode_count() + int(t));
          });
 }
 
@@ -321,20 +368,33 @@ void Program::experts_by_output(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
         down += experts.neurons(e) ? op->layer.dim() : 0;
     }
     plan.take(pairs * op->most_neurons * 4, [op](uint8_t* p) { op->hidden.x = reinterpret_cast<float*>(p); });
+    if (is_quantised(op->layer.down.type))
+        plan.take(pairs * Input::token_bytes(op->most_neurons),
+                  [op](uint8_t* p) { op->hidden.quantised = p; });
+    for (int64_t wave = 0; wave < op->waves(); ++wave) {
+        next_wave(op, wave);
+        wave_by_output(op, wave);
+    }
+    step([this] { return count(kTokens); },
+         [op](int64_t t, const Scratch&) { add_experts(*op, op->prompt, int(t)); });
+}
+
+void Program::wave_by_output(std::shared_ptr<ExpertsOp> op, int64_t wave) {
     const int64_t size = piece_rows(op->layer.up), down_size = piece_rows(op->layer.down);
     const auto blocks_of = [op, size](const Routing::Part& part) {
-        return ceil_div(op->neurons(part), size);
+        return op->in_wave(part) ? ceil_div(op->neurons(part), size) : 0;
     };
-    step([=] { return op->prompt_cut.over(op->prompt, blocks_of); },
+    step([=] { return op->is_wave(wave) ? op->prompt_cut.over(op->prompt, blocks_of) : 0; },
          [this, op, size](int64_t piece, const Scratch& s) {
              const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
              const int64_t first = piece * size, end = std::min(first + size, op->neurons(part));
              k_.ffn_hidden(op->view(op->prompt, part), first, end - first, 0, part.rows(), s.local);
          });
     if (op->layer.mask || op->layer.fired || op->layer.stats)
-        step([this] { return int64_t(batch_.decode_count() > 0); },
+        step([this, op, wave] { return int64_t(op->is_wave(wave) && batch_.decode_count() > 0); },
              [this, op](int64_t, const Scratch&) {
                  for (const Routing::Part& part : op->prompt.parts()) {
+                     if (!op->in_wave(part)) continue;
                      const int32_t* tokens = op->prompt.tokens(part);
                      const auto decode =
                          std::lower_bound(tokens, tokens + part.rows(), batch_.decode_count());
@@ -343,19 +403,17 @@ void Program::experts_by_output(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
                                            !batch_.prompt_count());
                  }
              });
-    if (is_quantised(op->layer.down.type)) {
-        plan.take(pairs * Input::token_bytes(op->most_neurons),
-                  [op](uint8_t* p) { op->hidden.quantised = p; });
-        step([op] { return int64_t(op->prompt.pairs()); },
+    if (is_quantised(op->layer.down.type))
+        step([op, wave] { return op->is_wave(wave) ? int64_t(op->prompt.pairs()) : 0; },
              [this, op](int64_t pair, const Scratch&) {
                  const Routing::Part& part = op->prompt.part_of(int(pair));
-                 if (op->neurons(part)) k_.quantise(op->hidden_of(part), int(pair) - part.begin);
+                 if (op->neurons(part) && op->in_wave(part))
+                     k_.quantise(op->hidden_of(part), int(pair) - part.begin);
              });
-    }
     const auto outputs_of = [op, down_size](const Routing::Part& part) {
-        return op->neurons(part) ? ceil_div(op->layer.dim(), down_size) : 0;
+        return op->neurons(part) && op->in_wave(part) ? ceil_div(op->layer.dim(), down_size) : 0;
     };
-    step([=] { return op->prompt_cut.over(op->prompt, outputs_of); },
+    step([=] { return op->is_wave(wave) ? op->prompt_cut.over(op->prompt, outputs_of) : 0; },
          [this, op, down_size](int64_t piece, const Scratch& s) {
              const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
              const Ffn f = op->view(op->prompt, part);
@@ -363,8 +421,6 @@ void Program::experts_by_output(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
              const Product product{f.down, f.down_bias, f.out, f.dim(), false};
              k_.product(product, op->hidden_of(part), first, end - first, 0, part.rows(), s.local);
          });
-    step([this] { return count(kTokens); },
-         [op](int64_t t, const Scratch&) { add_experts(*op, op->prompt, int(t)); });
 }
 
 void Program::predict(const float* x, const Predictor& p, const Masks& mask,

@@ -5,18 +5,36 @@ import sys
 import textwrap
 
 from hotcold.commands import options
+from hotcold.commands.colours import quiet
 from hotcold.engine.request import Request
 from hotcold.runtime.counters import Figures
+from hotcold.values import size
 
 
-def print_figures(figures: list[str]) -> None:
-    """Prints figures on stderr; on a terminal, lines are broken between figures only."""
+def print_figures(figures: list[str], *, plain: bool = False) -> None:
+    """Prints figures on stderr; on a terminal, lines are broken between figures only, and in dim letters
+    unless ``plain``."""
     if not sys.stderr.isatty():
         print(" | ".join(figures), file=sys.stderr)
         return
     whole = [figure.replace(" ", "\N{NO-BREAK SPACE}") for figure in figures]
     line = textwrap.fill("\N{NO-BREAK SPACE}| ".join(whole), shutil.get_terminal_size().columns)
-    print(line.replace("\N{NO-BREAK SPACE}", " "), file=sys.stderr)
+    line = line.replace("\N{NO-BREAK SPACE}", " ")
+    print(line if plain else quiet(line, sys.stderr), file=sys.stderr)
+
+
+def disk_figures(figures: Figures) -> list[str]:
+    """Tells what was read of experts that do not lie in memory; nothing where all do."""
+    if figures.expert_hit_share is None or figures.disk_bytes_per_token is None:
+        return []
+    stalls = (
+        f"{figures.stalls_per_token:.1f} waits of {(figures.stall_s_per_token or 0) * 1e3:.1f} ms per token"
+    )
+    return [
+        f"{figures.expert_hit_share:.1%} of experts in memory",
+        f"{size(int(figures.disk_bytes_per_token))} from disk per token",
+        stalls,
+    ]
 
 
 def figures_of(request: Request, figures: Figures) -> list[str]:
@@ -32,6 +50,7 @@ def figures_of(request: Request, figures: Figures) -> list[str]:
         parts.append(f"{figures.gb_s:.2f} GB/s read")
         parts.append(f"{figures.active_share:.1%} of neurons active")
         parts.append(f"{options.scaled(figures.params_per_token)} parameters per token")
+    parts += disk_figures(figures)
     if request.guessed:
         parts.append(f"{request.accepted} of {request.guessed} guessed tokens right")
     if request.finish_reason == "cancelled":

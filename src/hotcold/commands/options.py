@@ -186,6 +186,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         metavar="FILE",
         help="file of fit-predictor (default: MODEL.predictor.gguf beside the model)",
     )
+    parser.add_argument(
+        "--ram-budget",
+        type=byte_size,
+        metavar="SIZE",
+        help="for models of experts: RAM that weights, KV cache and steps may take, such as 8GiB; experts "
+        "that do not fit stay in the model's file and are read when they are named (default: all in memory)",
+    )
     _add_hybrid_options(parser)
 
 
@@ -366,6 +373,14 @@ def chat_template(args: argparse.Namespace) -> str | None:
     return None if args.chat_template is None else template_text(args.chat_template)
 
 
+def add_plain_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="print on a terminal as in a pipe: the text as it is, without Markdown, wrapping and colours",
+    )
+
+
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a line of JSON at the end of stdout")
 
@@ -414,6 +429,7 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
             "gpu": args.gpu,
             "placement": args.placement,
             "vram_budget": args.vram_budget,
+            "ram_budget": args.ram_budget,
             "hot_backend": args.hot_backend,
             "hot_threads": args.hot_threads,
         }

@@ -54,6 +54,36 @@ class WeightRows:
 def row_size(type: int, cols: int) -> int: ...
 def panels_size(dim: int, neurons: int, type: int) -> int: ...
 
+class DiskError(RuntimeError):
+    pass
+
+class Disk:
+    def __init__(self, threads: int, direct: bool) -> None: ...
+    def add(self, file: int) -> int: ...
+    def direct(self, number: int) -> bool: ...
+    @property
+    def threads(self) -> int: ...
+    def hold(self, holds: bool) -> None: ...
+    def counts(self) -> tuple[int, int, int]: ...
+    @staticmethod
+    def staging_bytes(row_bytes: int, by_output: bool) -> int: ...
+
+class Shelf:
+    def __init__(self, disk: Disk, name: str, experts: int, places: int) -> None: ...
+    def add(
+        self,
+        disk: Disk,
+        weights: WeightRows,
+        by_output: bool,
+        file: int,
+        offsets: Sequence[int],
+        rows: int,
+        row_bytes: int,
+    ) -> None: ...
+    @property
+    def places(self) -> int: ...
+    def counts(self) -> tuple[int, int, int, int]: ...
+
 class Program:
     def __init__(self, isa: str, pool: Pool, batch: hotcold.kernels.backend.Batch) -> None: ...
     def embed(self, table: WeightRows, out: NDArray[numpy.float32], by: int, accumulate: bool) -> None: ...
@@ -75,6 +105,12 @@ class Program:
         outs: Sequence[NDArray[numpy.float32]],
         accumulate: bool,
         rows: int,
+    ) -> None: ...
+    def linear_heads(
+        self, x: NDArray[numpy.float32], weights: WeightRows, out: NDArray[numpy.float32]
+    ) -> None: ...
+    def join_heads(
+        self, x: NDArray[numpy.float32], y: NDArray[numpy.float32], out: NDArray[numpy.float32]
     ) -> None: ...
     def rope(
         self,
@@ -172,6 +208,9 @@ class Program:
         normalise: bool,
         scale: float,
         expert_scale: NDArray[numpy.float32] | None,
+        groups: int,
+        used_groups: int,
+        best: int,
     ) -> None: ...
     def short_conv(
         self,
@@ -252,6 +291,7 @@ class FfnWeights:
         alpha: float,
         ends: Sequence[int],
         chosen: int,
+        shelf: Shelf | None = None,
     ) -> None: ...
 
 class LinkError(RuntimeError):

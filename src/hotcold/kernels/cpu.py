@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
+from hotcold.formats.files import FileError
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import _native, checks, host_memory
 from hotcold.kernels.backend import (
@@ -21,6 +22,8 @@ from hotcold.kernels.backend import (
     BatchLimits,
     Buffer,
     Chosen,
+    DiskCounts,
+    ExpertGroups,
     FFNStats,
     FFNTensors,
     FFNWeights,
@@ -102,8 +105,11 @@ class _Recorder:
     def run(self) -> None:
         """Runs every op, without the GIL; ValueError if a number of the batch is out of its range. On
         the main thread what a signal handler raises (KeyboardInterrupt) ends it within a tenth of a second,
-        once the pieces under way are done."""
-        self.native.run()
+        once the pieces under way are done. FileError: an expert cannot be read."""
+        try:
+            self.native.run()
+        except _native.DiskError as error:
+            raise FileError(str(error)) from None
 
 
 class _Empty:
@@ -195,6 +201,11 @@ class CPUBackend(CPUStateOps):
         checks.check_ffn(tensors)
         return self._packer.ffn(tensors)
 
+    def disk_counts(self) -> DiskCounts | None:
+        """None: all experts lie in memory."""
+        disk = self._packer.disk
+        return None if disk is None else disk.counts()
+
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights:
         checks.check_predictor(tensors)
         return self._packer.predictor(tensors)
@@ -264,6 +275,14 @@ class CPUBackend(CPUStateOps):
         own = [checks.own_weights(w, PackedMatrix) for w in weights]
         args = [w.rows for w in own], [w.bias for w in own], list(outs), accumulate, int(rows)
         self._op(batch, lambda p: p.linear(x, *args), x, *own, *outs)
+
+    def linear_heads(self, x: Buffer, weights: Matrix, batch: Batch, out: Buffer) -> None:
+        w = checks.own_weights(weights, PackedMatrix)
+        checks.check_no_bias("linear_heads", w.bias)
+        self._op(batch, lambda p: p.linear_heads(x, w.rows, out), x, w, out)
+
+    def join_heads(self, x: Buffer, y: Buffer, batch: Batch, out: Buffer) -> None:
+        self._op(batch, lambda p: p.join_heads(x, y, out), x, y, out)
 
     def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
         self._op(batch, lambda p: p.rope(x, table.cos, table.sin, table.interleaved), x, table)
@@ -341,10 +360,12 @@ class CPUBackend(CPUStateOps):
         normalise: bool,
         scale: float,
         expert_scale: Buffer | None = None,
+        groups: ExpertGroups | None = None,
     ) -> None:
         w = checks.own_weights(weights, PackedMatrix)
-        checks.check_router(w.shape[0], k, score, selection_bias, expert_scale)
-        args = k, score == "softmax", selection_bias, normalise, scale, expert_scale
+        checks.check_router(w.shape[0], k, score, selection_bias, expert_scale, groups)
+        of = (groups.count, groups.used, groups.best) if groups else (1, 1, 2)
+        args = k, score == "softmax", selection_bias, normalise, scale, expert_scale, *of
         self._op(
             batch,
             lambda p: p.router(x, w.rows, w.bias, ids, factors, *args),

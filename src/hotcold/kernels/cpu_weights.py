@@ -7,6 +7,7 @@ zeros, down by output is transposed if its type is a float, and packed into pane
 lie one after another in each of these."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hotcold.formats.stored import AnyTensor, StoredTensor
@@ -21,6 +22,7 @@ from hotcold.kernels.backend import (
     panel_bytes,
     scale_run,
 )
+from hotcold.kernels.cpu_disk import Disk
 from hotcold.kernels.memory_nodes import memory_nodes
 
 
@@ -64,6 +66,7 @@ class Packer:
     def __init__(self, pool: _native.Pool) -> None:
         self._pool = pool
         self._arena = _native.Arena(memory_nodes())
+        self.disk: Disk | None = None  #: that experts are read of when they are named, if any are
 
     def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> PackedMatrix:
         rows, cols = tensor.shape
@@ -84,29 +87,23 @@ class Packer:
         dense = is_dense(tensors.down_layout, down.type, tensors.activation)
         panels = by_output and not dense and down.type.weights > 1
         gate_bytes = tensors.gate.nbytes if tensors.gate else 0
-        whole = gate_bytes, tensors.up.nbytes, tensors.down_nbytes
+        whole = [gate_bytes, tensors.up.nbytes, tensors.down_nbytes]
         sizes = [n // neurons for n in whole]
-        gate = self.matrix(tensors.gate) if tensors.gate else None
-        if panels:
-            up_rows, down_rows = self.matrix(tensors.up).rows, self._panels(tensors)
-        elif dense:
-            up_rows, down_rows = self.matrix(tensors.up).rows, self.matrix(down).rows
-        elif gate is None:  # then up is the stream
-            up_rows = self.matrix(tensors.up).rows
-            down_rows = self._down_rows(self._arena.take(tensors.down_nbytes), 0, sizes[2], tensors)
-        else:  # one piece of memory: a neuron's up row, then its down row
-            stride = sizes[1] + sizes[2]
-            memory = self._arena.take(neurons * stride)
-            up_rows = self._packed(memory, 0, stride, tensors.up)
-            down_rows = self._down_rows(memory, sizes[1], stride, tensors)
+        shelf = None
+        if tensors.places:
+            self.disk = self.disk or Disk()
+            gate, up, own, shelf = self.disk.rows(tensors, self._arena)
+            whole = [n // tensors.experts * tensors.places for n in whole]
+        else:
+            gate, up, own = self._rows(tensors, sizes, dense=dense, panels=panels)
         biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)
         gate_bias, up_bias, down_bias = (None if each is None else each.reshape(-1) for each in biases)
         kind = dense, ACTIVATIONS.index(tensors.activation)
         numbers = tensors.threshold, tensors.limit, tensors.alpha
-        rows = gate.rows if gate else None, up_rows, down_rows, gate_bias, up_bias, down_bias
+        rows = gate, up, own, gate_bias, up_bias, down_bias
         row_bytes = (sizes[0], sizes[1], *(panel_bytes(down.type, dim) if panels else (sizes[2], 0)))
         return PackedFFN(
-            native=_native.FfnWeights(*rows, *kind, *numbers, tensors.ends, tensors.chosen),
+            native=_native.FfnWeights(*rows, *kind, *numbers, tensors.ends, tensors.chosen, shelf),
             neurons=neurons,
             words=mask_words(tensors.ends)[-1],
             experts=tensors.experts,
@@ -115,6 +112,24 @@ class Packer:
             runs=neurons // scale_run(down.type) if panels else 0,
             activation=tensors.activation,
         )
+
+    def _rows(
+        self, tensors: FFNTensors, sizes: Sequence[int], *, dense: bool, panels: bool
+    ) -> tuple[_native.WeightRows | None, _native.WeightRows, _native.WeightRows]:
+        """Rows of gate, up and down, the latter perhaps in panels; ``sizes`` are bytes of one of each."""
+        gate = None if tensors.gate is None else self.matrix(tensors.gate).rows
+        if panels:
+            return gate, self.matrix(tensors.up).rows, self._panels(tensors)
+        if dense:
+            return gate, self.matrix(tensors.up).rows, self.matrix(tensors.down).rows
+        if gate is None:  # then up is the stream
+            memory = self._arena.take(tensors.down_nbytes)
+            return gate, self.matrix(tensors.up).rows, self._down_rows(memory, 0, sizes[2], tensors)
+        # One piece of memory: a neuron's up row, then its down row.
+        stride = sizes[1] + sizes[2]
+        memory = self._arena.take(tensors.up.shape[0] * stride)
+        up = self._packed(memory, 0, stride, tensors.up)
+        return gate, up, self._down_rows(memory, sizes[1], stride, tensors)
 
     def _packed(
         self, memory: _native.Memory, offset: int, stride: int, tensor: AnyTensor

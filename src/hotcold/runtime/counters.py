@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.kernels.backend import FFN_COUNTS
+from hotcold.kernels.backend import FFN_COUNTS, DiskCounts
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,22 @@ class Counters:
     #: as ``rows``, of shared experts; no layers where there are none, or where they are computed whole
     shared: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(FFN_COUNTS)), np.int64))
 
+    expert_hits: int = 0  #: experts that steps named and that were in memory, where not all are
+    expert_misses: int = 0  #: those that were read of the file
+    disk_bytes: int = 0
+    stalls: int = 0  #: how often computing waited for the disk
+    stall_s: float = 0.0
+
+    def add_disk(self, before: DiskCounts, after: DiskCounts | None) -> None:
+        """Counts what a step read of experts."""
+        assert after is not None
+        own = after.since(before)
+        self.expert_hits += own.hits
+        self.expert_misses += own.misses
+        self.disk_bytes += own.nbytes
+        self.stalls += own.stalls
+        self.stall_s += own.stall_s
+
     def copy(self) -> Self:
         return replace(self, rows=self.rows.copy(), shared=self.shared.copy())
 
@@ -68,6 +84,12 @@ class Figures:
     python_share: float | None = None  #: the part of generation's time outside the recorded program
     rows_per_step: float | None = None  #: sequences that a step of generation served, on average
     tokens_per_step: float | None = None  #: that they got of it, more where guesses were right
+    #: where not all experts lie in memory: the share of those named that were there, bytes read of the file
+    #: for a token, and how often and how long computing waited for that
+    expert_hit_share: float | None = None
+    disk_bytes_per_token: float | None = None
+    stalls_per_token: float | None = None
+    stall_s_per_token: float | None = None
 
     @classmethod
     def of(cls, counters: Counters, footprint: Footprint) -> Self:
@@ -95,8 +117,21 @@ class Figures:
             params_per_token=params / tokens,
             rows_per_step=sequences / steps,
             tokens_per_step=tokens / steps,
+            **_of_disk(counters),
             python_share=1 - counters.run_s / seconds if seconds else None,
         )
+
+
+def _of_disk(counters: Counters) -> dict[str, float]:
+    named, tokens = counters.expert_hits + counters.expert_misses, counters.decode_tokens
+    if not named:
+        return {}
+    return {
+        "expert_hit_share": counters.expert_hits / named,
+        "disk_bytes_per_token": counters.disk_bytes / tokens,
+        "stalls_per_token": counters.stalls / tokens,
+        "stall_s_per_token": counters.stall_s / tokens,
+    }
 
 
 def bytes_of_rows(

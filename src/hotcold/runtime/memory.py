@@ -56,6 +56,18 @@ def affordable_bytes(weight_bytes: int, config: Config, limits: BatchLimits) -> 
     return max(0, left * 9 // 10)
 
 
+def memory_bill(
+    weight_bytes: int, cache_type: str, config: Config, limits: BatchLimits, pages: int, slots: int
+) -> dict[str, int]:
+    """Bytes that a model takes on the CPU alone, by what takes them."""
+    return {
+        "weights": weight_bytes,
+        "KV cache": pages * config.page_bytes(cache_type),
+        "states": slots * config.slot_bytes,
+        "steps": buffer_bytes(config, limits) + scratch_bytes(config, limits),
+    }
+
+
 def check_memory(
     weight_bytes: int,
     cache_type: str,
@@ -87,10 +99,12 @@ def check_memory(
         if weight_bytes < free and pages > limits.pages_per_sequence:
             smaller = f"KV cache (`cache_positions`) or {smaller}"
         if weight_bytes < free and slots > limits.sequences:
-            smaller = f"number of kept states (`state_copies`) or {smaller}"
+            smaller = f"number of kept states (`state_copies`, `draft_max`) or {smaller}"
         sizes = (weight_bytes, cache_bytes, state_bytes, step_bytes, free)
         weights, cache, states, steps, left = (f"{n / 2**30:.2f} GiB" for n in sizes)
         needs = f"{what} {weights}, its KV cache of {pages * PAGE} positions {cache}, steps {steps}"
         if slots:
             needs += f", {slots} states of sequences {states}"
+        if config.experts is not None and weight_bytes >= free:
+            smaller += ", or leave experts in the file (`ram_budget`)"
         raise LoadError(f"not enough memory: {needs}, but {left} are available: use a smaller {smaller}")

@@ -155,6 +155,8 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
     UserError: options that do not go together, a placement or profile that is not right, or a GPU that is not
     there."""
     options = model.options
+    if options["ram_budget"] is not None:
+        return _in_ram(options)
     wanted = options["placement"] is not None or options["vram_budget"] is not None
     _check(options, wanted=wanted)
     gpu_asked = None if options["gpu"] is None else str(options["gpu"])
@@ -178,6 +180,20 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
     if wanted:
         raise UserError(f"`placement` and `vram_budget` are for a GPU, and {ENVIRONMENT} is {OFF}")
     return Decision((note,) if note else ())
+
+
+def _in_ram(options: LoadOptions) -> Decision:
+    """The CPU alone, whose memory has a budget."""
+    if options["backend"] != "cpu":
+        raise UserError(f"`ram_budget` needs `backend=cpu`, not {options['backend']}")
+    others = ("placement", "vram_budget", "hot_backend", "hot_threads")
+    given = next((name for name in others if options[name] is not None), None)  # type: ignore[literal-required]
+    if given is None and options["gpu"] not in (None, OFF):
+        given = "gpu"
+    if given is not None:
+        raise UserError(f"`ram_budget` is for the CPU alone today: leave out `{given}`")
+    note = "no GPU is used: `ram_budget` is for the CPU alone today"
+    return Decision(() if options["gpu"] == OFF else (note,))
 
 
 def _check(options: LoadOptions, *, wanted: bool) -> None:
@@ -268,6 +284,10 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
         if asked:
             raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
         return Decision((f"{unused}: {why}",))
+    if (reason := model.config.cpu_alone) is not None:
+        if asked:
+            raise UserError(f"{unused}: {reason}: leave out what asks for a GPU, or `gpu={OFF}`")
+        return Decision((f"{unused}: {reason}",))
     if not asked and any(gpu.shares_memory for gpu in gpus) and None in measured:
         shares = "it shares the processor's memory, and need not be faster"
         return Decision((f"{unused}: {shares}: hotcold doctor measures it, and `gpu={name}` uses it",))

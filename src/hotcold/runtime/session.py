@@ -19,10 +19,12 @@ from hotcold.kernels.backend import (
     PAGE,
     Backend,
     BatchLimits,
+    DiskCounts,
     FFNWeights,
     Matrix,
     PredictorWeights,
 )
+from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.kv_cache import SequenceState
@@ -30,11 +32,13 @@ from hotcold.model.layer import AnyFFN
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights
+from hotcold.placement.shelves import Shelves
 from hotcold.placement.split import ColdSide
 from hotcold.runtime.counters import Counters, Footprint
 from hotcold.runtime.memory import check_memory
 from hotcold.runtime.mode import SparsityMode, choose_mode
 from hotcold.runtime.placing import OnGPU
+from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.sparse.ffn import FFN, SplitFFN, make_ffns, make_shared_ffns
 from hotcold.sparse.predictor import load_predictors
@@ -75,7 +79,7 @@ class Session:
         self._counters = Counters(none, shared=none[: config.layers * self.shared_counts].copy())
         self.predictors = predictors  #: of each layer; None where none is used
         self.footprint = self._footprint(mode)
-        self.state = SequenceState(devices, config, pages, model.cache_type, slots)
+        self.state = SequenceState(devices, config, pages, model.cache_type, slots, model.spare_slots)
         self.cache = self.state.pages  #: whose pages lie where
         self.slots = self.state.slots  #: whose states lie where; None where no layer keeps one
         self._user: weakref.ref[User] | None = None
@@ -122,9 +126,11 @@ class Session:
             self.transformer.run(programs)
             counters.prompt_tokens += rows - decode_rows
             return
-        start = time.perf_counter()
+        start, before = time.perf_counter(), self.model.disk_counts()
         self.transformer.run(programs)
         counters.run_s += time.perf_counter() - start
+        if before is not None:
+            counters.add_disk(before, self.model.disk_counts())
         counters.decode_steps += 1
         if watched is not None:
             watched.steps += 1
@@ -329,6 +335,7 @@ class LoadedModel:
     limits: BatchLimits  #: of the steps of every session
     pages: int  #: of the KV cache of every session, which its sequences share
     slots: int  #: for states of sequences, of every session; 0 where no layer keeps one
+    spare_slots: int  #: of those, for the states after guesses
     context: int  #: the most positions of a sequence
     chunk: int  #: the most prompt rows of a step
     cache_type: str
@@ -341,6 +348,7 @@ class LoadedModel:
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
     draft_max: int = 0  #: the most tokens of a sequence that are guessed in a step
     draft: "LoadedModel | None" = None  #: a smaller one that guesses them
+    shelves: Shelves | None = None  #: what of the experts lies in memory, where that has a budget
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property
@@ -348,9 +356,19 @@ class LoadedModel:
         return self.path.stem
 
     @property
+    def pooling(self) -> Pooling:
+        """How the vectors of a text's tokens become one. UserError: the file names nothing that is
+        supported."""
+        return pooling_of(self.chat_metadata)
+
+    @property
     def backend(self) -> Backend:
         """The backend of whatever a placement does not put elsewhere."""
         return self.devices.embedding
+
+    def disk_counts(self) -> DiskCounts | None:
+        """Counts what was read of experts so far, by all sessions together; None: all lie in memory."""
+        return self.backend.disk_counts() if isinstance(self.backend, CPUBackend) else None
 
     @property
     def gpus(self) -> tuple[Backend, ...]:

@@ -132,6 +132,7 @@ class DeviceFFN:
 
 def ffn_weights(memory: DeviceMemory, tensors: FFNTensors) -> DeviceFFN:
     checks.check_ffn(tensors)
+    checks.check_resident(tensors)
     shape = FFNShape.of(tensors)
     dim, down = shape.dim, tensors.down
     largest = memory.info.max_range

@@ -1,0 +1,67 @@
+// A disk's threads, and the places of a layer's experts that they fill.
+#include "bind/bind.h"
+#include "disk/shelf.h"
+#include "pack/pack.h"
+
+namespace hc {
+namespace {
+
+// One matrix of each expert: `weights` are those of all places, one after another; in the file each expert's
+// is [rows, row_bytes], from its offset on.
+void add_part(Shelf& shelf, const Disk& disk, const WeightRows& weights, bool by_output, int file,
+              std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes) {
+    Rows place = weights.rows;
+    const int64_t block = block_size(place.type).bytes, per_column = block_size(place.type).weights;
+    if (place.count % shelf.places()) refuse("shelf: the places must have as many rows each");
+    place.count /= shelf.places();
+    if (rows < 1 || row_bytes < 1 || file < 0 || file >= disk.files())
+        refuse("shelf: no such part of a file");
+    if (int64_t(offsets.size()) != shelf.experts()) refuse("shelf: an offset for each expert is needed");
+    for (const int64_t offset : offsets)
+        if (offset < 0) refuse("shelf: offsets must not be negative");
+    const Panels& panels = weights.panels;
+    if (panels.neurons) {
+        if (!by_output || (rows + kBlock - 1) / kBlock * kBlock != place.cols ||
+            row_bytes / block * per_column != place.count || row_bytes % block)
+            refuse("shelf: the tensor does not fit the panels");
+    } else if (by_output) {
+        if (is_quantised(place.type) || rows != place.cols || row_bytes != place.count * block)
+            refuse("shelf: the tensor does not fit the rows");
+    } else if (rows != place.count || row_bytes != row_size(place.type, place.cols)) {
+        refuse("shelf: the tensor does not fit the rows");
+    }
+    const int64_t stride =
+        panels.neurons ? place.count / panels.neurons * panels.bytes() : place.count * place.stride;
+    shelf.add(
+        {weights.memory, {place, panels, by_output}, stride, file, std::move(offsets), rows, row_bytes});
+}
+
+}  // namespace
+
+void bind_disk(nb::module_& m) {
+    nb::exception<DiskError>(m, "DiskError", PyExc_RuntimeError);
+    nb::class_<Disk>(m, "Disk")
+        .def(nb::init<int, bool>(), "threads"_a, "direct"_a)
+        .def("add", &Disk::add, "file"_a)
+        .def("direct", &Disk::direct, "number"_a)
+        .def_prop_ro("threads", &Disk::threads)
+        .def("hold", &Disk::hold, "holds"_a)
+        .def("counts",
+             [](Disk& disk) {
+                 const Disk::Counts counts = disk.counts();
+                 return std::tuple{counts.bytes, counts.reads, counts.busy_ns};
+             })
+        .def_static("staging_bytes", &Disk::staging_bytes, "row_bytes"_a, "by_output"_a);
+    nb::class_<Shelf>(m, "Shelf")
+        .def(nb::init<std::shared_ptr<Disk>, std::string, int64_t, int64_t>(), "disk"_a, "name"_a,
+             "experts"_a, "places"_a)
+        .def("add", &add_part, "disk"_a, "weights"_a, "by_output"_a, "file"_a, "offsets"_a, "rows"_a,
+             "row_bytes"_a)
+        .def_prop_ro("places", &Shelf::places)
+        .def("counts", [](const Shelf& shelf) {
+            const Shelf::Counts& c = shelf.counts();
+            return std::tuple{c.hits, c.misses, c.stalls, c.stall_ns};
+        });
+}
+
+}  // namespace hc

@@ -1,0 +1,165 @@
+#include "disk/shelf.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace hc {
+
+namespace {
+
+// Experts of a wave: enough for many threads, few enough to be used while the next ones are read.
+constexpr int64_t kWave = 4;
+
+}  // namespace
+
+Shelf::Shelf(std::shared_ptr<Disk> disk, std::string name, int64_t experts, int64_t places)
+    : disk_(std::move(disk)),
+      name_(std::move(name)),
+      places_(size_t(places)),
+      place_of_(size_t(experts), -1),
+      wave_of_(size_t(experts), -1) {
+    if (places < 2 || places > experts)
+        throw std::invalid_argument(std::to_string(places) + " places for " + std::to_string(experts) +
+                                    " experts; allowed: 2 to as many as experts");
+}
+
+Shelf::~Shelf() {
+    if (!disk_->forked()) settle({});
+}
+
+int64_t Shelf::waves_of() const { return std::min(kWave, places() / 2); }
+
+// The first wave, and as many as all experts make: each takes waves_of() until none is left.
+int64_t Shelf::most_waves() const { return 1 + (experts() + waves_of() - 1) / waves_of(); }
+
+void Shelf::empty(Place& place) {
+    if (place.expert >= 0) place_of_[size_t(place.expert)] = -1;
+    place = {};
+}
+
+// Ends what a step left that did not end: reads that nobody began are dropped, others are waited for. False
+// where that was given up.
+bool Shelf::settle(const Disk::GiveUp& give_up) {
+    for (Place& place : places_)
+        if (place.arrival) disk_->drop(*place.arrival);
+    for (Place& place : places_) {
+        if (!place.arrival) continue;
+        if (!disk_->wait(*place.arrival, give_up)) return false;
+        if (disk_->error_of(*place.arrival))
+            empty(place);
+        else
+            place.arrival.reset();
+    }
+    coming_.clear();
+    return true;
+}
+
+void Shelf::begin(const std::vector<int32_t>& experts, const Disk::GiveUp& give_up) {
+    absent_.clear();
+    asked_ = 0;
+    wave_ = 0;
+    std::fill(wave_of_.begin(), wave_of_.end(), -1);
+    if (!settle(give_up)) return;
+    ++step_;
+    for (Place& place : places_) place.needed = false;
+    for (const int32_t expert : experts) {
+        const int64_t at = place_of_[size_t(expert)];
+        if (at < 0) {
+            absent_.push_back(expert);
+            continue;
+        }
+        places_[size_t(at)].named = step_;
+        places_[size_t(at)].needed = true;
+        wave_of_[size_t(expert)] = 0;
+    }
+    counts_.misses += int64_t(absent_.size());
+    counts_.hits += int64_t(experts.size() - absent_.size());
+    ask();
+}
+
+// The place for the next absent expert; -1 where every one is needed.
+int64_t Shelf::victim() const {
+    int64_t found = -1;
+    for (int64_t i = 0; i < places(); ++i) {
+        const Place& place = places_[size_t(i)];
+        if (place.needed) continue;
+        if (place.expert < 0) return i;
+        if (found < 0) {
+            found = i;
+            continue;
+        }
+        const Place& best = places_[size_t(found)];
+        if (place.named < best.named || (place.named == best.named && place.expert < best.expert)) found = i;
+    }
+    return found;
+}
+
+void Shelf::ask() {
+    for (; asked_ < absent_.size(); ++asked_) {
+        const int64_t at = victim();
+        if (at < 0) return;
+        read_into(at, absent_[asked_]);
+        coming_.push_back(at);
+    }
+}
+
+void Shelf::read_into(int64_t at, int64_t expert) {
+    Place& place = places_[size_t(at)];
+    empty(place);
+    place = {expert, step_, true, std::make_shared<Arrival>()};
+    place_of_[size_t(expert)] = at;
+    std::vector<DiskRead> reads;
+    for (const ShelfPart& part : parts_) {
+        Target to = part.place;
+        to.rows.base += at * part.stride;
+        Source from;
+        from.file = part.file;
+        from.offset = part.offsets[size_t(expert)];
+        from.rows = part.rows;
+        from.row_bytes = part.row_bytes;
+        const int64_t step = Disk::rows_at_once(part.row_bytes, to.by_output);
+        for (int64_t first = 0; first < part.rows; first += step)
+            reads.push_back({to, from, first, std::min(first + step, part.rows), place.arrival});
+    }
+    disk_->read(std::move(reads));
+}
+
+void Shelf::next(const Disk::GiveUp& give_up) {
+    for (Place& place : places_)
+        if (place.needed && place.expert >= 0 && in_wave(place.expert)) place.needed = false;
+    ++wave_;
+    ask();  // into places that the last wave has left
+    const auto start = std::chrono::steady_clock::now();
+    bool waited = false;
+    for (int64_t i = 0; i < waves_of() && !coming_.empty(); ++i) {
+        const int64_t at = coming_.front();
+        Place& place = places_[size_t(at)];
+        if (!disk_->arrived(*place.arrival)) {
+            waited = true;
+            if (!disk_->wait(*place.arrival, give_up)) return;
+        }
+        coming_.pop_front();
+        const int64_t expert = place.expert;
+        if (const int error = disk_->error_of(*place.arrival)) {
+            empty(place);
+            raise(expert, error);
+        }
+        place.arrival.reset();
+        wave_of_[size_t(expert)] = wave_;
+    }
+    if (!waited) return;
+    ++counts_.stalls;
+    counts_.stall_ns +=
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start)
+            .count();
+}
+
+void Shelf::raise(int64_t expert, int error) const {
+    std::string why = error > 0 ? std::strerror(error) : "the file ended";
+    if (error == kEnded) why = "the file is shorter than it was when it was opened: load the model again";
+    if (error == kChanged) why = "the file has changed since it was opened: load the model again";
+    throw DiskError(name_ + ": expert " + std::to_string(expert) + " cannot be read: " + why);
+}
+
+}  // namespace hc

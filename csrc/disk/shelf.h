@@ -1,0 +1,94 @@
+// Places in memory for some of a layer's experts. The others lie in the model's file and are read when a step
+// names them.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "disk/disk.h"
+#include "pack/memory.h"
+
+namespace hc {
+
+// One matrix of each expert, as the file has it and as places hold it.
+struct ShelfPart {
+    std::shared_ptr<Memory> memory;  // that the places lie in
+    Target place;                    // of the first one
+    int64_t stride;                  // bytes from one place to the next
+    int file;                        // of the disk
+    std::vector<int64_t> offsets;    // of each expert's rows in the file
+    int64_t rows, row_bytes;         // of an expert, in the file
+};
+
+// What a step does with a shelf: it begins with the experts that its rows chose, uses those that are at hand
+// (the first wave) while others are read, and then, wave by wave, those that have come.
+//
+// Which expert lies in which place depends on the experts that steps named alone, never on a time: the
+// absent ones take, in ascending order, the place of the expert that was named least recently, of several the
+// one with the smallest number; one that a wave is yet to use stays. Bits depend on nothing of this: every
+// expert's sum is made of the same weights, and sums are added in the order of experts.
+//
+// Called by one thread at a time, that of a step of one piece; in_wave() and place() by any.
+class Shelf {
+  public:
+    struct Counts {
+        int64_t hits = 0, misses = 0;      // experts named by steps: at hand, and read
+        int64_t stalls = 0, stall_ns = 0;  // waves that were waited for
+    };
+
+    // `name` says in errors what it holds. There are two places at least.
+    Shelf(std::shared_ptr<Disk>, std::string name, int64_t experts, int64_t places);
+    ~Shelf();
+    Shelf(const Shelf&) = delete;
+    Shelf& operator=(const Shelf&) = delete;
+
+    void add(ShelfPart part) { parts_.push_back(std::move(part)); }
+    int64_t experts() const { return int64_t(place_of_.size()); }
+    int64_t places() const { return int64_t(places_.size()); }
+
+    // The experts that a step needs, ascending. Gives up where an earlier step's reads are waited for.
+    void begin(const std::vector<int32_t>& experts, const Disk::GiveUp&);
+    // Waits for the next wave, once the last one's experts were used. DiskError: one cannot be read.
+    void next(const Disk::GiveUp&);
+    bool unfinished() const { return !coming_.empty() || asked_ < absent_.size(); }
+    int64_t wave() const { return wave_; }
+    int64_t most_waves() const;
+    bool in_wave(int64_t expert) const { return wave_of_[size_t(expert)] == wave_; }
+    // Of an expert that is not at hand, any.
+    int64_t place(int64_t expert) const {
+        const int64_t at = place_of_[size_t(expert)];
+        return at < 0 ? 0 : at;
+    }
+    const Counts& counts() const { return counts_; }
+
+  private:
+    struct Place {
+        int64_t expert = -1;  // none
+        int64_t named = -1;   // the last step that named it
+        bool needed = false;  // a wave is yet to use it
+        std::shared_ptr<Arrival> arrival;
+    };
+
+    int64_t waves_of() const;
+    bool settle(const Disk::GiveUp&);
+    void ask();
+    int64_t victim() const;
+    void empty(Place&);
+    void read_into(int64_t place, int64_t expert);
+    [[noreturn]] void raise(int64_t expert, int error) const;
+
+    const std::shared_ptr<Disk> disk_;
+    const std::string name_;
+    std::vector<ShelfPart> parts_;
+    std::vector<Place> places_;
+    std::vector<int64_t> place_of_, wave_of_;  // by expert; -1: none
+    std::vector<int32_t> absent_;              // of this step
+    size_t asked_ = 0;                         // how many of them are being read, or have come
+    std::deque<int64_t> coming_;               // their places, in this order, before their wave
+    int64_t step_ = 0, wave_ = 0;
+    Counts counts_;
+};
+
+}  // namespace hc

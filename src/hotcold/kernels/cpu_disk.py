@@ -1,0 +1,111 @@
+"""Experts that stay in the model's file until a step names them (csrc/disk says how).
+
+A layer has places in memory for some of its experts, laid out as cpu_weights.py lays out all of them. Threads
+read an expert when the router has named it, past the system's cache where the file system allows that."""
+
+from collections.abc import Sequence
+
+from hotcold.formats.files import RegularFile
+from hotcold.formats.stored import AnyTensor, StoredTensor
+from hotcold.kernels import _native
+from hotcold.kernels.backend import DiskCounts, FFNTensors, is_dense
+
+READERS = 4  #: threads: so many reads of 2 MiB are under way at once
+_LOCAL_BYTES = 2 << 20  # of each thread besides what it reads: kLocalBytes
+
+
+def reading_bytes(row_bytes: Sequence[int]) -> int:
+    """Memory that the threads take to read tensors of such rows."""
+    return READERS * (
+        _LOCAL_BYTES + max(_native.Disk.staging_bytes(each, by_output=True) for each in row_bytes)
+    )
+
+
+class Disk:
+    """The files of a model's experts, and the places of each layer."""
+
+    def __init__(self, *, direct: bool = True) -> None:
+        self.native = _native.Disk(READERS, direct)
+        self._files: dict[RegularFile, int] = {}
+        self._shelves: list[_native.Shelf] = []
+
+    @property
+    def direct(self) -> bool:
+        """Whether all files are read past the system's cache."""
+        return all(self.native.direct(number) for number in self._files.values())
+
+    def counts(self) -> DiskCounts:
+        hits, misses, stalls, stall_ns = (
+            map(sum, zip(*(shelf.counts() for shelf in self._shelves), strict=True))
+            if self._shelves
+            else (0, 0, 0, 0)
+        )
+        nbytes, _, busy_ns = self.native.counts()
+        return DiskCounts(hits, misses, nbytes, busy_ns / 1e9, stalls, stall_ns / 1e9)
+
+    def rows(
+        self, tensors: FFNTensors, arena: _native.Arena
+    ) -> tuple[_native.WeightRows | None, _native.WeightRows, _native.WeightRows, _native.Shelf]:
+        """Rows of gate, up and down in the places, which are empty, and what fills them. ValueError: the
+        experts do not lie in a file, or are not alike."""
+        experts, places = tensors.experts, tensors.places
+        neurons, dim = tensors.up.shape[0] // experts, tensors.up.shape[1]
+        if tensors.expert_ends is not None or tensors.down_blocks is not None:
+            raise ValueError("parts of experts cannot be read one by one: whole ones are needed")
+        shelf = _native.Shelf(self.native, tensors.label, experts, places)
+        by_output = tensors.down_layout == "by_output"
+        dense = is_dense(tensors.down_layout, tensors.down.type, tensors.activation)
+        up_size = _native.row_size(tensors.up.type.id, dim)
+        count = places * neurons
+
+        def part(
+            rows: _native.WeightRows, tensor: AnyTensor, *, by_output: bool = False
+        ) -> _native.WeightRows:
+            file, offsets, each = self._experts(tensor, experts)
+            shelf.add(self.native, rows, by_output, file, offsets, each.shape[0] // experts, each.row_bytes)
+            return rows
+
+        def matrix(tensor: AnyTensor) -> _native.WeightRows:
+            rows, cols, kind = tensor.shape[0] // experts * places, tensor.shape[1], tensor.type.id
+            size = _native.row_size(kind, cols)
+            return part(_native.WeightRows(arena.take(rows * size), 0, size, rows, cols, kind), tensor)
+
+        gate = None if tensors.gate is None else matrix(tensors.gate)
+        down = tensors.down
+        if dense:
+            up, own = matrix(tensors.up), matrix(down)
+        elif by_output and down.type.weights > 1:
+            sizes = dim, count, down.type.id
+            panels = _native.WeightRows.panels(arena.take(_native.panels_size(*sizes)), *sizes)
+            up, own = matrix(tensors.up), part(panels, down, by_output=True)
+        else:
+            down_size = _native.row_size(down.type.id, dim)
+            paired = gate is not None  # then a neuron's up row and its down row lie side by side
+            stride = up_size + down_size if paired else down_size
+            memory = arena.take(count * stride)
+            if paired:
+                kind = tensors.up.type.id
+                up = part(_native.WeightRows(memory, 0, stride, count, dim, kind), tensors.up)
+            else:
+                up = matrix(tensors.up)
+            at = up_size if paired else 0
+            rows = _native.WeightRows(memory, at, stride, count, dim, down.type.id)
+            own = part(rows, down, by_output=by_output)
+        self._shelves.append(shelf)
+        return gate, up, own, shelf
+
+    def _experts(self, tensor: AnyTensor, experts: int) -> tuple[int, list[int], StoredTensor]:
+        """The number of a tensor's file, where each expert begins in it, and the tensor."""
+        if not isinstance(tensor, StoredTensor) or tensor.by_column:
+            raise ValueError("experts that are read when they are named must lie in a file")
+        if tensor.file not in self._files:
+            with tensor.descriptor() as number:
+                self._files[tensor.file] = self.native.add(number)
+        rows = tensor.shape[0] // experts
+        firsts = [expert * rows for expert in range(experts)]
+        if tensor.chosen is not None:
+            if any(tensor.chosen[i + rows - 1] - tensor.chosen[i] != rows - 1 for i in firsts):
+                raise ValueError("the rows of an expert do not lie together in the file")
+            firsts = [int(tensor.chosen[i]) for i in firsts]
+        offsets = [tensor.offset + first * tensor.row_bytes for first in firsts]
+        return self._files[tensor.file], offsets, tensor

@@ -1,0 +1,130 @@
+"""Decides how many experts of each layer lie in memory, where a model is larger than a budget, and tells the
+backend. The others stay in the model's file and are read when a step names them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hotcold.errors import UserError
+from hotcold.formats.gguf import GGUFFile
+from hotcold.kernels.backend import FFNTensors, FFNWeights
+from hotcold.kernels.cpu_disk import reading_bytes
+from hotcold.model.config import Config
+from hotcold.model.devices import Devices
+from hotcold.values import size
+
+LEAST_PLACES = 2  #: of a layer: one is read while another is used
+
+_EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight")
+
+
+@dataclass(frozen=True)
+class Shelves:
+    """The experts of a model in a budget of memory."""
+
+    budget_bytes: int
+    bill: Mapping[str, int]  #: bytes of all that is not an expert, by what takes them
+    experts: int  #: of a layer
+    unit_bytes: tuple[int, ...]  #: of one expert, by layer; 0 in layers without experts
+    places: tuple[int, ...]  #: how many lie in memory at a time, by layer
+
+    @classmethod
+    def fit(cls, budget: int, bill: Mapping[str, int], file: GGUFFile, config: Config) -> "Shelves":
+        """As many experts in each layer, one more in the first ones where that still fits. ``bill`` has what
+        else is in memory. UserError: not even :data:`LEAST_PLACES` of each layer fit."""
+        experts, units = config.experts, expert_bytes(file, config)
+        if experts is None or not any(units):
+            raise UserError(
+                "`ram_budget` is for models of experts: this model has none, so all of it is read"
+            )
+        if experts.count <= LEAST_PLACES:
+            raise UserError(f"`ram_budget` is for models of more than {LEAST_PLACES} experts")
+        whole = {**bill, "reading": 0}
+        if sum(whole.values()) + experts.count * sum(units) <= budget:
+            return cls(budget, whole, experts.count, units, tuple(experts.count * bool(n) for n in units))
+        bill = {**bill, "reading": reading_bytes(_row_bytes(file))}
+        room = budget - sum(bill.values())
+        each = room // sum(units)
+        if each < LEAST_PLACES:
+            least = size(-(-(sum(bill.values()) + LEAST_PLACES * sum(units)) // 2**20) * 2**20)
+            rest = ", ".join(f"{what} {size(n)}" for what, n in bill.items() if n)
+            needs = f"this model needs {least} ({rest}, and {LEAST_PLACES} experts of each layer)"
+            fix = "give as much, or a smaller context (`context`)"
+            raise UserError(f"`ram_budget` of {size(budget)}: {needs}: {fix}")
+        left, places = room - each * sum(units), []
+        for unit in units:
+            more = 0 < unit <= left
+            left -= unit * more
+            places.append(min(experts.count, each + more) * bool(unit))
+        return cls(budget, bill, experts.count, units, tuple(places))
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes that the places take."""
+        return sum(n * unit for n, unit in zip(self.places, self.unit_bytes, strict=True))
+
+    @property
+    def all_fit(self) -> bool:
+        return all(n == self.experts for n, unit in zip(self.places, self.unit_bytes, strict=True) if unit)
+
+    @property
+    def share(self) -> float:
+        """The part of the experts' bytes that is in memory."""
+        return self.expert_bytes / (self.experts * sum(self.unit_bytes))
+
+    def devices(self, one: Devices, name: str) -> Devices:
+        """The backends of ``one``, with places for experts; ``name`` is the file's, for errors."""
+        if self.all_fit:
+            return one
+        places = [0 if n == self.experts else n for n in self.places]
+        return ShelvedDevices(one.embedding, one.layers, one.head, places, name)
+
+    def __str__(self) -> str:
+        parts = [*self.bill.items(), ("experts", self.expert_bytes)]
+        bill = ", ".join(f"{what} {size(n)}" for what, n in parts if n)
+        if self.all_fit:
+            return f"all experts fit in {size(self.budget_bytes)}: {bill}"
+        some = sorted({n for n in self.places if n})
+        count = f"{some[0]}" if len(some) == 1 else f"{some[0]} to {some[-1]}"
+        seen = f"{count} of {self.experts} experts of each layer ({self.share:.0%} of their bytes)"
+        return f"{seen} fit in {size(self.budget_bytes)}, others are read when they are named: {bill}"
+
+    def report(self) -> dict[str, Any]:
+        """The report for ``--json``."""
+        return {
+            "budget_bytes": self.budget_bytes,
+            "bill_bytes": dict(self.bill),
+            "expert_bytes": self.expert_bytes,
+            "unit_bytes": list(self.unit_bytes),
+            "places": list(self.places),
+            "experts": self.experts,
+            "share": self.share,
+        }
+
+
+@dataclass(frozen=True)
+class ShelvedDevices(Devices):
+    """One backend, in whose memory not all experts lie."""
+
+    places: Sequence[int]  #: of each layer; 0: all of its weights lie in memory
+    name: str
+
+    def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
+        label = f"{self.name}, layer {layer}"
+        return super().ffn_weights(layer, replace(tensors, places=self.places[layer], label=label))
+
+
+def expert_bytes(file: GGUFFile, config: Config) -> tuple[int, ...]:
+    """Bytes of one expert's matrices, by layer; 0 in layers without experts."""
+    found = [0] * config.layers
+    for name, info in file.tensors.items():
+        if (match := _EXPERT_TENSOR.fullmatch(name)) and int(match[1]) < config.layers:
+            assert config.experts is not None
+            found[int(match[1])] += info.nbytes // config.experts.count
+    return tuple(found)
+
+
+def _row_bytes(file: GGUFFile) -> list[int]:
+    names = [name for name in file.tensors if _EXPERT_TENSOR.fullmatch(name)]
+    return [file.stored(name).row_bytes for name in names]

@@ -1,0 +1,134 @@
+"""Experts of one layer that are read when rows choose them: which are read, against a plain list of the least
+recently named, and what they give, against all of them in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.expert_layers import choices, make_layer
+from support.op_truth import FFNKind, plain_batch, random_rows, rng
+
+from hotcold.formats.blocks import Tensor
+from hotcold.formats.files import FileError, RegularFile
+from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.kernels import cpu_disk
+from hotcold.kernels.backend import Chosen, FFNTensors
+from hotcold.kernels.cpu import CPUBackend
+
+EXPERTS, K, NEURONS, DIM = 12, 2, 64, 96
+SILU = FFNKind("silu")
+
+
+def stored(folder: Path) -> tuple[FFNTensors, FFNTensors]:
+    """A layer in memory, and the same in a file."""
+    whole = make_layer(K, (NEURONS,) * EXPERTS, DIM, ("Q8_0",) * 3, SILU, "by_output").tensors
+    parts = {"gate": whole.gate, "up": whole.up, "down": whole.down}
+    assert all(isinstance(each, Tensor) for each in parts.values())
+    path = folder / "layer.gguf"
+    write_gguf(path, {"general.architecture": "llama"}, parts)  # type: ignore[arg-type]
+    file = open_gguf(path)
+    lying = {name: file.stored(name).flat() for name in parts}
+    return whole, replace(whole, **lying, label="layer.gguf, layer 7")
+
+
+class Steps:
+    """Runs steps of decode rows on a layer."""
+
+    def __init__(self, tensors: FFNTensors) -> None:
+        self.ops = CPUBackend(2)
+        self.weights = self.ops.ffn_weights(tensors)
+
+    def run(self, ids: np.ndarray, factors: np.ndarray, x: np.ndarray) -> np.ndarray:
+        batch, rows = plain_batch(self.ops, len(x)), len(x)
+        more = ((0, len(batch.tokens) - rows), (0, 0))  # buffers are as long as the batch's arrays
+        x, ids, factors = (np.pad(each, more) for each in (x, ids, factors))
+        out = np.zeros_like(x)
+        self.ops.ffn(x, self.weights, batch, out, skip=False, chosen=Chosen(ids, factors))
+        return out[:rows]
+
+
+def least_recently_named(steps: list[list[int]], places: int) -> tuple[int, int]:
+    """Hits and misses, where the experts of a step are read after those at hand were used."""
+    named: dict[int, int] = {}  # experts in memory: the last step that named them
+    hits = misses = 0
+    for number, experts in enumerate(steps):
+        here = [e for e in experts if e in named]
+        absent = sorted(set(experts) - set(here))
+        hits, misses = hits + len(here), misses + len(absent)
+        for expert in here:
+            named[expert] = number
+        for expert in absent:
+            if len(named) == places:
+                del named[min(named, key=lambda e: (named[e], e))]
+            named[expert] = number
+    return hits, misses
+
+
+@given(seed=st.integers(0, 1000), places=st.integers(8, EXPERTS - 1), rows=st.integers(1, 4))
+@settings(max_examples=15, deadline=None)
+def test_the_least_recently_named_make_room(
+    seed: int, places: int, rows: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """No step names more than there are places."""
+    whole, lying = stored(tmp_path_factory.mktemp("layer"))
+    resident, shelved = Steps(whole), Steps(replace(lying, places=places))
+    named = []
+    for step in range(8):
+        ids, factors = choices((seed, step), rows, EXPERTS, K)
+        named.append(sorted({*ids.ravel().tolist()}))
+        x = random_rows(rng(seed, step), rows, DIM)
+        np.testing.assert_array_equal(shelved.run(ids, factors, x), resident.run(ids, factors, x))
+    counts = shelved.ops.disk_counts()
+    assert counts is not None
+    assert (counts.hits, counts.misses) == least_recently_named(named, places)
+
+
+@pytest.mark.parametrize("places", [2, 3, 5])
+def test_a_step_may_name_more_than_there_are_places(places: int, tmp_path: Path) -> None:
+    whole, lying = stored(tmp_path)
+    resident, shelved = Steps(whole), Steps(replace(lying, places=places))
+    for step in range(4):
+        ids, factors = choices(("many", step), 16, EXPERTS, K)
+        x = random_rows(rng("many", step), 16, DIM)
+        np.testing.assert_array_equal(shelved.run(ids, factors, x), resident.run(ids, factors, x))
+
+
+def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a descriptor in the file's place that cannot be read."""
+    _, lying = stored(tmp_path)
+
+    @contextmanager
+    def unreadable(self: RegularFile) -> Iterator[int]:
+        with open(tmp_path / "other", "wb") as other:
+            yield other.fileno()
+
+    monkeypatch.setattr(RegularFile, "descriptor", unreadable)
+    made: Any = cpu_disk.Disk
+    monkeypatch.setattr("hotcold.kernels.cpu_weights.Disk", lambda: made(direct=False))
+    steps = Steps(replace(lying, places=4))
+    ids, factors = choices("fails", 1, EXPERTS, K)
+    needed = f"layer.gguf, layer 7: expert {ids[0, 0]} cannot be read: Bad file descriptor"
+    for _ in range(2):
+        with pytest.raises(FileError, match=needed):
+            steps.run(ids, factors, random_rows(rng("fails"), 1, DIM))
+
+
+@pytest.mark.parametrize("places", [1, EXPERTS])
+def test_places_for_one_or_for_all_are_refused(places: int, tmp_path: Path) -> None:
+    _, lying = stored(tmp_path)
+    with pytest.raises(ValueError, match=f"places for {places} of {EXPERTS} experts"):
+        Steps(replace(lying, places=places))
+
+
+def test_experts_in_memory_have_no_file(tmp_path: Path) -> None:
+    whole, _ = stored(tmp_path)
+    with pytest.raises(ValueError, match="must lie in a file"):
+        Steps(replace(whole, places=4))
