@@ -222,7 +222,6 @@ def test_nothing_is_executed_from_a_file(path: Path) -> None:
 def test_the_base_install_has_what_the_package_imports() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split(r"[<>=~!; \[]", line, maxsplit=1)[0] for line in project["dependencies"]}
-    declared.add("markdown_it" if "markdown-it-py" in declared else "")
     for path in SOURCES:
         for imported in imports(ast.parse(path.read_text(encoding="utf-8")), module_name(path)):
             package = imported.split(".")[0]

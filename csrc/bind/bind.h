@@ -76,6 +76,7 @@ struct WeightRows {
     std::shared_ptr<Memory> memory;
     Rows rows;
     Panels panels;
+    std::shared_ptr<const std::vector<float>> factors = nullptr;  // those of the rows
 };
 
 // Returns the rows of weights, which must not lie in panels.

@@ -42,11 +42,24 @@ WeightRows part_of(const WeightRows& w, int64_t first, int64_t count) {
     part.rows.count = count;
     if (!w.panels.neurons) {
         part.rows.base = w.rows.row(first);
+        if (w.rows.factors) part.rows.factors += first;
         return part;
     }
     if (first % w.panels.neurons || count % w.panels.neurons) refuse("a part of panels must be whole ones");
     part.rows.base += first / w.panels.neurons * w.panels.bytes();
     return part;
+}
+
+// The same rows, each of which is multiplied by one of `factors`.
+WeightRows multiplied(const WeightRows& w, const Array<const float>& factors) {
+    if (!is_opened(w.rows.type)) refuse("multiplied: rows of this type have no factors");
+    if (factors.ndim() != 1 || int64_t(factors.size()) != w.rows.count)
+        refuse("multiplied: as many factors as rows are needed");
+    WeightRows rows = w;
+    rows.factors =
+        std::make_shared<const std::vector<float>>(factors.data(), factors.data() + factors.size());
+    rows.rows.factors = rows.factors->data();
+    return rows;
 }
 
 using Numbers = Maybe<const int64_t>;
@@ -132,6 +145,7 @@ void bind_weights(nb::module_& m) {
         .def(nb::new_(&weight_rows), "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)
         .def_static("panels", &panel_rows, "memory"_a, "dim"_a, "neurons"_a, "type"_a)
         .def("part", &part_of, "first"_a, "count"_a)
+        .def("multiplied", &multiplied, "factors"_exact)
         .def("pack", &pack_tensor, "tensor"_exact, "pool"_a, "by_output"_a = false,
              "chosen"_maybe = nb::none())
         .def("read", &read_tensor, "file"_a, "offset"_a, "rows"_a, "row_bytes"_a, "pool"_a,

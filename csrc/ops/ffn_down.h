@@ -18,7 +18,7 @@ void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, f
     with_type(f.down.type, [&](auto type) {
         using B = decltype(type);
         RowOf<B> rows[kChunk];
-        for (int k = 0; k < count; ++k) rows[k] = row_of<B>(f.down.type, down_row(f, neurons[k]));
+        for (int k = 0; k < count; ++k) rows[k] = row_of<B>(f.down, neurons[k], down_row(f, neurons[k]));
         if constexpr (B::quantised && !B::opened)
             if (f.panels.neurons) {
                 const int run = int(neurons[0] % f.panels.neurons) / scale_run(f.down.type);

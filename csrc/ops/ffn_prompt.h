@@ -209,7 +209,7 @@ template <class B> void add_leaf(const Ffn& f, int64_t leaf, int64_t group, int 
                 continue;
             }
         for (int k = 0; k < n; ++k)
-            decode_group<B>(row_of<B>(f.down.type, f.down.row(first + k)), f.dim(), group, tile + k * kGroup,
+            decode_group<B>(row_of<B>(f.down, first + k), f.dim(), group, tile + k * kGroup,
                             scales + k * kLanes);
         add_tile<tile_is_scaled<B>(), sums_factors<B>()>(tile, scales, lists, tokens, begun, sums.current());
     }

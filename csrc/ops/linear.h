@@ -66,7 +66,7 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
     const auto tile = [&](auto row_count, auto token_count, int64_t r, int token) HC_INLINE_LAMBDA {
         constexpr int R = decltype(row_count)::value, K = decltype(token_count)::value;
         RowOf<B> w[R];
-        for (int i = 0; i < R; ++i) w[i] = row_of<B>(rows.rows.type, rows.row(r + i));
+        for (int i = 0; i < R; ++i) w[i] = row_of<B>(rows.rows, rows.number(r + i));
         float d[R][K];
         dot_tile<B, R, K>(w, in, token, d, token == t0 ? stream : idle);
         for (int i = 0; i < R; ++i)
@@ -112,7 +112,7 @@ int64_t decoded_dots(const SomeRows& some, const Input& in, int t0, int t1, cons
         for (int64_t first = 0; first < whole; first += kDecodedRows) {
             const int count = int(smaller<int64_t>(kDecodedRows, whole - first));
             RowOf<B> rows[kDecodedRows];
-            for (int r = 0; r < count; ++r) rows[r] = row_of<B>(some.rows.type, some.row(first + r));
+            for (int r = 0; r < count; ++r) rows[r] = row_of<B>(some.rows, some.number(first + r));
             const int64_t next = first + count;
             const Coming coming{some, next, t == t0 ? smaller(next + kDecodedRows, known) : next};
             dots_decoded<B>(rows, count, in, t, smaller(kMostDecoded, t1 - t), coming,
@@ -139,7 +139,8 @@ template <class P> int64_t arranged_dots(const SomeRows& some, const Input& in, 
 // Tokens [t0, t1), whatever their number. Meanwhile `ahead` rows are fetched that follow, if any.
 template <class B> void few_dots(const SomeRows& rows, const Input& in, int t0, int t1, Stream& stream,
                                  const Sink& sink, int64_t ahead = 0) {
-    constexpr int TT = B::quantised ? Vec::token_tile : Vec::plain_tile;
+    // Of types that are opened, several tokens leave but the rows here that are no whole tile.
+    constexpr int TT = B::opened ? 1 : B::quantised ? Vec::token_tile : Vec::plain_tile;
     const int tiled = t0 + (t1 - t0) / TT * TT, left = t1 - tiled, turns = (t1 - t0 + TT - 1) / TT;
     Coming coming{rows, rows.count, rows.known(turns > 1 ? ahead : 0)};  // one turn alone waits for its own
     if (t0 < tiled) dots_with<B, TT>(rows, in, t0, t0, tiled, stream, coming, turns, sink);

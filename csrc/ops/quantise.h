@@ -81,7 +81,7 @@ void decode_row(const Rows& rows, int64_t row, float* out, uint8_t* local) {
     Stream none;
     with_type(rows.type, [&](auto type) {
         using B = decltype(type);
-        const RowOf<B> w = row_of<B>(rows.type, rows.row(row));
+        const RowOf<B> w = row_of<B>(rows, row);
         if constexpr (!B::quantised) {
             for (int64_t i = 0; i < rows.cols; ++i) out[i] = 0;
             axpy<B, 1>(&w, &one, rows.cols, out, none);

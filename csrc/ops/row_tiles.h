@@ -47,7 +47,7 @@ struct Coming {
 
 // Fewer tokens are not worth it; the least pay where products are quick and decoding is not.
 template <class B> constexpr int least_decoded() {
-    return B::code_bits <= 4 || B::opened ? 8 : B::parts == 4 ? 12 : 16;
+    return B::opened ? 2 : B::code_bits <= 4 ? 8 : B::parts == 4 ? 12 : 16;
 }
 
 // put(row, token, dot) for `count` rows, some tiles of them, at most kDecodedRows, and at most kMostDecoded

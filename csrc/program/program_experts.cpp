@@ -15,6 +15,7 @@ namespace {
 Rows rows_of(const Rows& all, int64_t first, int64_t count) {
     Rows rows = all;
     if (rows.base) rows.base += first * rows.stride;
+    if (rows.factors) rows.factors += first;
     rows.count = count;
     return rows;
 }

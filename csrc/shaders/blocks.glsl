@@ -8,13 +8,15 @@
 //
 // A shader binds a matrix twice at one binding, as uvec4 NAME4[] and uint NAME[], and reads it through the
 // macros below, which take NAME: so one shader can read several, of different types. `type` is ggml's number,
-// a specialisation constant: comparisons with it cost nothing.
+// a specialisation constant: comparisons with it cost nothing. The rarer types were opened on the host: numbers
+// from OPENED on say which table has the values of their codes, and a block has two scales.
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_EXT_spirv_intrinsics : require
 #include "half.glsl"
 
 const uint F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8;
 const uint Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, BF16 = 30, MXFP4 = 39;
+const uint OPENED = 64, OPENED_Q2_K = 71;
 
 // OpSDotKHR of four signed bytes each; 0: they are packed into 32 bits.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6019, 6018], id = 4450)
@@ -22,8 +24,13 @@ int sdot(uint a, uint b, spirv_literal int packed4x8);
 
 bool is_quantised(uint type) { return type != F32 && type != F16 && type != BF16; }
 bool is_k(uint type) { return type == Q4_K || type == Q5_K; }
-bool is_table(uint type) { return type == IQ4_NL || type == MXFP4; }
-bool has_minimum(uint type) { return type == Q4_1 || type == Q5_1 || is_k(type); }
+bool is_opened(uint type) { return type >= OPENED; }
+bool is_table(uint type) { return type == IQ4_NL || type == MXFP4 || is_opened(type); }
+// Whether the two halves of a block have small scales, in Block.scale.y, beside factors().
+bool has_small_scales(uint type) { return type == Q6_K || type == OPENED_Q2_K; }
+bool has_minimum(uint type) {
+    return type == Q4_1 || type == Q5_1 || is_k(type) || type == OPENED_Q2_K;
+}
 bool has_fifth_bits(uint type) { return type == Q5_0 || type == Q5_1 || type == Q5_K; }
 // 16-byte units of a block's codes.
 uint units_of(uint type) {
@@ -94,7 +101,8 @@ uint half_bits(uint word, uint half_number) { return word >> 16 * (half_number &
 struct Block {
     uvec4 codes[2];
     uvec2 high;   // fifth or sixth bits
-    uvec4 scale;  // of Q4_K and Q5_K all four words; of Q6_K the scale's bits, then two signed bytes
+    uvec4 scale;  // of Q4_K and Q5_K all four words; of Q6_K the scale's bits, then two signed bytes; of types
+                  // that are opened two floats, of Q2_K two halves, then bytes: two scales and two minima
     uint number;  // in the row
 };
 
@@ -124,6 +132,9 @@ struct Block {
         const uint super_ = super_of(LAYOUT, ROW, AT);                                                    \
         OUT.scale.x = half_bits(NAME[scales_ + (LAYOUT.rows * LAYOUT.blocks + super_) / 2], super_);      \
         OUT.scale.y = half_bits(NAME[scales_ + slot_ / 2], slot_);                                        \
+    } else if (is_opened(TYPE)) {                                                                         \
+        OUT.scale.x = NAME[scales_ + 2 * slot_];                                                          \
+        OUT.scale.y = NAME[scales_ + 2 * slot_ + 1];                                                      \
     } else {                                                                                              \
         OUT.scale.x = half_bits(NAME[scales_ + slot_ / 2], slot_);                                        \
     }
@@ -135,22 +146,30 @@ float half_power(uint exponent) {
     return uintBitsToFloat(exponent < 2 ? (1u << 21) << exponent : exponent - 1 << 23);
 }
 
-// Values of the codes of IQ4_NL, then of MXFP4, as signed bytes.
-const uint CODE_VALUES[8] = uint[8](0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535,
-                                    0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc);
+// Values of the codes, as signed bytes, of one table after another: those of types that are opened in order.
+const uint CODE_VALUES[32] = uint[32](
+    0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535,  // IQ4_NL, IQ4_XS
+    0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc,  // MXFP4, NVFP4
+    0xfbfaf9f8, 0xfffefdfc, 0x03020100, 0x07060504,  // Q3_K, TQ1_0, TQ2_0, Q1_0
+    0xf7f5f3f1, 0xfffdfbf9, 0x07050301, 0x0f0d0b09,  // IQ3_S
+    0x1c140c04, 0x3e342c24, 0xe4ecf4fc, 0xc2ccd4dc,  // IQ3_XXS
+    0x002b1908, 0x00000000, 0x00d5e7f8, 0x00000000,  // IQ2
+    0x00090701, 0x00000000, 0x00f7f9ff, 0x00000000,  // IQ1
+    0x03020100, 0x07060504, 0x0b0a0908, 0x0f0e0d0c);  // Q2_K
 int code_value(uint type, uint code) {
-    const uint word = CODE_VALUES[(type == MXFP4 ? 4 : 0) + (code >> 2)];
+    const uint table = type >= OPENED ? type - OPENED : type == MXFP4 ? 1 : 0;
+    const uint word = CODE_VALUES[4 * table + (code >> 2)];
     return int(word << 24 - 8 * (code & 3)) >> 24;
 }
 
-// Values of the low code of each byte, and 16 bits on of the high code: of IQ4_NL, then of MXFP4. A shader
-// whose matrix may be of such a type fills the table first, with all invocations.
-shared uint code_pairs[512];
+// Values of the low code of each byte, and 16 bits on of the high code. A shader whose matrix may be of a
+// type with a table fills this first, with all invocations.
+shared uint code_pairs[256];
 void fill_code_pairs(uint type, uint invocation, uint invocations) {
     if (is_table(type)) {
         for (uint byte = invocation; byte < 256; byte += invocations) {
             const uint low = uint(code_value(type, byte & 15)), high = uint(code_value(type, byte >> 4));
-            code_pairs[(type == MXFP4 ? 256 : 0) + byte] = low & 0xff | (high & 0xff) << 16;
+            code_pairs[byte] = low & 0xff | (high & 0xff) << 16;
         }
         barrier();
     }
@@ -163,10 +182,9 @@ struct Codes {
     uvec4 low, high;
 };
 
-uvec2 table_codes(uint type, uint word) {
-    const uint table = type == MXFP4 ? 256 : 0;
-    const uint a = code_pairs[table + (word & 0xff)], b = code_pairs[table + (word >> 8 & 0xff)];
-    const uint c = code_pairs[table + (word >> 16 & 0xff)], d = code_pairs[table + (word >> 24)];
+uvec2 table_codes(uint word) {
+    const uint a = code_pairs[word & 0xff], b = code_pairs[word >> 8 & 0xff];
+    const uint c = code_pairs[word >> 16 & 0xff], d = code_pairs[word >> 24];
     const uint even = a | b << 8, odd = c | d << 8;  // weights 0 and 1, then 2 and 3, of both halves
     return uvec2(even & 0xffff | odd << 16, even >> 16 | odd & 0xffff0000);
 }
@@ -180,8 +198,8 @@ Codes codes_of(uint type, Block w) {
     const uvec4 packed = w.codes[0];
     if (type == Q8_0) return Codes(packed, w.codes[1]);
     if (is_table(type)) {
-        const uvec2 a = table_codes(type, packed.x), b = table_codes(type, packed.y);
-        const uvec2 c = table_codes(type, packed.z), d = table_codes(type, packed.w);
+        const uvec2 a = table_codes(packed.x), b = table_codes(packed.y);
+        const uvec2 c = table_codes(packed.z), d = table_codes(packed.w);
         return Codes(uvec4(a.x, b.x, c.x, d.x), uvec4(a.y, b.y, c.y, d.y));
     }
     Codes codes = Codes(packed & 0x0f0f0f0fu, packed >> 4 & 0x0f0f0f0fu);
@@ -196,7 +214,7 @@ Codes codes_of(uint type, Block w) {
     return codes;
 }
 
-// Dots of the two halves of a block, whose scales differ in Q6_K.
+// Dots of the two halves of a block, whose scales differ in Q6_K and types that are opened.
 ivec2 dot_halves(Codes w, uvec4 x_low, uvec4 x_high) {
     ivec2 dots = ivec2(sdot(w.low.x, x_low.x, 0), sdot(w.high.x, x_high.x, 0));
     dots += ivec2(sdot(w.low.y, x_low.y, 0), sdot(w.high.y, x_high.y, 0));
@@ -207,12 +225,15 @@ ivec2 dot_halves(Codes w, uvec4 x_low, uvec4 x_high) {
 // Sums of the codes of x: of the first 16, and the last 16, which quantise.comp packs into a word.
 ivec2 halves_sums(uint packed) { return ivec2(int(packed << 16) >> 16, int(packed) >> 16); }
 
-// The factor of the codes, and the sum that is added once for each.
+// The factor of the codes, and the sum that is added once for each; of types that are opened, but for Q2_K,
+// the factors of both halves.
 vec2 factors(uint type, Block w) {
+    if (is_opened(type) && type != OPENED_Q2_K) return uintBitsToFloat(w.scale.xy);
     if (type == MXFP4) return vec2(half_power(w.scale.x), 0);
     const float d = half_value(w.scale.x & 0xffff);
     if (!has_minimum(type)) return vec2(d, 0);
     const float m = half_value(w.scale.x >> 16);
+    if (type == OPENED_Q2_K) return vec2(d, -m);
     if (!is_k(type)) return vec2(d, m);
     const uint shift = 8 * (w.number & 3);
     const uint low = w.scale.y >> shift, high = w.scale.z >> shift, mixed = w.scale.w >> shift;
@@ -233,8 +254,15 @@ float block_dot(uint type, Block w, vec2 f, ivec2 dots, float x_scale, uint x_su
         const ivec2 scales = ivec2(int(w.scale.y << 24) >> 24, int(w.scale.y << 16) >> 24);
         dot = scales.x * (dots.x - 32 * sums.x) + scales.y * (dots.y - 32 * sums.y);
     }
-    precise float v = f.x * float(dot);
-    if (has_minimum(type)) v = v + f.y * float(sums.x + sums.y);
+    int sum = sums.x + sums.y;
+    if (type == OPENED_Q2_K) {
+        const uvec4 small = uvec4(w.scale.y) >> uvec4(0, 8, 16, 24) & 0xffu;
+        dot = int(small.x) * dots.x + int(small.y) * dots.y;
+        sum = int(small.z) * sums.x + int(small.w) * sums.y;
+    }
+    precise float v = f.x * float(is_opened(type) && type != OPENED_Q2_K ? dots.x : dot);
+    if (is_opened(type) && type != OPENED_Q2_K) v = v + f.y * float(dots.y);
+    if (has_minimum(type)) v = v + f.y * float(sum);
     v = v * x_scale;
     return v;
 }
@@ -259,6 +287,13 @@ vec4 quad_values(uint type, Block w, uint codes, uint q) {
         const int scale = q < 4 ? int(w.scale.y << 24) >> 24 : int(w.scale.y << 16) >> 24;
         precise const float d = f.x * float(scale);
         f.x = d;
+    }
+    if (type == OPENED_Q2_K) {
+        const uint small = w.scale.y >> (q < 4 ? 0 : 8);
+        precise const vec2 dm = f * vec2(small & 0xff, small >> 16 & 0xff);
+        f = dm;
+    } else if (is_opened(type) && q >= 4) {
+        f.x = f.y;
     }
     const int offset = type == Q4_0 ? 8 : type == Q5_0 ? 16 : type == Q6_K ? 32 : 0;
     precise vec4 values = f.x * vec4(signed_codes - offset);

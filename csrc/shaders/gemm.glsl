@@ -24,7 +24,7 @@ const uint WIDTH = FLOATS ? 8 : 2;                         // vectors of four wo
 shared uvec4 w_tile[2 * WIDTH * TILE_OUTPUTS];
 shared uvec4 x_tile[2 * WIDTH * TILE_INPUTS];
 shared vec2 w_factors[2 * TILE_OUTPUTS];  // as factors() says
-shared uint w_small[2 * TILE_OUTPUTS];    // the two scales of Q6_K
+shared uint w_small[2 * TILE_OUTPUTS];    // the small scales of Q6_K and Q2_K
 shared uvec2 x_scales[2 * TILE_INPUTS];
 
 void load_weights(Layout m, uint row, Place at, uint stream, uint o) {
@@ -43,7 +43,7 @@ void load_weights(Layout m, uint row, Place at, uint stream, uint o) {
     w_tile[stream * 2 * TILE_OUTPUTS + o] = codes.low;
     w_tile[(stream * 2 + 1) * TILE_OUTPUTS + o] = codes.high;
     w_factors[stream * TILE_OUTPUTS + o] = factors(TYPE, w);
-    if (TYPE == Q6_K) w_small[stream * TILE_OUTPUTS + o] = w.scale.y;
+    if (has_small_scales(TYPE)) w_small[stream * TILE_OUTPUTS + o] = w.scale.y;
 }
 
 void load_inputs(Layout m, uint columns, uint row, Place at, uint stream, uint j) {
@@ -99,7 +99,7 @@ void add_block(uint stream, uint o, uint j, inout float sums[OWN]) {
         [[unroll]] for (uint a = 0; a < 4; ++a) {
             const uint at = stream * TILE_OUTPUTS + o + 16 * a;
             Block block;
-            if (TYPE == Q6_K) block.scale.y = w_small[at];
+            if (has_small_scales(TYPE)) block.scale.y = w_small[at];
             const ivec2 dots = dot_halves(w[a], low, high);
             const float v = block_dot(TYPE, block, w_factors[at], dots, uintBitsToFloat(scale.x), scale.y);
             precise const float sum = sums[4 * b + a] + v;

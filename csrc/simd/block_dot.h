@@ -216,7 +216,8 @@ inline void dot_plain(const uint8_t* row, const Input& in, int t0, float (&out)[
 template <class B, int R, int T>
 HC_INLINE void dot_tile(const RowOf<B>* rows, const Input& in, int t0, float (&out)[R][T], Stream& stream) {
     if constexpr (B::opened && R == 1 && T == 1)
-        if (rows->opening->dot) return rows->opening->dot(rows->at, in, t0, out[0][0], stream);
+        if (rows->opening->dot && rows->factor == 1)
+            return rows->opening->dot(rows->at, in, t0, out[0][0], stream);
     if constexpr (B::quantised)
         dot_quantised<B, R, T>(rows, in, t0, out, stream);
     else

@@ -135,6 +135,7 @@ struct Rows {
     int64_t count = 0;
     int64_t cols = 0;
     Type type = F32;
+    const float* factors = nullptr;  // of types that are opened: what each row is multiplied by, or nothing
     HC_SMALL const uint8_t* row(int64_t i) const { return base + i * stride; }
 };
 

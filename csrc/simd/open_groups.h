@@ -26,17 +26,34 @@ struct Opening {
 };
 const Opening* opening_of(Type type);  // open_types.h
 
-// A row as the kernels take it.
+// A row as the kernels take it, and what its scales are multiplied by.
 struct OpenedRow {
     const uint8_t* at;
     const Opening* opening;
+    float factor;
 };
 template <class B> using RowOf = std::conditional_t<B::opened, OpenedRow, const uint8_t*>;
-template <class B> HC_INLINE RowOf<B> row_of(Type type, const uint8_t* at) {
+// Row `number` of some, which lies at `at`.
+template <class B> HC_INLINE RowOf<B> row_of(const Rows& rows, int64_t number, const uint8_t* at) {
     if constexpr (B::opened)
-        return {at, opening_of(type)};
+        return {at, opening_of(rows.type), rows.factors ? rows.factors[number] : 1};
     else
-        return at;
+        return (void)number, at;
+}
+template <class B> HC_INLINE RowOf<B> row_of(const Rows& rows, int64_t number) {
+    return row_of<B>(rows, number, rows.row(number));
+}
+
+// Opens the group at `block` of a row.
+HC_NOINLINE inline void open_group(const OpenedRow& row, int64_t blocks, int64_t block, int lanes,
+                                   Opened& to) {
+    row.opening->open(row.at, blocks, block, lanes, to);
+    if (row.factor == 1) return;
+    for (int half = 0; half < 2; ++half)
+        for (int l = 0; l < lanes; ++l) {
+            to.scale[half][l] *= row.factor;
+            if (row.opening->has_minimum) to.minimum[half][l] *= row.factor;
+        }
 }
 
 // Bytes of so many of a row's blocks.
@@ -111,7 +128,7 @@ template <class B, int N> struct Room<B, N, true> {
 template <class B, int N> HC_INLINE Group<B> group_of(const RowOf<B>& row, int64_t blocks, int64_t block,
                                                       int lanes, int l, Room<B, N>& room, int k = 0) {
     if constexpr (B::opened) {
-        if (l == 0) row.opening->open(row.at, blocks, block, lanes, room.opened[k]);
+        if (l == 0) open_group(row, blocks, block, lanes, room.opened[k]);
         return {&room.opened[k], row.opening->has_minimum};
     } else {
         (void)l, (void)room, (void)k;

@@ -270,6 +270,13 @@ def test_blocks_that_do_not_fit_are_refused(backend: Backend) -> None:
         backend.ffn_weights(replace(layer.tensors, activation="silu"))
 
 
+@pytest.mark.parametrize(("activation", "layout"), [("silu", "by_output"), ("relu", "by_neuron")])
+def test_each_experts_matrices_are_multiplied(backend: Backend, activation: str, layout: str) -> None:
+    """As the ``.scale`` of NVFP4's matrices does."""
+    scales = 0.3, 1.5, 1.0, 2.0
+    check(backend, 2, (64,) * 4, 64, ("NVFP4",) * 3, FFNKind(activation, biases=True), layout, *scales)
+
+
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 @pytest.mark.parametrize("which", ["the same", "each another", "all"])

@@ -89,6 +89,28 @@ def test_linear(backend: Backend, type: str, shape: tuple[int, int]) -> None:
             assert (out[len(x) :] == 7).all()
 
 
+@pytest.mark.parametrize("type", ["NVFP4", "TQ2_0"])
+def test_rows_are_multiplied_by_their_factors(backend: Backend, type: str) -> None:
+    """Of a matrix and of experts, whose rows are a part of one; a row's bits are the same in every batch."""
+    random = rng("factors", type)
+    factors = np.array([1, 0, -0.75, 2.0**-12, 3e3] * 8, np.float32)
+    tensor = replace(random_tensor(random, type, 40, 768), factors=factors)
+    bias, x, outs = random_rows(random, 40), random_rows(random, 33, 768), []
+    matrix = backend.matrix(tensor, bias)
+    for decode, prompt in ((1, 0), (3, 0), (0, 33)):
+        batch = plain_batch(backend, decode, prompt)
+        out = filled(backend, batch.limits.tokens, 40)
+        backend.linear(buffers(backend, batch, x[: decode + prompt]), [matrix], batch, [out])
+        dot(x[: decode + prompt], tensor, bias).check(out[: decode + prompt], (decode, prompt))
+        outs.append(np.array(out[: decode + prompt]))
+    if backend.name != "reference":
+        assert all((out == outs[-1][: len(out)]).all() for out in outs)
+    table, batch = backend.matrix(tensor), make_batch(backend, [Row(0, token=7)])
+    out = filled(backend, batch.limits.tokens, 768)
+    backend.embed(table, batch, out)
+    np.testing.assert_allclose(out[0], tensor.dequantise()[7], rtol=3e-7)
+
+
 def test_linear_of_several_matrices_and_of_logits_rows(backend: Backend) -> None:
     random = rng("several")
     tensors = [random_tensor(random, type, n, 96) for type, n in (("Q8_0", 50), ("F16", 3), ("Q4_0", 64))]

@@ -3,6 +3,7 @@ arrive as they are, in parts too, and scratch is counted."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -80,12 +81,16 @@ def test_down_rows_arrive_as_they_are(vulkan: VulkanBackend, type: str, layout: 
     neurons = np.concatenate([random.permutation(n)[:9], [0, n - 1]])
     x, rows = np.eye(d, dtype=np.float32)[neurons], down.dequantise()
     expected = rows[neurons] if layout == "by_neuron" else rows[:, neurons].T
-    np.testing.assert_array_equal(run(vulkan, weights, x, len(x), skip=True), expected)
-    prompt = run(vulkan, weights, np.tile(x, (4, 1)), 0)
-    np.testing.assert_array_equal(prompt, np.tile(expected, (4, 1)))
+    # A dot of types without panels, which rounds the coefficients and the sum's scale.
+    near = 0 if layout == "by_neuron" or down.type.panels else 1e-6
+    same = functools.partial(np.testing.assert_allclose, rtol=near, atol=near)
+    same(run(vulkan, weights, x, len(x), skip=True), expected)
+    same(run(vulkan, weights, np.tile(x, (4, 1)), 0), np.tile(expected, (4, 1)))
 
 
-@pytest.mark.parametrize("type", [name for name in TYPES if BLOCK_TYPES[name].weights > 1])
+@pytest.mark.parametrize(
+    "type", [name for name in TYPES if BLOCK_TYPES[name].weights > 1 and BLOCK_TYPES[name].panels]
+)
 def test_panels_are_as_large_as_the_blocks(type: str) -> None:
     kind = BLOCK_TYPES[type]
     blocks = rng(type).integers(0, 256, (64, 3, kind.nbytes), np.uint8)

@@ -5,6 +5,8 @@ That shaders read it rightly, for every type, is seen on a device: test_vulkan_l
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,9 @@ from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels.vulkan import packing
 from hotcold.kernels.vulkan.packing import RowLayout, pack, row_chunks, section_bytes
 
-QUANTISED = [name for name in TYPES if BLOCK_TYPES[name].weights > 1]
+OPENED = [name for name in TYPES if not BLOCK_TYPES[name].panels]
+SAME_BITS = [name for name in TYPES if name not in OPENED]
+QUANTISED = [name for name in SAME_BITS if BLOCK_TYPES[name].weights > 1]
 
 
 def ones(data: np.ndarray) -> int:
@@ -27,7 +31,7 @@ def ones(data: np.ndarray) -> int:
     )
 
 
-@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("type", SAME_BITS)
 def test_no_bit_is_lost(type: str) -> None:
     """Bits change their places only, so as many are set as before, and no more bytes come out."""
     tensor = random_tensor(rng("bits", type), type, 5, 1280)
@@ -48,6 +52,28 @@ def test_each_code_keeps_to_itself(type: str) -> None:
     packed = np.hstack(pack(kind, data, columns))
     assert (np.unpackbits(packed, axis=1).sum(axis=1) == 1).all()
     assert len({row.tobytes() for row in packed}) == len(data)
+
+
+@pytest.mark.parametrize("type", [name for name in OPENED if name != "Q2_K"])
+def test_types_that_are_opened_keep_their_values(type: str) -> None:
+    """A number of 4 bits in the type's table, times the scale of 16 weights: of one chunk, in order."""
+    tensor = random_tensor(rng("opened", type), type, 5, 512)
+    factors = np.array([1, 0.5, -3, 0, 2**-20], np.float32)
+    table = packing.TABLES[packing.shader_type(tensor.type) - 64]
+    for given in (None, factors):
+        codes, scales = pack(tensor.type, tensor.data, 512, given)
+        assert [codes.shape, scales.shape] == [(5, size) for size in section_bytes(tensor.type, 512)]
+        pairs = codes.reshape(5, -1, 16)
+        values = table[np.stack([pairs & 15, pairs >> 4], axis=-2)] * scales.view("<f4").reshape(5, -1, 2, 1)
+        expected = replace(tensor, factors=given).dequantise()
+        np.testing.assert_allclose(values.reshape(5, 512), expected, rtol=2e-7)
+
+
+def test_tables_are_those_of_the_shaders() -> None:
+    source = (Path(__file__).parents[2] / "csrc/shaders/blocks.glsl").read_text()
+    words = re.findall("0x[0-9a-f]{8}", source.partition("CODE_VALUES[32] =")[2].partition(";")[0])
+    found = np.array([int(word, 16) for word in words], "<u4").view(np.int8)
+    np.testing.assert_array_equal(found.reshape(-1, 16), packing.TABLES)
 
 
 @pytest.mark.parametrize("columns", [1, 33])

@@ -248,6 +248,20 @@ def test_blocks_are_as_defined(type: str, backend: Backend, tmp_path: Path) -> N
         assert any(_is_exact(runner, model, TOKENS[at : at + 4]) for at in range(0, 20, 4))
 
 
+def test_factors_beside_matrices(backend: Backend, tmp_path: Path) -> None:
+    """NVFP4's ``.scale`` multiplies a matrix; ``.input_scale`` is for hardware that rounds the input."""
+    model = Model(dim=128, heads=4, head_dim=32, rotary=24, neurons=(128, 256), type="NVFP4")
+    tensors, expected, random = model.tensors(), model.tensors(), np.random.default_rng(5)
+    for name, tensor in model.tensors().items():
+        if tensor.type.name == "NVFP4" and name != "token_embd.weight":
+            scale = random.uniform(0.5, 2, 1).astype(np.float32)
+            tensors[name.replace("weight", "scale")] = quantise(scale, "F32")
+            tensors[name.replace("weight", "input_scale")] = quantise(random.uniform(2, 3, 1), "F32")
+            expected[name] = replace(tensor, factors=scale.repeat(len(tensor.data)))
+    runner = Runner(model.write(tmp_path / "model.gguf", tensors), backend)
+    assert distance(runner.run(TOKENS), forward(model, expected, TOKENS, np.float16)) < 0.02
+
+
 def _is_exact(runner: Runner, model: Model, tokens: Sequence[int]) -> bool:
     runner.length = 0
     return distance(runner.run(tokens), forward(model, model.tensors(), tokens)) < 1e-6

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -41,8 +42,10 @@ def make_layer(
     types: tuple[str, str, str],
     kind: FFNKind = RELU,
     layout: str = "by_neuron",
+    *scales: float,
 ) -> Layer:
-    """By output, experts of other sizes than the largest take whole blocks of theirs, at random ones."""
+    """``scales``, one for each expert, multiply its matrices: gate, up twice as much, down half. By
+    output, experts of other sizes than the largest take whole blocks of theirs, at random ones."""
     random, rows, by_output = rng("experts", sizes, types, kind), sum(sizes), layout == "by_output"
     unequal = by_output and len({*sizes} - {0}) > 1
     some = len(sizes) if unequal else sum(n > 0 for n in sizes)
@@ -55,9 +58,18 @@ def make_layer(
     bias = [random_rows(random, n) * np.float32(0.3) if kind.biases else None for n in (rows, rows)]
     biases = random_rows(random, len(sizes), dim) * np.float32(0.3) if kind.biases else None
     ends = tuple(int(end) for end in np.cumsum(sizes))
+
+    def scaled(tensor: Tensor, each: Sequence[int], by: float) -> Tensor:
+        return (
+            replace(tensor, factors=np.repeat(np.float32(scales) * np.float32(by), each))
+            if scales
+            else tensor
+        )
+
+    down = scaled(down, [dim] * len(sizes) if by_output else sizes, 0.5)
     whole = FFNTensors(
-        gate=random_tensor(random, types[0], rows, dim) if kind.gated else None,
-        up=random_tensor(random, types[1], rows, dim),
+        gate=scaled(random_tensor(random, types[0], rows, dim), sizes, 1) if kind.gated else None,
+        up=scaled(random_tensor(random, types[1], rows, dim), sizes, 2),
         down=down,
         down_layout=layout,
         activation=kind.activation,

@@ -47,9 +47,10 @@ def quantise(x: Floats) -> tuple[Floats, Floats]:
 class Blocks:
     """Quantised weights per 32 columns: a dot's part is ``(scale * codes.x + minimum * sum(x)) scale_x``."""
 
-    codes: Doubles  # [O, B, 32]; integers, of Q6_K times the small scale, so that all is exact
-    scale: Floats  # [O, B]
+    codes: Doubles  # [O, B, 32]; integers, of Q6_K and Q2_K times the small scale, so that all is exact
+    scale: Floats  # [O, B], of types that are opened [O, B, 2]: of the first 16 codes, and the others
     minimum: Floats | None  # [O, B]
+    small_minima: Doubles | None = None  # [O, B, 2] integers: of Q2_K, times the sum of 16 values of x each
 
 
 def decoded(tensor: Tensor, headers: dict[int, Bytes]) -> Floats:
@@ -85,6 +86,21 @@ def blocks_of(tensor: Tensor) -> Blocks:
         small = tensor.data.reshape(rows, -1, 210)[:, :, 192:208].view(np.int8).astype(np.float64)
         codes = codes.reshape(rows, -1, 16) * small.reshape(rows, -1, 1)
         return Blocks(codes.reshape(rows, -1, 32), half_at(tensor, 208).repeat(8, axis=1), None)
+    if name == "Q2_K":
+        blocks = tensor.data.reshape(rows, -1, 84)
+        codes = decoded(tensor, {0: np.ones(16, np.uint8), 80: HALF_ONE, 82: np.zeros(2, np.uint8)})
+        small = blocks[:, :, :16].astype(np.int64)
+        codes = codes.astype(np.float64).reshape(rows, -1, 16) * (small & 15).reshape(rows, -1, 1)
+        scale, minimum = (half_at(tensor, at).repeat(8, axis=1) for at in (80, 82))
+        minima = (small >> 4).reshape(rows, -1, 2).astype(np.float64)
+        return Blocks(codes.reshape(rows, -1, 32), scale, -minimum, minima)
+    if tensor.type.open is not None:
+        with np.errstate(all="ignore"):
+            scales, opened = tensor.type.open(tensor.data.reshape(-1, tensor.type.nbytes))
+        each = scales.repeat(opened.shape[1] // scales.shape[1] // 16, axis=1).reshape(rows, -1, 2)
+        if tensor.factors is not None:
+            each = each * tensor.factors[:, None, None]
+        return Blocks(opened.reshape(rows, -1, 32).astype(np.float64), each, None)
     # Q4_K and Q5_K: 8 scales and minima of 6 bits, as in llama.cpp's get_scale_min_k4
     packed = tensor.data.reshape(rows, -1, tensor.type.nbytes)[:, :, 4:16]
     low, high, mixed = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
@@ -134,8 +150,16 @@ class OrderedMatrix(ReferenceMatrix):
     def _quantised(self, x: Floats, chunk: int) -> Floats:
         codes, scales = quantise(x)
         b = self.blocks
-        dots = np.einsum("obi,bi->ob", b.codes, codes.astype(np.float64)).astype(np.float32)
+        x = codes.astype(np.float64)
+        if b.scale.ndim == 3:
+            halves = np.einsum("obhi,bhi->obh", b.codes.reshape(*b.scale.shape, 16), x.reshape(-1, 2, 16))
+            both = b.scale * halves.astype(np.float32)
+            return in_turn((both[..., 0] + both[..., 1]) * scales, chunk)
+        dots = np.einsum("obi,bi->ob", b.codes, x).astype(np.float32)
         parts = b.scale * dots
-        if b.minimum is not None:
+        if b.small_minima is not None:
+            sums = np.einsum("obh,bh->ob", b.small_minima, x.reshape(-1, 2, 16).sum(axis=-1))
+            parts = parts + b.minimum * sums.astype(np.float32)
+        elif b.minimum is not None:
             parts = parts + b.minimum * codes.sum(axis=-1)
         return in_turn(parts * scales, chunk)

@@ -50,7 +50,8 @@ def ffn_cases() -> Iterator[Case]:
     for types in (*((type,) * 3 for type in TYPES), *MIXED_TYPES):
         for at, kind in enumerate(KINDS):
             for layout in ("by_neuron", "by_output"):
-                quick = at < 2 or types == ("Q4_0",) * 3 or (at < 5 and types == ("F16",) * 3)
+                some = 2 if BLOCK_TYPES[types[0]].panels else int(types[0] in ("Q2_K", "IQ4_XS"))
+                quick = at < some or types == ("Q4_0",) * 3 or (at < 5 and types == ("F16",) * 3)
                 name = f"{' '.join(dict.fromkeys(types))} {layout} {kind.activation}"
                 more = f"{', no gate' * (not kind.gated)}{', biases' * kind.biases}"
                 # A coefficient whose last bit differs may get another of the codes that the second dot takes.

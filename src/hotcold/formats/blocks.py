@@ -14,15 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.formats import grid_blocks
+from hotcold.formats import grid_blocks, opened_blocks
 from hotcold.formats.fields import Bytes as Bytes
 from hotcold.formats.fields import Floats as Floats
+from hotcold.formats.fields import Opened
 from hotcold.formats.fields import fields as _fields
 from hotcold.formats.fields import half_at as _half
 
 Index: TypeAlias = npt.NDArray[np.int64]
 Decode: TypeAlias = Callable[[Bytes], Floats]
 Encode: TypeAlias = Callable[[Floats], Bytes]
+Open: TypeAlias = Callable[[Bytes], Opened]
 
 _CHUNK = 1 << 18  # weights per pass, so that temporaries stay in the cache
 
@@ -37,7 +39,8 @@ class BlockType:
 
     ``decode`` turns ``(blocks, nbytes)`` uint8 into ``(blocks, weights)`` float32, ``encode`` the reverse;
     without ``decode`` the type can only be listed. ``name`` and ``id`` are ggml's. ``panels`` says whether
-    down by output can be summed by neuron; of other types it is always a dot over all neurons."""
+    down by output can be summed by neuron; of other types it is always a dot over all neurons. ``open`` gives
+    the codes and scales of a type whose values are their products."""
 
     name: str
     id: int
@@ -46,6 +49,7 @@ class BlockType:
     decode: Decode | None = field(default=None, repr=False, compare=False)
     encode: Encode | None = field(default=None, repr=False, compare=False)
     panels: bool = field(default=True, repr=False, compare=False)
+    open: Open | None = field(default=None, repr=False, compare=False)
 
     @property
     def supported(self) -> bool:
@@ -66,11 +70,13 @@ class BlockType:
 @dataclass(frozen=True, eq=False)
 class Tensor:
     """Weights as a file stores them. ``shape`` is in NumPy order, outermost dimension first; the last one is
-    a row. ``data`` is C-contiguous uint8, ``(rows, row_bytes)`` with ``rows = prod(shape[:-1])``."""
+    a row. ``data`` is C-contiguous uint8, ``(rows, row_bytes)`` with ``rows = prod(shape[:-1])``. ``factors``
+    are what each row's values are multiplied by, ``[rows]`` float32."""
 
     type: BlockType
     shape: tuple[int, ...]
     data: Bytes
+    factors: Floats | None = None
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
@@ -84,6 +90,12 @@ class Tensor:
     def nbytes(self) -> int:
         return int(self.data.nbytes)
 
+    @property
+    def row_factors(self) -> Floats | None:
+        """The factors: all rows are chosen (:class:`~hotcold.formats.stored.StoredTensor` may leave some
+        out)."""
+        return self.factors
+
     def pieces(self) -> Iterable[Bytes]:
         """Its bytes, in one piece."""
         return (self.data,)
@@ -95,13 +107,14 @@ class Tensor:
     def take_rows(self, chosen: Index | slice) -> "Tensor":
         """A tensor of these rows; ``chosen`` has their numbers."""
         data = self.data[chosen]
-        return Tensor(self.type, (len(data), *self.shape[1:]), data)
+        factors = None if self.factors is None else self.factors[chosen]
+        return Tensor(self.type, (len(data), *self.shape[1:]), data, factors)
 
     def take_columns(self, chosen: Index) -> "Tensor":
         """A tensor of these columns; ``chosen`` has their numbers, counted in blocks of a row."""
         data = self.data.reshape(len(self.data), -1, self.type.nbytes)[:, chosen]
         shape = (*self.shape[:-1], len(chosen) * self.type.weights)
-        return Tensor(self.type, shape, data.reshape(len(data), -1))
+        return Tensor(self.type, shape, data.reshape(len(data), -1), self.factors)
 
     def is_finite(self) -> bool:
         """True if no value is NaN or infinite; checks only the scales of types that have scales."""
@@ -119,6 +132,8 @@ class Tensor:
         blocks = self.data.reshape(-1, self.type.nbytes)
         values = np.empty((len(blocks), self.type.weights), np.float32)
         _code(decode, blocks, values, self.type)
+        if self.factors is not None:
+            values = values.reshape(len(self.data), -1) * self.factors[:, None]
         return values.reshape(self.shape)
 
 
@@ -278,9 +293,7 @@ def _round_half_away(values: Floats) -> Floats:
 
 # --- types of 32 weights whose codes are indices into a table ---
 
-_IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-#: twice the values of a 4-bit float (E2M1)
-_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+_IQ4_NL, _MXFP4 = (table.astype(np.float32) for table in (opened_blocks.IQ4_NL, opened_blocks.FP4))
 
 
 def _encode_mxfp4(values: Floats) -> Bytes:
@@ -328,55 +341,15 @@ def _decode_q2_k(blocks: Bytes) -> Floats:
     return values.reshape(-1, 256)
 
 
-def _decode_q3_k(blocks: Bytes) -> Floats:
-    """Codes from -4, whose highest bits come first; 16 scales of 6 bits count from -32."""
-    low, high = _fields(blocks[:, 96:104], 4, 8), _fields(blocks[:, 104:108], 2, 4)
-    scales: Floats = _half(blocks, 108) * ((low | high << 4).view(np.int8) - np.int8(32))
-    codes = _fields(blocks[:, 32:96], 2, 32) | _fields(blocks[:, :32], 1, 32) << 2
-    values: Floats = scales[:, :, None] * (codes.view(np.int8) - np.int8(4)).reshape(-1, 16, 16)
-    return values.reshape(-1, 256)
+def _times(open: Open) -> Decode:
+    """Decodes blocks that ``open`` opens."""
 
+    def decode(blocks: Bytes) -> Floats:
+        scales, codes = open(blocks)
+        values: Floats = scales[:, :, None] * codes.reshape(*scales.shape, -1)
+        return values.reshape(codes.shape)
 
-def _decode_iq4_xs(blocks: Bytes) -> Floats:
-    """8 groups of IQ4_NL's codes, with scales of 6 bits that count from -32."""
-    low, high = _fields(blocks[:, 4:8], 4, 1), _fields(blocks[:, 2:4], 2, 1)
-    scales: Floats = _half(blocks, 0) * ((low | high << 4).view(np.int8) - np.int8(32))
-    values: Floats = scales[:, :, None] * _IQ4_NL[_fields(blocks[:, 8:], 4, 16)].reshape(-1, 8, 32)
-    return values.reshape(-1, 256)
-
-
-def _decode_tq1_0(blocks: Bytes) -> Floats:
-    """Codes -1, 0 and 1 as digits to base 3: a byte is the first 8 bits of a fraction."""
-    runs = []
-    for start, end, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
-        powers = (3 ** np.arange(digits)).astype(np.uint8)[:, None]
-        fractions = (blocks[:, None, start:end] * powers).astype(np.uint16)
-        runs.append((fractions * 3 >> 8).reshape(len(blocks), -1).astype(np.int8) - np.int8(1))
-    return _half(blocks, 52) * np.hstack(runs)
-
-
-def _decode_tq2_0(blocks: Bytes) -> Floats:
-    return _half(blocks, 64) * (_fields(blocks[:, :64], 2, 32).view(np.int8) - np.int8(1))
-
-
-# --- other sizes ---
-
-
-def _decode_nvfp4(blocks: Bytes) -> Floats:
-    """Runs of 16, each with a float of 8 bits without sign (E4M3) as its scale."""
-    code = blocks[:, :4].astype(np.int32)
-    exponent, fraction = code >> 3 & 15, code & 7
-    scales = np.ldexp(np.where(exponent == 0, fraction, fraction + 8), np.maximum(exponent, 1) - 11)
-    scales = np.where(code == 0x7F, 0, scales).astype(
-        np.float32
-    )  # half of each, since the table holds doubles
-    values: Floats = scales[:, :, None] * _MXFP4[_fields(blocks[:, 4:], 4, 8)].reshape(-1, 4, 16)
-    return values.reshape(-1, 64)
-
-
-def _decode_q1_0(blocks: Bytes) -> Floats:
-    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").view(np.int8)
-    return _half(blocks, 0) * (bits * np.int8(2) - np.int8(1))
+    return decode
 
 
 # --- the tables ---
@@ -398,23 +371,23 @@ BLOCK_TYPES: dict[str, BlockType] = {
         BlockType("Q6_K", 14, 256, 210, _decode_q6_k),
         BlockType("IQ4_NL", 20, 32, 18, lambda b: _half(b, 0) * _IQ4_NL[_codes(b, 4)]),
         BlockType("MXFP4", 39, 32, 17, lambda b: _half_power(b) * _MXFP4[_codes(b, 4)], _encode_mxfp4),
+        BlockType("Q2_K", 10, 256, 84, _decode_q2_k, panels=False),
         *(
-            BlockType(*row, panels=False)
+            BlockType(*row[:-1], _times(row[-1]), panels=False, open=row[-1])
             for row in (
-                ("Q2_K", 10, 256, 84, _decode_q2_k),
-                ("Q3_K", 11, 256, 110, _decode_q3_k),
-                ("IQ4_XS", 23, 256, 136, _decode_iq4_xs),
-                ("IQ3_S", 21, 256, 110, grid_blocks.decode_iq3_s),
-                ("IQ3_XXS", 18, 256, 98, grid_blocks.decode_iq3_xxs),
-                ("IQ2_S", 22, 256, 82, grid_blocks.decode_iq2_s),
-                ("IQ2_XS", 17, 256, 74, grid_blocks.decode_iq2_xs),
-                ("IQ2_XXS", 16, 256, 66, grid_blocks.decode_iq2_xxs),
-                ("IQ1_M", 29, 256, 56, grid_blocks.decode_iq1_m),
-                ("IQ1_S", 19, 256, 50, grid_blocks.decode_iq1_s),
-                ("TQ2_0", 35, 256, 66, _decode_tq2_0),
-                ("TQ1_0", 34, 256, 54, _decode_tq1_0),
-                ("NVFP4", 40, 64, 36, _decode_nvfp4),
-                ("Q1_0", 41, 128, 18, _decode_q1_0),
+                ("Q3_K", 11, 256, 110, opened_blocks.open_q3_k),
+                ("IQ4_XS", 23, 256, 136, opened_blocks.open_iq4_xs),
+                ("IQ3_S", 21, 256, 110, grid_blocks.open_iq3_s),
+                ("IQ3_XXS", 18, 256, 98, grid_blocks.open_iq3_xxs),
+                ("IQ2_S", 22, 256, 82, grid_blocks.open_iq2_s),
+                ("IQ2_XS", 17, 256, 74, grid_blocks.open_iq2_xs),
+                ("IQ2_XXS", 16, 256, 66, grid_blocks.open_iq2_xxs),
+                ("IQ1_M", 29, 256, 56, grid_blocks.open_iq1_m),
+                ("IQ1_S", 19, 256, 50, grid_blocks.open_iq1_s),
+                ("TQ2_0", 35, 256, 66, opened_blocks.open_tq2_0),
+                ("TQ1_0", 34, 256, 54, opened_blocks.open_tq1_0),
+                ("NVFP4", 40, 64, 36, opened_blocks.open_nvfp4),
+                ("Q1_0", 41, 128, 18, opened_blocks.open_q1_0),
             )
         ),
     )

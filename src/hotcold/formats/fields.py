@@ -7,6 +7,9 @@ import numpy.typing as npt
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
+#: Blocks of a type whose weights are scales times codes: a scale for each of some equal runs, ``[blocks,
+#: runs]``, and codes ``[blocks, weights]``.
+Opened: TypeAlias = tuple[Floats, npt.NDArray[np.int8]]
 
 
 def half_at(blocks: Bytes, at: int) -> Floats:

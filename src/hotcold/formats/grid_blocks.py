@@ -1,11 +1,11 @@
-"""Decodes blocks of IQ1, IQ2 and IQ3: each names entries of a grid, of four or eight values, and signs."""
+"""Opens blocks of IQ1, IQ2 and IQ3: each names entries of a grid, of four or eight values, and signs."""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.fields import Bytes, Floats, fields, half_at
+from hotcold.formats.fields import Bytes, Floats, Opened, fields, half_at
 from hotcold.formats.grids import grid
 
 #: Eight signs from seven: the eighth makes their number even.
@@ -18,12 +18,10 @@ def _sevens(words: npt.NDArray[np.uint32]) -> Bytes:
     return found.reshape(len(words), -1)
 
 
-def _signed(name: str, entries: npt.NDArray[np.uint16], signs: Bytes, scales: Floats) -> Floats:
+def _signed(name: str, entries: npt.NDArray[np.uint16], signs: Bytes, scales: Floats) -> Opened:
     """Entries of this grid, a sign for each of their values, and scales for runs of them."""
-    plus = np.float32(1) - np.float32(2) * np.unpackbits(signs, axis=1, bitorder="little")
-    values = (grid(name)[entries].reshape(len(entries), -1) * plus).reshape(*scales.shape, -1)
-    scaled: Floats = scales[:, :, None] * values
-    return scaled.reshape(len(entries), -1)
+    plus = np.int8(1) - np.int8(2) * np.unpackbits(signs, axis=1, bitorder="little").view(np.int8)
+    return scales, grid(name)[entries].reshape(len(entries), -1) * plus
 
 
 def _words(blocks: Bytes, start: int, end: int, size: int) -> npt.NDArray[np.uint32]:
@@ -40,48 +38,46 @@ def _high_bits(entries: Bytes, high: npt.NDArray[Any]) -> npt.NDArray[np.uint16]
     return found
 
 
-def decode_iq3_xxs(blocks: Bytes) -> Floats:
+def open_iq3_xxs(blocks: Bytes) -> Opened:
     more = _words(blocks, 66, 98, 4)
     entries = blocks[:, 2:66].astype(np.uint16)
     scales: Floats = half_at(blocks, 0) * _half_and(more >> 28, 0.5)
     return _signed("IQ3_XXS", entries, _sevens(more), scales)
 
 
-def decode_iq3_s(blocks: Bytes) -> Floats:
+def open_iq3_s(blocks: Bytes) -> Opened:
     entries = _high_bits(blocks[:, 2:66], fields(blocks[:, 66:74], 1, 1))
     scales: Floats = half_at(blocks, 0) * (1 + 2 * fields(blocks[:, 106:], 4, 1))
     return _signed("IQ3_S", entries, blocks[:, 74:106], scales)
 
 
-def decode_iq2_xxs(blocks: Bytes) -> Floats:
+def open_iq2_xxs(blocks: Bytes) -> Opened:
     words = _words(blocks, 2, 66, 4)
     entries, more = blocks[:, 2:66].reshape(-1, 8, 8)[:, :, :4], words[:, 1::2]
     scales: Floats = half_at(blocks, 0) * _half_and(more >> 28, 0.25)
     return _signed("IQ2_XXS", entries.reshape(len(blocks), -1).astype(np.uint16), _sevens(more), scales)
 
 
-def decode_iq2_xs(blocks: Bytes) -> Floats:
+def open_iq2_xs(blocks: Bytes) -> Opened:
     codes = _words(blocks, 2, 66, 2)
     scales: Floats = half_at(blocks, 0) * _half_and(fields(blocks[:, 66:], 4, 1), 0.25)
     return _signed("IQ2_XS", (codes & 511).astype(np.uint16), _SIGNS[codes >> 9], scales)
 
 
-def decode_iq2_s(blocks: Bytes) -> Floats:
+def open_iq2_s(blocks: Bytes) -> Opened:
     entries = _high_bits(blocks[:, 2:34], fields(blocks[:, 66:74], 2, 1))
     scales: Floats = half_at(blocks, 0) * _half_and(fields(blocks[:, 74:], 4, 1), 0.25)
     return _signed("IQ2_S", entries, blocks[:, 34:66], scales)
 
 
-def _shifted(
-    entries: npt.NDArray[np.uint16], minus: npt.NDArray[np.bool_], scales: npt.NDArray[np.float32]
-) -> Floats:
-    """Entries of IQ1's grid, each an eighth more or less, and scales for runs of them."""
-    values = grid("IQ1")[entries] + np.where(minus, np.float32(-0.125), np.float32(0.125))[:, :, None]
-    scaled: Floats = scales[:, :, None] * values.reshape(*scales.shape, -1)
-    return scaled.reshape(len(entries), -1)
+def _shifted(entries: npt.NDArray[np.uint16], minus: npt.NDArray[np.bool_], scales: Floats) -> Opened:
+    """Entries of IQ1's grid, each an eighth more or less, eight times as large, and scales for runs of
+    them."""
+    codes = np.int8(8) * grid("IQ1")[entries] + np.where(minus, np.int8(-1), np.int8(1))[:, :, None]
+    return scales * np.float32(0.125), codes.reshape(len(entries), -1)
 
 
-def decode_iq1_s(blocks: Bytes) -> Floats:
+def open_iq1_s(blocks: Bytes) -> Opened:
     high = _words(blocks, 34, 50, 2)
     fourth = (high[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint32) & 7).reshape(len(blocks), -1)
     entries = _high_bits(blocks[:, 2:34], fourth.astype(np.uint8))
@@ -89,7 +85,7 @@ def decode_iq1_s(blocks: Bytes) -> Floats:
     return _shifted(entries, (high >> 15).astype(np.bool_).repeat(4, axis=1), scales)
 
 
-def decode_iq1_m(blocks: Bytes) -> Floats:
+def open_iq1_m(blocks: Bytes) -> Opened:
     """The float16 scale lies in the highest bits of four words of small scales."""
     words = _words(blocks, 48, 56, 2)
     half = (words >> 12 << np.arange(0, 16, 4, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)

@@ -221,10 +221,10 @@ _DIGITS = {
 
 
 @cache
-def grid(name: str) -> npt.NDArray[np.float32]:
+def grid(name: str) -> npt.NDArray[np.int8]:
     """``[entries, 4]`` of IQ3's, ``[entries, 8]`` of the others."""
-    values, digits = np.array(_VALUES[name], np.float32), _DIGITS[name]
+    values, digits = np.array(_VALUES[name], np.int8), _DIGITS[name]
     count, width, bits = (4, 3, 3) if len(values) == 8 else (8, 4, 2)
     entries = np.array([int(digits[at : at + width], 16) for at in range(0, len(digits), width)])
-    fields: npt.NDArray[np.float32] = values[entries[:, None] >> bits * np.arange(count) & (1 << bits) - 1]
+    fields: npt.NDArray[np.int8] = values[entries[:, None] >> bits * np.arange(count) & (1 << bits) - 1]
     return fields

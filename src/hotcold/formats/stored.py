@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hotcold.formats.blocks import BlockType, Index, Tensor
+from hotcold.formats.blocks import BlockType, Floats, Index, Tensor
 from hotcold.formats.files import FileError, RegularFile
 
 
@@ -18,7 +18,7 @@ class StoredTensor:
 
     ``shape`` is the shape of the chosen part. ``chosen`` has ascending numbers of rows or, with
     ``by_column``, of columns, counted in blocks of a row; None means all. Reading raises ``error``, with the
-    path, if the file cannot be read or has changed."""
+    path, if the file cannot be read or has changed. ``factors`` are as in :class:`Tensor`, ``[rows]``."""
 
     type: BlockType
     shape: tuple[int, ...]
@@ -29,6 +29,7 @@ class StoredTensor:
     error: Callable[[FileError], ValueError]
     chosen: Index | None = None
     by_column: bool = False
+    factors: Floats | None = None
 
     @property
     def nbytes(self) -> int:
@@ -40,13 +41,22 @@ class StoredTensor:
         with self._errors():
             self.file.read_into(data.data.cast("B"), self.offset)
         if self.chosen is None:
-            return Tensor(self.type, self.shape, data)
-        whole = Tensor(self.type, (self.rows, self.row_bytes // self.type.nbytes * self.type.weights), data)
+            return Tensor(self.type, self.shape, data, self.factors)
+        columns = self.row_bytes // self.type.nbytes * self.type.weights
+        whole = Tensor(self.type, (self.rows, columns), data, self.factors)
         return whole.take_columns(self.chosen) if self.by_column else whole.take_rows(self.chosen)
 
     def flat(self) -> "StoredTensor":
         """The rows of a whole tensor as a matrix."""
         return replace(self, shape=(self.rows, self.shape[-1]))
+
+    @property
+    def row_factors(self) -> Floats | None:
+        """Those of the chosen part's rows."""
+        if self.factors is None or self.chosen is None or self.by_column:
+            return self.factors
+        chosen: Floats = self.factors[self.chosen]
+        return chosen
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
@@ -66,7 +76,10 @@ class StoredTensor:
         if isinstance(chosen, slice):
             start, stop, _ = chosen.indices(self.rows)
             offset = self.offset + start * self.row_bytes
-            return replace(self, shape=(stop - start, *shape), offset=offset, rows=stop - start)
+            factors = None if self.factors is None else self.factors[start:stop]
+            return replace(
+                self, shape=(stop - start, *shape), offset=offset, rows=stop - start, factors=factors
+            )
         return replace(self, shape=(len(chosen), *shape), chosen=chosen)
 
     def take_columns(self, chosen: Index) -> "StoredTensor":

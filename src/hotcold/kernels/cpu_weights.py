@@ -138,7 +138,8 @@ class Packer:
     ) -> _native.WeightRows:
         rows = _native.WeightRows(memory, offset, stride, tensor.shape[0], tensor.shape[1], tensor.type.id)
         self._fill(rows, tensor)
-        return rows
+        factors = tensor.row_factors
+        return rows if factors is None else rows.multiplied(factors)
 
     def _down_rows(
         self, memory: _native.Memory, offset: int, stride: int, tensors: FFNTensors

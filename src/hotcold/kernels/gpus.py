@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
+from hotcold.formats.blocks import BlockType
 from hotcold.kernels.backend import BatchLimits
 from hotcold.kernels.gpu import ALIGNMENT, GPU, GPUBackend, GPUError, StepShape
 
@@ -31,6 +32,13 @@ def unread_types(names: Iterable[str]) -> list[str]:
     from hotcold.kernels.vulkan.packing import holds
 
     return sorted(name for name in {*names} if not holds(name))
+
+
+def held_bytes(type: BlockType, nbytes: int) -> int:
+    """Bytes on a GPU of rows of this type that have so many in a file."""
+    from hotcold.kernels.vulkan import packing
+
+    return packing.held_bytes(type, nbytes)
 
 
 def wished(asked: str | None) -> str | None:

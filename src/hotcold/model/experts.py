@@ -32,6 +32,7 @@ from hotcold.kernels.backend import (
 from hotcold.kernels.checks import wrong_groups
 from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError
+from hotcold.model.reading import stored_matrix
 from hotcold.values import shown
 
 if TYPE_CHECKING:
@@ -292,7 +293,9 @@ def expert_tensors(
 
     def rows(name: str) -> StoredTensor:
         """The rows of all experts, one expert after another."""
-        return file.stored(f"{blk}{name}.weight").flat()
+        if experts.beside and name == "ffn_down_exps":  # whose factors are the router's
+            return file.stored(f"{blk}{name}.weight").flat()
+        return stored_matrix(file, f"{blk}{name}", vector).flat()
 
     def bias(name: str) -> Floats | None:
         return vector(f"{blk}{name}.bias")

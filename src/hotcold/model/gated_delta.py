@@ -97,7 +97,7 @@ class GatedDeltaShape(MixerShape):
         parts = np.split(rows, np.cumsum([self.key_dim, self.key_dim, v]), axis=1)
         *qkv, z = (part.reshape(-1) for part in parts)
         # Rows out of order cannot be chosen in a file.
-        tensor = reader.file.load(f"{blk}ssm_in.weight")
+        tensor = reader.stored(f"{blk}ssm_in").load()
         matrices = [reader.backend.matrix(tensor.take_rows(each)) for each in (np.concatenate(qkv), z)]
         reader.count(tensor)
         return matrices

@@ -1,15 +1,21 @@
 """Reads named tensors of a GGUF file into a backend. Names and shapes were checked before."""
 
+import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hotcold.formats.blocks import Index
+from hotcold.formats.blocks import BLOCK_TYPES, Index
 from hotcold.formats.gguf import GGUFFile
-from hotcold.formats.stored import AnyTensor
+from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels.backend import Backend, Buffer, Floats, Matrix, Norm
 from hotcold.model.keys import ModelError
+
+#: Matrices that a factor may lie beside.
+_SCALED = re.compile(
+    r"output|blk\.\d+\.(attn_(q|k|v|qkv|gate|output)|ffn_(gate|up|down|gate_up)(_exps|_shexp)?|ssm_(in|out))"
+)
 
 #: Called with the bytes read so far and in all.
 Progress = Callable[[int, int], None]
@@ -30,15 +36,19 @@ class TensorReader:
     done: int = 0
     norm_values: int = 0  #: weights and biases of the norms that were read
 
+    def stored(self, name: str) -> StoredTensor:
+        """A matrix, still in the file, and what it is multiplied by."""
+        return stored_matrix(self.file, name, self.vector)
+
     def matrix(self, name: str) -> Matrix:
-        bias, tensor = self.vector(f"{name}.bias"), self.file.stored(f"{name}.weight")
+        bias, tensor = self.vector(f"{name}.bias"), self.stored(name)
         matrix = self.backend.matrix(tensor, bias)
         self.count(tensor)
         return matrix
 
     def cut(self, name: str, parts: Sequence[Index | slice]) -> list[Matrix]:
         """Matrices of these rows of a matrix, each of ascending numbers; a bias is cut with them."""
-        whole, bias = self.file.stored(f"{name}.weight"), self.vector(f"{name}.bias")
+        whole, bias = self.stored(name), self.vector(f"{name}.bias")
         matrices = [
             self.backend.matrix(whole.take_rows(rows), None if bias is None else bias[rows]) for rows in parts
         ]
@@ -83,6 +93,38 @@ class TensorReader:
 
     def _buffer(self, values: Floats | None, scale: float = 1.0) -> Buffer | None:
         return None if values is None else upload(self.backend, np.float32(scale) * values)
+
+
+def scale_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Shapes by name of what may lie beside the matrices among these tensors, as in files of NVFP4: a factor
+    of the matrix, or one of each expert's, and the same number of factors of its input. The latter are for
+    hardware that rounds the input to four bits, too; nothing else reads them."""
+    found: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        matrix = name.removesuffix(".weight")
+        if matrix != name and _SCALED.fullmatch(matrix):
+            kinds = [f"{matrix}.{kind}" for kind in ("scale", "input_scale")]
+            found |= {kind: shape[:-2] or (1,) for kind in kinds if kind not in shapes}
+    return found
+
+
+def check_scaled(file: GGUFFile, name: str) -> None:
+    """ModelError: a tensor is a factor of a matrix whose block type has none."""
+    info = file.tensors.get(name.removesuffix(".scale") + ".weight")
+    if name.endswith(".scale") and info is not None and (not info.type.supported or info.type.panels):
+        kinds = ", ".join(type.name for type in BLOCK_TYPES.values() if not type.panels)
+        seen = f"tensor {name} multiplies a matrix of block type {info.type.name}"
+        raise ModelError(f"{seen}: this is supported for {kinds}")
+
+
+def stored_matrix(file: GGUFFile, name: str, vector: Callable[[str], Floats | None]) -> StoredTensor:
+    """A matrix, still in the file, and what it is multiplied by; ``vector`` reads that, None where there is
+    nothing."""
+    tensor = file.stored(f"{name}.weight")
+    scale = vector(f"{name}.scale") if _SCALED.fullmatch(name) else None
+    if scale is None:
+        return tensor
+    return replace(tensor, factors=np.repeat(scale.reshape(-1), tensor.rows // scale.size))
 
 
 def norm_tensor(name: str, present: Container[str]) -> str:

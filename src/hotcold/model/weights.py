@@ -25,7 +25,7 @@ from hotcold.model.gate_cut import read_cut
 from hotcold.model.layer import Block, FeedForward, LayerWeights
 from hotcold.model.layer_inputs import LayerInputs, input_shapes, read_input, read_inputs
 from hotcold.model.mixer import NO_MIXER, MixerWeights
-from hotcold.model.reading import Progress, Shape, TensorReader, norm_tensor
+from hotcold.model.reading import Progress, Shape, TensorReader, check_scaled, norm_tensor, scale_shapes
 from hotcold.model.rope import FACTORS
 from hotcold.model.streams import (
     Streams,
@@ -67,7 +67,8 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
         if name not in file.tensors:
             raise ModelError(f"tensor {name} is missing: {config.architecture} needs it, shape {shape}")
     total = 0
-    shapes = required | optional
+    scales = scale_shapes(required | optional)
+    shapes = required | optional | scales
     for name, info in file.tensors.items():
         if name not in shapes:
             if name in others or _IGNORED.fullmatch(name) or is_drafting(name, config):
@@ -79,6 +80,8 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
             block_type(info.type)
         except BlockTypeError as error:
             raise ModelError(f"tensor {name}: {error}") from None
+        if name in scales:
+            check_scaled(file, name)
         total += info.nbytes
     return total
 
@@ -213,7 +216,10 @@ class _Reader(TensorReader):
     def of(cls, file: GGUFFile, config: Config, backend: Backend, *progress: Any) -> Self:
         required, optional = _expected(config, file.tensors)
         centre = config.family.norm == "layer"
-        return cls(file, backend, required | optional, config.norm_eps, centre, *progress, config=config)
+        shapes = required | optional
+        return cls(
+            file, backend, shapes | scale_shapes(shapes), config.norm_eps, centre, *progress, config=config
+        )
 
     def layer(self, index: int, ffn_weights: Callable[[FFNTensors], FFNWeights]) -> LayerWeights:
         """Its blocks in the order in which they are computed."""
@@ -313,8 +319,8 @@ class _Reader(TensorReader):
             gate = self.backend.matrix(replace(row, shape=(1, dim), rows=1, row_bytes=nbytes))
             self.count(row)
         config = self.config
-        own = self.file.stored(f"{blk}ffn_gate{kind}.weight") if config.gated else None
-        up, down = (self.file.stored(f"{blk}ffn_{part}{kind}.weight") for part in ("up", "down"))
+        own = self.stored(f"{blk}ffn_gate{kind}") if config.gated else None
+        up, down = (self.stored(f"{blk}ffn_{part}{kind}") for part in ("up", "down"))
         tensors = FFNTensors(own, up, down, config.down_layout, config.activation, config.threshold)
         ffn = self.backend.ffn_weights(tensors)
         self.count(own, up, down)
@@ -352,7 +358,7 @@ class _Reader(TensorReader):
             )
         gate, up, gate_bias, up_bias = self._gate_and_up(blk)
         name, layout = _down(config, blk, self.file.tensors)
-        down, down_bias = self.file.stored(f"{blk}{name}.weight"), self.vector(f"{blk}{name}.bias")
+        down, down_bias = self.stored(f"{blk}{name}"), self.vector(f"{blk}{name}.bias")
         if config.cut_of(index) is not None:  # whoever reads the gate computes it before the others
             gate = gate_bias = None
         biases = gate_bias, up_bias, down_bias
@@ -360,9 +366,9 @@ class _Reader(TensorReader):
 
     def _gate_and_up(self, blk: str) -> tuple[AnyTensor | None, AnyTensor, Floats | None, Floats | None]:
         """Matrices, then biases."""
-        up, bias = self.file.stored(f"{blk}ffn_up.weight"), self.vector(f"{blk}ffn_up.bias")
+        up, bias = self.stored(f"{blk}ffn_up"), self.vector(f"{blk}ffn_up.bias")
         if not self.config.family.fused_gate:
-            gate = self.file.stored(f"{blk}ffn_gate.weight") if self.config.gated else None
+            gate = self.stored(f"{blk}ffn_gate") if self.config.gated else None
             return gate, up, self.vector(f"{blk}ffn_gate.bias"), bias
         gates, ups = slice(0, up.shape[0] // 2), slice(up.shape[0] // 2, None)
         biases = (None, None) if bias is None else (bias[gates], bias[ups])

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
+from hotcold.kernels.gpus import held_bytes
 from hotcold.model.attention import AttentionShape
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import MOST_GUESSED_STATES, slots_of, spare_slots_of
@@ -195,7 +196,7 @@ def sizes_of_file(
     check_tensors(file, config, powerinfer)
     fingerprint = file.fingerprint()
     tensors = {
-        name: info.nbytes
+        name: held_bytes(info.type, info.nbytes) if gpu else info.nbytes
         for name, info in file.tensors.items()
         if name not in powerinfer and not is_drafting(name, config)
     }

@@ -27,6 +27,7 @@ from hotcold.kernels.vulkan.ffn_weights import DeviceFFN, FFNShape
 from hotcold.kernels.vulkan.linear import Count, gemv_lanes
 from hotcold.kernels.vulkan.matrix import Part
 from hotcold.kernels.vulkan.memory import Range, aligned
+from hotcold.kernels.vulkan.packing import shader_type
 from hotcold.kernels.vulkan.recording import Recording, Written
 
 #: Values of neurons and outputs of prompt rows that lie in scratch at a time; more rows take more passes.
@@ -289,7 +290,7 @@ class _Series:
             self.run(
                 "ffn_down_panels" if shape.panels else "ffn_down",
                 (-(-shape.dim // 256), self.rows.sums, groups),
-                [shape.down.id, at_once],
+                [shader_type(shape.down), at_once],
                 [part.range, self.scratch["values"], self.scratch["bits"], Written(self.scratch["sums"])],
                 part=part,
             )
@@ -310,7 +311,7 @@ class _Series:
             self.run(
                 "ffn_prompt_down_panels" if shape.panels else "ffn_prompt_down",
                 (-(-shape.dim // 64), self.rows.sums, self.rows.tiles),
-                [shape.down.id],
+                [shader_type(shape.down)],
                 [part.range, self.scratch["values"], Written(self.scratch["sums"])],
                 part=part,
             )
@@ -346,7 +347,7 @@ class _Series:
         type, source, x_rows, values, outputs = self._operands(stage)
         kind = ACTIVATIONS.index(shape.activation)
         lanes = gemv_lanes(shape.most if stage == _OUTPUT else shape.dim)
-        constants = [type.id, stage, listed, op.mask is not None, op.skip, kind, lanes]
+        constants = [shader_type(type), stage, listed, op.mask is not None, op.skip, kind, lanes]
         lists, bits = self.scratch["lists"], self.scratch["bits"]
         both: list[Range | Written] = [Written(lists), bits]
         if stage in (_UP, _ONLY_UP):
@@ -370,7 +371,7 @@ class _Series:
             self.run(
                 "ffn_gemm",
                 (-(-outputs // 64), self.rows.tiles, 1),
-                [type.id, stage, ACTIVATIONS.index(shape.activation)],
+                [shader_type(type), stage, ACTIVATIONS.index(shape.activation)],
                 [part.range, source, Written(values)],
                 part=part,
                 x_rows=x_rows,

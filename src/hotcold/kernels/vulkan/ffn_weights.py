@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import BlockType, Bytes
+from hotcold.formats.blocks import BlockType, Bytes, Floats
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import checks
 from hotcold.kernels.backend import (
@@ -240,7 +240,7 @@ def _rows(memory: DeviceMemory, tensor: AnyTensor, cuts: Sequence[tuple[int, int
 
 def _part(memory: DeviceMemory, tensor: AnyTensor, first: int, end: int) -> Part:
     chunks = packing.row_chunks(tensor, first, end)
-    return _store(memory, tensor.type, tensor.shape[1], first, end, chunks)
+    return _store(memory, tensor.type, tensor.shape[1], first, end, chunks, tensor.row_factors)
 
 
 def _store(
@@ -250,13 +250,15 @@ def _store(
     first: int,
     end: int,
     chunks: Iterator[tuple[int, Bytes]],
+    factors: Floats | None = None,
 ) -> Part:
-    """Rows of a file, a chunk at a time, as sections."""
+    """Rows of a file, a chunk at a time, as sections; ``factors`` are those of all rows."""
     sizes = packing.section_bytes(type, columns)
     begins = np.cumsum([0, *(size * (end - first) for size in sizes)])
     held = memory.allocate(aligned(int(begins[-1]), 16))
     for start, data in chunks:
-        for section, size, begin in zip(packing.pack(type, data, columns), sizes, begins, strict=False):
+        own = None if factors is None else factors[start : start + len(data)]
+        for section, size, begin in zip(packing.pack(type, data, columns, own), sizes, begins, strict=False):
             to = held.offset + int(begin) + (start - first) * size
             memory.device.write(held.held, to, np.ascontiguousarray(section).reshape(-1))
     return Part(first, end - first, held)

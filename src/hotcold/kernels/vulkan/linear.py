@@ -12,7 +12,7 @@ from hotcold.kernels import checks
 from hotcold.kernels.backend import Buffer, Chosen, IndexedBy, Matrix, PredictorWeights, Rows
 from hotcold.kernels.vulkan.matrix import DeviceMatrix, DevicePredictor
 from hotcold.kernels.vulkan.memory import Range, aligned
-from hotcold.kernels.vulkan.packing import BLOCK, RowLayout
+from hotcold.kernels.vulkan.packing import BLOCK, RowLayout, shader_type
 from hotcold.kernels.vulkan.recording import Recording, Written
 
 FEW_ROWS = 16  #: of input, which gemv.comp takes in one pass
@@ -86,7 +86,7 @@ def product(
         tokens = min(power_of_two(min(x.rows, recording.rows)), FEW_ROWS)
         groups = -(-part.rows * lanes // 256), 1, 1
         recording.work(part.rows * columns * x.rows)
-        recording.run("gemv", ranges, push, groups, [matrix.type.id, tokens, lanes])
+        recording.run("gemv", ranges, push, groups, [shader_type(matrix.type), tokens, lanes])
 
 
 def gemv_lanes(columns: int) -> int:
@@ -109,7 +109,7 @@ def _many_rows(
         own = min(step, rows - start)
         recording.work(own * columns * inputs)
         groups = -(-own // _TILE), -(-inputs // _TILE_INPUTS), 1
-        recording.run("gemm", ranges, (*push, start), groups, [matrix.type.id, _TILE_INPUTS])
+        recording.run("gemm", ranges, (*push, start), groups, [shader_type(matrix.type), _TILE_INPUTS])
 
 
 def linear(
@@ -146,7 +146,7 @@ def embed(
     groups = -(-columns // 256), recording.rows, 1
     for part in w.parts:
         push = part.rows, columns, part.first, numbers, accumulate
-        recording.run("embed", [part.range, Written(target)], push, groups, [w.type.id])
+        recording.run("embed", [part.range, Written(target)], push, groups, [shader_type(w.type)])
 
 
 def linear_scratch_bytes(rows: int, columns: int) -> int:

@@ -84,9 +84,11 @@ def _upload_part(memory: DeviceMemory, tensor: AnyTensor, first: int, last: int)
     rows, columns = last - first, tensor.shape[1]
     sizes = packing.section_bytes(tensor.type, columns)
     taken = memory.allocate(aligned(rows * sum(sizes), 4))
+    factors = tensor.row_factors
     for start, data in packing.row_chunks(tensor, first, last):
         begin = 0
-        for section, size in zip(packing.pack(tensor.type, data, columns), sizes, strict=True):
+        own = None if factors is None else factors[start : start + len(data)]
+        for section, size in zip(packing.pack(tensor.type, data, columns, own), sizes, strict=True):
             offset = taken.offset + begin + (start - first) * size
             memory.device.write(taken.held, offset, section.reshape(-1))
             begin += rows * size

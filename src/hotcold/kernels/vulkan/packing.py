@@ -1,22 +1,26 @@
 """Weights as csrc/shaders/blocks.glsl reads them: a file's blocks, taken apart into aligned words.
 
 No code and no scale changes, and as many bytes come out as went in (rows of a float type are filled up with
-zeros to whole blocks of 32). Each type has up to four sections, one after another, each of all rows:
-codes (of 4 bits or whole bytes), fifth and sixth bits, scales, and Q6_K's scales of 256 weights. Codes of 4
-bits all lie as Q4_0's do: weights 0 to 15 of a block in the lower halves of its bytes, 16 to 31 in the upper
-ones."""
+zeros to whole blocks of 32). Each type has up to four sections, one after another, each of all rows: codes
+(of 4 bits or whole bytes), fifth and sixth bits, scales, and Q6_K's scales of 256 weights. Codes of 4 bits
+all lie as Q4_0's do: weights 0 to 15 of a block in the lower halves of its bytes, 16 to 31 in the upper ones.
+
+Types that are opened take more: their codes become numbers of 4 bits in a table of values, and each 16
+weights get a float as their scale; of Q2_K each 32 weights get all scales and minima that are theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import BLOCK_TYPES, BlockType, BlockTypeError, Bytes, block_type
+from hotcold.formats.blocks import BLOCK_TYPES, BlockType, BlockTypeError, Bytes, Floats, block_type
+from hotcold.formats.fields import fields
+from hotcold.formats.opened_blocks import FP4, IQ4_NL
 from hotcold.formats.stored import AnyTensor, StoredTensor
 
 BLOCK = 32  #: weights of a block here, whatever the file's blocks are
@@ -70,6 +74,18 @@ def check_holds(type: BlockType) -> None:
         raise BlockTypeError(f"a GPU does not compute with block type {type.name} yet, but with {kinds}")
 
 
+def shader_type(type: BlockType) -> int:
+    """The number by which shaders know a type."""
+    return _OPENED + _TABLE_OF[type.name] if type.name in _TABLE_OF else type.id
+
+
+def held_bytes(type: BlockType, nbytes: int) -> int:
+    """Bytes on a device of rows that have so many in a file."""
+    if type.panels:
+        return nbytes
+    return nbytes // type.nbytes * sum(section_bytes(type, type.weights))
+
+
 def section_bytes(type: BlockType, columns: int) -> tuple[int, ...]:
     """Bytes of a row in each section."""
     if type.weights == 1:
@@ -78,8 +94,8 @@ def section_bytes(type: BlockType, columns: int) -> tuple[int, ...]:
     return tuple(section.shape[1] for section in pack(type, data, columns))
 
 
-def pack(type: BlockType, data: Bytes, columns: int) -> Sections:
-    """Rows of a file, ``[rows, row_bytes]``."""
+def pack(type: BlockType, data: Bytes, columns: int, factors: Floats | None = None) -> Sections:
+    """Rows of a file, ``[rows, row_bytes]``, and what each is multiplied by, as in :class:`Tensor`."""
     rows = len(data)
     if type.weights == 1:
         padded = np.zeros((rows, RowLayout.of(columns).blocks * BLOCK * type.nbytes), np.uint8)
@@ -88,6 +104,10 @@ def pack(type: BlockType, data: Bytes, columns: int) -> Sections:
     check_holds(type)
     take_apart, size = _SECTIONS[type.name]
     parts = take_apart(data.reshape(rows, -1, type.nbytes))
+    if factors is not None:
+        if type.open is None:
+            raise BlockTypeError(f"a GPU does not multiply rows of block type {type.name}")
+        parts[1] = (parts[1].view("<f4") * factors[:, None]).view(np.uint8)
     units = 2 if type.name == "Q8_0" else 1
     packed = [_ordered(parts[0], columns, units, UNIT)]
     packed += [_ordered(part, columns, 1, width) for part, width in zip(parts[1:], size, strict=True)]
@@ -161,6 +181,66 @@ def _q6_k(blocks: Bytes) -> Sections:
     return [low, high.reshape(rows, -1).view(np.uint8), blocks[:, :, 192:208], blocks[:, :, 208:]]
 
 
+# --- types that are opened ---
+
+_OPENED = 64
+
+
+def _plus_and_minus(*values: int) -> list[int]:
+    padded = [*values, *[0] * (8 - len(values))]
+    return [*padded, *(-value for value in padded)]
+
+
+#: The values of the codes of 4 bits, as CODE_VALUES in blocks.glsl.
+TABLES = np.array(
+    [
+        IQ4_NL,
+        FP4,
+        range(-8, 8),
+        range(-15, 16, 2),
+        _plus_and_minus(4, 12, 20, 28, 36, 44, 52, 62),
+        _plus_and_minus(8, 25, 43),
+        _plus_and_minus(1, 7, 9),
+        range(16),
+    ],
+    np.int8,
+)
+_TABLE_OF = {
+    "IQ4_XS": 0, "NVFP4": 1, "Q3_K": 2, "TQ1_0": 2, "TQ2_0": 2, "Q1_0": 2, "IQ3_S": 3, "IQ3_XXS": 4,
+    "IQ2_S": 5, "IQ2_XS": 5, "IQ2_XXS": 5, "IQ1_M": 6, "IQ1_S": 6, "Q2_K": 7,
+}  # fmt: skip
+
+
+@cache
+def _numbers(table: int) -> Bytes:
+    """The number in a table of each value, by its bits as a signed byte."""
+    found = np.zeros(256, np.uint8)
+    found[TABLES[table].view(np.uint8)] = np.arange(16)
+    return found
+
+
+def _opened(name: str, blocks: Bytes) -> Sections:
+    """Numbers of values, then two floats for each 32 weights."""
+    type, rows = BLOCK_TYPES[name], len(blocks)
+    assert type.open is not None
+    with np.errstate(all="ignore"):
+        scales, codes = type.open(blocks.reshape(-1, type.nbytes))
+    numbers = _numbers(_TABLE_OF[name])[codes.view(np.uint8)].reshape(rows, -1, 2, BLOCK // 2)
+    run = codes.shape[1] // scales.shape[1]
+    floats = scales.repeat(run * 2 // BLOCK, axis=1).astype("<f4").reshape(rows, -1)
+    return [numbers[:, :, 0] | numbers[:, :, 1] << np.uint8(4), floats.view(np.uint8)]
+
+
+def _q2_k(blocks: Bytes) -> Sections:
+    """For each 32 weights the two halves of their 256, two scales and two minima of a byte."""
+    rows, supers, _ = blocks.shape
+    codes = fields(blocks[:, :, 16:80].reshape(-1, 64), 2, 32).reshape(rows, -1, 2, BLOCK // 2)
+    small = blocks[:, :, :16].reshape(rows, supers, 8, 2)
+    halves = np.broadcast_to(blocks[:, :, None, 80:84], (rows, supers, 8, 4))
+    scales = np.concatenate([halves, small & np.uint8(15), small >> np.uint8(4)], axis=-1)
+    return [codes[:, :, 0] | codes[:, :, 1] << np.uint8(4), scales.reshape(rows, -1)]
+
+
 #: How blocks are taken apart, and how many bytes of each section after the codes belong to 32 weights.
 _SECTIONS: dict[str, tuple[Callable[[Bytes], Sections], tuple[int, ...]]] = {
     "Q8_0": (_split(2), (2,)),
@@ -173,6 +253,8 @@ _SECTIONS: dict[str, tuple[Callable[[Bytes], Sections], tuple[int, ...]]] = {
     "Q4_K": (_q4_k, (0,)),
     "Q5_K": (_q4_k, (4, 0)),
     "Q6_K": (_q6_k, (8, 2, 0)),
+    **{name: (partial(_opened, name), (8,)) for name in _TABLE_OF},
+    "Q2_K": (_q2_k, (8,)),
 }
 
 
