@@ -1,4 +1,4 @@
-"""A client of OpenAI's and llama.cpp's routes that adds next to nothing to what it measures: plain sockets.
+"""A client of the server's routes, in each dialect, that adds next to nothing to what it measures: sockets.
 
 Its answers have the texts by choice, when each piece came, and whether the answer was whole: a reply of the
 stated length, or a stream that ended as its route says, with a reason for each text."""
@@ -14,7 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-CHAT, COMPLETIONS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
+from lib import dialects
+from lib.dialects import CHAT, COMPLETIONS, NATIVE
+
+__all__ = ["CHAT", "COMPLETIONS", "NATIVE", "Answer", "Ask", "Connection", "Server", "ask"]
+
 _LINE = 1 << 20
 
 
@@ -27,7 +31,7 @@ class Ask:
 
     def sent(self, stream: bool) -> dict[str, Any]:
         body = {**self.body, "stream": stream}
-        if stream and self.route != NATIVE:
+        if stream and self.route in (CHAT, COMPLETIONS):
             body["stream_options"] = {"include_usage": True}
         return body
 
@@ -174,7 +178,7 @@ async def ask(
             await _stream(connection, headers, request.route, answer, start)
         else:
             data = b"".join([block async for block in connection.blocks(headers)])
-            _take(request.route, json.loads(data), answer, None)
+            dialects.take(request.route, json.loads(data), answer, None)
             answer.whole = bool(answer.reasons)
     except (OSError, EOFError, ValueError, asyncio.IncompleteReadError) as error:
         answer.error = f"{type(error).__name__}: {error}"
@@ -186,49 +190,28 @@ async def ask(
 async def _stream(
     connection: Connection, headers: dict[str, str], route: str, answer: Answer, start: float
 ) -> None:
-    rest = b""
+    rest, between = b"", b"\n" if route == dialects.OLLAMA else b"\n\n"
     async for block in connection.blocks(headers):
-        *events, rest = (rest + block).split(b"\n\n")
+        *events, rest = (rest + block).split(between)
         for event in events:
-            if not event.startswith(b"data: "):
+            _, found, data = (b"", b"data: ", event) if route == dialects.OLLAMA else _data(event)
+            if not found:
                 continue  # a comment that keeps the connection alive
-            if event == b"data: [DONE]":
+            if data == b"[DONE]":
                 answer.whole = bool(answer.reasons) and not answer.error
                 continue
-            data = json.loads(event[6:])
-            if "error" in data:
-                answer.error = f"an error event: {str(data['error'])[:200]}"
+            told = json.loads(data)
+            if error := dialects.error_of(told):
+                answer.error = answer.error or f"an error event: {error}"
+                answer.whole = False
                 continue
-            _take(route, data, answer, time.perf_counter() - start)
-            if route == NATIVE and data.get("stop"):
-                answer.whole = not answer.error
+            dialects.take(route, told, answer, time.perf_counter() - start)
     if rest.strip():
         answer.error = f"a stream that ended inside an event: {rest[:80]!r}"
 
 
-def _take(route: str, data: Any, answer: Answer, moment: float | None) -> None:
-    """Adds a reply, or, with the moment it came at, an event."""
-    if route == NATIVE:
-        _add(answer, 0, data["content"], moment)
-        if data.get("stop"):
-            answer.reasons[0] = data.get("stop_type", "stop")
-            answer.tokens = data.get("timings", {}).get("predicted_n") or data.get("tokens_predicted", 0)
-        return
-    for choice in data["choices"]:
-        index = choice["index"]
-        if route == CHAT:
-            message = choice["message"] if moment is None else choice["delta"]
-            text = (message.get("reasoning_content") or "") + (message.get("content") or "")
-        else:
-            text = choice["text"]
-        _add(answer, index, text, moment)
-        if choice.get("finish_reason"):
-            answer.reasons[index] = choice["finish_reason"]
-    if data.get("usage"):
-        answer.tokens = data["usage"]["completion_tokens"]
-
-
-def _add(answer: Answer, index: int, text: str, moment: float | None) -> None:
-    answer.texts[index] = answer.texts.get(index, "") + text
-    if moment is not None and text:
-        answer.moments.setdefault(index, []).append(moment)
+def _data(event: bytes) -> tuple[bytes, bytes, bytes]:
+    """Cuts an event into what stands before its data, the mark of data, and the data."""
+    if event.startswith(b"event: "):
+        event = event.partition(b"\n")[2]
+    return event.partition(b"data: ") if event.startswith(b"data: ") else (event, b"", b"")

@@ -2,6 +2,7 @@
 
     python benchmarks/serving/load.py  # the built-in model, 64 clients, 2 minutes
     python benchmarks/serving/load.py -m stock.gguf -np 8 -c 512  # a file of yours
+    python benchmarks/serving/load.py --dialects  # a third of them in each dialect
     python benchmarks/serving/load.py --url http://127.0.0.1:8081  # llama-server, or another
 
 Requests of all routes, streamed and not, are first sent one at a time; these answers are what every later
@@ -14,7 +15,9 @@ to come; the memory of the server's processes, sampled each second, must be flat
 
 With ``--url`` the server is not started here, and its pages and memory are not looked at; answers that
 differ are counted and not held against it, since batches change the answers of other engines.
-``--ignore-eos`` gives all answers their full length. The last line of stdout is a JSON object; the exit code
+``--ignore-eos`` gives all answers their full length, but for the dialects that have no such field. With
+``--dialects`` a third of the clients speaks each dialect: OpenAI's and llama.cpp's routes, Anthropic's,
+Ollama's. The last line of stdout is a JSON object; the exit code
 is 1 where something was wrong."""
 
 from __future__ import annotations
@@ -38,11 +41,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.client import CHAT, COMPLETIONS, NATIVE, Answer, Ask, Connection, Server, ask
+from lib.dialects import MESSAGES, OLLAMA, RESPONSES, conversation, with_stops
 from lib.report import percentiles
 from lib.server import ServerProcess, serving
 
 TEXT = Path(__file__).resolve().parents[2] / "tests" / "data" / "heidi.txt"
 ROUTES = {"chat": CHAT, "completions": COMPLETIONS, "native": NATIVE}
+DIALECTS = {"responses": RESPONSES, "messages": MESSAGES, "ollama": OLLAMA}
 _PATIENCE_S = 300.0
 _RETRIES = 100
 _SETTLE_S = 30.0  # for the server to notice that the last clients are gone
@@ -75,25 +80,25 @@ def requests(options: argparse.Namespace) -> list[Ask]:
         at = chosen.randrange(len(text) - longest)
         own = text[at : at + chosen.randrange(longest // 8, longest // 2)]
         prompt = shared + own if chosen.random() < 0.5 else own
-        body: dict[str, Any] = {
+        sampling: dict[str, Any] = {
             "temperature": chosen.choice([0.0, 0.8, 1.2]),
             "top_p": chosen.choice([1.0, 0.9]),
             "seed": number,
         }
-        if ignore_eos:
-            body["ignore_eos"] = True
         length = chosen.randrange(tokens // 4, tokens + 1)
-        route = ROUTES[options.routes[number % len(options.routes)]]
+        route = (ROUTES | DIALECTS)[options.routes[number % len(options.routes)]]
+        if ignore_eos and route in ROUTES.values():
+            sampling["ignore_eos"] = True
         if route == NATIVE:
-            body |= {"prompt": prompt, "n_predict": length}
+            body = {"prompt": prompt, "n_predict": length, **sampling}
         elif route == COMPLETIONS:
-            body |= {"prompt": prompt, "max_tokens": length}
+            body = {"prompt": prompt, "max_tokens": length, **sampling}
             body |= {"n": 2} if chosen.random() < 0.2 else {}
             body |= {"logprobs": 2} if chosen.random() < 0.2 else {}
         else:
-            body |= {"messages": [{"role": "user", "content": prompt}], "max_tokens": length}
+            body = conversation(route, prompt, length, sampling)
         if chosen.random() < 0.2 and not ignore_eos:
-            body["stop"] = [". ", "\n"]
+            body = with_stops(route, body, [". ", "\n"])
         made.append(Ask(route, body))
     return made
 
@@ -103,6 +108,8 @@ class Load:
 
     def __init__(self, server: Server, asks: list[Ask], options: argparse.Namespace) -> None:
         self.server, self.asks, self.options = server, asks, options
+        #: which requests the clients send: each client those of its own dialect
+        self.groups = _by_dialect(asks) if options.dialects else [[*range(len(asks))]]
         self.alone: list[Answer] = []
         self.found = Findings()
         self.seconds = 0.0
@@ -137,9 +144,10 @@ class Load:
 
     async def _client(self, number: int, ends: float) -> None:
         chosen = random.Random(1000 * self.options.seed + number)
+        own = self.groups[number % len(self.groups)] if self.asks else []
         async with Connection(self.server) as connection:
             while time.perf_counter() < ends:
-                which, stream = chosen.randrange(len(self.asks)), chosen.random() < 0.6
+                which, stream = chosen.choice(own), chosen.random() < 0.6
                 if chosen.random() < self.options.leave:
                     await self._leave(connection, which, stream, chosen)
                 else:
@@ -189,6 +197,14 @@ class Load:
 
     def _name(self, which: int, stream: bool) -> str:
         return f"request {which} to {self.asks[which].route}, {'streamed' if stream else 'whole'}"
+
+
+def _by_dialect(asks: list[Ask]) -> list[list[int]]:
+    """Places of the requests to OpenAI's and llama.cpp's routes, Anthropic's and Ollama's."""
+    found: dict[str, list[int]] = {}
+    for i, each in enumerate(asks):
+        found.setdefault(each.route if each.route in (MESSAGES, OLLAMA) else "", []).append(i)
+    return [*found.values()]
 
 
 async def idle(server: Server) -> dict[str, float]:
@@ -277,11 +293,15 @@ def parsed() -> argparse.Namespace:
     add("-c", "--ctx-size", type=int, help="its context")
     add("-n", "--tokens", type=int, default=64, help="the most of an answer (64)")
     add("--prompt", type=int, default=320, help="the most characters of a prompt (320)")
-    add("--routes", nargs="+", choices=ROUTES, default=list(ROUTES))
+    routes = {**ROUTES, **DIALECTS}
+    add("--routes", nargs="+", choices=routes, help="default: those of OpenAI and llama.cpp")
+    add("--dialects", action="store_true", help="all routes; a third of the clients in each dialect")
     add("--ignore-eos", action="store_true")
     add("--sparsity", default="auto")
     add("--seed", type=int, default=1)
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.routes = options.routes or list(routes if options.dialects else ROUTES)
+    return options
 
 
 async def measured(

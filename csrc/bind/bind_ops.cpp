@@ -56,6 +56,25 @@ void bind_linear(BoundProgram& p, const Floats& x, const std::vector<const Weigh
     p.program.linear(data_of(x, "linear: x", p.rows(rows), weights[0]->rows.cols), products, rows);
 }
 
+void bind_linear_heads(BoundProgram& p, const Floats& x, const WeightRows& weights, const Floats& out) {
+    const Rows& w = plain_rows(weights, "linear_heads");
+    const int64_t rows = p.rows(kTokens);
+    if (x.ndim() != 3 || out.ndim() != 3) refuse("linear_heads: x and out must be [T, H, values]");
+    const int64_t heads = axis(x, 1), width = axis(x, 2), each = axis(out, 2);
+    if (heads < 1 || each < 1 || heads * each != w.count || width < w.cols)
+        refuse("linear_heads: weights must be [H * rows, columns], x no narrower than the columns");
+    p.program.linear_heads(data_of(x, "linear_heads: x", rows, heads * width), width, w, heads,
+                           data_of(out, "linear_heads: out", rows, w.count));
+}
+
+void bind_join_heads(BoundProgram& p, const Floats& x, const Floats& y, const Floats& out) {
+    if (x.ndim() != 3 || y.ndim() != 3) refuse("join_heads: x and y must be [T, H, values]");
+    const int64_t rows = p.rows(kTokens), heads = axis(x, 1), n = axis(x, 2), m = axis(y, 2);
+    p.program.join_heads(data_of(x, "join_heads: x", rows, heads * n),
+                         data_of(y, "join_heads: y", rows, heads * m),
+                         data_of(out, "join_heads: out", rows, heads * (n + m)), heads, n, m);
+}
+
 void bind_rope(BoundProgram& p, const Floats& x, const Array<const float>& cos, const Array<const float>& sin,
                bool interleaved) {
     if (x.ndim() != 3 || cos.ndim() != 2)
@@ -187,9 +206,9 @@ BatchArrays::BatchArrays(const nb::handle& batch)
     if (pages.ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
     if (!tokens.size()) refuse("a batch has room for 0 tokens: at least 1 is needed");
     bool agree = counts.size() == 4 && lengths.size() == pages.shape(0);
-    for (const Index* each : {&positions, &sequence, &slots}) agree &= each->size() == tokens.size();
-    for (const Index* each : {&first_rows, &row_counts, &state_from, &state_to})
-        agree &= each->size() == lengths.size();
+    for (const Index* each : {&positions, &sequence, &slots, &state_to})
+        agree &= each->size() == tokens.size();
+    for (const Index* each : {&first_rows, &row_counts, &state_from}) agree &= each->size() == lengths.size();
     if (!agree) refuse("a batch's arrays disagree about its limits");
 }
 
@@ -222,6 +241,8 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
              "rows"_a)
         .def("linear", &bind_linear, "x"_exact, "weights"_a, "biases"_exact, "outs"_exact, "accumulate"_a,
              "rows"_a)
+        .def("linear_heads", &bind_linear_heads, "x"_exact, "weights"_a, "out"_exact)
+        .def("join_heads", &bind_join_heads, "x"_exact, "y"_exact, "out"_exact)
         .def("rope", &bind_rope, "x"_exact, "cos"_exact, "sin"_exact, "interleaved"_a)
         .def("store_kv", &bind_store_kv, "k"_exact, "v"_exact, "k_cache"_exact, "v_cache"_exact)
         .def("attention", &bind_attention, "q"_exact, "k_cache"_exact, "v_cache"_exact, "out"_exact,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace hc {
 
@@ -54,25 +55,34 @@ void check_states(const Batch& b, const BatchBounds& bounds, std::vector<int32_t
     found.clear();
     int64_t missing = b.counts[0];
     if (!missing) return;
-    std::vector<int32_t> written;
+    std::vector<std::pair<int32_t, int32_t>> written;  // slots, and which sequences write them
     for (int32_t s = 0; s < bounds.sequences; ++s) {
         if (!b.row_counts[s]) continue;
         check_rows(b, s);
         check_range("state_from", b.state_from[s], bounds.states - 1, -1);
-        check_range("state_to", b.state_to[s], bounds.states - 1, -1);
         missing -= b.row_counts[s];
         found.push_back(s);
-        if (b.state_to[s] >= 0) written.push_back(b.state_to[s]);
+        const int32_t end = b.first_rows[s] + b.row_counts[s];
+        for (int32_t t = b.first_rows[s]; t < end; ++t) {
+            check_range("state_to", b.state_to[t], bounds.states - 1, -1);
+            if (b.state_to[t] < 0) continue;
+            if (t >= b.counts[1] && t + 1 < end)
+                refuse("row " + std::to_string(t) +
+                       " of a prompt keeps a state, which only its last one may");
+            written.push_back({b.state_to[t], s});
+        }
     }
     if (missing) refuse(std::to_string(missing) + " rows belong to no sequence that has rows");
     std::sort(written.begin(), written.end());
-    const auto twice = std::adjacent_find(written.begin(), written.end());
-    if (twice != written.end()) refuse("two sequences write the state in slot " + std::to_string(*twice));
-    for (const int32_t s : found)
-        if (b.state_from[s] != b.state_to[s] &&
-            std::binary_search(written.begin(), written.end(), b.state_from[s]))
-            refuse("slot " + std::to_string(b.state_from[s]) +
-                   " is read by one sequence and written by another");
+    for (size_t i = 1; i < written.size(); ++i)
+        if (written[i].first == written[i - 1].first)
+            refuse("two rows write the state in slot " + std::to_string(written[i].first));
+    for (const int32_t s : found) {
+        const std::pair<int32_t, int32_t> read{b.state_from[s], 0};
+        const auto at = std::lower_bound(written.begin(), written.end(), read);
+        if (at != written.end() && at->first == read.first && at->second != s)
+            refuse("slot " + std::to_string(read.first) + " is read by one sequence and written by another");
+    }
 }
 
 }  // namespace hc

@@ -20,7 +20,7 @@ struct BatchBounds {
 void check_batch(const Batch&, const BatchBounds&);
 
 // Finds the sequences that have rows, which every row belongs to; std::invalid_argument where one does not,
-// or where a slot that one sequence writes is another's, too.
+// or where a slot that one row writes is another's, too.
 void check_states(const Batch&, const BatchBounds&, std::vector<int32_t>& found);
 
 }  // namespace hc

@@ -1,7 +1,9 @@
 #include "program/program.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -25,6 +27,42 @@ int block_rows(const Attention& a, int64_t rows, int threads) {
     while (n * group >= 2 * kFewestQueries && n > 1 && pieces(n) < kPiecesPerThread * threads) n /= 2;
     while (n && attention_block_scratch(n * group, a.head_dim) > int64_t(kLocalBytes)) n /= 2;
     return int(n);
+}
+
+// NaN ranks last.
+bool ranks_above(float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); }
+
+// What a group of `count` experts ranks by.
+float group_rank(const float* ranks, int count, int best) {
+    float first = ranks[0], second = 0;
+    for (int i = 1; i < count; ++i) {
+        const bool above = ranks_above(ranks[i], first);
+        if (i == 1 || above || ranks_above(ranks[i], second)) second = above ? first : ranks[i];
+        if (above) first = ranks[i];
+    }
+    return best == 2 && count > 1 ? first + second : first;
+}
+
+// A selection bias for one row: the router's own one, but NaN for experts outside the groups that are used.
+void leave_groups_out(const ExpertGroups& groups, const Router& r, const float* logits, float* bias) {
+    float ranks[kMaxExperts], of[kMaxExpertGroups], sum = 0;
+    const float largest = *std::max_element(logits, logits + r.experts);
+    for (int e = 0; e < r.experts; ++e) {
+        ranks[e] = r.softmax ? std::exp(logits[e] - largest) : 1 / (1 + std::exp(-logits[e]));
+        sum += ranks[e];
+    }
+    for (int e = 0; e < r.experts; ++e) {
+        bias[e] = r.selection_bias ? r.selection_bias[e] : 0;
+        ranks[e] = (r.softmax ? ranks[e] / sum : ranks[e]) + bias[e];
+    }
+    const int size = r.experts / groups.count;
+    for (int g = 0; g < groups.count; ++g) of[g] = group_rank(ranks + g * size, size, groups.best);
+    for (int g = 0; g < groups.count; ++g) {
+        int above = 0;
+        for (int o = 0; o < groups.count; ++o)
+            above += ranks_above(of[o], of[g]) || (o < g && !ranks_above(of[g], of[o]));
+        if (above >= groups.used) std::fill_n(bias + g * size, size, std::numeric_limits<float>::quiet_NaN());
+    }
 }
 
 // The most splits of any decode row.
@@ -138,6 +176,60 @@ void Program::linear(const float* x, const std::vector<Product>& list, RowsOf ro
     products(in, std::make_shared<std::vector<Product>>(list), n);
 }
 
+void Program::linear_heads(const float* x, int64_t width, const Rows& weights, int64_t heads, float* out) {
+    ScratchPlan plan(*this);
+    const int64_t count_each = weights.count / heads, cols = weights.cols, most = bounds_.tokens;
+    auto in = std::make_shared<std::vector<Input>>();
+    auto all = std::make_shared<std::vector<Product>>();
+    for (int64_t h = 0; h < heads; ++h) {
+        in->push_back({x + h * width + width - cols, heads * width, nullptr, cols});
+        Rows own = weights;
+        own.base = weights.row(h * count_each);
+        own.count = count_each;
+        all->push_back({own, nullptr, out + h * count_each, heads * count_each, false});
+    }
+    const auto tokens = [this] { return count(kTokens); };
+    if (is_quantised(weights.type)) {
+        const int64_t bytes = most * Input::token_bytes(cols);
+        plan.take(heads * bytes, [in, bytes](uint8_t* p) {
+            for (size_t h = 0; h < in->size(); ++h) (*in)[h].quantised = p + int64_t(h) * bytes;
+        });
+        step([=] { return tokens() * heads; },
+             [=](int64_t i, const Scratch&) { k_.quantise((*in)[size_t(i % heads)], int(i / heads)); });
+    } else if (most >= kLeastArranged) {
+        const int64_t bytes = most * Input::arranged_stride(cols) * 4;
+        plan.take(heads * bytes, [in, bytes](uint8_t* p) {
+            for (size_t h = 0; h < in->size(); ++h)
+                (*in)[h].arranged = reinterpret_cast<float*>(p + int64_t(h) * bytes);
+        });
+        step([=] { return tokens() >= kLeastArranged ? tokens() * heads : 0; },
+             [=](int64_t i, const Scratch&) { k_.arrange((*in)[size_t(i % heads)], int(i / heads)); });
+    }
+    const int64_t size = piece_rows((*all)[0].rows), pieces = ceil_div(count_each, size);
+    step([=] { return tokens() ? heads * pieces : 0; },
+         [=](int64_t piece, const Scratch& s) {
+             const auto h = size_t(piece / pieces);
+             const int64_t first = piece % pieces * size, n = std::min(size, count_each - first);
+             k_.product((*all)[h], (*in)[h], first, n, 0, int(tokens()), s.local);
+         },
+         [=](int64_t piece, int64_t end) {
+             const auto row = [=](int64_t i) {
+                 return i / pieces * count_each + std::min(i % pieces * size, count_each);
+             };
+             return stretch(weights, row(piece), row(end));
+         });
+}
+
+void Program::join_heads(const float* x, const float* y, float* out, int64_t heads, int64_t n, int64_t m) {
+    step([this] { return count(kTokens); },
+         [=](int64_t t, const Scratch&) {
+             for (int64_t row = t * heads; row < (t + 1) * heads; ++row) {
+                 std::memcpy(out + row * (n + m), x + row * n, size_t(n) * 4);
+                 std::memcpy(out + row * (n + m) + n, y + row * m, size_t(m) * 4);
+             }
+         });
+}
+
 void Program::rope(const RopeArgs& args, int64_t positions, float* x, int64_t heads, int64_t head_dim) {
     bounds_.positions = std::min(bounds_.positions, positions);
     step([this] { return count(kTokens); },
@@ -199,7 +291,7 @@ void Program::attention(Attention args, int64_t pages) {
 }
 
 void Program::router(const float* x, const Rows& weights, const float* bias, const Router& r,
-                     const float* expert_scale, int32_t* ids, float* factors) {
+                     const float* expert_scale, int32_t* ids, float* factors, const ExpertGroups& groups) {
     ScratchPlan plan(*this);
     const auto tokens = [this] { return count(kTokens); };
     auto in = input_of(x, weights.cols);
@@ -212,7 +304,14 @@ void Program::router(const float* x, const Rows& weights, const float* bias, con
               [logits](uint8_t* p) { (*logits)[0].out = reinterpret_cast<float*>(p); });
     products(in, logits, tokens);
     step(tokens, [=](int64_t t, const Scratch&) {
-        k_.router(r, (*logits)[0].out + t * r.experts, ids + t * r.chosen, factors + t * r.chosen);
+        const float* own = (*logits)[0].out + t * r.experts;
+        Router in_groups = r;
+        float bias_in_groups[kMaxExperts];
+        if (groups.used < groups.count) {
+            leave_groups_out(groups, r, own, bias_in_groups);
+            in_groups.selection_bias = bias_in_groups;
+        }
+        k_.router(in_groups, own, ids + t * r.chosen, factors + t * r.chosen);
         for (int64_t i = t * r.chosen; expert_scale && i < (t + 1) * r.chosen; ++i)
             factors[i] *= expert_scale[ids[i]];
     });

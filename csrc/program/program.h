@@ -31,6 +31,13 @@ struct Predictor {
     const float* threshold;
 };
 
+// Groups of neighbouring experts: a row chooses from `used` of them. A group ranks by the sum of its `best`
+// (1 or 2) largest ranks.
+struct ExpertGroups {
+    int count = 1, used = 1, best = 2;
+};
+constexpr int kMaxExpertGroups = 64;
+
 struct ExpertsOp;
 
 // The states of one layer, [slots, ...], as many floats each.
@@ -63,6 +70,10 @@ class Program {
     void norm(const NormArgs&, const float* x, float* out, int64_t rows_per_token, RowsOf,
               int64_t groups = 1);
     void linear(const float* x, const std::vector<Product>&, RowsOf);
+    // Each head has its rows of the weights; x [T, heads, width] ends, in each head, with what they meet.
+    void linear_heads(const float* x, int64_t width, const Rows& weights, int64_t heads, float* out);
+    // out [T, heads, n + m] from x [T, heads, n] and y [T, heads, m].
+    void join_heads(const float* x, const float* y, float* out, int64_t heads, int64_t n, int64_t m);
     void rope(const RopeArgs&, int64_t positions, float* x, int64_t heads, int64_t head_dim);
     void store_kv(const float* k, const float* v, const Cache&);
     void attention(Attention, int64_t pages);
@@ -74,7 +85,7 @@ class Program {
     void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>, std::shared_ptr<Shelf> shelf = {});
     // expert_scale [experts] multiplies factors; or null.
     void router(const float* x, const Rows& weights, const float* bias, const Router&,
-                const float* expert_scale, int32_t* ids, float* factors);
+                const float* expert_scale, int32_t* ids, float* factors, const ExpertGroups& = {});
     void add(float* x, const float* y, int64_t dim, float keep = 1, float scale = 1);
     void gather(const float* x, float* out, int64_t dim);
     void softcap(float* logits, int64_t vocab, float cap);

@@ -16,9 +16,17 @@ void Program::by_sequence(const States& states, int64_t parts,
     step([this, parts] { return int64_t(active_.size()) * parts; },
          [this, parts, state, run](int64_t piece, const Scratch& s) {
              const int32_t of = active_[size_t(piece / parts)];
-             const StateRows rows{batch_.first_rows[of], batch_.row_counts[of], state(batch_.state_from[of]),
-                                  state(batch_.state_to[of])};
-             run(rows, piece % parts, s);
+             int64_t first = batch_.first_rows[of];
+             const int64_t end = first + batch_.row_counts[of];
+             const float* from = state(batch_.state_from[of]);
+             // To the next row after which the state is kept, and on from there.
+             for (int64_t row = first; row < end; ++row) {
+                 float* to = state(batch_.state_to[row]);
+                 if (!to && row + 1 < end) continue;
+                 run(StateRows{first, row + 1 - first, from, to}, piece % parts, s);
+                 first = row + 1;
+                 from = to;
+             }
          },
          reads);
 }

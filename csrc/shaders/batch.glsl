@@ -6,7 +6,7 @@ const uint TOKENS = 5, POSITIONS = 6, SEQUENCE = 7, SLOTS = 8, PAGES = 9, LENGTH
 #define N_DECODE batch[1]
 #define N_LOGITS batch[2]
 #define STEP batch[4]
-// Arrays by sequence, too; as macros they do not change the modules that lack them.
+// Arrays by sequence, the last by row; as macros they do not change the modules that lack them.
 #define FIRST_ROWS 12u
 #define ROW_COUNTS 13u
 #define STATE_FROM 14u

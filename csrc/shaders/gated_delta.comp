@@ -123,16 +123,18 @@ void main() {
                 sum = sum + product;
             }
             sums[COLUMNS * PARTS + i] = sum;
+            const int to = slot_after(row);
+            if (to >= 0 && column < value_dim) {
+                [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+                    const uint own = part * ROWS + r,
+                               at = ((to * heads + head) * KEY_DIM + own) * value_dim + column;
+                    if (own < KEY_DIM) state[at] = s[r];
+                }
+            }
             barrier();
             if (part > 0 || column >= value_dim) continue;
             precise float given = total(COLUMNS * PARTS + i) * scales[2 * u + 1];
             y[(row * heads + head) * value_dim + column] = given;
         }
-    }
-    if (span.to < 0 || column >= value_dim) return;
-    [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-        const uint row = part * ROWS + r,
-                   at = ((span.to * heads + head) * KEY_DIM + row) * value_dim + column;
-        if (row < KEY_DIM) state[at] = s[r];
     }
 }

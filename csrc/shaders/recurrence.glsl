@@ -1,18 +1,21 @@
 // Which rows of a step are a sequence's, where its state lies, and what scans compute of their inputs.
 
-// Rows first to first + count - 1; the slots that its state is read from and written to, or -1.
+// Rows first to first + count - 1; the slot that its state is read from, or -1.
 struct Span {
     uint first, count;
-    int from, to;
+    int from;
 };
 
 // `which` is a sequence or, by row, a row of the step: then only a sequence's first row is it.
 Span span_of(uint which, bool by_row) {
-    if (N_TOKENS == 0 || by_row && which >= N_TOKENS) return Span(0, 0, -1, -1);
+    if (N_TOKENS == 0 || by_row && which >= N_TOKENS) return Span(0, 0, -1);
     const uint sequence = by_row ? of_row(SEQUENCE, which) : which, first = of_row(FIRST_ROWS, sequence);
     const uint count = by_row && first != which ? 0 : of_row(ROW_COUNTS, sequence);
-    return Span(first, count, int(of_row(STATE_FROM, sequence)), int(of_row(STATE_TO, sequence)));
+    return Span(first, count, int(of_row(STATE_FROM, sequence)));
 }
+
+// The slot that the state after a row is written to, or -1.
+int slot_after(uint row) { return int(of_row(STATE_TO, row)); }
 
 // ln(1 + e^x) = max(x, 0) + ln(1 + m), m = e^-|x|; with s = m / (m + 2) the latter is 2 artanh(s), a series
 // in s^2, which is 1/9 at most.

@@ -1,6 +1,6 @@
 // Causal convolution along a sequence, each column by itself, with TAPS - 1 columns of the past as state. An
 // invocation gives one value, but that of a sequence's first row gives all that see the state, and writes the
-// new one, which may take the place of the old.
+// new ones, one of which may take the place of the old.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "activation.glsl"
@@ -29,6 +29,13 @@ void give(uint row, uint column, float seen[TAPS]) {
     y[row * width + column] = ACTIVATED == 1 ? activate(SILU, sum, 0.0) : sum;
 }
 
+// Writes the state after a row, whose last columns are the last ones seen.
+void keep(uint row, uint column, float seen[TAPS]) {
+    const int to = slot_after(row);
+    if (to < 0) return;
+    for (uint j = 0; j < PAST; ++j) state[(to * PAST + j) * width + column] = seen[j + 1];
+}
+
 void main() {
     const uint row = gl_WorkGroupID.y, column = gl_GlobalInvocationID.x;
     if (row >= N_TOKENS || column >= width) return;
@@ -48,11 +55,11 @@ void main() {
         for (uint j = 0; j < PAST; ++j) seen[j] = seen[j + 1];
         seen[PAST] = x[(row + i) * width + column];
         give(row + i, column, seen);
+        keep(row + i, column, seen);
     }
-    if (span.to < 0) return;
-    for (uint j = 0; j < PAST; ++j) {
-        const float value =
-            span.count > PAST ? x[(row + span.count - PAST + j) * width + column] : seen[j + 1];
-        state[(span.to * PAST + j) * width + column] = value;
+    // Of a prompt's rows only the last one keeps a state.
+    for (uint i = row < N_DECODE ? PAST : max(PAST, span.count - 1); i < span.count; ++i) {
+        for (uint j = 0; j < PAST; ++j) seen[j + 1] = x[(row + i + 1 - PAST + j) * width + column];
+        keep(row + i, column, seen);
     }
 }

@@ -75,6 +75,13 @@ void main() {
                 sum = sum + product;
             }
             sums[u * ROWS * PARTS + i] = sum;
+            const int to = slot_after(first + u);
+            if (to < 0 || own >= head_dim) continue;
+            [[unroll]] for (uint r = 0; r < HELD; ++r) {
+                const uint k = r * PARTS + part,
+                           at = ((to * heads + head) * head_dim + own) * STATE_DIM + k;
+                if (k < STATE_DIM) state[at] = s[r];
+            }
         }
         barrier();
         const uint u = i / ROWS, row = gl_WorkGroupID.x * ROWS + i % ROWS;
@@ -84,10 +91,5 @@ void main() {
         precise float own_part = d[head] * mixed[(first + u) * width + head * head_dim + row];
         sum = sum + own_part;
         y[((first + u) * heads + head) * head_dim + row] = sum;
-    }
-    if (span.to < 0 || own >= head_dim) return;
-    [[unroll]] for (uint r = 0; r < HELD; ++r) {
-        const uint k = r * PARTS + part, at = ((span.to * heads + head) * head_dim + own) * STATE_DIM + k;
-        if (k < STATE_DIM) state[at] = s[r];
     }
 }

@@ -153,7 +153,7 @@ HC_SMALL int scale_run(Type type) { return type == Q6_K ? 16 : kBlock; }
 struct Batch {
     const int32_t *counts, *tokens, *positions, *sequence, *slots, *pages, *lengths, *logits_rows;
     int64_t pages_per_sequence;
-    const int32_t *first_rows, *row_counts, *state_from, *state_to;  // by sequence
+    const int32_t *first_rows, *row_counts, *state_from, *state_to;  // by sequence, the last by row
     HC_SMALL int tokens_count() const { return counts[0]; }
     HC_SMALL int decode_count() const { return counts[1]; }
     HC_SMALL int prompt_count() const { return counts[0] - counts[1]; }

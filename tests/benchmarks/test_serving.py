@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("benchmarks")
 
 OPTIONS = argparse.Namespace(
     clients=4, seconds=0.5, leave=0.0, requests=6, tokens=8, prompt=80, ignore_eos=True, seed=1,
-    routes=["chat", "completions", "native"],
+    routes=["chat", "completions", "native"], dialects=False,
 )  # fmt: skip
 
 
@@ -57,6 +57,7 @@ def test_a_short_load_on_the_server(repository: Path) -> None:
         "16",
         "--leave",
         "0.3",
+        "--dialects",
     ]
     found = last_line("serving/load.py", arguments, repository)
     assert found["ok"] and found["wrong"].keys() == {
@@ -74,6 +75,13 @@ def test_a_short_run_of_what_http_costs(repository: Path) -> None:
     arguments = ["-m", str(model), "--parallel", "2", "--rounds", "2", "-n", "200", "-c", "256", "-p", "4"]
     found = last_line("serving/cost.py", arguments, repository)
     assert len(found["samples"]) == 2 and found["ratio"]["least"] > 0
+
+
+@pytest.mark.full
+def test_a_short_run_of_dialects(repository: Path) -> None:
+    found = last_line("serving/dialects.py", ["--rounds", "2", "-n", "16"], repository)
+    assert set(found["ratio"]) == {"/v1/responses", "/v1/messages", "/api/chat"}
+    assert all(each["tok_s"]["n"] == 2 and each["tok_s"]["median"] > 0 for each in found["ratio"].values())
 
 
 @pytest.mark.full

@@ -132,3 +132,13 @@ def test_without_blocking(llm: Any) -> None:
 
     text, person = asyncio.run(both())
     assert text.content and isinstance(person, Person)
+
+
+def test_responses(url: str) -> None:
+    """By OpenAI's newer route, whole and as it comes."""
+    llm = langchain_openai.ChatOpenAI(
+        base_url=url, api_key="none", model=MODEL, temperature=0, max_tokens=40, use_responses_api=True
+    )
+    whole = llm.invoke("Hello")
+    assert whole.text and whole.usage_metadata["output_tokens"] > 0
+    assert "".join(chunk.text for chunk in llm.stream("Hello")) == whole.text

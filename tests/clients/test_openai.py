@@ -194,3 +194,28 @@ def test_an_address_from_the_environment(url: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with openai.OpenAI() as client:
         assert client.chat.completions.create(**options(max_tokens=4)).choices[0].message.content
+
+
+def test_a_parsed_response(client: Any) -> None:
+    reply = client.responses.parse(
+        model=MODEL, input=ABOUT, text_format=Person, temperature=0, max_output_tokens=120
+    )
+    assert isinstance(reply.output_parsed, Person) and reply.status == "completed"
+
+
+def test_tools_in_two_responses(client: Any) -> None:
+    """The second has what the first gave, as the client keeps it, and the result of its call."""
+    tool = {"type": "function", "strict": True, **WEATHER["function"]}
+    items: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+    options: Any = {"model": MODEL, "tools": [tool], "temperature": 0, "max_output_tokens": 120}
+    options["parallel_tool_calls"] = False
+    with client.responses.stream(input=items, tool_choice="required", **options) as stream:
+        kinds = {event.type for event in stream}
+        first = stream.get_final_response()
+    assert {"response.function_call_arguments.delta", "response.function_call_arguments.done"} <= kinds
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    assert isinstance(json.loads(call.arguments)["city"], str)
+    items += first.output
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": "20 degrees, sunny"})
+    second = client.responses.create(input=items, tool_choice="none", **options)
+    assert second.output_text and [item.type for item in second.output] == ["message"]

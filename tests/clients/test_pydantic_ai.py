@@ -12,7 +12,7 @@ from tests.clients.conftest import ABOUT, MODEL
 
 pydantic_ai = pytest.importorskip("pydantic_ai")
 
-from pydantic_ai.models.openai import OpenAIChatModel  # noqa: E402
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel  # noqa: E402
 from pydantic_ai.providers.openai import OpenAIProvider  # noqa: E402
 
 from tests.clients.people import City, Person  # noqa: E402
@@ -153,3 +153,25 @@ def test_an_address_from_the_environment(
     found = agent(f"openai-chat:{MODEL}")
     assert found.run_sync("Hello").output
     loop.run_until_complete(found.model.client.close())
+
+
+def test_responses(url: str, loop: asyncio.AbstractEventLoop) -> None:
+    """By OpenAI's newer route: a tool and then an output of a class, in two requests."""
+
+    def settings(run: Any) -> Any:
+        choice = ["get_weather"] if run.run_step == 1 else ["final_result"]
+        return {"temperature": 0, "max_tokens": 120, "tool_choice": choice}
+
+    provider = OpenAIProvider(base_url=url, api_key="none")
+    model = OpenAIResponsesModel(MODEL, provider=provider)
+    found = pydantic_ai.Agent(model, model_settings=settings, output_type=Person)
+    called = []
+
+    @found.tool_plain
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        called.append(city)
+        return "20 degrees, sunny"
+
+    assert isinstance(found.run_sync(ABOUT).output, Person) and called
+    loop.run_until_complete(provider.client.close())

@@ -19,6 +19,7 @@ from hotcold import LLM
 from hotcold.chat.chat import Part
 from hotcold.commands.chat_terminal import Printer
 from hotcold.commands.cli import main
+from hotcold.commands.display import PlainDisplay
 
 COMMAND = [sys.executable, "-m", "hotcold", "chat"]
 FOX = "Once upon a time there was a fox"
@@ -212,23 +213,18 @@ def test_the_models_template(
         assert error in talk(monkeypatch, capsys, line, "Hello", args=given, code=2)[1]
 
 
-def test_thinking_is_dim_and_not_piped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_thinking_is_kept_and_not_piped(capsys: pytest.CaptureFixture[str]) -> None:
     parts = [
         Part("reasoning", "Hm"),
         Part("reasoning", ".\n"),
         Part("content", "\nYes"),
         Part("content", " !"),
     ]
-    for colour, shown in ((True, "\x1b[2mHm.\n\x1b[0m\n\nYes !\n"), (False, "Yes !\n")):
-        printer = Printer(colour, fresh=True)
-        printer.show(parts)
-        printer.end()
-        assert capsys.readouterr().out == shown
-        assert (printer.reasoning, printer.content) == ("Hm.\n", "\nYes !")
-    printer = Printer(True, fresh=True)
-    printer.show(parts[:1])
+    printer = Printer(PlainDisplay())
+    printer.show(parts)
     printer.end()
-    assert capsys.readouterr().out == "\x1b[2mHm\x1b[0m\n"
+    assert capsys.readouterr().out == "Yes !\n"
+    assert (printer.reasoning, printer.content) == ("Hm.\n", "\nYes !")
 
 
 # --- in a terminal ----------------------------------------------------------------------------------------
@@ -239,6 +235,11 @@ if sys.platform != "win32":
 terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
 
+def shown(answer: str) -> str:
+    """An answer without Markdown, as the lines of a terminal that wraps at words are when they are joined."""
+    return " ".join(answer.split())
+
+
 @terminal
 def test_a_conversation_in_a_terminal(answers: Any, tmp_path: Path) -> None:
     history = tmp_path / "history"
@@ -247,24 +248,25 @@ def test_a_conversation_in_a_terminal(answers: Any, tmp_path: Path) -> None:
         hello = screen.wait_for("\n> ")
         assert "/help lists commands" in hello and "sparsity exact, context 256" in hello
         screen.send(f"Twice\x15{FOX}!\x7f\n")  # Ctrl-U and Backspace edit
-        assert answers(FOX).strip() in screen.wait_for(r"12 tokens").replace("\n", " ")
+        screen.wait_for("12 tokens")
+        assert shown(answers(FOX)) in " ".join(screen.lines)
         screen.wait_for("\n> ")
         screen.send("A bear\\\n")
         screen.wait_for(r"\n\. ")
         screen.send("came.\n")
         expected = answers(FOX, "A bear\ncame.")
-        assert expected.strip() in screen.wait_for("12 tokens").replace("\n", " ")
+        screen.wait_for("12 tokens")
+        assert shown(expected) in " ".join(screen.lines)
         screen.wait_for("\n> ")
         screen.send("\x04")
         assert screen.end() == 0
-        assert max(map(len, screen.shown.splitlines())) <= 80 + len(
-            FOX
-        )  # lines of the model end where it ends them
+        assert max(map(len, screen.lines)) <= 80
     assert FOX in history.read_text() and "came." in history.read_text()
     with PseudoTerminal(command) as screen:
         screen.wait_for("\n> ")
         screen.send("\x1b[A\x1b[A\x1b[A\n")  # three lines up
-        assert answers(FOX).strip() in screen.wait_for("12 tokens").replace("\n", " ")
+        screen.wait_for("12 tokens")
+        assert shown(answers(FOX)) in " ".join(screen.lines)
         screen.wait_for("\n> ")
         screen.send("/quit\n")
         assert screen.end() == 0
@@ -314,7 +316,8 @@ def test_pasted_lines_are_one_message(answers: Any) -> None:
     with PseudoTerminal([*COMMAND, "-s", "1", "-n", "12"]) as screen:
         screen.wait_for("\n> ")
         screen.send("\x1b[200~One\ntwo\nthree\x1b[201~\n")
-        assert answers("One\ntwo\nthree").strip() in screen.wait_for("12 tokens").replace("\n", " ")
+        screen.wait_for("12 tokens")
+        assert shown(answers("One\ntwo\nthree")) in " ".join(screen.lines)
         screen.wait_for("\n> ")
         screen.send("\x04")
         assert screen.end() == 0
@@ -331,3 +334,43 @@ def test_ctrl_c_amid_an_answer_to_piped_input_ends_it() -> None:
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
+
+
+@terminal
+def test_what_is_typed_during_an_answer_comes_after_it() -> None:
+    command = [*COMMAND, "--backend", "reference", "-n", "60", "--logit-bias", "2-inf"]
+    with PseudoTerminal(command, env={"NO_COLOR": ""}) as screen:
+        screen.wait_for("\n> ")
+        assert "\x1b[2m> \x1b[0m" in screen.raw
+        screen.send(f"{FOX}\n")
+        screen.wait_for(f"{FOX}\n")
+        screen.wait_for(r"\w+ \w+ ")
+        screen.send("xyzzy")
+        assert "xyzzy" not in screen.wait_for("60 tokens[^>]*> ")
+        screen.wait_for("xyzzy")
+        assert screen.lines[-1] == "> xyzzy" and "\x1b[2mprompt" in screen.raw
+        screen.send("\x15\x04")
+        assert screen.end() == 0
+
+
+@terminal
+@pytest.mark.parametrize("verb", ["chat", "generate"])
+def test_plain_on_a_terminal_is_what_a_pipe_gets(verb: str) -> None:
+    options = ["-s", "1", "-n", "60", *(["-p", FOX] if verb == "generate" else [])]
+    command = [sys.executable, "-m", "hotcold", verb, *options]
+    piped = subprocess.run(command, input=f"{FOX}\n", capture_output=True, text=True, check=True).stdout
+    with PseudoTerminal([*command, "--plain"]) as screen:
+        if verb == "chat":
+            screen.wait_for("\n> ")
+            screen.send(f"{FOX}\n")
+            screen.wait_for(f"{FOX}\n")
+            screen.wait_for("60 tokens[^>]*> ")
+            screen.send("\x04")
+        assert screen.end() == 0
+        assert piped.replace("\n", "\r\n") in screen.raw and "\x1b[2m" not in screen.raw
+    if verb == "generate":
+        with PseudoTerminal(command) as screen:
+            assert screen.end() == 0
+            lines = screen.lines
+        assert " ".join(piped.split()) in " ".join(" ".join(lines).split())
+        assert max(map(len, lines)) <= 80 and any(len(line) > 60 for line in lines)

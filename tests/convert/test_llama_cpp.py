@@ -19,6 +19,7 @@ OTHERS = {
     "tiny-gpt-oss": "it rounds the ends of YaRN's ramp, which gpt-oss does not",
     "tiny-phi3": "it has no windows of Phi-3, and picks longrope's table by the context's length",
     "tiny-smallthinker": "its windows of SmallThinker have 4096 positions",
+    "tiny-deepseek2": "its groups of experts rank by two of each, DeepSeek-V2's by one",
     "tiny-gemma2": "it scales Gemma 2's scores by its number of layers, whatever the file says",
     "tiny-starcoder2": "it has no windows of StarCoder 2",
 }

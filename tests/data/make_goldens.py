@@ -58,9 +58,27 @@ QWEN3VL: dict[str, Any] = ODD | {
     "rope_theta": 5000000.0, "rms_norm_eps": 1e-6,
     "rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2], "mrope_interleaved": True},
 }  # fmt: skip
+#: Qwen2-VL's and 2.5-VL's text model.
+QWEN2VL: dict[str, Any] = ODD | {
+    "hidden_act": "silu", "pad_token_id": 0, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6,
+    "use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1, "hidden_size": 48,
+    "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]},
+}  # fmt: skip
 QWEN3VL_VISION: dict[str, Any] = {
     "depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1, "out_hidden_size": 40,
     "deepstack_visual_indexes": [0], "num_position_embeddings": 4, "patch_size": 2,
+}  # fmt: skip
+
+#: Latent attention (MLA) with experts after the first layer.
+LATENT: dict[str, Any] = ODD | {
+    "hidden_act": "silu", "num_hidden_layers": 3, "num_key_value_heads": 4, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10, "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "attention_bias": False, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False, "pad_token_id": 0,
+}  # fmt: skip
+YARN: dict[str, Any] = {
+    "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1,
 }  # fmt: skip
 
 #: Folder -> stored dtype, prompt length, and config.json as the model's publishers write it.
@@ -284,6 +302,56 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
         "moe_layer_end_index": 2, "moe_layer_interval": 1, "tie_word_embeddings": True,
         "rope_theta": 500000.0,
     }),
+    # Latent attention: without a latent of queries, a softmax whose factors stay as they are; with one and
+    # groups of experts; with a sigmoid, groups and YaRN's factor of scores; without groups; with an index
+    # that reaches beyond the golden's tokens.
+    "tiny-deepseek2-lite": (torch.bfloat16, 20, LATENT | {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "q_lora_rank": None,
+        "norm_topk_prob": False, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+    }),
+    "tiny-deepseek2": (torch.bfloat16, 20, LATENT | {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "q_lora_rank": 24,
+        "norm_topk_prob": False, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+    }),
+    "tiny-deepseek3": (torch.bfloat16, 20, LATENT | {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "q_lora_rank": 24,
+        "norm_topk_prob": True, "n_group": 4, "topk_group": 2, "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    }),
+    "tiny-glm4-flash": (torch.bfloat16, 20, LATENT | {
+        "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "q_lora_rank": 24,
+        "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5,
+    }),
+    "tiny-deepseek32": (torch.bfloat16, 20, LATENT | {
+        "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "q_lora_rank": 24,
+        "norm_topk_prob": True, "n_group": 4, "topk_group": 2, "index_n_heads": 2, "index_head_dim": 16,
+        "index_topk": 48,
+    }),
+    # Norms after; the fourth layer sees all, and is not rotated.
+    "tiny-exaone4": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "hidden_act": "silu",
+        "num_hidden_layers": 5, "head_dim": 12, "sliding_window": 8, "sliding_window_pattern": "LLLG",
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 2, "pad_token_id": 0,
+        "rope_theta": 1000000.0, "rope_scaling": {
+            "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32},
+    }),
+    # As older files have it: the text model's settings outside.
+    "tiny-qwen2vl": (torch.bfloat16, 20, QWEN2VL | {
+        "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl",
+        "tie_word_embeddings": True,
+        "vision_config": {"depth": 1, "embed_dim": 8, "hidden_size": 48, "num_heads": 1, "mlp_ratio": 1,
+                          "patch_size": 2, "model_type": "qwen2_vl"},
+    }),
+    "tiny-qwen2_5vl": (torch.bfloat16, 20, {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
+        "tie_word_embeddings": False, "text_config": QWEN2VL | {"model_type": "qwen2_5_vl_text"},
+        "vision_config": {"depth": 1, "hidden_size": 8, "out_hidden_size": 48, "num_heads": 1,
+                          "intermediate_size": 8, "patch_size": 2, "fullatt_block_indexes": [0],
+                          "model_type": "qwen2_5_vl"},
+    }),
 }  # fmt: skip
 
 
@@ -437,8 +505,8 @@ def main() -> None:
             continue
         folder = Path(__file__).parent / name
         folder.mkdir(exist_ok=True)
-        model = build(config, dtype, seed)
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        model = build(config, dtype, seed)  # which changes the settings of rotations
         (folder / "tokenizer.model").write_bytes(tokenizer_model())
         tensors = published(model, dtype)
         if config["tie_word_embeddings"]:

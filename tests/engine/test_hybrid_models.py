@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.buffers import allocations, cache_bytes
 from support.golden import HYBRIDS, golden
+from support.guessing import Reckless
 from support.hybrid_models import KINDS, write_hybrid
 from support.page_count import assert_no_page_is_lost
 
@@ -133,6 +134,26 @@ def test_several_answers_of_one_prompt(alone: Alone) -> None:
     assert [each.reused for each in others] == [64] * 3
     alone.check(first, *others)
     assert len({tuple(each.output) for each in (first, *others)}) > 1
+
+
+@pytest.mark.parametrize(("temperature", "share"), [(0, 0.8), (0.9, 0.4)])
+def test_guesses_right_and_wrong(alone: Alone, temperature: float, share: float) -> None:
+    """Three in a batch, then the next turn of one, which goes on from a state that guesses have passed."""
+    if alone.options["backend"] == "reference":
+        pytest.skip("its sums depend on the number of rows")
+    params = SamplingParams(temperature=temperature, seed=int(10 * temperature))
+    requests = [greedy(tokens(n, n), 30, params=params) for n in (70, 5, 33)]
+    session = alone.load(sequences=3, chunk=40).session()
+    speculation = Reckless(lambda request: alone.of(request)[0], share, session.model.config.vocab)
+    engine = Engine(session, speculation=speculation)
+    engine.run(requests)
+    first = requests[0]
+    engine.run([turn := greedy([*first.job.prompt, *first.output, 300], 8, params=params)])
+    assert turn.reused == 96
+    alone.check(*requests, turn)
+    assert speculation.guessed == sum(each.guessed for each in [*requests, turn])
+    assert 0 < sum(each.accepted for each in requests) < speculation.guessed
+    assert_no_page_is_lost(session.slots)
 
 
 @pytest.mark.parametrize("copies", [0, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,16 @@ def expected(request: Request, *, alike: bool = True) -> list[int]:
 @pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize(("count", "pages"), [(1, None), (3, 8), (5, 12), (20, 60)])
-def test_tokens_are_those_without_guesses(alike: bool, share: float, count: int, pages: int | None) -> None:
-    """With arrivals and cancellations at random, and caches that hold only some of the requests."""
+@pytest.mark.parametrize("states", [{}, {"copies": 0, "spare": 3}, {"copies": 4, "spare": 1}])
+def test_tokens_are_those_without_guesses(
+    alike: bool, share: float, count: int, pages: int | None, states: dict[str, int]
+) -> None:
+    """With arrivals and cancellations at random, and caches that hold only some of the requests. The model
+    itself refuses a state after other tokens than those before a row."""
     random = np.random.default_rng(count)
     requests = some_requests(random, count)
     known = {request: expected(request, alike=alike) for request in requests}
-    model = history_model(sequences=min(count, 18), pages=pages, alike=alike)
+    model = history_model(sequences=min(count, 18), pages=pages, alike=alike, **states)
     speculation = Reckless(known.__getitem__, share, VOCAB, seed=count)
     engine = Engine(model, speculation=speculation)
     left, cancelled = list(requests), set[Request]()
@@ -68,6 +73,8 @@ def test_tokens_are_those_without_guesses(alike: bool, share: float, count: int,
             if isinstance(event, Token):
                 told[event.request].append(event.id)
         assert_no_page_is_lost(engine.session.cache)
+        if states:
+            assert_no_page_is_lost(engine.session.slots)
         if not left and all(request.finished for request in requests):
             break
     for request in requests:
@@ -174,8 +181,54 @@ def test_a_constraint_that_cannot_guess_ends_its_request_alone() -> None:
         assert again.output == expected(again)
 
 
-def test_states_go_no_step_back() -> None:
-    with pytest.raises(ValueError, match="guesses on a model that keeps states"):
+@pytest.mark.parametrize(("prompt", "tokens"), [(20, 60), (31, 3), (32, 70), (40, 200)])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_copies_of_states_are_made_at_borders_that_guesses_pass(
+    prompt: int, tokens: int, share: float
+) -> None:
+    """The next turn begins where it would have without guesses."""
+
+    def reused(speculation: Speculation | None) -> int:
+        engine = Engine(history_model(context=400, copies=2, spare=3), speculation=speculation)
+        first = Request(Job(text, GREEDY, max_tokens=tokens, ignore_eos=True))
+        engine.run([first])
+        assert first.output == known
+        second = Request(Job([*text, *known, 1, 2, 3], GREEDY, max_tokens=4, ignore_eos=True))
+        engine.run([second])
+        assert second.output == expected(second)
+        return second.reused
+
+    text = np.random.default_rng(prompt).integers(8, VOCAB, prompt).tolist()
+    known = follow(text, tokens, ignore_eos=True)
+    plain = reused(None)
+    assert plain == (prompt + tokens - 1) // PAGE * PAGE
+    assert reused(Reckless(lambda request: known, share, VOCAB)) == plain
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_exception_among_guesses_leaves_states_in_order(seed: int) -> None:
+    """Those that ran end; those that come go on from copies that nobody has spoiled."""
+    random = np.random.default_rng(seed)
+    model = history_model(sequences=3, copies=3, spare=3, pages=20)
+    known: dict[Request, list[int]] = {}
+    speculation = Reckless(lambda request: known[request], 0.7, VOCAB, seed)
+    engine = Engine(model, speculation=speculation)
+    for _ in range(6):
+        requests = some_requests(random, 3)
+        known |= {request: expected(request) for request in requests}
+        model.transformer.interrupt_in = int(random.integers(1, 30))
+        with contextlib.suppress(KeyboardInterrupt):
+            engine.run(requests)
+        model.transformer.interrupt_in = None
+        for request in requests:
+            assert request.output == known[request][: len(request.output)]
+        assert model.slots.free == model.slots.slots
+        assert_no_page_is_lost(model.slots)
+    assert speculation.accepted > 0
+
+
+def test_states_after_guesses_need_slots() -> None:
+    with pytest.raises(ValueError, match="guesses on a model that keeps states, without slots"):
         Engine(history_model(copies=1), speculation=Speculation([look_up], 3, DECODE_ROWS))
 
 

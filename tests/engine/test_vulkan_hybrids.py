@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.guessing import Reckless
 from support.hybrid_models import KINDS, write_hybrid
 from support.placed import on_two
 
@@ -40,6 +41,11 @@ def test_sequences_have_the_bits_that_each_has_alone(
     engine = Engine(session)
     engine.run(requests := [greedy(prompt, 6) for prompt in prompts[:3]])
     engine.run(last := [greedy(prompts[3], 6)])
+    known = {tuple(prompt): output for prompt, (output, _) in zip(prompts, alone, strict=True)}
+    speculation = Reckless(lambda request: known[tuple(request.job.prompt)], 0.7, session.model.config.vocab)
+    engine = Engine(session, reuse=False, speculation=speculation)
+    engine.run(guessed := [greedy(prompt, 6) for prompt in prompts[:3]])
     session.close()
+    assert [found(each) for each in guessed] == alone[:3] and speculation.accepted > 0
     assert [found(each) for each in [*requests, *last]] == alone
     assert last[0].reused == 64

@@ -230,6 +230,24 @@ def test_a_state_that_is_not_kept_and_one_that_two_sequences_go_on_from(backend:
     np.testing.assert_array_equal(state[[0, 1, 2, 4, 5, 6]], before[[0, 1, 2, 4, 5, 6]])
 
 
+def test_the_state_after_each_row_that_decodes(backend: Backend, case: Case) -> None:
+    """Guesses: one goes on from the state after any of them, which may lie where the first one was read."""
+    wanted, kept = case.whole(backend)
+    state = case.new_state(backend)
+    case.step(backend, [], [Piece(0, 0, 4, state_to=0)], state)
+    rows = case.step(backend, [Piece(0, 4, 4, 0, (3, 0, 5, 6)), Piece(1, 0, 2, -1, 4)], [], state)
+    np.testing.assert_array_equal(rows[0], wanted[0][4:8])
+    np.testing.assert_array_equal(rows[1], wanted[1][:2])
+    assert np.isnan(state[[1, 2]]).all()
+    for length, slot in ((5, 3), (6, 0), (7, 5), (8, 6)):
+        alone = case.new_state(backend)
+        case.step(backend, [], [Piece(0, 0, length, state_to=1)], alone)
+        np.testing.assert_array_equal(state[slot], alone[1])
+    rows = case.step(backend, [], [Piece(0, 6, LENGTHS[0] - 6, 0, 1)], state)
+    np.testing.assert_array_equal(rows[0], wanted[0][6:])
+    np.testing.assert_array_equal(state[1], kept[0])
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_any_number_of_threads_gives_the_same_bits(isa: str, case: Case) -> None:
     (wanted, kept), (outs, state) = (case.whole(open_one(f"cpu-{isa}", threads)) for threads in (1, 3))
@@ -327,8 +345,12 @@ def test_what_does_not_fit_is_refused(backend: Backend, op: str, change: dict[st
     [
         ([Piece(0, 3, 1, 7, 0)], [], {}, r"state_from 7 is out of range; allowed: -1 to 6"),
         ([Piece(0, 3, 1, 0, -2)], [], {}, r"state_to -2 is out of range; allowed: -1 to 6"),
-        ([Piece(0, 3, 1, 0, 2), Piece(1, 3, 1, 1, 2)], [], {}, "two sequences write the state in slot 2"),
+        ([Piece(0, 3, 1, 0, 2), Piece(1, 3, 1, 1, 2)], [], {}, "two rows write the state in slot 2"),
+        ([Piece(0, 3, 2, 0, (2, 2))], [], {}, "two rows write the state in slot 2"),
         ([Piece(0, 3, 1, 0, 1), Piece(1, 3, 1, 1, 2)], [], {}, "slot 1 is read by one sequence and written"),
+        ([Piece(0, 3, 2, 0, (1, 0)), Piece(1, 3, 1, 1, 2)], [], {}, "slot 1 is read by one sequence and"),
+        ([Piece(0, 3, 2, 0, (7, 0))], [], {}, r"state_to 7 is out of range; allowed: -1 to 6"),
+        ([], [Piece(0, 3, 3, 0, (1, 2))], {}, "row 1 of a prompt keeps a state, which only its last one may"),
         ([Piece(0, 3, 1)], [Piece(1, 0, 3)], {"row_counts": (1, 2)}, "1 rows belong to no sequence"),
         ([Piece(0, 3, 1)], [Piece(1, 0, 3)], {"row_counts": (1, 4)}, r"rows 1 to 5 of sequence 1 are out"),
         ([Piece(0, 3, 1)], [Piece(1, 0, 3)], {"row_counts": (0, -1)}, r"rows 0 to -1 of sequence 0 are out"),
@@ -428,6 +450,9 @@ def test_put_fills_what_ops_with_a_state_read() -> None:
     row = batch.put(0, 2, 5, [1, 2, 3], [0], state_from=6, state_to=4)
     assert batch.put(row, 0, 0, [9], [0]) == 4
     assert batch.first_rows[[2, 0]].tolist() == [0, 3] and batch.row_counts.tolist() == [1, 0, 3, 0]
-    assert batch.state_from[[2, 0]].tolist() == [6, -1] and batch.state_to[[2, 0]].tolist() == [4, -1]
+    assert batch.state_from[[2, 0]].tolist() == [6, -1]
+    assert batch.state_to.tolist() == [-1, -1, 4, -1, *[-1] * 4]
+    batch.put(4, 3, 0, [1, 2, 3], [0], state_to=[5, 0])
+    assert batch.state_to.tolist() == [-1, -1, 4, -1, -1, 5, 0, -1]
     batch.put(0, 1, 0, [1, 2], [0])
     assert batch.row_counts.tolist() == [0, 2, 0, 0]

@@ -103,6 +103,36 @@ def test_answers_that_match_a_schema(client: Any) -> None:
     assert reply.choices[0].message.content.lstrip().startswith("{")
 
 
+def test_a_response(client: Any) -> None:
+    """The newer route gives the chat route's answer to the same conversation, whole and in pieces."""
+    options: Any = {"model": "storyteller", "temperature": 0}
+    chat = client.chat.completions.create(messages=MESSAGES, max_tokens=12, **options)
+    options |= {"instructions": "Stories.", "input": "Once upon a time", "max_output_tokens": 12}
+    reply = client.responses.create(**options)
+    assert reply.output_text == chat.choices[0].message.content
+    assert reply.status == "incomplete" and reply.incomplete_details.reason == "max_output_tokens"
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (chat.usage.prompt_tokens, 12)
+    events = list(client.responses.create(**options, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == events[-1].response.output_text == reply.output_text
+    assert events[0].type == "response.created" and events[-1].type == "response.incomplete"
+    assert len({event.response.id for event in events if hasattr(event, "response")}) == 1
+
+
+def test_a_response_as_the_client_puts_it_together(client: Any) -> None:
+    options: Any = {"model": "storyteller", "input": "Once upon a time", "temperature": 0}
+    with client.responses.stream(**options, max_output_tokens=200) as stream:
+        kinds = [event.type for event in stream]
+        last = stream.get_final_response() if kinds[-1] == "response.completed" else None
+    assert kinds.count("response.output_text.done") == 1
+    assert last is None or last.output_text == client.responses.create(**options).output_text
+    for wrong in ({"store": True}, {"previous_response_id": "resp_1"}, {"conversation": "conv_1"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(**options, **wrong)
+        assert caught.value.param == next(iter(wrong)) and caught.value.code == "unsupported_parameter"
+
+
 def test_errors(client: Any, server: Served) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="storyteller", messages=MESSAGES, temperature=-1)

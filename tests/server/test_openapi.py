@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.api_pieces import Marked, facts, likely, piece
+from support.api_pieces import Marked, facts, filling, likely, piece
 
 from hotcold.server import openapi
-from hotcold.server.protocol import anthropic, chat, completion, models, native, ollama, ollama_models, tokens
+from hotcold.server.protocol import (
+    anthropic,
+    chat,
+    completion,
+    infill,
+    models,
+    native,
+    ollama,
+    ollama_models,
+    props,
+    responses,
+    tokens,
+)
 from hotcold.server.protocol.dialects import anthropic_error, ollama_error
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import NUMBER, Real, Whole
 
 
@@ -25,12 +40,15 @@ def validator(name: str) -> Any:
     return jsonschema_rs.validator_for(json.loads(json.dumps(document)))
 
 
-PARSERS = {
+PARSERS: dict[str, Callable[[object, Facts], Any]] = {
     "ChatRequest": chat.parse,
     "CompletionRequest": completion.parse,
     "NativeRequest": native.parse,
     "MessagesRequest": anthropic.parse,
     "CountRequest": anthropic.parse_count,
+    "InfillRequest": lambda body, known: infill.parse(body, replace(known, tokenizer=filling())),
+    "TemplateRequest": props.parse_template,
+    "ResponseRequest": responses.parse,
     "OllamaChatRequest": ollama.parse_chat,
     "OllamaRequest": ollama.parse_generate,
     "OllamaShowRequest": ollama.parse_show,
@@ -43,6 +61,9 @@ BASES: dict[str, dict[str, Any]] = {
     "NativeRequest": {"prompt": "a"},
     "MessagesRequest": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5},
     "CountRequest": {"messages": [{"role": "user", "content": "a"}]},
+    "InfillRequest": {"input_prefix": "a", "input_suffix": "b"},
+    "TemplateRequest": {"messages": [{"role": "user", "content": "a"}]},
+    "ResponseRequest": {"input": "a"},
     "OllamaChatRequest": {"messages": [{"role": "user", "content": "a"}]},
     "OllamaRequest": {"prompt": "a"},
     "OllamaShowRequest": {"model": "a"},
@@ -62,7 +83,8 @@ def refused(name: str, body: Any) -> bool:
 #: Fields whose values are right alone and wrong beside others, or with this model.
 DEPENDS = {
     "model", "top_logprobs", "stream_options", "tool_choice", "tools", "samplers", "best_of", "messages",
-    "response_format", "json_schema", "logit_bias", "format", "system", "raw", "prompt", "tokens", "n",
+    "response_format", "json_schema", "logit_bias", "format", "system", "raw", "input", "prompt",
+    "tokens", "n",
 }  # fmt: skip
 
 VALUES = st.one_of(
@@ -157,7 +179,11 @@ def replies() -> dict[str, Any]:
     lines.add(0, piece("<a>b[f {}]", [300], "stop"))
     line = ollama.parse_generate({"prompt": "a", "raw": True}, known).reply([[1]])
     line.add(0, piece("b", [300], "length"))
+    items = responses.parse(BASES["ResponseRequest"], known).reply(Marked)
+    items.add(0, piece("<a>b[f {}]", [300], "stop"))
     return {
+        "Prompt": {"prompt": "a"},
+        "Response": items.whole(),
         "OllamaChatReply": lines.whole(),
         "OllamaReply": line.whole(),
         "OllamaModels": ollama_models.tags(known, {}),

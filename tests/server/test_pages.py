@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -19,8 +20,9 @@ import hotcold.server
 from hotcold.server.pages import is_page, page_routes
 
 FOLDER = Path(hotcold.server.__file__).parent / "page"
-FILES = sorted(FOLDER.iterdir())
-SCRIPTS = [path for path in FILES if path.suffix == ".js"]
+FILES = sorted(path for path in FOLDER.rglob("*") if path.suffix not in (".md", ".LICENSE", ""))
+OWN = [path for path in FILES if path.parent == FOLDER]
+SCRIPTS = [path for path in OWN if path.suffix == ".js"]
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +55,11 @@ class Markup(HTMLParser):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_each_file_is_served_as_what_it_is(client: TestClient, path: Path) -> None:
-    url = "/" if path.name == "index.html" else f"/page/{path.name}"
+    url = "/" if path.name == "index.html" else f"/page/{path.relative_to(FOLDER).as_posix()}"
     reply = client.get(url)
     assert reply.status_code == 200 and reply.content == path.read_bytes() and is_page(url)
-    kinds = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-    assert reply.headers["content-type"].startswith(kinds[path.suffix])
+    kinds = {".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}
+    assert reply.headers["content-type"].startswith(kinds.get(path.suffix, "text/javascript"))
     assert reply.headers["x-content-type-options"] == "nosniff"
     again = client.get(url, headers={"If-None-Match": reply.headers["etag"]})
     assert again.status_code == 304 and again.content == b""
@@ -73,11 +75,31 @@ def test_the_policy_allows_this_server_alone(client: TestClient) -> None:
         assert policy.pop(name) == ["'self'"]
     for name in ("base-uri", "frame-ancestors", "form-action"):
         assert policy.pop(name) == ["'none'"]
-    assert policy == {"require-trusted-types-for": ["'script'"]}
+    assert policy == {"require-trusted-types-for": ["'script'"], "trusted-types": ["dompurify"]}
+
+
+def test_what_others_wrote_is_as_they_wrote_it() -> None:
+    """And each file has its licence beside it."""
+    vendor = FOLDER / "vendor"
+    rows = re.findall(
+        r"^\| `([\w.]+)` .*`([\w.]+)` \| `(\w{64})` \|$", (vendor / "README.md").read_text(), re.M
+    )
+    assert {name for name, *_ in rows} == {path.name for path in FILES if path.parent == vendor}
+    for name, licence, checksum in rows:
+        assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == checksum
+        assert len((vendor / licence).read_text(encoding="utf-8")) > 1000
 
 
 @pytest.mark.parametrize(
-    "path", ["/page/", "/page/index.html", "/page/../pages.py", "/page/%2e%2e/pages.py", "/x"]
+    "path",
+    [
+        "/page/",
+        "/page/index.html",
+        "/page/vendor/README.md",
+        "/page/../pages.py",
+        "/page/%2e%2e/pages.py",
+        "/x",
+    ],
 )
 def test_nothing_else_is_served(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404 and not is_page(path)

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-EXAMPLES = 15
+EXAMPLES = 11  # of each operation: 14 of them have bodies
 WITH_TOOLS = (
     "{% if tools %}{{ tools[0].function.name }} "
     '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>.\n{% endif %}'
@@ -31,7 +31,8 @@ WITH_TOOLS = (
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    model = templated(tmp_path_factory.mktemp("model") / "chat.gguf", WITH_TOOLS + CHATML)
+    marks = {"fim_pre_token_id": 400, "fim_suf_token_id": 401, "fim_mid_token_id": 402}
+    model = templated(tmp_path_factory.mktemp("model") / "chat.gguf", WITH_TOOLS + CHATML, **marks)
     with served("-m", str(model), "-t", "1", "-c", "256", "--log-disable") as found:  # -c ends endless texts
         yield found
 

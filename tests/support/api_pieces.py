@@ -24,6 +24,14 @@ def tokenizer() -> Tokenizer:
         return Tokenizer.from_metadata(file.metadata)
 
 
+@cache
+def filling() -> Tokenizer:
+    """The same with tokens around texts to fill in."""
+    marks = {f"tokenizer.ggml.fim_{kind}_token_id": 400 + i for i, kind in enumerate(("pre", "suf", "mid"))}
+    with open_gguf(model_path()) as file:
+        return Tokenizer.from_metadata({**file.metadata, **marks})
+
+
 def facts(**changes: Any) -> Facts:
     known = Facts(
         name="fable",

@@ -49,9 +49,10 @@ def names(tokenizer: Tokenizer, ids: list[int]) -> str:
     ).decode()
 
 
-def templated(path: Path, template: str) -> Path:
-    """The built-in model with a chat template, as a file."""
+def templated(path: Path, template: str, **keys: Any) -> Path:
+    """The built-in model with a chat template, and with keys of its vocabulary, as a file."""
     with open_gguf(model_path()) as file:
         metadata = {**file.metadata, "tokenizer.chat_template": template}
+        metadata |= {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
         write_gguf(path, metadata, {name: file.load(name) for name in file.tensors})
     return path

@@ -55,7 +55,7 @@ class HistoryTransformer:
     ) -> None:
         self.batch = Batch(limits)
         self.slots = slots
-        self.states: list[list[int] | None] = [None] * (slots.slots if slots else 0)
+        self.states: list[list[int] | None] = [None] * (slots.slots + slots.spare if slots else 0)
         self.decoded = 0 if alike else VOCAB  # added to the tokens of decode rows
         self.head = ReferenceBackend()
         self.logits = np.zeros((limits.logits, VOCAB), np.float32)
@@ -91,35 +91,51 @@ class HistoryTransformer:
         self.row_counts.append((n_decode, n - n_decode))
 
     def write_states(self) -> None:
-        """Adds each sequence's rows to the state that it reads, where it may write the result."""
+        """Adds each sequence's rows to the state that it reads, where it may write the results."""
         batch, n = self.batch, int(self.batch.counts[0])
-        seen, results, read_only = 0, {}, set()
+        seen, results, read = 0, {}, {}
         for sequence in range(int(batch.counts[3])):
             first, rows = int(batch.first_rows[sequence]), int(batch.row_counts[sequence])
             if not rows:
                 continue
             seen += rows
-            read, write = int(batch.state_from[sequence]), int(batch.state_to[sequence])
+            source = int(batch.state_from[sequence])
             assert set(batch.sequence[first : first + rows].tolist()) == {sequence} and first + rows <= n
             start = int(batch.positions[first])
             assert batch.positions[first : first + rows].tolist() == list(range(start, start + rows))
-            read_only |= {read} - {write}
-            before = [] if read == -1 else self.states[read]
+            read.setdefault(source, set()).add(sequence)
+            before = [] if source == -1 else self.states[source]
             assert before is not None and len(before) == start, "a state after other tokens was read"
-            assert write not in results and write not in self.slots._keys and self.slots.owners(write) == 1
-            results[write] = before + self.kept[batch.slots[first : first + rows]].tolist()
+            state = [*before]
+            for row in range(first, first + rows):
+                state.append(int(self.kept[batch.slots[row]]))
+                write = int(batch.state_to[row])
+                assert write >= 0 or row + 1 < first + rows
+                if write >= 0:
+                    assert row < batch.counts[1] or row + 1 == first + rows
+                    assert write not in results and self.may_write(write)
+                    results[write] = sequence, [*state]
         assert seen == n
-        assert not read_only & set(results), "a state that another reads was written"
-        for write, state in results.items():
+        for write, (sequence, _) in results.items():
+            assert read.get(write, set()) <= {sequence}, "a state that another reads was written"
+        for write, (_, state) in results.items():
             self.states[write] = state if self.interrupt_in != 0 else None
+
+    def may_write(self, place: int) -> bool:
+        """Whether one request owns what lies there, for itself, or nobody ever does."""
+        slot = [self.slots.at(slot) for slot in range(len(self.states))].index(place)
+        return slot >= self.slots.slots or (slot not in self.slots._keys and self.slots.owners(slot) == 1)
 
     def history(self, row: int) -> list[int]:
         pages, length = self.batch.pages[self.batch.sequence[row]], int(self.batch.positions[row]) + 1
         slots = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()[:length]
         found: list[int] = self.kept[slots].tolist()
         if self.slots is not None:
-            state = self.states[self.batch.state_to[self.batch.sequence[row]]]
+            sequence, own = self.batch.sequence[row], int(self.batch.state_to[row])
+            last = self.batch.first_rows[sequence] + self.batch.row_counts[sequence] - 1
+            state = self.states[self.batch.state_to[last]]
             assert state is not None and state[:length] == found
+            assert own < 0 or self.states[own] == found
         return found
 
 
@@ -131,13 +147,15 @@ def history_model(
     chunk: int = 16,
     alike: bool = True,
     copies: int | None = None,
+    spare: int = 0,
 ) -> Any:
     """Makes the part of a session that an :class:`~hotcold.engine.engine.Engine` needs; ``copies``: slots of
-    states beside those of the sequences, None where the model has no states."""
+    states beside those of the sequences, None where the model has no states; ``spare``: those after guesses.
+    """
     per_sequence = -(-context // PAGE)
     pages = sequences * per_sequence if pages is None else pages
     limits = BatchLimits(DECODE_ROWS + chunk, sequences, per_sequence, max(DECODE_ROWS, sequences))
-    slots = None if copies is None else SlotPool(sequences + copies)
+    slots = None if copies is None else SlotPool(sequences + copies, spare)
     transformer = HistoryTransformer(limits, pages, alike=alike, slots=slots)
     model = SimpleNamespace(
         config=SimpleNamespace(vocab=VOCAB),

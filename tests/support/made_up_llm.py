@@ -31,6 +31,7 @@ class MadeUpLLM:
         self.status, self.loaded, self.error = "ready", 1.0, None
         self.jobs: list[Job] = []
         self.running = 0  #: streams that were begun and not yet closed
+        self.reason = "stop"  #: why answers end
         self.held: asyncio.Event | None = None  #: where set, the first piece waits for it
         self.frame: Frame | None = None  #: of every piece
         self.fail_at: int | None = None  #: of the pieces, the one instead of which an error comes
@@ -98,7 +99,7 @@ class MadeUpLLM:
                     text=word,
                     ids=(100 + i,),
                     logprobs=(),
-                    finish_reason="stop" if last else None,
+                    finish_reason=self.reason if last else None,
                     stop=None,
                     context_full=False,
                     prompt_tokens=len(job.prompt),

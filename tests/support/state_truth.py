@@ -113,7 +113,7 @@ class Piece:
     start: int
     rows: int
     state_from: int = -1
-    state_to: int = -1
+    state_to: int | tuple[int, ...] = -1  #: after its last row; several: after each of its last rows
 
 
 def state_batch(decode: list[Piece], prompt: list[Piece], spare: int = 3) -> Batch:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from support.screen import Screen
+
 PATIENCE_S = 120
 
 
@@ -51,6 +53,15 @@ class PseudoTerminal:
         text = self.shown[self._seen : self._seen + found.end()]
         self._seen += found.end()
         return text
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that stay visible, those that have left the screen at the top among them."""
+        return Screen().feed(self._raw.decode(errors="replace")).lines
+
+    @property
+    def raw(self) -> str:
+        return self._raw.decode(errors="replace")
 
     def end(self) -> int:
         """Waits for the end of the program; its exit code."""

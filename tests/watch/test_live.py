@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.expert_models import expert_golden
 from support.placed import on_two
 from support.sidecars import with_sidecar
 from support.vulkan_devices import DRIVERS
@@ -297,3 +298,37 @@ def test_a_model_without_zeros_has_figures_alone(model: LoadedModel, monkeypatch
     monkeypatch.setattr(neuron_map, "SPARSE_ACTIVATIONS", ())
     _, frames = run(model.session("off"))
     assert frames[-1].cells == "" and frames[-1].rates is not None and frames[-1].rates.tok_s
+
+
+@pytest.mark.parametrize("down", ["by_output", "by_neuron"])
+def test_experts_that_were_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, down: str) -> None:
+    """Each token chooses as many as the model says, and these are the ones that have neurons at work."""
+    path = expert_golden("tiny-qwen3moe", tmp_path, down=down).path
+    session = load(path, LoadOptions(threads=1, sparsity="off")).session()
+    config = session.model.config
+    assert config.experts is not None
+    layout = Picture.of(session).layout
+    count, chosen, neurons = config.experts.count, config.experts.chosen, config.experts.neurons
+    assert (layout.unit, layout.zeros, layout.bits) == ("expert", False, 1)
+    assert layout.neurons == layout.cells == (count,) * config.layers
+    live, noted = Live(session), []
+    take = live.map.seen
+
+    def seen(masks: Any, row: int) -> Any:
+        noted.append(np.concatenate([mask[row] for mask in masks]))
+        return take(masks, row)
+
+    monkeypatch.setattr(live.map, "seen", seen)
+    monkeypatch.setattr("hotcold.engine.engine.Live", lambda _: live)
+    engine, ids = Engine(session), [1, 2, 3, 4, 5]
+    request = Request(Job(ids, SamplingParams(temperature=0), max_tokens=8, ignore_eos=True, picture=True))
+    frames = [piece.frame for piece in stream(engine, request) if piece.frame is not None]
+    shown = {token: cells for frame in frames for token, cells in unpacked(layout, frame).items()}
+    bits = NeuronMap(session.model)._bits
+    assert len(shown) == len(noted) > 4
+    for cells, masks in zip(shown.values(), noted, strict=True):
+        fired = np.unpackbits(masks.view(np.uint8), bitorder="little")[bits]
+        at_work = fired.reshape(config.layers, count, neurons).any(2)
+        np.testing.assert_array_equal(cells.reshape(config.layers, count), at_work)
+        assert (at_work.sum(1) == chosen).all()
+    assert {n for frame in frames for n in frame.fired} == {(0, chosen * config.layers)}

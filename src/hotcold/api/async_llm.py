@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
-from hotcold.api.llm import Ids, Prompt, check_each, ids_of, is_one
+from hotcold.api.llm import Ids, Prompt, Vectors, check_each, embedded, ids_of, is_one, vectors
 from hotcold.api.options import ChatOptions, Options, chat_job, job_of, refused
 from hotcold.chat.answer import Answer, ChatPiece, answer_of
 from hotcold.chat.chat import Chat
@@ -18,6 +18,7 @@ from hotcold.hosting.front import EngineFront, Status
 from hotcold.hosting.state import ModelInfo, ProcessStats
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.pooling import pooling_of
 from hotcold.runtime.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -160,6 +161,26 @@ class AsyncLLM:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each(index)) for index in range(len(prompts))]
         return [task.result() for task in tasks]
+
+    async def embed(self, prompt: Prompt | Sequence[Prompt]) -> Vectors:
+        """:meth:`LLM.embed`: the vector of a text, or those of several."""
+        prompts = embedded(prompt)
+        job = Job(max_tokens=1, pooling=pooling_of(self.metadata))
+        room = asyncio.Semaphore(min(2 * self.info.slots, self.front.most))
+
+        async def each(prompt: Prompt) -> tuple[float, ...] | None:
+            async with room:
+                ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
+                async with contextlib.aclosing(self.stream(replace(job, prompt=ids))) as stream:
+                    return [piece async for piece in stream][-1].vector
+
+        tasks = [asyncio.create_task(each(prompt)) for prompt in prompts]
+        try:
+            return vectors(await asyncio.gather(*tasks), is_one(prompt))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Token ids, taken as they are.
 Ids: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
+#: Vectors of texts, ``[D]`` or ``[texts, D]``.
+Vectors: TypeAlias = npt.NDArray[np.float32]
 #: A text gets BOS where the model wants it.
 Prompt: TypeAlias = str | Ids
 
@@ -113,6 +115,22 @@ class LLM:
         if done.error is not None:
             raise done.error
         return done
+
+    def embed(self, prompt: Prompt | Sequence[Prompt]) -> Vectors:
+        """The vector of a text, ``[D]``, or those of several, ``[texts, D]``, each of length 1; for models
+        whose file names a pooling. A text's vector is the same alone and among others.
+
+        >>> near = llm.embed(["a fox", "a vixen"])
+        >>> print(near[0] @ near[1])
+
+        ``ValueError``: the model gives no vectors, or a text does not fit in the context."""
+        prompts = embedded(prompt)
+        job = Job(max_tokens=1, pooling=self.model.pooling)
+        requests = [self._request(self._of(each, job), None) for each in prompts]
+        for request in requests:
+            self.engine.check(request)
+        self.engine.run(requests)
+        return vectors([request.vector for request in requests], is_one(prompt))
 
     @property
     def template(self) -> Chat:
@@ -232,6 +250,23 @@ def ids_of(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
         raise UserError(f"the prompt holds {seen}: token ids, whole numbers, are needed")
     found: list[int] = ids.tolist()
     return found
+
+
+def embedded(prompt: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts that become vectors. UserError: there are none, or they are of no kind that is taken."""
+    if is_one(prompt):
+        return [prompt]  # type: ignore[list-item]
+    prompts: list[Prompt] = [*prompt]
+    if not prompts:
+        raise UserError("there are no texts: give one at least")
+    check_each(prompts)
+    return prompts
+
+
+def vectors(found: Sequence[tuple[float, ...] | None], one: bool) -> Vectors:
+    """One vector, or several."""
+    made = np.array(found, np.float32)
+    return made[0] if one else made
 
 
 def is_one(prompt: object) -> bool:

@@ -98,13 +98,10 @@ class Chat:
         before. With ``continue_last`` the last message, an assistant's, is the beginning of the answer.
         Special tokens inside the messages' texts stay text. :class:`TemplateError`: the template cannot be
         rendered with these; RequestError: no template can be rendered now."""
-        values = dict(kwargs or {})
-        if self._harmony and isinstance(effort := values.get("reasoning_effort"), str):
-            values["reasoning_effort"] = EFFORTS.get(effort, effort)
         text, marks = self._text(
             messages,
             tools,
-            values,
+            self._values(kwargs),
             add_generation_prompt and not continue_last,
             continue_last,
         )
@@ -112,6 +109,27 @@ class Chat:
         if not ids:
             raise TemplateError("the model's chat template made an empty prompt of these messages")
         return ids
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        kwargs: Mapping[str, TemplateValue] | None = None,
+        add_generation_prompt: bool = True,
+        continue_last: bool = False,
+    ) -> str:
+        """The text of the prompt of :meth:`ids`, in which nothing tells a control token from its name in a
+        message."""
+        begins = add_generation_prompt and not continue_last
+        values = self._values(kwargs)
+        text, marks = self._text(messages, tools, values, begins, continue_last)
+        return str.__str__(text).translate(marks.back)
+
+    def traits(self, *, tools: bool = False) -> Traits:
+        """The forms that the template accepts, or the one for tools; blocks while it is asked for the first
+        time."""
+        return self._traits_of(self._templates.get("tool_use" if tools else "") or self.template or "")
 
     @property
     def thinks(self) -> bool:
@@ -153,6 +171,12 @@ class Chat:
     def close(self) -> None:
         """Ends the processes that render."""
         self._process.close()
+
+    def _values(self, kwargs: Mapping[str, TemplateValue] | None) -> dict[str, TemplateValue]:
+        values = dict(kwargs or {})
+        if self._harmony and isinstance(effort := values.get("reasoning_effort"), str):
+            values["reasoning_effort"] = EFFORTS.get(effort, effort)
+        return values
 
     def _shown(self) -> tuple[int, ...]:
         wanted = {*self.tool_format.tokens, *(HARMONY.tokens if self._harmony else ())}

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep typed lines in this file (default: they are forgotten)",
     )
     parser.add_argument("--no-figures", action="store_true", help="print no figures after answers")
+    options.add_plain_option(parser)
     options.add_template_options(parser)
     options.add_model_options(parser)
     options.add_draft_options(parser)
@@ -50,9 +51,11 @@ def run(args: argparse.Namespace) -> int:
     session = options.load_session(args)
     params = replace(session.model.sampling, **given)
     with Interrupts() as interrupts:
-        lines = LineInput(interrupts, _history(args.history))
+        lines = LineInput(interrupts, _history(args.history), plain=args.plain)
         max_tokens = args.n_predict or min(ANSWER_TOKENS, max(1, session.model.context // 4))
-        terminal = Terminal(session, conversation, params, interrupts, max_tokens=max_tokens)
+        terminal = Terminal(
+            session, conversation, params, interrupts, max_tokens=max_tokens, plain=args.plain
+        )
         terminal.figures = not args.no_figures
         try:
             terminal.chat.check()

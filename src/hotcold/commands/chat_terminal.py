@@ -1,12 +1,13 @@
 """A conversation with a loaded model: what is asked and answered, printed as it comes."""
 
-import os
 import sys
 from dataclasses import replace
 
 from hotcold.chat.chat import AnswerStream, Chat, Part
 from hotcold.chat.messages import TemplateValue, check_messages
 from hotcold.commands.conversation import Conversation
+from hotcold.commands.display import Display, display
+from hotcold.commands.echo import unseen_typing
 from hotcold.commands.figures import figures_of, print_figures
 from hotcold.commands.interrupts import Interrupts
 from hotcold.commands.options import note_left_out
@@ -18,8 +19,6 @@ from hotcold.errors import UserError
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
-
-_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def say(text: str) -> None:
@@ -36,7 +35,9 @@ class Terminal:
         interrupts: Interrupts,
         *,
         max_tokens: int,
+        plain: bool = False,
     ) -> None:
+        """``plain``: whether answers are printed as in a pipe, whatever standard output is."""
         model = session.model
         self.session, self.conversation, self.params = session, conversation, params
         self.max_tokens = max_tokens
@@ -49,7 +50,7 @@ class Terminal:
         self._last: list[str] = []  # figures of the last answer
         self._used = 0  # positions that it took
         self._left_out = 0  # the message that the last prompt began with, beside the system's
-        self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        self._plain = plain
 
     def greet(self, interactive: bool) -> None:
         if self.chat.template_note:
@@ -94,7 +95,7 @@ class Terminal:
     def stats(self) -> None:
         say(f"{self._used} of {self.session.model.context} positions of the context are in use")
         if self._last:
-            print_figures(self._last)
+            print_figures(self._last, plain=self._plain)
 
     def close(self) -> None:
         self.chat.close()
@@ -106,7 +107,7 @@ class Terminal:
         self._engine.check(request)
         divide = self.chat.stream(self.chat.opens_thinking(ids))
         before = self.session.counters.copy()
-        printer = Printer(self._colour, fresh=not go_on)
+        printer = Printer(display(plain=self._plain), messages[-1]["content"] if go_on else None)
         try:
             self._print(request, divide, printer)
         finally:
@@ -122,7 +123,7 @@ class Terminal:
         figures = Figures.of(self.session.counters.since(before), self.session.footprint)
         self._last, self._used = figures_of(request, figures), request.length
         if self.figures:
-            print_figures(self._last)
+            print_figures(self._last, plain=self._plain)
         if request.context_full:
             say(f"note: the context of {self.session.model.context} positions is full: /clear, or see -c")
         elif request.finish_reason == "length":
@@ -154,7 +155,7 @@ class Terminal:
         """Prints an answer as it is generated. Ctrl-C ends it; the part so far stays."""
         self.interrupted = False
         try:
-            with self._interrupts.heard():
+            with unseen_typing(), self._interrupts.heard():
                 for piece in stream(self._engine, request):
                     printer.show(divide.push(piece.text))
         except KeyboardInterrupt:
@@ -168,42 +169,26 @@ class Terminal:
 
 
 class Printer:
-    """Shows parts of an answer: thinking in dim letters where the terminal has them, else not at all."""
+    """Collects the parts of an answer, and shows them. ``before`` is the answer that it continues, if any."""
 
-    def __init__(self, colour: bool, fresh: bool) -> None:
+    def __init__(self, display: Display, before: str | None = None) -> None:
         self.content = ""
         self.reasoning = ""
-        self._colour = colour
-        self._dim = False
-        self._fresh = fresh  # spaces at the beginning are not shown
-        self._shown = ""  # the last character
+        self._display = display
+        self._bare = before is None  # spaces at the beginning are not shown
+        if before is not None:
+            display.resume(before)
 
     def show(self, parts: list[Part]) -> None:
         for part in parts:
             if part.kind == "reasoning":
                 self.reasoning += part.text
-                if self._colour:
-                    self._write(part.text, dim=True)
+                self._display.write(part.text, thinking=True)
             elif part.kind == "content":
                 self.content += part.text
-                self._write(part.text, dim=False)
+                text = part.text.lstrip() if self._bare else part.text
+                self._bare &= not text
+                self._display.write(text)
 
     def end(self) -> None:
-        if self._dim:
-            print(_PLAIN, end="")
-        if self._shown != "\n":
-            print()
-        sys.stdout.flush()
-
-    def _write(self, text: str, dim: bool) -> None:
-        if self._fresh or dim != self._dim:
-            text = text.lstrip()
-        if not text:
-            return
-        if dim != self._dim:
-            gap = "" if self._fresh else "\n\n"
-            print(_DIM if dim else f"{_PLAIN}{gap}", end="")
-            self._dim = dim
-        self._fresh = False
-        self._shown = text[-1]
-        print(text, end="", flush=True)
+        self._display.end()

@@ -23,6 +23,7 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("generate", "write text from a prompt"),
     ("serve", "answer requests over HTTP, as OpenAI's API does"),
     ("chat", "chat with a model in the terminal"),
+    ("embed", "turn texts into vectors"),
     ("info", "describe a model file"),
     ("tokenize", "turn text into token ids"),
     ("perplexity", "measure how well a model predicts a text"),

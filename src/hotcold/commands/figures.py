@@ -5,19 +5,22 @@ import sys
 import textwrap
 
 from hotcold.commands import options
+from hotcold.commands.colours import quiet
 from hotcold.engine.request import Request
 from hotcold.runtime.counters import Figures
 from hotcold.values import size
 
 
-def print_figures(figures: list[str]) -> None:
-    """Prints figures on stderr; on a terminal, lines are broken between figures only."""
+def print_figures(figures: list[str], *, plain: bool = False) -> None:
+    """Prints figures on stderr; on a terminal, lines are broken between figures only, and in dim letters
+    unless ``plain``."""
     if not sys.stderr.isatty():
         print(" | ".join(figures), file=sys.stderr)
         return
     whole = [figure.replace(" ", "\N{NO-BREAK SPACE}") for figure in figures]
     line = textwrap.fill("\N{NO-BREAK SPACE}| ".join(whole), shutil.get_terminal_size().columns)
-    print(line.replace("\N{NO-BREAK SPACE}", " "), file=sys.stderr)
+    line = line.replace("\N{NO-BREAK SPACE}", " ")
+    print(line if plain else quiet(line, sys.stderr), file=sys.stderr)
 
 
 def disk_figures(figures: Figures) -> list[str]:

@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 
 from hotcold.commands import options
 from hotcold.commands.cli import EXIT_INTERRUPTED
+from hotcold.commands.display import display
+from hotcold.commands.echo import unseen_typing
 from hotcold.commands.figures import figures_of, print_figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Piece, stream
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end before this text; may be repeated",
     )
     parser.add_argument("--no-display-prompt", action="store_true", help="print only the continuation")
+    options.add_plain_option(parser)
     options.add_model_options(parser)
     options.add_draft_options(parser)
     options.add_sampling_options(parser)
@@ -61,23 +64,26 @@ def run(args: argparse.Namespace) -> int:
     request = Request(replace(job, prompt=ids, params=params))
     engine = Engine(session, reuse=False, speculation=speculation_of(session))  # one request shares nothing
     engine.check(request)
-    write = _discard if args.json else _write
-    if not args.no_display_prompt:
-        write(prompt)
+    shown = None if args.json else display(plain=args.plain)  # with --json the text is in the report alone
+    if shown is not None and not args.no_display_prompt:
+        shown.write(prompt)
     pieces: list[Piece] = []
     try:
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), unseen_typing():
             for piece in stream(engine, request):
                 pieces.append(piece)
-                write(piece.text)
+                if shown is not None:
+                    shown.write(piece.text)
     finally:
         engine.abort(request)  # harmless when it has finished
-        write("\n")
+        if shown is not None:
+            shown.end(always=True)
     if request.context_full:
         note = f"note: stopped at the end of the context, {session.model.context} positions (see -c)"
         print(note, file=sys.stderr)
     figures = Figures.of(session.counters, session.footprint)
-    print_figures([session.model.name, f"sparsity {session.sparsity}", *figures_of(request, figures)])
+    told = [session.model.name, f"sparsity {session.sparsity}", *figures_of(request, figures)]
+    print_figures(told, plain=args.plain)
     report = {
         "text": "".join(map(str, pieces)),
         "ids": [id for piece in pieces for id in piece.ids],
@@ -95,11 +101,3 @@ def run(args: argparse.Namespace) -> int:
     }
     options.end(args, report)
     return EXIT_INTERRUPTED if request.finish_reason == "cancelled" else 0
-
-
-def _write(text: str) -> None:
-    print(text, end="", flush=True)
-
-
-def _discard(text: str) -> None:
-    """Prints nothing: with ``--json`` the text is in the report alone."""

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from hotcold.commands.colours import quiet_prompt
 from hotcold.commands.interrupts import Interrupts
 
 PROMPT, MORE = "> ", ". "
@@ -14,13 +15,15 @@ _HISTORY = 2000  # lines kept in the file
 
 class LineInput:
     """Reads messages from standard input; in a terminal with a prompt and editing. ``history`` is a file with
-    lines of earlier conversations, to which those of this one are added."""
+    lines of earlier conversations, to which those of this one are added. ``plain``: whether the prompt has no
+    colour."""
 
-    def __init__(self, interrupts: Interrupts, history: Path | None = None) -> None:
+    def __init__(self, interrupts: Interrupts, history: Path | None = None, *, plain: bool = False) -> None:
         self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
         self._interrupts = interrupts
         self._readline = _readline() if self.interactive else None
         self._history = history
+        self._plain = plain
         if self._readline is not None and history is not None and history.exists():
             self._readline.read_history_file(history)
 
@@ -65,7 +68,7 @@ class LineInput:
         with self._interrupts.heard():
             if self.interactive:
                 with contextlib.suppress(EOFError):
-                    return input(prompt)
+                    return input(prompt if self._plain else quiet_prompt(prompt))
                 return None
             line = sys.stdin.readline()
             return line.removesuffix("\n") if line else None

@@ -373,6 +373,14 @@ def chat_template(args: argparse.Namespace) -> str | None:
     return None if args.chat_template is None else template_text(args.chat_template)
 
 
+def add_plain_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="print on a terminal as in a pipe: the text as it is, without Markdown, wrapping and colours",
+    )
+
+
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a line of JSON at the end of stdout")
 

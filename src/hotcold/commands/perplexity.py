@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     text = options.read_text(args.file)
-    session = options.load_session(args, default_context=_DEFAULT_CONTEXT, second_sparsity=args.compare)
+    session = options.load_session(
+        args, default_context=_DEFAULT_CONTEXT, second_sparsity=args.compare, draft_max=0
+    )
     model = session.model
     windows = text_windows(model.tokenizer, text, model.context)[: args.chunks]
     options.note_left_out(model.tokenizer, text)

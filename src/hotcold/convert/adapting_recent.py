@@ -4,7 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.adapting import Facts, everywhere, expert_keys, granite_keys, refuse_others, windows_of
+from hotcold.convert.adapting import (
+    Facts,
+    everywhere,
+    expert_keys,
+    granite_keys,
+    qwen,
+    refuse_others,
+    windows_of,
+)
 from hotcold.convert.settings import Settings
 
 _ORIGINAL = "original_max_position_embeddings"
@@ -197,6 +205,39 @@ def minimax_m2(config: Settings) -> Facts:
 
 def minimax_m2_keys(config: Settings) -> Facts:
     return expert_keys(config) | {"expert_gating_func": 2}  # llama.cpp's number of sigmoids
+
+
+def exaone4(config: Settings) -> Facts:
+    """EXAONE 4. GGUF's files have one rule: among layers with a window, those without one do not rotate."""
+    if "sliding_window" not in config:
+        return {"sliding_window": None}
+    layers, pattern = config.integer("num_hidden_layers"), config.values.get("sliding_window_pattern", 4)
+    period = len(pattern) if isinstance(pattern, str) else pattern
+    if type(period) is not int or period < 1:
+        raise config.error("sliding_window_pattern", "a number of layers, or a text such as LLLG")
+    # The class has no window in the last layer, either.
+    implied = [(i + 1) % period != 0 and i < layers - 1 for i in range(layers)]
+    return {"windows": windows_of(config, implied)}
+
+
+def qwen2vl(config: Settings) -> Facts:
+    """Qwen2-VL and 2.5-VL, whose text models are Qwen2's; older files have their settings outside."""
+    text = _text(config)
+    return {
+        **text.values,
+        **qwen(text),
+        "hidden_act": text.text("hidden_act", "silu"),
+        "rms_norm_eps": text.number("rms_norm_eps", 1e-5),
+        "rope_theta": text.number("rope_theta", 1000000.0),
+        "rope_names": {"mrope": "default", "axial": "default"},
+    }
+
+
+def qwen2vl_keys(config: Settings) -> Facts:
+    sections = _rope(config).values.get("mrope_section")
+    if not isinstance(sections, list):
+        return {}
+    return {"rope.dimension_sections": np.array([*sections, 0, 0, 0, 0][:4], np.int32)}
 
 
 def qwen3vl(config: Settings) -> Facts:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hotcold.convert import adapting, gemma4, hybrids, stateful
+from hotcold.convert import adapting, gemma4, hybrids, latent, stateful
 from hotcold.convert import adapting_recent as recent
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
@@ -166,6 +166,10 @@ _QWEN3VL = Layout(
     "qwen3vl", "Qwen3VLForConditionalGeneration", _SILU, _rules("llama", **_PLAIN | {"qk_norm": True}),
     recent.qwen3vl, recent.qwen3vl_keys, prefixes=_OF_VISION, ignored=("model.visual.", "visual."),
 )  # fmt: skip
+_QWEN2VL = Layout(
+    "qwen2vl", "Qwen2VLForConditionalGeneration", _SILU, _rules("llama", **_NO_BIAS | {"qkv_bias": True}),
+    recent.qwen2vl, recent.qwen2vl_keys, prefixes=_OF_VISION, ignored=("model.visual.", "visual."),
+)  # fmt: skip
 
 _QWEN35 = Layout(
     "qwen35", "Qwen3_5ForCausalLM", _SILU, _rules("qwen35", dense=True), hybrids.qwen35, hybrids.qwen35_keys,
@@ -180,6 +184,22 @@ _NEMOTRON_H = Layout(
     "nemotron_h", "NemotronHForCausalLM", _RELU2, _rules("nemotron_h"), hybrids.nemotron_h,
     hybrids.nemotron_h_keys, llama_cpp="relu2", eps="norm_eps", own=stateful.nemotron_h,
     prefixes={"model.": "backbone."}, ignored=("mtp.",),
+)  # fmt: skip
+
+#: All but attention, which latent.py has.
+_DEEPSEEK_RULES = tuple(
+    rule
+    for rule in _mixed(_rules("llama", "qwen3moe", "shared_experts", **_NO_BIAS))
+    if ".self_attn." not in rule.source
+)
+_DEEPSEEK_V2 = Layout(
+    "deepseek2", "DeepseekV2ForCausalLM", _SILU, _DEEPSEEK_RULES, latent.deepseek_v2, latent.latent_keys,
+    interleaved=True, already=True, drafting=True, own=latent.latent_attention,
+)  # fmt: skip
+_DEEPSEEK_V3 = replace(_DEEPSEEK_V2, implementation="DeepseekV3ForCausalLM", adapt=latent.deepseek_v3)
+_DEEPSEEK_V32 = replace(
+    _DEEPSEEK_V3, architecture="deepseek32", implementation="DeepseekV32ForCausalLM",
+    extra=latent.indexed_keys, own=latent.indexed_attention,
 )  # fmt: skip
 
 #: config.json's model_type -> its layout
@@ -255,9 +275,14 @@ LAYOUTS = {
     "gemma4_text": _GEMMA4,
     "gemma4": replace(_GEMMA4, implementation="Gemma4ForConditionalGeneration"),
     "phi3": Layout("phi3", "Phi3ForCausalLM", _SILU, _rules("phi3"), adapting.phi3, adapting.phi3_keys),
-    "olmo2": Layout("olmo2", "Olmo2ForCausalLM", _SILU, _rules("olmo2")),
+    "olmo2": Layout("olmo2", "Olmo2ForCausalLM", _SILU, _rules("olmo2", "norms_of_all")),
     "olmo3": Layout(
-        "olmo2", "Olmo3ForCausalLM", _SILU, _rules("olmo2"), adapting.olmo3, full_attention=(4, False)
+        "olmo2", "Olmo3ForCausalLM", _SILU, _rules("olmo2", "norms_of_all"), adapting.olmo3,
+        full_attention=(4, False),
+    ),
+    "exaone4": Layout(
+        "exaone4", "Exaone4ForCausalLM", _SILU,
+        _rules("olmo2", "norms_of_heads", attention_bias=False), recent.exaone4, full_attention=(4, False),
     ),
     "granite": Layout(
         "granite", "GraniteForCausalLM", _SILU, _LLAMA, extra=adapting.granite_keys, interleaved=True
@@ -320,6 +345,14 @@ LAYOUTS = {
         ),
         recent.glm4_moe, recent.glm4_moe_keys, drafting=True,
     ),
+    "deepseek_v2": _DEEPSEEK_V2,
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
+    "glm4_moe_lite": replace(_DEEPSEEK_V3, implementation="Glm4MoeLiteForCausalLM"),
+    "deepseek_v32": _DEEPSEEK_V32,
+    "glm_moe_dsa": replace(
+        _DEEPSEEK_V32, architecture="glm-dsa", implementation="GlmMoeDsaForCausalLM"
+    ),
     "ministral3": _MISTRAL3,
     "mistral3": replace(_MISTRAL3, implementation="Mistral3ForConditionalGeneration"),
     "hunyuan_v1_dense": Layout(
@@ -339,6 +372,8 @@ LAYOUTS = {
         _rules("llama", "mixtral", "minimax-m2", **_NO_BIAS | _EXPERTS), recent.minimax_m2,
         recent.minimax_m2_keys,
     ),
+    "qwen2_vl": _QWEN2VL,
+    "qwen2_5_vl": replace(_QWEN2VL, implementation="Qwen2_5_VLForConditionalGeneration"),
     "qwen3_vl": _QWEN3VL,
     "qwen3_vl_moe": replace(
         _QWEN3VL, architecture="qwen3vlmoe", implementation="Qwen3VLMoeForConditionalGeneration",

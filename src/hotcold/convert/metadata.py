@@ -141,8 +141,7 @@ def rope_of(config: Settings) -> Rope:
     precedence over those beside it, except the original context."""
     settings = _scaling(config)
     theta = settings.number("rope_theta", config.number("rope_theta", 10000.0))
-    kind = _kind(settings)
-    kind = config.section("rope_names").text(kind, kind)
+    kind = _kind(settings, config.section("rope_names"))
     head_dim = dimensions(config)["d"]
     share = settings.number("partial_rotary_factor", config.number("partial_rotary_factor", 1))
     dim = int(head_dim * share)
@@ -165,11 +164,13 @@ def _scaling(config: Settings) -> Settings:
     return old if old.values else new
 
 
-def _kind(settings: Settings) -> str:
-    """The kind of scaling: ``rope_type``, else its older name ``type``, else none."""
+def _kind(settings: Settings, names: Settings | None = None) -> str:
+    """The kind of scaling: ``rope_type``, else its older name ``type``, else none. ``names`` are those that a
+    class has for kinds."""
     key = "rope_type" if "rope_type" in settings else "type"
     kind = settings.text(key, "default")
     kind = {"su": "longrope"}.get(kind, kind)
+    kind = names.text(kind, kind) if names else kind
     if kind not in _KINDS:
         raise settings.error(key, f"one of {', '.join(_KINDS)}")
     return kind

@@ -68,8 +68,8 @@ class Engine:
         self.session = session
         self.model = model = session.model
         alike, slots = session.sparsity != "predicted", session.slots
-        if speculation is not None and slots is not None:
-            raise ValueError("guesses on a model that keeps states of sequences: these go no step back")
+        if speculation is not None and slots is not None and not slots.spare:
+            raise ValueError("guesses on a model that keeps states, without slots for those after guesses")
         self.scheduler = Scheduler(
             session.transformer.batch,
             session.cache,
@@ -142,6 +142,8 @@ class Engine:
         self._run(step)  # from the batch to logits
         for request, position, row in step.scored:
             self._score(request, position, row)
+        for request, position, row, count in step.pooled:
+            self._pool(request, position, row, count)
         events: list[Event] = []
         for request, row in step.sampled:
             events += self._verify(step, request, row)
@@ -226,6 +228,20 @@ class Engine:
         assert request.job.logprobs is not None
         logits, token = self.session.transformer.logits, request.job.prompt[position]
         request.prompt_logprobs.append(self.sampler.logprobs(logits, row, token, request.job.logprobs))
+
+    def _pool(self, request: Request, position: int, row: int, count: int) -> None:
+        """Adds rows of a prompt to its vector, which is done after the last one."""
+        try:
+            rows = self.session.transformer.read_hidden(row, row + count)
+            request.pool.add(rows, first=position == 0)
+            if position + count < len(request.job.prompt):
+                return
+            request.vector = request.pool.vector()
+        except Exception as error:
+            request.fail(error)
+            return
+        request.timings.first_token = time.perf_counter()
+        request.finish("stop")
 
     def _prepare(self, request: Request) -> None:
         """Tells a constraint what it will be asked next."""

@@ -33,6 +33,7 @@ class Piece:
     guessed: int = 0  #: tokens so far that were guessed and verified
     accepted: int = 0  #: of those, the ones that were right
     frame: Frame | None = None  #: which neurons fired, of a request with a viewer
+    vector: tuple[float, ...] | None = None  #: of the last piece of a job with a pooling
 
     def __str__(self) -> str:
         return self.text
@@ -124,6 +125,7 @@ class Continuation:
             guessed=self.request.guessed,
             accepted=self.request.accepted,
             frame=None if viewer is None else self._frame(viewer),
+            vector=self.request.vector,
         )
 
     def _end_at_stop(self) -> None:

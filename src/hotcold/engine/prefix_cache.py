@@ -65,10 +65,10 @@ class PrefixCache:
         """Pages of a request that another with the same tokens could begin with."""
         return min((request.length - 1) // PAGE, self._most(request))
 
-    def state_key(self, request: Request) -> bytes | None:
-        """Where a request's tokens so far end with a page: what the state after them is found under, if
-        others may find it."""
-        pages, rest = divmod(request.computed, PAGE)
+    def state_key(self, request: Request, position: int) -> bytes | None:
+        """Where a request's tokens before a position end with a page: what the state after them is found
+        under, if others may find it."""
+        pages, rest = divmod(position, PAGE)
         if rest or not shares(request) or not 0 < pages <= self._most(request):
             return None
         return self._key(request, pages - 1)

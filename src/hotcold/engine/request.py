@@ -5,9 +5,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
+from hotcold.engine.pooling import Pool
 from hotcold.engine.sampler import Allowed, Logprobs, splitmix64
 from hotcold.engine.text import stop_strings
 from hotcold.errors import UserError
+from hotcold.runtime.pooling import Pooling
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.values import real, whole
 from hotcold.watch.live import Viewer
@@ -101,6 +103,7 @@ class Job:
     deadline_s: float | None = None  #: after so many seconds the request ends with an error
     shown: tuple[int, ...] = ()  #: control tokens whose names are part of its text; others add nothing to it
     picture: bool = False  #: whether pieces bring frames of which neurons fired
+    pooling: Pooling | None = None  #: makes one vector of the prompt, and nothing is generated
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"stop": stop_strings(self.stop)}
@@ -110,6 +113,8 @@ class Job:
         checked["max_tokens"] = whole("max_tokens", self.max_tokens, fewest, hint="0 with echo and logprobs")
         if self.deadline_s is not None:
             checked["deadline_s"] = real("deadline_s", self.deadline_s, 0, 1e9, "seconds")
+        if self.pooling == "mean":
+            checked["cache"] = False  # rows that others computed are gone
         for name, value in checked.items():  # NumPy's numbers become Python's
             object.__setattr__(self, name, value)
 
@@ -161,6 +166,8 @@ class Request:
     slot: int = -1
     borders: tuple[int, ...] = ()  #: positions at which its steps end, so that the state there can be kept
     last_copy: bytes | None = None  #: what the state at the latest page that it has generated is found under
+    vector: tuple[float, ...] | None = None  #: of a job with a pooling, at its end
+    pool: Pool = field(default_factory=Pool)
     lookup: Any = None  #: the index of its tokens, where guesses are looked up in them
     guess_shares: dict[Any, float] = field(default_factory=dict)  #: how many guesses of a kind are right
     #: the different tokens among so many first ones, once they were asked for; more are added as they come

@@ -11,7 +11,8 @@ rule, as many in a step as there is room for. What was generated before a reques
 like a prompt where that gives the same bits (``alike``), and follows the decode rule where it does not.
 
 A row that decodes may have rows of guessed tokens behind it (:mod:`hotcold.engine.speculation`), as far as
-rows and pages are free; those that turn out wrong are undone by :attr:`Request.computed` alone.
+rows and pages are free; those that turn out wrong are undone by :attr:`Request.computed`, and by the choice
+of a slot where layers keep states.
 
 A request may begin with pages that others computed (:class:`PrefixCache`): its own rows are those after them,
 so nobody writes to a page that is shared. The same holds for slots of states (:class:`States`).
@@ -54,6 +55,9 @@ class Step:
     logits: int = 0  #: rows of logits
     #: of prompts: the request, the position that its next token has, and the row of logits that judges it
     scored: list[tuple[Request, int, int]] = field(default_factory=list)
+    #: of prompts that become a vector: the request, its first position here, the row of logits that this has,
+    #: and how many
+    pooled: list[tuple[Request, int, int, int]] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)  #: before it
 
@@ -202,6 +206,8 @@ class Scheduler:
         """Fills the batch with the next step's rows."""
         self._begin()
         step = Step()
+        if self.states is not None:
+            self.states.begin()
         if self._deadlines:
             self._end_late_ones(step)
         step.ended += self._settle()
@@ -233,14 +239,15 @@ class Scheduler:
                 self.prompt_rows += end - start
             request.computed = end
             if self.states is not None:
-                self.states.written(request)
+                self.states.written(request, start)
             if end // PAGE > start // PAGE:
                 self._keep(request)
         for request, end in step.prompts:
-            self.prompt_rows += end - request.computed
+            start = request.computed
+            self.prompt_rows += end - start
             request.computed = end
             if self.states is not None:
-                self.states.written(request)
+                self.states.written(request, start)
             self._keep(request)
         if len(self.running) > self.batch.limits.decode:  # those served go to the end of the queue
             served = {request for request, _ in step.decode}
@@ -329,15 +336,20 @@ class Scheduler:
     # --- guesses --------------------------------------------------------------------------------------
 
     def _guesses(self, speculation: Speculation, decoding: Sequence[Request]) -> dict[Request, Sequence[int]]:
-        """The guesses of the next step, of which each has a row and a page. None where a request has more
-        tokens to compute than one: those take the rows."""
+        """The guesses of the next step, of which each has a row, a page and a slot. None where a request has
+        more tokens to compute than one: those take the rows."""
         limits, served = self.batch.limits, decoding[: self.batch.limits.decode]
         spare = min(limits.decode - len(served), limits.logits - len(self.running))
+        if self.states is not None:
+            spare = min(spare, self.states.slots.spare)
         if spare < 1 or any(each.computed < each.length - 1 for each in served):
             return {}
         rooms = {each: self._tokens_left(each) - 1 for each in served}
         chosen = speculation.choose(rooms, len(served), spare)
-        return {each: tokens[: self._paged(each, len(tokens))] for each, tokens in chosen.items()}
+        given = {each: tokens[: self._paged(each, len(tokens))] for each, tokens in chosen.items()}
+        if self.states is None:
+            return given
+        return {each: tokens[: self.states.lend(each, len(tokens))] for each, tokens in given.items()}
 
     def _tokens_left(self, request: Request) -> int:
         """How many tokens it may still get."""
@@ -385,14 +397,18 @@ class Scheduler:
     def _put(self, row: int, request: Request, start: int, end: int, guesses: Sequence[int] = ()) -> int:
         """Adds the rows of a request's positions, guesses last; returns the row after them."""
         tokens = request.tokens(start, end - len(guesses))
+        if guesses:
+            tokens = [*tokens, *guesses]
+        if self.states is None:
+            return self.batch.put(row, request.row, start, tokens, request.pages)
         return self.batch.put(
             row,
             request.row,
             start,
-            [*tokens, *guesses] if guesses else tokens,
+            tokens,
             request.pages,
-            state_from=request.state,
-            state_to=request.slot,
+            state_from=self.states.slots.at(request.state),
+            state_to=self.states.targets(request),
         )
 
     def _put_prompts(self, row: int, requests: Sequence[Request], step: Step) -> int:
@@ -405,13 +421,22 @@ class Scheduler:
             ends = [self.states.end(each, end) for each, end in zip(requests, ends, strict=True)]
         wanted = [end - each.computed for each, end in zip(requests, ends, strict=True)]
         given = divided(min(self.chunk, batch.limits.tokens - row), wanted)
-        for request, rows in zip(requests, given, strict=True):
+        for after, request, rows in zip(range(len(requests))[::-1], requests, given, strict=True):
+            if request.job.pooling == "mean":  # each of its rows takes a row of logits; others need one each
+                rows = min(rows, batch.limits.logits - step.logits - after)
             if not rows:
                 continue
             start, end = request.computed, request.computed + rows
             row = self._put(row, request, start, end)
             step.prompts.append((request, end))
-            if end == request.length:
+            if request.job.pooling is not None:
+                first = start if request.job.pooling == "mean" else request.length - 1
+                count = max(end - first, 0)
+                if count:
+                    step.pooled.append((request, first, step.logits, count))
+                batch.logits_rows[step.logits : step.logits + count] = range(row - count, row)
+                step.logits += count
+            elif end == request.length:
                 batch.logits_rows[step.logits] = row - 1
                 step.sampled.append((request, step.logits))
                 step.logits += 1

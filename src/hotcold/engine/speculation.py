@@ -3,7 +3,8 @@ randomness).
 
 A row's bits do not depend on the rows beside it, and the sampler draws by seed and position. So a guess is
 right where it is the very token that the sampler chooses there, and the text is the same with and without
-guesses, to the last bit. What is wrong is undone by a shorter length: later rows write over it.
+guesses, to the last bit. What is wrong is undone by a shorter length, since later rows write over it; states
+of whole sequences are written after each row, and that of the last right one is taken.
 
 This file decides how many guesses a step verifies, from what steps cost by their rows and how often guesses
 are right. It may use the clock: it cannot change the text."""
@@ -224,12 +225,10 @@ class Speculation:
 
 
 def speculation_of(session: Session) -> Speculation | None:
-    """How a session's requests are to be guessed on, as its model was loaded; None: not at all.
-
-    Rows that were guessed wrong are undone by a shorter length, so all of a model's state must be positions
-    of the cache: a state of a whole sequence goes no step back."""
+    """How a session's requests are to be guessed on, as its model was loaded; None: not at all, where that
+    was asked for, or memory had no room for states after guesses."""
     model = session.model
-    if not model.draft_max or session.slots is not None:
+    if not model.draft_max or (session.slots is not None and not session.slots.spare):
         return None
     if model.draft is None:
         return Speculation([forced, look_up], model.draft_max, model.limits.decode)

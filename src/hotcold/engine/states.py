@@ -6,6 +6,10 @@ is made without copying: where a step ends at a border of pages that is worth ke
 written becomes the copy, and the next step reads that and writes another slot. Steps only ever read a copy,
 so no exception can spoil it.
 
+A step that verifies guesses writes the state after each of its rows, those after guesses into spare slots.
+The one after the last right guess becomes the request's own by changing numbers, and the others are
+forgotten.
+
 Borders worth keeping are the last one of a prompt but for a few tokens, from which the same prompt (``n``)
 and the next turn go on; the one up to which a prompt begins like another and then goes its own way, the end
 of a system prompt, say, which shows with the second of them; and the last border that a request has
@@ -28,6 +32,8 @@ class States:
     def __init__(self, slots: SlotPool, prefixes: PrefixCache | None) -> None:
         self.slots = slots
         self._prefixes = prefixes
+        self._lent: dict[Request, range] = {}  # spare slots of this step, one for each guess
+        self._next = slots.slots  # the first spare slot that nobody has in this step
 
     def start(self, request: Request, found: Found) -> bool:
         """Gives a request a slot of its own, and lets it read the state that was found first; False where no
@@ -60,31 +66,75 @@ class States:
         kept."""
         return min((each for each in request.borders if request.computed < each < end), default=end)
 
-    def written(self, request: Request) -> None:
-        """Notes that a step has written a request's slot."""
+    def begin(self) -> None:
+        """Begins a step: no spare slot is lent."""
+        self._lent = {}
+        self._next = self.slots.slots
+
+    def lend(self, request: Request, guesses: int) -> int:
+        """How many of so many guesses of the coming step get a slot for the state after them."""
+        first, end = self._next, self.slots.slots + self.slots.spare
+        self._next = min(first + guesses, end)
+        self._lent[request] = range(first, self._next)
+        return self._next - first
+
+    def targets(self, request: Request) -> list[int]:
+        """Where the coming step writes the states after a request's last row without guesses, and after each
+        guess."""
+        at = self.slots.at
+        return [at(request.slot), *map(at, self._lent.get(request, ()))]
+
+    def written(self, request: Request, start: int) -> None:
+        """Notes that a step has written a request's states from a position on, of which those before
+        :attr:`Request.computed` are right."""
         self._let_go(request)
+        lent, end = self._lent.get(request, ()), request.computed
+        if lent and end > start + 1:
+            own = [request.slot, *lent]  # that of position start, and of each guess
+            border = end // PAGE * PAGE
+            if start < border < end:
+                self._keep_passed(request, border, own[border - start - 1])
+            self.slots.exchange(request.slot, own[end - start - 1])
         request.state = request.slot
 
     def keep(self, request: Request) -> None:
         """Keeps a copy of the state that a step has written, where it is worth it, and gives the request
         another slot; where none is free the state is not kept."""
-        key = self._prefixes.state_key(request) if self._prefixes is not None else None
-        generated = request.computed >= len(request.job.prompt)
-        if key is None or not (generated or request.computed in request.borders):
-            return
-        if self.slots.find(key) is not None:
-            return
-        if generated and request.last_copy is not None:
-            before = self.slots.find(request.last_copy)
-            if before is not None and not self.slots.owners(before):
-                self.slots.forget(before)
-        own = self.slots.take(request)
-        if own is None:
+        key = self._key(request, request.computed)
+        own = None if key is None else self._slot_for_copy(request, request.computed)
+        if key is None or own is None:
             return
         self.slots.keep(request.slot, key)
         request.slot = own
-        if generated:
+        if request.computed >= len(request.job.prompt):
             request.last_copy = key
+
+    def _keep_passed(self, request: Request, border: int, slot: int) -> None:
+        """Keeps the state at a border that right guesses have passed, which lies in a slot of the step's."""
+        key = self._key(request, border)
+        copy = None if key is None else self._slot_for_copy(request, border)
+        if key is None or copy is None:
+            return
+        self.slots.exchange(copy, slot)
+        self.slots.keep(copy, key)
+        self.slots.drop(request, copy)
+        request.last_copy = key
+
+    def _key(self, request: Request, position: int) -> bytes | None:
+        """The key for the state before a position; None where it is not worth keeping, or kept."""
+        key = self._prefixes.state_key(request, position) if self._prefixes is not None else None
+        generated = position >= len(request.job.prompt)
+        if key is None or not (generated or position in request.borders):
+            return None
+        return None if self.slots.find(key) is not None else key
+
+    def _slot_for_copy(self, request: Request, position: int) -> int | None:
+        """One slot more for a request; a copy of what it has generated goes for a later one."""
+        if position >= len(request.job.prompt) and request.last_copy is not None:
+            before = self.slots.find(request.last_copy)
+            if before is not None and not self.slots.owners(before):
+                self.slots.forget(before)
+        return self.slots.take(request)
 
     def release(self, request: Request) -> None:
         """Takes a request's slots back; copies stay for others."""

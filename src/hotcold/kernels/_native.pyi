@@ -105,6 +105,12 @@ class Program:
         accumulate: bool,
         rows: int,
     ) -> None: ...
+    def linear_heads(
+        self, x: NDArray[numpy.float32], weights: WeightRows, out: NDArray[numpy.float32]
+    ) -> None: ...
+    def join_heads(
+        self, x: NDArray[numpy.float32], y: NDArray[numpy.float32], out: NDArray[numpy.float32]
+    ) -> None: ...
     def rope(
         self,
         x: NDArray[numpy.float32],
@@ -201,6 +207,9 @@ class Program:
         normalise: bool,
         scale: float,
         expert_scale: NDArray[numpy.float32] | None,
+        groups: int,
+        used_groups: int,
+        best: int,
     ) -> None: ...
     def short_conv(
         self,

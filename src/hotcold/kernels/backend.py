@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType, Tensor
 from hotcold.formats.stored import AnyTensor
+from hotcold.kernels.head_ops import HeadOps
 from hotcold.kernels.state_ops import StateOps
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
 
 ROUTER_SCORES = ("softmax", "sigmoid")
 MAX_CHOSEN = 32  #: experts of one token
+MAX_EXPERT_GROUPS = 64
 
 
 class Rows(enum.IntEnum):
@@ -90,11 +92,12 @@ class Batch:
         self.pages = zeros(limits.sequences, limits.pages_per_sequence)  #: of each sequence, in order
         self.lengths = zeros(limits.sequences)  #: positions of each sequence after this step
         self.logits_rows = zeros(limits.logits)  #: rows of the step whose logits are wanted
-        # By sequence; only ops that keep a state read them (StateOps).
+        # By sequence, but for the last; only ops that keep a state read them (StateOps).
         self.first_rows = zeros(limits.sequences)  #: the first row of each
         self.row_counts = zeros(limits.sequences)  #: 0 where a sequence has no row in this step
         self.state_from = zeros(limits.sequences)  #: the slot that its state is read from; -1: it is zeros
-        self.state_to = zeros(limits.sequences)  #: the slot that its state is written to; -1: it is not kept
+        #: by row: the slot that the state after it is written to; -1: it is not kept
+        self.state_to = np.full(limits.tokens, -1, np.int32)
 
     def put(
         self,
@@ -105,17 +108,19 @@ class Batch:
         pages: Sequence[int],
         *,
         state_from: int = -1,
-        state_to: int = -1,
+        state_to: int | Sequence[int] = -1,
     ) -> int:
         """Fills rows from ``row`` on with a sequence's tokens from its position ``start`` on, and returns the
-        row after them. ``pages`` are all that the sequence has. The caller fills the rest of the batch.
+        row after them. ``pages`` are all that the sequence has. ``state_to`` is the slot for the state after
+        its last row, or those for so many of its last rows. The caller fills the rest of the batch.
 
         A sequence is put once a step, all of its rows at a time. Row 0 begins a step: what was there before
         has no row in it."""
         if row == 0:
             self.row_counts[:] = 0
         self.first_rows[sequence], self.row_counts[sequence] = row, len(tokens)
-        self.state_from[sequence], self.state_to[sequence] = state_from, state_to
+        self.state_from[sequence] = state_from
+        self.state_to[row : row + len(tokens)] = -1
         for position, token in enumerate(tokens, start):  # for a row or two faster than arrays
             at, offset = divmod(position, PAGE)
             page = self.pages[sequence, at] = pages[at]
@@ -125,6 +130,10 @@ class Batch:
             self.slots[row] = page * PAGE + offset
             row += 1
         self.lengths[sequence] = start + len(tokens)
+        if isinstance(state_to, int):
+            self.state_to[row - 1] = state_to
+        else:
+            self.state_to[row - len(state_to) : row] = state_to
         return row
 
     @property
@@ -354,6 +363,15 @@ class Chosen:
 
 
 @dataclass(frozen=True)
+class ExpertGroups:
+    """Groups of neighbouring experts, some of which a token chooses first (DeepSeek, arXiv 2405.04434)."""
+
+    count: int
+    used: int  #: by a token
+    best: int = 2  #: a group ranks by its largest rank, or by the sum of its two largest
+
+
+@dataclass(frozen=True)
 class Mailbox:
     """The arrays that the two sides of a split layer exchange. It belongs to the hot backend and lies in host
     memory: ops of a cold backend take the arrays as they take their own buffers."""
@@ -376,7 +394,7 @@ class Program(Protocol):
 
 
 @runtime_checkable
-class Backend(StateOps, Protocol):
+class Backend(StateOps, HeadOps, Protocol):
     """Ops outside :meth:`record` run at once; inside it they are appended to the program.
 
     ``out`` buffers have room for at least as many rows as the batch's limits. Every op raises ``ValueError``
@@ -570,6 +588,7 @@ class Backend(StateOps, Protocol):
         normalise: bool,
         scale: float,
         expert_scale: Buffer | None = None,
+        groups: ExpertGroups | None = None,
     ) -> None:
         """Chooses k experts for each row, prompt rows too: ``ids`` ``[T, k]`` int32, ascending in each row,
         and ``factors`` ``[T, k]`` float32 in the same order. x ``[T, D]``; weights ``(E, D)``, E up to
@@ -581,6 +600,9 @@ class Backend(StateOps, Protocol):
         ties go to the lower id, NaN ranks last. A factor is the expert's score, without the selection bias,
         divided by the sum of the chosen scores where ``normalise`` (a sum below 1e-20 counts as that), times
         ``scale``, times the expert's number of ``expert_scale`` (``[E]`` float32; Gemma 4).
+
+        With ``groups`` only experts of the best ones are chosen: a group ranks by what its experts' ``score +
+        selection_bias`` are, ties go to the first, NaN ranks last.
 
         A softmax over the chosen logits alone (Mixtral, arXiv 2401.04088; gpt-oss) is ``softmax`` with
         ``normalise``. With E = k = 1, ``sigmoid`` gives the gate of a shared expert (Qwen2-MoE)."""

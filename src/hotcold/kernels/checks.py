@@ -13,10 +13,12 @@ from hotcold.formats.words import ACTIVATIONS, DOWN_LAYOUTS, MAX_EXPERTS
 from hotcold.kernels.backend import (
     GATED_ACTIVATIONS,
     MAX_CHOSEN,
+    MAX_EXPERT_GROUPS,
     ROUTER_SCORES,
     SPARSE_ACTIVATIONS,
     Buffer,
     Chosen,
+    ExpertGroups,
     FFNTensors,
     Floats,
     Ints,
@@ -192,7 +194,12 @@ def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap
 
 
 def check_router(
-    experts: int, k: int, score: str, selection_bias: Buffer | None, expert_scale: Buffer | None = None
+    experts: int,
+    k: int,
+    score: str,
+    selection_bias: Buffer | None,
+    expert_scale: Buffer | None = None,
+    groups: ExpertGroups | None = None,
 ) -> None:
     """Refuses more experts than kernels have room for, and a choice that does not exist."""
     _check_room("router", experts)
@@ -201,6 +208,23 @@ def check_router(
     _check_choice("router score", score, ROUTER_SCORES)
     _check_vector("router selection bias", selection_bias, experts)
     _check_vector("router expert scale", expert_scale, experts)
+    if groups is not None and (wrong := wrong_groups(experts, k, groups)):
+        raise ValueError(f"router: {wrong}")
+
+
+def wrong_groups(experts: int, k: int, groups: ExpertGroups) -> str | None:
+    """Says what is wrong with groups of experts, k of which a token gets; None: nothing."""
+    count, used = groups.count, groups.used
+    if not 1 <= count <= MAX_EXPERT_GROUPS or experts % count:
+        return f"{experts} experts in {count} groups: a divisor of them up to {MAX_EXPERT_GROUPS} is needed"
+    if not 1 <= used <= count or experts // count * used < k:
+        return f"{used} of {count} groups of experts: they must hold the {k} of a token"
+    return None if groups.best in (1, 2) else f"the best {groups.best} experts of a group: 1 or 2 are allowed"
+
+
+def check_no_bias(what: str, bias: Buffer | None) -> None:
+    if bias is not None:
+        raise ValueError(f"{what}: its weights may have no bias")
 
 
 def check_conv(taps: int, activation: str) -> None:

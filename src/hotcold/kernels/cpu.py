@@ -23,6 +23,7 @@ from hotcold.kernels.backend import (
     Buffer,
     Chosen,
     DiskCounts,
+    ExpertGroups,
     FFNStats,
     FFNTensors,
     FFNWeights,
@@ -275,6 +276,14 @@ class CPUBackend(CPUStateOps):
         args = [w.rows for w in own], [w.bias for w in own], list(outs), accumulate, int(rows)
         self._op(batch, lambda p: p.linear(x, *args), x, *own, *outs)
 
+    def linear_heads(self, x: Buffer, weights: Matrix, batch: Batch, out: Buffer) -> None:
+        w = checks.own_weights(weights, PackedMatrix)
+        checks.check_no_bias("linear_heads", w.bias)
+        self._op(batch, lambda p: p.linear_heads(x, w.rows, out), x, w, out)
+
+    def join_heads(self, x: Buffer, y: Buffer, batch: Batch, out: Buffer) -> None:
+        self._op(batch, lambda p: p.join_heads(x, y, out), x, y, out)
+
     def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
         self._op(batch, lambda p: p.rope(x, table.cos, table.sin, table.interleaved), x, table)
 
@@ -351,10 +360,12 @@ class CPUBackend(CPUStateOps):
         normalise: bool,
         scale: float,
         expert_scale: Buffer | None = None,
+        groups: ExpertGroups | None = None,
     ) -> None:
         w = checks.own_weights(weights, PackedMatrix)
-        checks.check_router(w.shape[0], k, score, selection_bias, expert_scale)
-        args = k, score == "softmax", selection_bias, normalise, scale, expert_scale
+        checks.check_router(w.shape[0], k, score, selection_bias, expert_scale, groups)
+        of = (groups.count, groups.used, groups.best) if groups else (1, 1, 2)
+        args = k, score == "softmax", selection_bias, normalise, scale, expert_scale, *of
         self._op(
             batch,
             lambda p: p.router(x, w.rows, w.bias, ids, factors, *args),

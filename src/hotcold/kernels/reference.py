@@ -24,6 +24,7 @@ from hotcold.kernels.backend import (
     BatchLimits,
     Buffer,
     Chosen,
+    ExpertGroups,
     FFNStats,
     FFNTensors,
     FFNWeights,
@@ -63,6 +64,16 @@ def _softmax(x: Floats) -> Floats:
     terms = np.exp(x - x.max(axis=-1, keepdims=True))
     softmax: Floats = terms / terms.sum(axis=-1, keepdims=True)
     return softmax
+
+
+def _in_groups(ranks: Floats, values: Floats, groups: ExpertGroups) -> Floats:
+    """NaN, which ranks last, where an expert's group is not used (DeepSeek-V2, arXiv 2405.04434)."""
+    best = np.sort(-values.reshape(*values.shape[:-1], groups.count, -1), axis=-1)[..., : groups.best]
+    order = np.argsort(best.sum(axis=-1), axis=-1, kind="stable")
+    used = np.zeros(order.shape, bool)
+    np.put_along_axis(used, order[..., : groups.used], True, axis=-1)
+    result: Floats = np.where(np.repeat(used, ranks.shape[-1] // groups.count, -1), ranks, np.float32(np.nan))
+    return result
 
 
 @dataclass(frozen=True)
@@ -220,6 +231,24 @@ class ReferenceBackend(ReferenceStates):
             values = _flat_rows("x", x, batch, w.shape[1], rows)
             _store(w.dot(values), _flat_rows("out", out, batch, w.shape[0], rows), accumulate)
 
+    def linear_heads(self, x: Buffer, weights: Matrix, batch: Batch, out: Buffer) -> None:
+        """The products that latent attention absorbs, arXiv 2405.04434."""
+        w = checks.own_weights(weights, ReferenceMatrix)
+        checks.check_no_bias("linear_heads", w.bias)
+        (heads, each), columns = out.shape[1:], w.shape[1]
+        values = _rows("x", x, batch, (heads, *x.shape[2:]))
+        target = _rows("out", out, batch, (heads, each))
+        if heads * each != w.shape[0] or values.shape[-1] < columns:
+            raise ValueError(f"linear_heads of {w.shape} from {x.shape} to {out.shape}")
+        products = w.dot(np.ascontiguousarray(values[..., -columns:]))  # of each head with all rows
+        for h in range(heads):
+            target[:, h] = products[:, h, h * each : (h + 1) * each]
+
+    def join_heads(self, x: Buffer, y: Buffer, batch: Batch, out: Buffer) -> None:
+        first, second = (_rows(what, each, batch, each.shape[1:]) for what, each in (("x", x), ("y", y)))
+        joined = np.concatenate([first, second], -1)
+        _rows("out", out, batch, joined.shape[1:])[:] = joined
+
     def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
         """Rotary positions, arXiv 2104.09864: pairs (a, b) become (a cos - b sin, a sin + b cos)."""
         values = _rows("x", x, batch, x.shape[1:])
@@ -364,14 +393,17 @@ class ReferenceBackend(ReferenceStates):
         normalise: bool,
         scale: float,
         expert_scale: Buffer | None = None,
+        groups: ExpertGroups | None = None,
     ) -> None:
         """Mixture of experts, arXiv 1701.06538, as models of today route to them."""
         w = checks.own_weights(weights, ReferenceMatrix)
-        checks.check_router(w.shape[0], k, score, selection_bias, expert_scale)
+        checks.check_router(w.shape[0], k, score, selection_bias, expert_scale, groups)
         chosen, target = _rows("ids", ids, batch, (k,), np.int32), _rows("factors", factors, batch, (k,))
         logits = w.dot(_rows("x", x, batch, (w.shape[1],)))
         scores = sigmoid(logits) if score == "sigmoid" else _softmax(logits)
         ranks = logits if selection_bias is None else scores + selection_bias
+        if groups is not None:
+            ranks = _in_groups(ranks, scores if selection_bias is None else ranks, groups)
         best = np.argsort(-ranks, axis=-1, kind="stable")[:, :k]  # NaN comes last
         chosen[:] = np.sort(best, axis=-1)
         picked = np.take_along_axis(scores, chosen, axis=-1)

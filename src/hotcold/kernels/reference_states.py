@@ -14,11 +14,12 @@ from hotcold.kernels.reference_rows import check, flat_rows
 
 @dataclass(frozen=True)
 class SequenceRows:
-    """A sequence's rows of a step, and where its state comes from and goes to."""
+    """Rows of a sequence in a step, and where its state comes from and goes to."""
 
     rows: range
     source: int
     target: int
+    sequence: int
 
     def load(self, state: Floats) -> Floats:
         """A copy of the state before the first row."""
@@ -30,7 +31,8 @@ class SequenceRows:
 
 
 def sequences_of(batch: Batch, slots: int) -> list[SequenceRows]:
-    """The sequences with rows in this step, to which every row belongs; ValueError as in state_ops.py."""
+    """The rows of this step in stretches of one sequence each, in order. A stretch ends with a row whose
+    state is kept, and the next one begins with that. ValueError as in state_ops.py."""
     if not batch.n_tokens:
         return []
     found = list(_sequences(batch, slots))
@@ -40,27 +42,35 @@ def sequences_of(batch: Batch, slots: int) -> list[SequenceRows]:
     written = [each.target for each in found if each.target >= 0]
     for each in found:
         if each.target >= 0 and written.count(each.target) > 1:
-            raise ValueError(f"batch: two sequences write the state in slot {each.target}")
-        if each.source >= 0 and each.source != each.target and each.source in written:
-            raise ValueError(f"batch: slot {each.source} is read by one sequence and written by another")
+            raise ValueError(f"batch: two rows write the state in slot {each.target}")
+        if each.target in {other.source for other in found if other.sequence != each.sequence} - {-1}:
+            raise ValueError(f"batch: slot {each.target} is read by one sequence and written by another")
     return found
 
 
 def _sequences(batch: Batch, slots: int) -> Iterator[SequenceRows]:
     for sequence in np.flatnonzero(batch.row_counts):
         first, count = int(batch.first_rows[sequence]), int(batch.row_counts[sequence])
-        source, target = int(batch.state_from[sequence]), int(batch.state_to[sequence])
+        source = int(batch.state_from[sequence])
         if first < 0 or count < 0 or first + count > batch.n_tokens:
             seen = f"rows {first} to {first + count} of sequence {sequence}"
             raise ValueError(f"batch: {seen} are out of range; allowed: 0 to {batch.n_tokens}")
-        for what, slot in (("state_from", source), ("state_to", target)):
+        targets = batch.state_to[first : first + count].tolist()
+        for what, slot in (("state_from", source), *(("state_to", target) for target in targets)):
             if not -1 <= slot < slots:
                 raise ValueError(f"batch: {what} {slot} is out of range; allowed: -1 to {slots - 1}")
         if (batch.sequence[first : first + count] != sequence).any():
             raise ValueError(f"batch: rows from {first} on are not all of sequence {sequence}")
         if first < batch.n_decode < first + count:
             raise ValueError(f"batch: sequence {sequence} has decode rows and prompt rows in one step")
-        yield SequenceRows(range(first, first + count), source, target)
+        begin = first
+        for row, target in enumerate(targets, first):
+            last = row + 1 == first + count
+            if target >= 0 and not last and row >= batch.n_decode:
+                raise ValueError(f"batch: row {row} of a prompt keeps a state, which only its last one may")
+            if target >= 0 or last:
+                yield SequenceRows(range(begin, row + 1), source, target, int(sequence))
+                begin, source = row + 1, target
 
 
 class ReferenceStates:

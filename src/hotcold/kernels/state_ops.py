@@ -1,10 +1,11 @@
 """The ops of layers that keep a state of each sequence, and what they need besides: a part of ``Backend``.
 
 A state is float32 in a slot of a buffer ``[slots, ...]``. In a step each sequence that has rows reads its
-state from the slot ``Batch.state_from`` (-1: zeros, whatever lies anywhere) and writes it, after its last
-row, to ``Batch.state_to`` (-1: nowhere). Several may read one slot, which is how a sequence is forked; nobody
-else reads or writes a slot that one writes. ValueError when an op runs: a row that belongs to no sequence, or
-slots that break this.
+state from the slot ``Batch.state_from`` (-1: zeros, whatever lies anywhere). The state after a row is written
+to the row's slot ``Batch.state_to`` (-1: nowhere): after a sequence's last row, and where rows decode after
+others, too, so that one can go back to these. Several may read one slot, which is how a sequence is forked;
+nobody else reads or writes a slot that one writes, and no two rows write one. ValueError when an op runs: a
+row that belongs to no sequence, or slots that break this.
 
 A state changes token by token, in the order of its sequence's rows, whatever their number: rows have the
 same bits in prompts, in chunks, in decoding and in any batch. A decay is the exponential of a number that

@@ -17,6 +17,7 @@ from hotcold.model.families import FAMILIES, Every, Family, Scales
 from hotcold.model.gated_delta import read_gated_delta
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
+from hotcold.model.latent_attention import read_latent
 from hotcold.model.layer_inputs import input_rooms, read_width
 from hotcold.model.mamba import read_mamba
 from hotcold.model.mixer import NO_MIXER, MixerShape, Together
@@ -35,6 +36,9 @@ _NOT_COMPUTED = {
     "attention.causal": True, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0,
 }  # fmt: skip
 
+#: Why a model's context is shorter than what it was trained for.
+_INDEXED = "of more, layers would choose by an index which ones they see, and that is not computed"
+
 #: A tensor that each FFN has, but for fused experts, and those by which it has a gate.
 _UP, _GATES = (
     re.compile(r"blk\.(\d{1,9})\.ffn_(gate_)?up(_exps)?\.weight"),
@@ -52,7 +56,7 @@ class Config:
     mixers: tuple[MixerShape, ...]  #: of each layer; NO_MIXER where it is an FFN alone
     neurons: tuple[int, ...]  #: N of each layer; 0 where it is a mixer alone
     vocab: int
-    context: int  #: positions that the model was trained for
+    context: int  #: positions that the model was trained for, or that it may have here
     norm_eps: float
     activation: str
     threshold: float  #: a gate fires when it is greater than this (FATReLU)
@@ -64,6 +68,7 @@ class Config:
     dense_layers: frozenset[int] = frozenset()  #: that have none, although others do
     layer_input: int = 0  #: values of each token that each layer gets (Gemma 4); 0: none
     drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
+    context_limit: str = ""  #: why ``context`` is less than what the model was trained for
     notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
     @property
@@ -98,6 +103,11 @@ class Config:
         return None if layer in self.dense_layers or not self.neurons[layer] else self.experts
 
     @property
+    def cpu_alone(self) -> str | None:
+        """Says what only CPUs compute of it; None: nothing."""
+        return "GPUs do not compute latent attention (MLA) yet" if self.family.latent else None
+
+    @property
     def branches(self) -> bool:
         """Whether the outputs of attention and of the FFN are computed by themselves, then normalised or
         scaled, then added."""
@@ -127,14 +137,21 @@ class Config:
         neurons = _neurons(keys, family, layers, experts, dense)
         activation, threshold = _ffn(Keys(metadata, "hotcold"), family, magic, gated)
         eps = _eps(keys, family)
+        notes = scaling_notes(keys) if family.learned_positions is None else ()
+        mixers = _mixers(keys, family, layers, heads, context, scales, neurons)
+        limit = ""
+        if family.indexed and (seen := keys.whole("attention.indexer.top_k", 1, MAX_CONTEXT)) < context:
+            context, limit = seen, _INDEXED
+            notes = (*notes, f"the context is at most {seen} positions: {limit}")
         return cls(
             family=family,
             layers=layers,
             dim=dim,
-            mixers=_mixers(keys, family, layers, heads, context, scales, neurons),
+            mixers=mixers,
             neurons=neurons,
             vocab=_vocab(metadata, tensors),
             context=context,
+            context_limit=limit,
             norm_eps=eps,
             activation=activation,
             threshold=threshold,
@@ -148,7 +165,7 @@ class Config:
             dense_layers=dense,
             layer_input=read_width(keys),
             drafting=keys.drafting,
-            notes=scaling_notes(keys) if family.learned_positions is None else (),
+            notes=notes,
         )
 
 
@@ -196,8 +213,8 @@ def _heads(keys: Keys, family: Family, dim: int, layers: int) -> tuple[int, int,
     """H, K and the length of a head, those of layers with attention; zeros where there is none."""
     none = family.stateful is not None
     heads = keys.alike("attention.head_count", 1 - none, MAX_HEADS, layers, none=none)
-    if not heads:
-        return 0, 0, 0
+    if not heads or family.latent:
+        return heads, 0, 0
     if family.kinds_of_heads:
         kv_heads = keys.per_layer("attention.head_count_kv", 1, MAX_HEADS, layers, default=heads)[0]
     else:
@@ -227,6 +244,8 @@ def _mixers(
     neurons: Sequence[int],
 ) -> tuple[MixerShape, ...]:
     """Returns each layer's mixer; ``heads`` are those of :func:`_heads`."""
+    if family.latent:
+        return (read_latent(keys, family, layers, context, scales.attention),) * layers
     attention: Sequence[MixerShape] = (
         _attention(keys, family, layers, heads, context, scales) if heads[0] else (NO_MIXER,) * layers
     )

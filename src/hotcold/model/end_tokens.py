@@ -32,6 +32,9 @@ _FILLING = {
     ),
 }  # fmt: skip
 
+#: Names of keys that older files have for some of these.
+_OLD_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
+
 #: Keys (``tokenizer.ggml.NAME_token_id``) whose tokens end a text.
 END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
@@ -47,6 +50,7 @@ _CLOSING = "</s>"
 class EndTokens:
     stops: frozenset[int]  #: tokens that end a text
     reserved: frozenset[int]  #: these, and others that text never becomes, whatever type the file gives them
+    filling: Mapping[str, int]  #: tokens around code to fill in: ``fim_pre``, ``fim_suf``, ``fim_mid`` ...
 
 
 def end_tokens(
@@ -59,7 +63,7 @@ def end_tokens(
     for id, token in enumerate(tokens):
         if token in wanted:
             found.setdefault(token, set()).add(id)
-    kinds = {name: {id} for name, id in ids.items() if name in END_KEYS and id is not None}
+    kinds = {name: {id} for name in (*END_KEYS, *_FILLING) if (id := _of_keys(name, ids)) is not None}
     for kind, names in _FILLING.items():
         if first := next((name for name in names if name in found), None):
             kinds.setdefault(kind, found[first])
@@ -71,7 +75,13 @@ def end_tokens(
     if any(found.get(name, set()) & stops for name in _HTML):
         html = found.get(_CLOSING, set()).difference(control)
         stops, reserved = stops - html, reserved - html
-    return EndTokens(frozenset(stops), frozenset(reserved))
+    filling = {kind: min(kinds[kind]) for kind in _FILLING if kind in kinds}
+    return EndTokens(frozenset(stops), frozenset(reserved), filling)
+
+
+def _of_keys(name: str, ids: Mapping[str, int | None]) -> int | None:
+    id = ids.get(name)
+    return ids.get(_OLD_KEYS.get(name, "")) if id is None else id
 
 
 def ends_by_name(name: str) -> bool:

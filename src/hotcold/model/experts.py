@@ -16,10 +16,12 @@ from hotcold.formats.stored import StoredTensor
 from hotcold.formats.words import MAX_EXPERTS
 from hotcold.kernels.backend import (
     MAX_CHOSEN,
+    MAX_EXPERT_GROUPS,
     Backend,
     Batch,
     Buffer,
     Chosen,
+    ExpertGroups,
     FFNTensors,
     FFNWeights,
     Floats,
@@ -27,6 +29,7 @@ from hotcold.kernels.backend import (
     Norm,
     equal_ends,
 )
+from hotcold.kernels.checks import wrong_groups
 from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError
 from hotcold.values import shown
@@ -38,8 +41,7 @@ Shape = tuple[int, ...]
 
 #: Keys that ask for what is not computed, and the largest value of each that asks for nothing.
 _NOT_COMPUTED = {
-    "expert_group_count": 1, "expert_group_used_count": 1, "interleave_moe_layer_step": 1,
-    "moe_every_n_layers": 1,
+    "interleave_moe_layer_step": 1, "moe_every_n_layers": 1,
 }  # fmt: skip
 
 #: ``expert_gating_func``, and which score it is; 0 says nothing: the family's. A softmax of the
@@ -62,6 +64,7 @@ class Experts:
     #: the shared expert is an ordinary FFN beside the experts; each of the two has norms of its own, and the
     #: router another one of the residual stream
     beside: bool = False
+    groups: ExpertGroups | None = None  #: None: a token may get any
     latent: int = 0  #: dimensions that experts read and write, the shared one excepted; 0: those of the model
 
     @property
@@ -102,6 +105,7 @@ class Router:
             normalise=self.experts.normalise,
             scale=self.experts.scale,
             expert_scale=self.expert_scale,
+            groups=self.experts.groups,
         )
 
 
@@ -163,6 +167,9 @@ def read_experts(
             raise ModelError(f"{keys.name(key)} is {value}: this is not supported yet")
     chosen = keys.alike("expert_used_count", 1, min(count, MAX_CHOSEN), layers)
     function = keys.whole("expert_gating_func", 0, max(_SCORES), default=0)
+    biased = any(name.endswith(".exp_probs_b.bias") for name in tensors)
+    implied_score = "sigmoid" if family.biased_sigmoid and biased else family.router_score
+    score = _SCORES.get(function, implied_score)
     normalise: Any = keys.get("expert_weights_norm", family.experts_normalised)
     if not isinstance(normalise, bool):
         raise ModelError(f"{keys.name('expert_weights_norm')} is {shown(normalise)}: a truth value is needed")
@@ -174,13 +181,26 @@ def read_experts(
         count=count,
         chosen=chosen,
         neurons=_neurons(keys, family, layers, most_neurons // count, chosen, tensors),
-        score=_SCORES.get(function, family.router_score),
+        score=score,
         normalise=normalise or function == _OF_THE_CHOSEN,
         scale=keys.factor("expert_weights_scale", 1.0),
         shared=shared,
         beside=family.beside_experts,
+        groups=_groups(keys, count, chosen, best=2 if biased or score == "sigmoid" else 1),
         latent=keys.whole("moe_latent_size", 0, 1 << 17, default=0),
     )
+
+
+def _groups(keys: Keys, count: int, chosen: int, best: int) -> ExpertGroups | None:
+    """Groups rank by the sum of their two largest ranks (DeepSeek-V3); those of a softmax without a bias
+    (DeepSeek-V2) by the largest."""
+    groups = keys.whole("expert_group_count", 0, MAX_EXPERT_GROUPS, default=0)
+    if groups < 2:
+        return None
+    found = ExpertGroups(groups, keys.whole("expert_group_used_count", 1, groups, default=groups), best)
+    if wrong := wrong_groups(count, chosen, found):
+        raise ModelError(f"{keys.name('expert_group_count')} is {groups}: {wrong}")
+    return None if found.used == groups else found
 
 
 def dense_layers(keys: Keys, layers: int) -> frozenset[int]:

@@ -78,6 +78,11 @@ class Family:
     router_early: bool = False  #: the router reads the layer's input without a norm; else the FFN's input
     #: what the router makes of its logits, unless a file says it: ``softmax`` or ``sigmoid``
     router_score: str = "softmax"
+    biased_sigmoid: bool = False  #: unless a file says it, a router whose choice has a bias is a ``sigmoid``
+    #: Attention with a latent cache (MLA)
+    latent: bool = False
+    #: Beyond so many positions a layer would choose those that it sees by an index (``attention.indexer``)
+    indexed: bool = False
     #: Mixers with a state, of :data:`STATEFUL`, in layers that have no heads of keys (``head_count_kv`` 0)
     stateful: str | None = None
     #: Layers with attention among those with a state, unless a file says it; None: as ``head_count_kv`` says
@@ -131,7 +136,8 @@ FAMILIES: dict[str, Family] = {
         Family("bamboo", activation="drelu", powerinfer_activation="drelu", rope_interleaved=True),
         Family("qwen2"),
         Family("qwen3"),
-        Family("qwen3vl"),  # the text model: a text's sections of positions are all alike
+        Family("qwen2vl"),  # Qwen2-VL and 2.5-VL; their text models: sections of positions are all alike
+        Family("qwen3vl"),  # likewise
         Family("falcon", activation="gelu_erf", norm="layer", parallel=True),
         Family("opt", activation="relu", norm="layer", norm_eps=1e-5, learned_positions=2),
         Family("minicpm", rope_interleaved=True, scales=_minicpm),
@@ -172,6 +178,8 @@ FAMILIES: dict[str, Family] = {
         Family("phi3", fused_gate=True),  # Phi-3, Phi-3.5 and Phi-4
         # OLMo 2, and OLMo 3, which has windows
         Family("olmo2", norms="after", qk_norm="all", full_attention=Every(4), window_scaled=False),
+        # EXAONE 4: 1.2B has no windows, and all of its layers rotate
+        Family("exaone4", norms="after", full_attention=Every(4), full_unrotated=True),
         Family("granite", rope_interleaved=True),
         Family("granitemoe", rope_interleaved=True),
         Family("glm4", norms="both", fused_gate=True, rope_interleaved=True, rope_halves_in_sections=True),
@@ -200,6 +208,22 @@ FAMILIES: dict[str, Family] = {
         Family("ernie4_5-moe", rope_interleaved=True),
         # GLM-4.5 to 4.7
         Family("glm4moe", ffn_norm="post_attention_norm", router_score="sigmoid", experts_normalised=False),
+        # DeepSeek V2 to V3.1, R1; Kimi K2; GLM-4.7-Flash; Moonlight
+        Family(
+            "deepseek2", latent=True, rope_interleaved=True, experts_normalised=False, biased_sigmoid=True
+        ),
+        *(
+            # DeepSeek V3.2; GLM-5
+            Family(
+                name,
+                latent=True,
+                indexed=True,
+                rope_interleaved=True,
+                experts_normalised=False,
+                router_score="sigmoid",
+            )
+            for name in ("deepseek32", "glm-dsa")
+        ),
         Family("mistral3", rope_interleaved=True),  # Ministral 3, whose scores grow with positions
         Family("hunyuan-dense", rotated_norms=True),
         Family("hunyuan-moe", rotated_norms=True),

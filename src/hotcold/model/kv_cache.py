@@ -11,6 +11,9 @@ from hotcold.kernels.backend import PAGE, Backend, Batch, Buffer
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 
+#: Guesses of a step with a state after each, which memory pays for: more would seldom be right.
+MOST_GUESSED_STATES = 4
+
 
 class KVCacheFull(UserError):
     """Fewer pages are free than were asked for."""
@@ -171,15 +174,32 @@ class SlotPool(_Pool):
     one in place of positions.
 
     A sequence that runs owns the slot that its steps write to, alone and without a key. A slot with a key is
-    a copy for others: those that begin with it own it, too, until a step has read it."""
+    a copy for others: those that begin with it own it, too, until a step has read it.
+
+    Behind them are ``spare`` ones, which nobody owns: what a step writes there is lost with the next step,
+    but for what :meth:`exchange` gives another number. So :meth:`at` says where a slot lies in buffers."""
 
     _what = "slot"
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, spare: int = 0) -> None:
         if slots < 1:
             raise ValueError(f"{slots} slots for the states of sequences: at least 1 is needed")
         self.slots = slots
+        self.spare = spare
         super().__init__(slots)
+
+    def clear(self) -> None:
+        super().clear()
+        self._lies = list(range(self.slots + self.spare))
+
+    def at(self, slot: int) -> int:
+        """The place of a slot in buffers; -1 stays -1."""
+        return slot if slot < 0 else self._lies[slot]
+
+    def exchange(self, slot: int, other: int) -> None:
+        """Lets two slots change places: each has the other's state now, and no value is copied."""
+        lies = self._lies
+        lies[slot], lies[other] = lies[other], lies[slot]
 
     def take(self, owner: Hashable) -> int | None:
         """Gives an owner one free slot more, for itself; None where none is free."""
@@ -231,6 +251,11 @@ def slots_of(config: Config, sequences: int, copies: int | None = None) -> int:
     return sequences + (sequences + 2 if copies is None else copies)
 
 
+def spare_slots_of(config: Config, draft_max: int) -> int:
+    """The slots for states after guesses, as many as a step may verify; 0 where no layer keeps a state."""
+    return min(draft_max, MOST_GUESSED_STATES) if config.slot_bytes else 0
+
+
 @dataclass(frozen=True)
 class Room:
     """The places that a sequence has all of its time, whose rows nobody schedules."""
@@ -250,14 +275,21 @@ class SequenceState:
 
     Position p of a sequence lies in the sequence's page ``p // PAGE`` of :attr:`pages` (PagedAttention, arXiv
     2309.06180). What a layer keeps in place of positions lies in a slot of :attr:`slots`, None where no layer
-    does. ``layers`` has each layer's arrays of all pages (:meth:`page_arrays` of its shape) and then of all
-    slots (:meth:`slot_arrays`). ModelError: the type's blocks do not fit the model's heads."""
+    does; the last ``spare`` of them are for guesses. ``layers`` has each layer's arrays of all pages
+    (:meth:`page_arrays` of its shape) and then of all slots (:meth:`slot_arrays`). ModelError: the type's
+    blocks do not fit the model's heads."""
 
     def __init__(
-        self, backend: Backend | Devices, config: Config, pages: int, type: str = "f16", slots: int = 0
+        self,
+        backend: Backend | Devices,
+        config: Config,
+        pages: int,
+        type: str = "f16",
+        slots: int = 0,
+        spare: int = 0,
     ) -> None:
         self.pages = PagePool(pages)
-        self.slots = SlotPool(slots) if config.slot_bytes else None
+        self.slots = SlotPool(slots - spare, spare) if config.slot_bytes else None
         layers = zip(Devices.of(backend, config.layers).layers, config.mixers, strict=True)
         self.layers: list[list[Buffer]] = []
         for ops, mixer in layers:
@@ -278,7 +310,7 @@ class SequenceState:
         if slot is None:
             self.pages.release(owner)
             raise KVCacheFull(f"a slot for a state asked for: 0 of {self.slots.slots} are free")
-        return Room(pages, slot)
+        return Room(pages, self.slots.at(slot))
 
     def release(self, owner: Hashable) -> None:
         """Takes an owner's pages and slots back; harmless when it has none."""

@@ -1,5 +1,6 @@
 """Reads from GGUF metadata how each layer's attention treats positions: its rotation and its window."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,7 +83,7 @@ def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
     interleaved = family.rope_interleaved and not halves
     rope = Rope(dim, base, interleaved, magnitude=magnitude, original=original)
     if kind == "yarn":
-        return _yarn(keys, rope, factor, whole=family.yarn_whole)
+        return _yarn(keys, rope, factor, whole=family.yarn_whole, latent=family.latent)
     return replace(rope, linear_factor=factor)
 
 
@@ -106,7 +107,7 @@ def scaling_notes(keys: Keys) -> tuple[str, ...]:
     return (f"the file has {keys.name(_FACTOR)} {factor:g} and no {keys.name('rope.scaling.type')}: {guess}",)
 
 
-def _yarn(keys: Keys, rope: Rope, factor: float, *, whole: bool) -> Rope:
+def _yarn(keys: Keys, rope: Rope, factor: float, *, whole: bool, latent: bool) -> Rope:
     fast = keys.number("rope.scaling.yarn_beta_fast", 1e-6, 1e6, default=32.0)
     slow = keys.number("rope.scaling.yarn_beta_slow", 1e-6, 1e6, default=1.0)
     mixed = keys.get("rope.scaling.yarn_ext_factor", 1)
@@ -119,9 +120,20 @@ def _yarn(keys: Keys, rope: Rope, factor: float, *, whole: bool) -> Rope:
         return 1 + 0.1 * weight * float(np.log(max(factor, 1)))
 
     everywhere = keys.factor("rope.scaling.yarn_log_multiplier", 0.0)
-    implied = grown(1) / (grown(everywhere) if everywhere else 1)
+    # Of latent attention all of it is a factor of scores: latent_growth.
+    implied = grown(1) / (grown(everywhere) if everywhere else 1) if not (latent and everywhere) else 1.0
     magnitude = rope.magnitude * keys.factor("rope.scaling.yarn_attn_factor", implied)
     return replace(rope, yarn=Yarn(factor, rope.original, fast, slow, whole), magnitude=magnitude)
+
+
+def latent_growth(keys: Keys) -> float:
+    """The factor by which YaRN makes scores of latent attention grow; ``yarn_log_multiplier`` is a tenth of
+    the publishers' ``mscale_all_dim`` here."""
+    kind, factor = scaling(keys)
+    if kind != "yarn":
+        return 1.0
+    everywhere = keys.factor("rope.scaling.yarn_log_multiplier", 0.0)
+    return (1 + everywhere * math.log(max(factor, 1))) ** 2
 
 
 def _window_rope(keys: Keys, family: Family, rope: Rope, head_dim: int) -> Rope:

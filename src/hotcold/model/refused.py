@@ -29,18 +29,17 @@ _REASONS = {
         "kimi-linear bailingmoe3",
     "it needs the recurrence of RWKV": "rwkv6 rwkv6qwen2 rwkv7 arwkv7",
     "it needs lightning attention": "minimax-01",
-    "it needs attention with a latent cache (MLA)": "deepseek2 minicpm3 plm mistral4",
-    "it needs attention by an index of keys": "deepseek32 glm-dsa minimax-m3 hy_v4 dots3note",
+    "it needs attention with a latent cache (MLA), and an entry in families.py": "minicpm3 plm mistral4",
+    "it needs attention by an index of keys": "minimax-m3 hy_v4 dots3note",
     "it needs several residual streams": "deepseek4 glm5-next kimi-k3 qwen4exp gemma3n",
     "it needs attention in chunks": "llama4",
     "it needs groups of experts, or experts in every other layer": "bailingmoe2",
     "it needs a dense FFN beside its experts": "arctic grok grovemoe",
     "it needs an activation of its own": "bitnet apertus maple",
-    "it needs sections of positions that its texts have not been compared with": "qwen2vl",
     "it needs a router of its own": "phimoe olmoe",
     _ENTRY:
         "dots1 bailingmoe deepseek exaone-moe afmoe hy_v3 cohere2moe qwen orion internlm2 xverse gemma "
-        "chatglm exaone exaone4 pangu-embedded maincoder talkie mellum clef graniteswitch muse-glimmer "
+        "chatglm exaone pangu-embedded maincoder talkie mellum clef graniteswitch muse-glimmer "
         "nanbeige",
 }  # fmt: skip
 

@@ -69,6 +69,7 @@ class Tokenizer:
         self.vocab_size = len(tokens)
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
         self.stop_ids = vocabulary.stop_ids
+        self.filling = vocabulary.filling  #: tokens around code to fill in, by llama.cpp's short names
         self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
         self._space_prefix = vocabulary.add_space_prefix
         self._algorithm = algorithm

@@ -150,6 +150,11 @@ class Transformer:
         """Rows of :attr:`logits`, ``[stop - start, V]``, valid until the next :meth:`run`."""
         return self.head.read(self.logits, start, stop)
 
+    def read_hidden(self, start: int = 0, stop: int | None = None) -> Floats:
+        """Rows that the head reads, after the last norm, ``[stop - start, D]``; otherwise as
+        :meth:`read_logits`."""
+        return self.head.read(self._stages[-1][0].last, start, stop)
+
     def _layer(self, index: int, ffn: AnyFFN) -> Layer:
         layer, side = self._weights.layers[index], self._sides[self._backends[index]]
         return side_by_side(

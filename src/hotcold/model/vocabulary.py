@@ -6,7 +6,7 @@ is used; an error is a :class:`TokenizerError` of one line."""
 import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,7 @@ class Vocabulary:
     add_eos: bool
     add_space_prefix: bool  #: whether text starts with a space that the user did not write
     notes: tuple[str, ...] = ()  #: what was guessed or left out, a line each
+    filling: Mapping[str, int] = field(default_factory=dict)  #: as :attr:`EndTokens.filling`
 
     def ordinary(self, *excluded: TokenType) -> dict[str, int]:
         """Ids of the tokens that text may become, by spelling; the last of equal tokens counts."""
@@ -145,6 +146,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
         add_eos=_adds(metadata, "eos", eos, notes, default=defaults.add_eos),
         add_space_prefix=space_prefix,
         notes=tuple(notes),
+        filling=ends.filling,
     )
 
 

@@ -18,7 +18,7 @@ from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
 from hotcold.model.attention import AttentionShape
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import slots_of
+from hotcold.model.kv_cache import MOST_GUESSED_STATES, slots_of, spare_slots_of
 from hotcold.model.mixer import MixerShape
 from hotcold.model.weights import check_tensors, is_drafting
 from hotcold.placement.step_memory import GPU_LAYER_BYTES, GPUStep, buffer_bytes, scratch_bytes
@@ -188,7 +188,8 @@ def sizes_of_file(
     plays its part, whose steps take what they take on the CPU. Errors as in loading."""
     pages = sequences * -(-context // PAGE) if positions is None else -(-positions // PAGE)
     kv = _kv_bytes(config.mixers, pages * PAGE, cache)
-    slots = slots_of(config, sequences) if slots is None else slots
+    if slots is None:
+        slots = slots_of(config, sequences) + spare_slots_of(config, MOST_GUESSED_STATES)
     state = np.array([mixer.slot_bytes for mixer in config.mixers], np.int64) if slots else None
     powerinfer = predictor_names(file)
     check_tensors(file, config, powerinfer)
@@ -306,6 +307,8 @@ def _ordinary(file: GGUFFile, config: Config) -> dict[int, int]:
 
 def placed_by(config: Config) -> str:
     """Says which parts of a model a placement on two devices may divide, and why no smaller ones."""
+    if config.cpu_alone:
+        return f"nothing: {config.cpu_alone}"
     if config.activation in SPARSE_ACTIVATIONS:
         return "neurons" if config.experts is None else "neurons inside experts"
     return f"{'layers' if config.experts is None else 'experts'}: {config.activation} gives no zeros"

@@ -21,7 +21,7 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     if config.experts:
         chosen = config.layers * config.experts.chosen + (1 if config.experts.shared else 0)
         masks += 8 * (chosen + (config.experts.chosen if split else 0))
-    batch = 4 * (4 * limits.tokens + limits.sequences * (limits.pages_per_sequence + 5) + limits.logits + 4)
+    batch = 4 * (5 * limits.tokens + limits.sequences * (limits.pages_per_sequence + 4) + limits.logits + 4)
     floats = limits.tokens * row + limits.logits * (config.dim + config.vocab)
     floats += positions * sum(rope.dim for rope in config.ropes)
     return 4 * floats + limits.tokens * masks + batch

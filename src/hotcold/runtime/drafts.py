@@ -13,7 +13,7 @@ _PADDING = 512  # tokens that vocabularies of one family may differ by, at their
 
 def check_draft(path: Path, larger: Path, config: Config, tokenizer: Tokenizer) -> int:
     """Checks the draft model in a file for the model of ``larger``, whose configuration and tokenizer are
-    given; returns how long its texts may be. LoadError: the vocabularies differ, or one of the two keeps
+    given; returns how long its texts may be. LoadError: the vocabularies differ, or the smaller one keeps
     states of sequences."""
     names = f"`draft={printable(path.name)}` and {printable(larger.name)}"
     with open_gguf(path) as file:
@@ -22,10 +22,9 @@ def check_draft(path: Path, larger: Path, config: Config, tokenizer: Tokenizer) 
             own = Tokenizer.from_metadata(file.metadata)
         except ValueError as error:
             raise LoadError(f"`draft={printable(path.name)}`: {error}") from error
-    for name, each in ((larger.name, config), (path.name, its)):
-        if each.slot_bytes:
-            seen = f"{printable(name)} keeps states of sequences, which go no step back"
-            raise LoadError(f"{seen}, so `draft` does not work with it: leave it out")
+    if its.slot_bytes:
+        seen = f"`draft={printable(path.name)}` keeps states of sequences, which go no step back"
+        raise LoadError(f"{seen}: choose a smaller model of attention layers alone")
     fix = "a draft model must have the vocabulary of the model that it guesses for"
     ids = range(min(own.vocab_size, tokenizer.vocab_size))
     other = next((id for id in ids if own.piece(id) != tokenizer.piece(id)), None)

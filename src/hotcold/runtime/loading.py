@@ -14,7 +14,7 @@ from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.kernels.gpu import GPUError, GPUMemoryError
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.model.kv_cache import slots_of
+from hotcold.model.kv_cache import slots_of, spare_slots_of
 from hotcold.model.reading import Progress
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.weights import Weights, check_tensors, load_weights
@@ -68,7 +68,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     budget, resident = options["ram_budget"], weight_bytes
     if budget is not None:  # what experts leave is known when all else is
         resident -= _all_experts(file, config)
-    slots, slot_notes = _slots(config, options, limits, resident)
+    slots, spare_slots, slot_notes = _slots(config, options, limits, resident)
     pages, page_notes = _pool(config, options, limits, resident + slots * config.slot_bytes)
     shelves = None
     if budget is not None:
@@ -91,6 +91,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         limits=limits,
         pages=pages,
         slots=slots,
+        spare_slots=spare_slots,
         context=context,
         chunk=chunk,
         cache_type=options["cache_type"],
@@ -200,8 +201,9 @@ def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int
     if asked == 0:
         asked = most
     if asked is not None and not 2 <= asked <= most:
+        why = f": {config.context_limit}" if config.context_limit and asked > most else ""
         raise LoadError(
-            f"context of {asked} positions (`context`): this model allows 2 to {most}, and 0 for all"
+            f"context of {asked} positions (`context`): this model allows 2 to {most}, and 0 for all{why}"
         )
     context = asked or min(most, options["default_context"])
     if (pool := options["cache_positions"]) is not None and pool < context:
@@ -218,21 +220,25 @@ def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int
 
 def _slots(
     config: Config, options: LoadOptions, limits: BatchLimits, weight_bytes: int
-) -> tuple[int, tuple[str, ...]]:
-    """Slots for states: one for each sequence, and as many copies as there is room for beside one context;
-    and what is to be said of them."""
+) -> tuple[int, int, tuple[str, ...]]:
+    """Slots for states: one for each sequence, as many copies as there is room for beside one context, and
+    then some for guesses; how many are for guesses; and what is to be said of them."""
     wanted = slots_of(config, limits.sequences, options["state_copies"])
-    if options["state_copies"] is not None or not wanted:
-        return wanted, ()
-    room = affordable_bytes(weight_bytes, config, limits)
+    spare = spare_slots_of(config, options["draft_max"])
+    room = affordable_bytes(weight_bytes, config, limits) if wanted else None
     if room is None:
-        return wanted, ()
+        return wanted + spare, spare, ()
     room -= limits.pages_per_sequence * config.page_bytes(options["cache_type"])
-    slots = min(wanted, max(limits.sequences, room // config.slot_bytes))
-    if slots == wanted:
-        return wanted, ()
-    kept = f"{slots - limits.sequences} states are kept for prompts that begin alike (`state_copies`)"
-    return slots, (f"{kept}: memory does not suffice for {wanted - limits.sequences}",)
+    most, slots, notes = room // config.slot_bytes, wanted, []
+    if options["state_copies"] is None and most < wanted:
+        slots = max(limits.sequences, most)
+        kept = f"{slots - limits.sequences} states are kept for prompts that begin alike (`state_copies`)"
+        notes.append(f"{kept}: memory does not suffice for {wanted - limits.sequences}")
+    if most < slots + spare:
+        wanted, spare = spare, max(0, most - slots)
+        guesses = f"{spare} states are kept after guesses, so no step verifies more (`draft_max`)"
+        notes.append(f"{guesses}: memory does not suffice for {wanted}")
+    return slots + spare, spare, tuple(notes)
 
 
 def _pool(

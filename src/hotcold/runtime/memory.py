@@ -99,7 +99,7 @@ def check_memory(
         if weight_bytes < free and pages > limits.pages_per_sequence:
             smaller = f"KV cache (`cache_positions`) or {smaller}"
         if weight_bytes < free and slots > limits.sequences:
-            smaller = f"number of kept states (`state_copies`) or {smaller}"
+            smaller = f"number of kept states (`state_copies`, `draft_max`) or {smaller}"
         sizes = (weight_bytes, cache_bytes, state_bytes, step_bytes, free)
         weights, cache, states, steps, left = (f"{n / 2**30:.2f} GiB" for n in sizes)
         needs = f"{what} {weights}, its KV cache of {pages * PAGE} positions {cache}, steps {steps}"

@@ -38,6 +38,7 @@ from hotcold.runtime.counters import Counters, Footprint
 from hotcold.runtime.memory import check_memory
 from hotcold.runtime.mode import SparsityMode, choose_mode
 from hotcold.runtime.placing import OnGPU
+from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.sparse.ffn import FFN, SplitFFN, make_ffns, make_shared_ffns
 from hotcold.sparse.predictor import load_predictors
@@ -78,7 +79,7 @@ class Session:
         self._counters = Counters(none, shared=none[: config.layers * self.shared_counts].copy())
         self.predictors = predictors  #: of each layer; None where none is used
         self.footprint = self._footprint(mode)
-        self.state = SequenceState(devices, config, pages, model.cache_type, slots)
+        self.state = SequenceState(devices, config, pages, model.cache_type, slots, model.spare_slots)
         self.cache = self.state.pages  #: whose pages lie where
         self.slots = self.state.slots  #: whose states lie where; None where no layer keeps one
         self._user: weakref.ref[User] | None = None
@@ -334,6 +335,7 @@ class LoadedModel:
     limits: BatchLimits  #: of the steps of every session
     pages: int  #: of the KV cache of every session, which its sequences share
     slots: int  #: for states of sequences, of every session; 0 where no layer keeps one
+    spare_slots: int  #: of those, for the states after guesses
     context: int  #: the most positions of a sequence
     chunk: int  #: the most prompt rows of a step
     cache_type: str
@@ -352,6 +354,12 @@ class LoadedModel:
     @property
     def name(self) -> str:
         return self.path.stem
+
+    @property
+    def pooling(self) -> Pooling:
+        """How the vectors of a text's tokens become one. UserError: the file names nothing that is
+        supported."""
+        return pooling_of(self.chat_metadata)
 
     @property
     def backend(self) -> Backend:

@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hotcold.server.protocol import anthropic, ollama, ollama_models
+from hotcold.server.protocol import anthropic, infill, native, ollama, ollama_models, props
 from hotcold.server.protocol.ollama import LoadCall, RawCall
 from hotcold.server.reading import Reader
 from hotcold.server.replies import JSONReply
@@ -22,6 +22,31 @@ class AnthropicRoutes(Reader):
         call = await self._read(request, anthropic.parse_count)
         (job,), _ = await self._service.in_thread(self._service.chat_jobs, call)
         return JSONReply({"input_tokens": len(job.prompt)})
+
+
+class LlamaCppRoutes(Reader):
+    """llama.cpp's own routes."""
+
+    async def completion(self, request: Request) -> Any:
+        call = await self._asked(request, native.parse)
+        return await self._continued(request, call, call.prompt)
+
+    async def infill(self, request: Request) -> Any:
+        call = await self._asked(request, infill.parse)
+        return await self._continued(request, call, call.texts)
+
+    async def apply_template(self, request: Request) -> Response:
+        call = await self._read(request, props.parse_template)
+        return JSONReply({"prompt": await self._service.in_thread(self._service.prompt_text, call)})
+
+    async def props(self, request: Request) -> Response:
+        facts = self._service.facts
+        template = await self._service.in_thread(self._service.template_facts)
+        return JSONReply(props.props(facts, template))
+
+    async def slots(self, request: Request) -> Response:
+        fail = request.query_params.get("fail_on_no_slot", "") not in ("", "0")
+        return JSONReply(props.slots(self._service.facts, self._service.busy, fail_if_none=fail))
 
 
 class OllamaRoutes(Reader):

@@ -5,7 +5,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
-from hotcold.server.protocol import anthropic, chat, completion, native, ollama, tokens
+from hotcold.server.protocol import (
+    anthropic,
+    chat,
+    completion,
+    embeddings,
+    infill,
+    native,
+    ollama,
+    props,
+    responses,
+    tokens,
+)
 from hotcold.server.protocol.fields import NUMBER, Field, Fields, Neutral, Schema, Shape
 from hotcold.server.reply_schemas import REPLIES
 from hotcold.server.schema_kinds import OBJECT, STRING, ref
@@ -32,7 +43,7 @@ class Operation:
     @property
     def name(self) -> str:
         words = self.path.replace("/v1", "").replace("{", "").replace("}", "").split("/")
-        return "_".join([self.method.lower(), *filter(None, words)]).replace(".", "_")
+        return "_".join([self.method.lower(), *filter(None, words)]).replace(".", "_").replace("-", "_")
 
 
 OPERATIONS = (
@@ -51,8 +62,25 @@ OPERATIONS = (
         "CompletionRequest", completion.FIELDS, streams=True,
     ),
     Operation(
+        "POST", "/v1/embeddings", "The vectors of texts", "EmbeddingsReply",
+        "EmbeddingsRequest", embeddings.FIELDS,
+    ),
+    Operation(
         "POST", "/completion", "Continue a text, as in llama.cpp", "NativeReply",
         "NativeRequest", native.FIELDS, streams=True,
+    ),
+    Operation(
+        "POST", "/infill", "Fill in between two texts, as in llama.cpp", "NativeReply",
+        "InfillRequest", infill.FIELDS, streams=True,
+    ),
+    Operation(
+        "POST", "/apply-template", "The prompt of a conversation, as in llama.cpp", "Prompt",
+        "TemplateRequest", props.TEMPLATE,
+    ),
+    Operation("GET", "/slots", "Which slots are taken, as in llama.cpp", "Slots"),
+    Operation(
+        "POST", "/v1/responses", "Continue a conversation, as OpenAI's newer clients do", "Response",
+        "ResponseRequest", responses.FIELDS, streams=True,
     ),
     Operation(
         "POST", "/v1/messages", "Continue a conversation, as with Anthropic", "MessagesReply",

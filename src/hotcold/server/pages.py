@@ -13,6 +13,7 @@ _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
 #: The page loads nothing from elsewhere, sends nothing elsewhere, and runs only these files.
@@ -27,6 +28,7 @@ _POLICY = "; ".join(
         "base-uri 'none'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",  # so that no text can become markup
+        "trusted-types dompurify",  # but through this, which lets through what page/markdown.js lists
     )
 )
 _HEADERS = {
@@ -57,7 +59,8 @@ class _File:
 
 
 def _files() -> dict[str, _File]:
-    found = {f"/page/{path.name}": _File.read(path) for path in sorted(_FOLDER.iterdir()) if path.is_file()}
+    paths = [path for path in sorted(_FOLDER.rglob("*")) if path.suffix in _TYPES]
+    found = {f"/page/{path.relative_to(_FOLDER).as_posix()}": _File.read(path) for path in paths}
     found["/"] = found.pop("/page/index.html")
     found["/favicon.ico"] = found["/page/icon.svg"]  # browsers ask for it with any page
     return found

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from hotcold.server.protocol.ollama_models import quantisation
 from hotcold.server.replies import JSONReply
 from hotcold.server.service import Service
 
@@ -21,12 +22,19 @@ def picture_routes(service: Service) -> list[BaseRoute]:
 
 
 def picture_info(service: Service) -> dict[str, Any]:
-    """The model's name, whether it has a chat template, the context of a request, and what cells stand for.
+    """What the model is, whether it has a chat template, the context of a request, and what cells stand for.
     APIError: the model is not ready."""
     facts, info = service.facts, service.llm.info
     return {
         "model": facts.name,
         "chat": info.template is not None,
         "context": facts.context,
+        "title": info.title,
+        "family": info.family,
+        "params": info.params,
+        "size_bytes": info.size_bytes,
+        "quantisation": quantisation(service.llm.metadata),
+        "sparsity": info.sparsity,
+        "threads": info.threads,
         "picture": None if info.picture is None else asdict(info.picture),
     }

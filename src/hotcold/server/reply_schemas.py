@@ -108,6 +108,22 @@ REPLIES: dict[str, Schema] = {
             "timings": OBJECT,
         }
     ),
+    "EmbeddingsReply": object_of(
+        {
+            "object": {"const": "list"},
+            "model": STRING,
+            "data": list_of(
+                object_of(
+                    {
+                        "object": {"const": "embedding"},
+                        "index": COUNT,
+                        "embedding": {"anyOf": [list_of(NUMBER), STRING]},
+                    }
+                )
+            ),
+            "usage": object_of({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+        }
+    ),
     "NativeReply": object_of(
         {
             "content": STRING,
@@ -121,6 +137,8 @@ REPLIES: dict[str, Schema] = {
             "timings": OBJECT,
         }
     ),
+    "Prompt": object_of({"prompt": STRING}),
+    "Slots": list_of(object_of({"id": COUNT, "n_ctx": COUNT, "is_processing": {"type": "boolean"}})),
     "Tokens": object_of({"tokens": list_of({"anyOf": [COUNT, object_of({"id": COUNT, "piece": _PIECE})]})}),
     "Content": object_of({"content": STRING}),
     "Model": object_of(
@@ -168,6 +186,17 @@ REPLIES: dict[str, Schema] = {
         {"details": OBJECT, "model_info": OBJECT, "capabilities": list_of(STRING), "template": STRING}
     ),
     "Version": object_of({"version": STRING}),
+    "Response": object_of(
+        {
+            "id": STRING,
+            "object": {"const": "response"},
+            "created_at": MOMENT,
+            "status": {"enum": ["completed", "incomplete"]},
+            "model": STRING,
+            "output": list_of(object_of({"type": STRING, "id": STRING, "status": STRING})),
+            "usage": object_of({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT}),
+        }
+    ),
     "TokenCount": object_of({"input_tokens": COUNT}),
     "Anything": OBJECT,
 }

@@ -1,19 +1,22 @@
 """The routes: each reads a body, has it translated, and answers with what the model writes."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from hotcold.chat.stand_ins import texts_of
 from hotcold.server import openapi
-from hotcold.server.dialect_routes import AnthropicRoutes, OllamaRoutes
+from hotcold.server.dialect_routes import AnthropicRoutes, LlamaCppRoutes, OllamaRoutes
 from hotcold.server.metrics import CONTENT_TYPE
-from hotcold.server.protocol import chat, completion, models, native, tokens
+from hotcold.server.protocol import chat, completion, embeddings, models, responses, tokens
 from hotcold.server.reading import Reader
 from hotcold.server.replies import JSONReply
 from hotcold.server.service import Service
+from hotcold.server.streaming import Answer
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 
@@ -21,6 +24,7 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 def api_routes(service: Service) -> list[BaseRoute]:
     """All but the page's. Each has its path with and without ``/v1``."""
     routes, messages, ollama = _Routes(service), AnthropicRoutes(service), OllamaRoutes(service)
+    own = LlamaCppRoutes(service)
     table: list[tuple[str, str, Endpoint]] = [
         ("GET", "/health", routes.health),
         ("GET", "/metrics", routes.metrics),
@@ -28,7 +32,11 @@ def api_routes(service: Service) -> list[BaseRoute]:
         ("GET", "/models/{name:path}", routes.model),
         ("POST", "/chat/completions", routes.chat),
         ("POST", "/completions", routes.completions),
-        ("POST", "/completion", routes.native),
+        ("POST", "/completion", own.completion),
+        ("POST", "/infill", own.infill),
+        ("POST", "/apply-template", own.apply_template),
+        ("POST", "/responses", routes.responses),
+        ("POST", "/embeddings", routes.embeddings),
         ("POST", "/messages", messages.messages),
         ("POST", "/messages/count_tokens", messages.count_tokens),
         ("POST", "/api/chat", ollama.chat),
@@ -39,7 +47,8 @@ def api_routes(service: Service) -> list[BaseRoute]:
         ("GET", "/api/version", ollama.version),
         ("POST", "/tokenize", routes.tokenize),
         ("POST", "/detokenize", routes.detokenize),
-        ("GET", "/props", routes.props),
+        ("GET", "/props", own.props),
+        ("GET", "/slots", own.slots),
         ("GET", "/openapi.json", routes.openapi),
     ]
     return [
@@ -71,22 +80,25 @@ class _Routes(Reader):
     async def model(self, request: Request) -> Response:
         return JSONReply(models.one(self._service.facts, request.path_params["name"]))
 
-    async def props(self, request: Request) -> Response:
-        return JSONReply(native.props(self._service.facts, self._service.llm.info.template or ""))
-
     async def openapi(self, request: Request) -> Response:
         return JSONReply(openapi.document())
 
     async def chat(self, request: Request) -> Any:
         return await self._answered(request, await self._asked(request, chat.parse), "messages")
 
+    async def responses(self, request: Request) -> Any:
+        return await self._answered(request, await self._asked(request, responses.parse), "input")
+
     async def completions(self, request: Request) -> Any:
         call = await self._asked(request, completion.parse)
         return await self._continued(request, call, call.prompts)
 
-    async def native(self, request: Request) -> Any:
-        call = await self._asked(request, native.parse)
-        return await self._continued(request, call, call.prompt)
+    async def embeddings(self, request: Request) -> Any:
+        call = await self._read(request, embeddings.parse)
+        await self._note_left_out(request, texts_of(call.inputs))
+        prompts = await self._service.in_thread(call.encode)
+        jobs = [replace(call.job, prompt=ids) for ids in prompts]
+        return Answer(self._service, jobs, call.reply(), stream=False, field="input")
 
     async def tokenize(self, request: Request) -> Response:
         call = await self._read(request, tokens.parse_tokenize)

@@ -17,7 +17,9 @@ class Running:
     """Jobs of one request, while it is a context: leaving it cancels those that have not finished, and waits
     until the engine was told."""
 
-    def __init__(self, llm: AsyncLLM, jobs: Sequence[Job], metrics: Metrics) -> None:
+    def __init__(
+        self, llm: AsyncLLM, jobs: Sequence[Job], metrics: Metrics, at_once: int | None = None
+    ) -> None:
         self.generated = 0  #: tokens so far
         self.ttft_s: float | None = None
         self._llm = llm
@@ -28,6 +30,7 @@ class Running:
         self._news = asyncio.Event()
         self._error: BaseException | None = None
         self._left = len(jobs)
+        self._room = asyncio.Semaphore(at_once or max(len(jobs), 1))
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._follow(i, job)) for i, job in enumerate(self._jobs)]
@@ -40,6 +43,11 @@ class Running:
             task.cancel()
         # Also where this task itself is cancelled: what was asked of the engine must be taken back.
         await asyncio.shield(asyncio.gather(*self._tasks, return_exceptions=True))
+
+    @property
+    def left(self) -> int:
+        """How many jobs have not ended."""
+        return self._left
 
     @property
     def finished(self) -> bool:
@@ -71,7 +79,7 @@ class Running:
         self._metrics.begun()
         reason, last = "cancelled", 0.0
         try:
-            async with aclosing(self._llm.stream(job)) as pieces:
+            async with self._room, aclosing(self._llm.stream(job)) as pieces:
                 async for piece in pieces:
                     if piece.ids or piece.finish_reason is not None:  # not only what a prompt was scored
                         now = time.perf_counter()

@@ -11,11 +11,14 @@ from hotcold.api.async_llm import AsyncLLM
 from hotcold.chat.chat import Chat
 from hotcold.chat.messages import normal
 from hotcold.engine.request import Job, RequestError
+from hotcold.errors import UserError
 from hotcold.hosting.state import ProcessStats
+from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.props import TemplateFacts, caps
 from hotcold.server.protocol.replies import Reply
 from hotcold.server.running import Running
 from hotcold.server.settings import Settings
@@ -39,6 +42,7 @@ class Service:
         self._draining = False
         self._facts: Facts | None = None
         self._chat: Chat | None = None
+        self._template: TemplateFacts | None = None
         self._requests = 0
         self._running: set[Running] = set()
         self._idle = asyncio.Event()
@@ -66,6 +70,7 @@ class Service:
         await self.llm.ready()
         info = self.llm.info
         self._chat = Chat(self.llm.tokenizer, self.llm.metadata, info.name)
+        pooling, not_pooled = _pooling(self.llm.metadata)
         self._facts = Facts(
             name=self._alias or info.name,
             aliases=(info.name,) if self._alias else (),
@@ -83,6 +88,8 @@ class Service:
             max_tokens=self.settings.max_tokens,
             sampling=replace(self.llm.sampling, **self.settings.sampling),
             sparsity=info.sparsity,
+            pooling=pooling,
+            not_pooled=not_pooled,
             open_schemas=self.settings.open_schemas,
         )
 
@@ -90,6 +97,34 @@ class Service:
     def thinks(self) -> bool:
         """Whether the model's template marks thinking."""
         return self._chat is not None and self._chat.thinks
+
+    @property
+    def busy(self) -> int:
+        """How many texts are generated, or wait for that."""
+        return sum(each.left for each in self._running)
+
+    def template_facts(self) -> TemplateFacts:
+        """The chat template and what it can do, found out once; not for the event loop's thread."""
+        if self._template is None:
+            assert self._chat is not None
+            with_tools = self.llm.metadata.get("tokenizer.chat_template.tool_use")
+            self._template = TemplateFacts(
+                self.llm.info.template or "",
+                with_tools if isinstance(with_tools, str) else "",
+                caps(self._chat),
+            )
+        return self._template
+
+    def prompt_text(self, call: ChatCall) -> str:
+        """The text of a conversation's prompt; slow and with errors as :meth:`chat_jobs`."""
+        assert self._chat is not None
+        return self._chat.text(
+            [normal(each) for each in call.messages],
+            call.tools,
+            kwargs=call.template_kwargs,
+            add_generation_prompt=call.add_generation_prompt,
+            continue_last=call.continue_last,
+        )
 
     def check(self) -> None:
         """APIError: requests are not taken now."""
@@ -170,6 +205,14 @@ class Service:
         if self._chat is not None:
             self._chat.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _pooling(metadata: Mapping[str, Any]) -> tuple[Pooling | None, str]:
+    """Returns the pooling that the file names, or why there is none."""
+    try:
+        return pooling_of(metadata), ""
+    except UserError as error:
+        return None, str(error)
 
 
 def _meta(metadata: Mapping[str, Any]) -> dict[str, int]:

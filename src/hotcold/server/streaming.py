@@ -58,7 +58,7 @@ class Answer:
             work.result()
 
     async def _work(self, scope: Scope, send: Send) -> None:
-        running = Running(self._service.llm, self._jobs, self._service.metrics)
+        running = Running(self._service.llm, self._jobs, self._service.metrics, self._reply.at_once)
         sending = _Sending(scope, send, self._service.settings.write_s)
         notes = scope[NOTES]
         notes["prompt"] = sum(len(job.prompt) for job in self._jobs)

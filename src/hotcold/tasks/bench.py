@@ -179,7 +179,8 @@ def bench(
     source = source_of(model)
     more: dict[str, Any] = {}
     if not isinstance(source, LoadedModel):
-        more = {"sequences": min(parallel, DECODE_ROWS), "state_copies": 0}
+        guesses = 0 if draft is None else draft_max
+        more = {"sequences": min(parallel, DECODE_ROWS), "state_copies": 0, "draft_max": guesses}
     base = opened(source, options, progress, **more)
     if timeline is not None and not base.gpus:
         raise UserError("`timeline` shows a GPU and the CPU: it needs `gpu`, `placement` or `vram_budget`")
@@ -190,9 +191,9 @@ def bench(
         several = f", {parallel} sequences together," if parallel > 1 else ""
         asked = f"`n_prompt={n_prompt}` and `n_gen={n_gen}`{several} need {need} positions"
         raise UserError(f"{asked}: the context holds {base.context}")
-    if draft is not None and base.slots:
-        seen = f"{printable(base.path.name)} keeps states of sequences, which go no step back"
-        raise UserError(f"`draft={printable(draft, 40)}`: {seen}: leave `draft` out")
+    if draft is not None and base.slots and not base.spare_slots:
+        seen = f"{printable(base.path.name)} was loaded without room for states after guesses"
+        raise UserError(f"`draft={printable(draft, 40)}`: {seen} (`draft_max`): leave `draft` out")
     prompt = prompt_of(base, n_prompt)
     with closing(base.session()) as session:
         guesser = look_up if share is None else Replay(share, base.config.vocab)

@@ -188,7 +188,7 @@ def fit_predictor(
     # Loading as predicted checks a PowerInfer file's own predictors before anything else is done.
     mode, own = "predicted" if method == "trained" else "exact", file_of(source)
     more = {"sparsity": mode, "predictor": own, "default_context": LONGEST_WINDOW, "gpu": OFF}
-    base = opened(source, load_options, progress, **more, state_copies=0)
+    base = opened(source, load_options, progress, **more, state_copies=0, draft_max=0)
     base.mode(mode, own)
     _check_layers(base, method)
     fit_to, seen = _windows(base, texts, tokens, window_length(base.context, context))

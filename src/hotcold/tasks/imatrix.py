@@ -86,7 +86,7 @@ def imatrix(
     if not isinstance(source, LoadedModel):
         options["context"] = context
     more = {"sparsity": "off", "default_context": LONGEST_WINDOW, "chunk": _CHUNK, "gpu": OFF}
-    base = opened(source, options, progress, **more, state_copies=0)
+    base = opened(source, options, progress, **more, state_copies=0, draft_max=0)
     if base.gpus:
         fix = "load it without placement and vram_budget, or give its file"
         raise UserError(f"this model is loaded on several backends, and this is computed on one: {fix}")

@@ -155,7 +155,7 @@ def _count(
     """Runs the model over the text and counts firings."""
     if not isinstance(model, LoadedModel):
         options = options | {"context": context}
-    more: dict[str, Any] = {"sparsity": mode, "gpu": OFF, "state_copies": 0}
+    more: dict[str, Any] = {"sparsity": mode, "gpu": OFF, "state_copies": 0, "draft_max": 0}
     base = opened(model, options, progress, default_context=LONGEST_WINDOW, **more)
     if base.gpus:
         fix = "load it without placement and vram_budget, or give its file"

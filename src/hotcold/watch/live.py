@@ -14,8 +14,9 @@ import numpy.typing as npt
 from hotcold.kernels.gpu import GPUMemoryError
 from hotcold.runtime.counters import Counters, Figures, bytes_of_rows
 from hotcold.runtime.session import Session, Watched
+from hotcold.watch.expert_map import shown_map
 from hotcold.watch.memory_use import MemoryUse, memory_use
-from hotcold.watch.neuron_map import MapLayout, NeuronMap
+from hotcold.watch.neuron_map import MapLayout
 
 FRAME_S = 0.1  #: between frames with cells
 _RATES_S = 1.0  # that rates are of
@@ -43,7 +44,7 @@ class Frame:
     of: tuple[int, ...] = ()  #: which tokens of the answer have cells here; the first is 0
     #: base64: which cells fired to choose each of ``of``, as :meth:`NeuronMap.cells` has them
     cells: str = ""
-    fired: tuple[tuple[int, int], ...] = ()  #: for each of ``of``: how many hot and cold neurons
+    fired: tuple[tuple[int, int], ...] = ()  #: for each of ``of``: how many hot and cold neurons, or experts
     rates: Rates | None = None
     note: str = ""  #: in the first frame: why none has cells, where that is not the model's nature
 
@@ -69,7 +70,7 @@ class Picture:
         gpu = ", ".join(each.gpu.name for each in model.on_gpus)
         if model.gpus and not gpu:
             gpu = f"{model.gpus[0].name}, in a GPU's place"
-        layout, notes = NeuronMap(model).layout, tuple(session.notes)
+        layout, notes = shown_map(model).layout, tuple(session.notes)
         return cls(layout, memory_use(session), session.sparsity, model.threads, gpu, notes)
 
 
@@ -78,10 +79,10 @@ class Live:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.map = NeuronMap(session.model)
+        self.map = shown_map(session.model)
         self.watched: Watched | None = None
         self.note = ""  #: why there are figures without cells
-        if self.map.layout.zeros:
+        if self.map.layout.zeros or self.map.layout.unit == "expert":
             try:
                 self.watched = session.watched()
             except GPUMemoryError as error:
@@ -106,7 +107,7 @@ class Live:
             if token < len(request.output):  # of a prompt, or known already
                 continue
             masks = masks or self.watched.fired(len(decode))
-            viewer.note(token, np.concatenate([mask[row] for mask in masks]))
+            viewer.note(token, self.map.seen(masks, row))
 
 
 class Watchable(Protocol):
@@ -121,15 +122,17 @@ class Viewer:
 
     def __init__(self) -> None:
         self.live: Live | None = None  # set when the engine gets the request
-        self._masks: dict[int, npt.NDArray[np.uint64]] = {}  # by the token that was chosen then
+        self._masks: dict[
+            int, npt.NDArray[Any]
+        ] = {}  # as the map has them, by the token that was chosen then
         self._next = 0.0  # when the next frame with cells is due
         self._moments: list[_Moment] = []  # of the last second
 
     def is_full(self, most: int) -> bool:
         return len(self._masks) >= most
 
-    def note(self, token: int, masks: npt.NDArray[np.uint64]) -> None:
-        self._masks[token] = masks
+    def note(self, token: int, seen: npt.NDArray[Any]) -> None:
+        self._masks[token] = seen
 
     def forget(self, tokens: int) -> None:
         """Forgets what was noted for tokens of the answer beyond so many: they were guessed wrong."""

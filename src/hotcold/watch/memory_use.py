@@ -40,7 +40,7 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
             add("attention", backend, layer.shared_bytes)
         add("kv", backend, session.cache.pages * config.mixers[i].page_bytes(model.cache_type))
         if session.slots:
-            add("states", backend, session.slots.slots * config.mixers[i].slot_bytes)
+            add("states", backend, model.slots * config.mixers[i].slot_bytes)
         if isinstance(layer.ffn, SplitWeights):
             add("neurons", backend, layer.ffn.hot.nbytes if layer.ffn.hot else 0)
             add("neurons", model.backend, layer.ffn.cold.nbytes)

@@ -3,6 +3,7 @@
 A cell is one neuron or, if a model has too many, several of one kind that fire about equally often."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,9 @@ class MapLayout:
     hot_by: str
     zeros: bool  #: whether the activation gives zeros; otherwise every neuron fires for every token
     firing: str  #: by cell, how often its neurons fire by the profile, 0 to 255, base64; empty without one
+    #: what is counted and has cells: each ``neuron``, or each ``expert`` of a model whose activation gives no
+    #: zeros
+    unit: str = "neuron"
 
 
 class NeuronMap:
@@ -51,16 +55,14 @@ class NeuronMap:
         neurons = model.config.neurons
         firing = _firing(model)
         hot, hot_by = _hot(model, firing)
-        fitting = (s for s in range(1, sum(neurons)) if sum(_count(n, s) for n in neurons) <= MOST_CELLS)
-        size = next(fitting, 1)
-        orders, sizes, begins, words = [], [], [], 0
+        sizes, bits = cell_sizes([(int(mask.sum()), int((~mask).sum())) for mask in hot])
+        orders, begins, words = [], [], 0
         for i, mask in enumerate(hot):
             by_firing = np.arange(len(mask)) if firing is None else np.argsort(-firing[i], kind="stable")
             order = np.concatenate([by_firing[mask[by_firing]], by_firing[~mask[by_firing]]])
             places, more = _places(model, i, mask)
             orders.append(64 * words + places[order])
             words += more
-            sizes.append([_sizes(int(mask.sum()), size), _sizes(int((~mask).sum()), size)])
             begins.append(order)
         cells = np.concatenate([each for both in sizes for each in both])
         self._bits = np.concatenate(orders)  # position of each neuron among the bits of all masks
@@ -75,10 +77,10 @@ class NeuronMap:
             hot=tuple(int(mask.sum()) for mask in hot),
             cells=tuple(len(h) + len(c) for h, c in sizes),
             hot_cells=tuple(len(h) for h, _ in sizes),
-            bits=1 if size == 1 else 4,
+            bits=bits,
             hot_by=hot_by,
-            zeros=model.config.activation in SPARSE_ACTIVATIONS,
-            firing="" if shares is None else _text(np.rint(255 * self._means(shares)).astype(np.uint8)),
+            zeros=gives_zeros(model),
+            firing="" if shares is None else _text(_levels(shares, self._sizes, self._starts)),
         )
 
     @property
@@ -86,27 +88,54 @@ class NeuronMap:
         """Bytes of one token's cells."""
         return -(-len(self._sizes) * self.layout.bits // 8)
 
-    def cells(self, masks: Masks) -> tuple[str, list[tuple[int, int]]]:
-        """The cells of masks of all layers side by side, ``[tokens, words]``: base64 of the bytes of one
+    def seen(self, masks: Sequence[Masks], row: int) -> Masks:
+        """One row of the layers' masks ``[rows, words]``, side by side."""
+        return np.concatenate([mask[row] for mask in masks])
+
+    def cells(self, seen: Masks) -> tuple[str, list[tuple[int, int]]]:
+        """The cells of what :meth:`seen` gave for each token, ``[tokens, words]``: base64 of the bytes of one
         token after the other, and for each token how many hot and cold neurons fired.
 
         A byte has the lower cell in its lower bits. Four bits state the part ``p`` of a cell's neurons that
         fired: ``15 sqrt(p)``, rounded up."""
-        bits = np.unpackbits(np.ascontiguousarray(masks).view(np.uint8), axis=1, bitorder="little")
+        bits = np.unpackbits(np.ascontiguousarray(seen).view(np.uint8), axis=1, bitorder="little")
         fired = bits[:, self._bits]
         hot = fired[:, self._hot].sum(1, np.int64)
         both = list(zip(hot.tolist(), (fired.sum(1, np.int64) - hot).tolist(), strict=True))
-        if self.layout.bits == 1:
-            return _text(np.packbits(fired, axis=1, bitorder="little")), both
-        levels = np.ceil(_LEVELS * np.sqrt(self._means(fired))).astype(np.uint8)
-        if levels.shape[1] % 2:
-            levels = np.pad(levels, ((0, 0), (0, 1)))
-        return _text(levels[:, ::2] | levels[:, 1::2] << 4), both
+        return packed_cells(fired, self._sizes, self._starts, self.layout.bits), both
 
-    def _means(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """The mean over each cell's neurons, along the last axis."""
-        sums = np.add.reduceat(values, self._starts, axis=-1, dtype=np.float64)
-        return np.asarray(sums / self._sizes)
+
+def gives_zeros(model: LoadedModel) -> bool:
+    """Whether some neurons do not fire."""
+    return model.config.activation in SPARSE_ACTIVATIONS
+
+
+def cell_sizes(kinds: Sequence[Sequence[int]]) -> tuple[list[list[Ints]], int]:
+    """Cuts each layer's neurons, of one or two kinds, into cells. Returns how many neurons each cell has, by
+    layer and kind, and the bits of a cell."""
+    layers = [sum(each) for each in kinds]
+    fitting = (s for s in range(1, sum(layers)) if sum(_count(n, s) for n in layers) <= MOST_CELLS)
+    size = next(fitting, 1)
+    return [[_sizes(n, size) for n in each] for each in kinds], 1 if size == 1 else 4
+
+
+def packed_cells(fired: npt.NDArray[np.uint8], sizes: Ints, starts: Ints, bits: int) -> str:
+    """Base64 of cells, of ``[tokens, neurons]`` in the order of cells: 1 for a neuron that fired."""
+    if bits == 1:
+        return _text(np.packbits(fired, axis=1, bitorder="little"))
+    levels = np.ceil(_LEVELS * np.sqrt(_means(fired, sizes, starts))).astype(np.uint8)
+    if levels.shape[1] % 2:
+        levels = np.pad(levels, ((0, 0), (0, 1)))
+    return _text(levels[:, ::2] | levels[:, 1::2] << 4)
+
+
+def _means(values: npt.NDArray[Any], sizes: Ints, starts: Ints) -> npt.NDArray[np.float64]:
+    """The mean over each cell's neurons, along the last axis."""
+    return np.asarray(np.add.reduceat(values, starts, axis=-1, dtype=np.float64) / sizes)
+
+
+def _levels(shares: npt.NDArray[Any], sizes: Ints, starts: Ints) -> npt.NDArray[np.uint8]:
+    return np.rint(255 * _means(shares, sizes, starts)).astype(np.uint8)
 
 
 def _text(values: npt.NDArray[np.uint8]) -> str:

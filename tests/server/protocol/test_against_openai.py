@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.api_pieces import Marked, facts, likely, piece, pieces_of
 
-from hotcold.server.protocol import chat, completion, models
+from hotcold.server.protocol import chat, completion, models, responses
 from hotcold.server.protocol.errors import APIError
 
 jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="validates with OpenAI's schemas")
@@ -30,10 +30,12 @@ class Schemas:
         text = path.read_text(encoding="utf-8")
         all = yaml.load(text, Loader=yaml.CSafeLoader)["components"]["schemas"]
         self._schemas: dict[str, Any] = {}
+        self._validators: dict[str, Any] = {}
         self._take(all, "CreateChatCompletionRequest")
         for name in (
             "CreateChatCompletionResponse", "CreateChatCompletionStreamResponse", "CreateCompletionRequest",
-            "CreateCompletionResponse", "ListModelsResponse", "Model", "ErrorResponse",
+            "CreateCompletionResponse", "ListModelsResponse", "Model", "ErrorResponse", "CreateResponse",
+            "Response", "ResponseStreamEvent",
         ):  # fmt: skip
             self._take(all, name)
         # The first token of an echo has no log-probability, in OpenAI's replies as well as here.
@@ -51,8 +53,18 @@ class Schemas:
             self._take(all, other)
 
     def __getitem__(self, name: str) -> Any:
-        document = {"components": {"schemas": self._schemas}, "$ref": f"#/components/schemas/{name}"}
-        return jsonschema_rs.validator_for(document)
+        if name not in self._validators:
+            document = {"components": {"schemas": self._schemas}, "$ref": f"#/components/schemas/{name}"}
+            self._validators[name] = jsonschema_rs.validator_for(document)
+        return self._validators[name]
+
+    def event(self, type: str) -> Any:
+        """The schema of the events of one type in the stream of a response."""
+        for each in self._schemas["ResponseStreamEvent"]["anyOf"]:
+            name = each["$ref"].rsplit("/", 1)[1]
+            if self._schemas[name]["properties"]["type"]["enum"] == [type]:
+                return self[name]
+        raise KeyError(type)
 
     def field(self, name: str, field: str) -> dict[str, Any]:
         """How a field of a request is described: its bounds and its default."""
@@ -210,6 +222,59 @@ def test_completions(openai: Schemas, fields: dict[str, Any]) -> None:
             # Unlike that of the chat route, usage may not be null here, though it is in OpenAI's streams.
             openai["CreateCompletionResponse"].validate({k: v for k, v in each.items() if v is not None})
     assert replies
+
+
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+ITEMS = [
+    {"role": "user", "content": "a"},  # parts match two branches of its oneOf
+    {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "hm"}]},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "x"},
+    {"type": "message", "role": "user", "content": "b"},
+]
+RESPONSES = [
+    {}, {"input": ITEMS, "tools": [FUNCTION], "tool_choice": "auto", "parallel_tool_calls": False},
+    {"temperature": 0, "top_p": 1, "max_output_tokens": 16, "instructions": "Brief.", "store": False},
+    {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}}},
+    {"text": {"format": {"type": "json_object"}, "verbosity": "low"}, "reasoning": {"effort": "low"}},
+    {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f"}, "include": [], "user": "me"},
+    {"tools": [FUNCTION], "metadata": {"a": "b"}, "truncation": "disabled", "background": False},
+    {"tools": [FUNCTION], "tool_choice": {
+        "type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("fields", RESPONSES, ids=lambda fields: ",".join(fields) or "none")
+def test_responses(openai: Schemas, fields: dict[str, Any], reason: str) -> None:
+    """Whole ones, and each event of a stream by the schema of its type."""
+    body = {"model": "fable", "input": "Hello", **fields}
+    openai["CreateResponse"].validate(body)
+    reply = responses.parse({**body, "stream": True}, facts()).reply(Marked)
+    events = reply.first()
+    for each in pieces_of("<hm>well[f {}]", reason=reason):
+        events += reply.add(0, each)
+    events += reply.end()
+    assert len(events) > 15
+    for event in [*events, *reply.fail(APIError("no", status=500))]:
+        openai.event(event["type"]).validate(event)
+    openai["Response"].validate(reply.whole())
+
+
+BAD_RESPONSES = [
+    {"input": 5}, {"input": [{"role": "robot", "content": "a"}]}, {"temperature": -1}, {"top_p": 1.1},
+    {"max_output_tokens": "many"}, {"tools": [{"type": "function"}]}, {"tool_choice": "maybe"},
+    {"text": {"format": {"type": "yaml"}}}, {"reasoning": {"effort": "some"}}, {"stream": "yes"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", BAD_RESPONSES, ids=str)
+def test_what_is_wrong_with_a_response_is_refused(openai: Schemas, fields: dict[str, Any]) -> None:
+    body = {"model": "fable", "input": "Hello", **fields}
+    assert not openai["CreateResponse"].is_valid(body)
+    with pytest.raises(APIError) as caught:
+        responses.parse(body, facts())
+    assert (caught.value.param or "").startswith(next(iter(fields)))
 
 
 def test_models_and_errors(openai: Schemas) -> None:

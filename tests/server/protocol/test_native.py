@@ -9,7 +9,7 @@ from support.api_pieces import facts, likely, piece, pieces_of, tokenizer
 
 from hotcold.engine.request import Job
 from hotcold.runtime.sampling import SamplingParams
-from hotcold.server.protocol import models, native, tokens
+from hotcold.server.protocol import models, native, props, tokens
 from hotcold.server.protocol.errors import APIError
 from hotcold.values import LARGEST
 
@@ -157,7 +157,8 @@ def test_the_list_of_models() -> None:
 
 
 def test_properties_name_no_path() -> None:
-    found = native.props(facts(), "{{ x }}")
+    found = props.props(facts(), props.TemplateFacts("{{ x }}", "", {"supports_tools": False}))
+    assert found["chat_template_caps"] == {"supports_tools": False} and found["eos_token"] == "</s>"
     assert found["total_slots"] == 4 and found["chat_template"] == "{{ x }}"
     assert found["default_generation_settings"]["params"]["top_k"] == 40
     assert "/" not in found["model_path"]

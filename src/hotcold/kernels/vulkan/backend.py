@@ -17,6 +17,7 @@ from hotcold.kernels.backend import (
     BatchLimits,
     Buffer,
     Chosen,
+    ExpertGroups,
     FFNStats,
     FFNTensors,
     FFNWeights,
@@ -115,6 +116,12 @@ class VulkanBackend(DeviceMemory):
         args = x, weights, outs, accumulate, rows
         self.op(batch, lambda r: linear.linear(r, *args), x, *weights, *outs)
 
+    def linear_heads(self, x: Buffer, weights: Matrix, batch: Batch, out: Buffer) -> None:
+        raise NotImplementedError("latent attention (MLA) is not computed by Vulkan")
+
+    def join_heads(self, x: Buffer, y: Buffer, batch: Batch, out: Buffer) -> None:
+        raise NotImplementedError("latent attention (MLA) is not computed by Vulkan")
+
     def predict(
         self,
         x: Buffer,
@@ -166,7 +173,10 @@ class VulkanBackend(DeviceMemory):
         normalise: bool,
         scale: float,
         expert_scale: Buffer | None = None,
+        groups: ExpertGroups | None = None,
     ) -> None:
+        if groups is not None:
+            raise NotImplementedError("groups of experts are not computed by Vulkan")
         choice = rowwise.Choice(k, score, selection_bias, normalise, scale, expert_scale)
         args = x, weights, ids, factors
         self.op(batch, lambda r: rowwise.router(r, *args, choice), *args, selection_bias, expert_scale)

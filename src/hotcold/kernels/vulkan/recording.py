@@ -62,7 +62,7 @@ class Cut:
 def batch_bytes(limits: BatchLimits) -> int:
     """Bytes of a batch on a device: a header of 17 words, and its arrays (csrc/shaders/batch.glsl)."""
     pages = limits.sequences * limits.pages_per_sequence
-    return 4 * (17 + 4 * limits.tokens + pages + 5 * limits.sequences + limits.logits)
+    return 4 * (17 + 5 * limits.tokens + pages + 4 * limits.sequences + limits.logits)
 
 
 class Recording:

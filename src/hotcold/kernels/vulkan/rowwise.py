@@ -100,8 +100,8 @@ def router(
     experts, columns = w.shape
     given_vectors = choice.selection_bias, choice.expert_scale
     more, each = (None if vector is None else recording.memory.own(vector) for vector in given_vectors)
-    shapes = (None if vector is None else shape_of(vector) for vector in (more, each))
-    checks.check_router(experts, k, choice.score, *shapes)
+    biases, scales = (None if vector is None else shape_of(vector) for vector in (more, each))
+    checks.check_router(experts, k, choice.score, biases, scales)
     values = recording.range_of("x", x, columns)
     chosen = recording.range_of("ids", ids, k, np.int32), recording.range_of("factors", factors, k)
     given = dot_input(recording, values, columns, recording.rows, Count.TOKENS, [w])

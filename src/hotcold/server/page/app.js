@@ -1,13 +1,19 @@
 // The page: what is written, by whom, and the picture of what fires meanwhile.
 
-import { Answer } from "./answer.js";
-import { health, isKey, keepKey, pictureInfo, Refused, stream } from "./api.js";
-import { element, percent, showActive, showLayers, showMemory, showRates, showShares } from "./figures.js";
+import { health, pictureInfo, Refused, stream } from "./api.js";
+import { Attached, withFiles } from "./attach.js";
+import { element, percent, showActive, showContext, showFacts, showLayers, showMemory, showRates, showShares } from "./figures.js";
+import { askKey, nextTheme } from "./key.js";
 import { Picture } from "./picture.js";
 import { Settings } from "./settings.js";
+import { TalkList } from "./talk_list.js";
+import { dropTalk, keepTalk, newTalk, readTalk, titleOf } from "./talks.js";
+import { Turns } from "./turns.js";
 
 const $ = (id) => document.getElementById(id);
 const NO_KEY = "This server answers nobody without its key.";
+const NOW = "hotcold.now", FOLDED = "hotcold.folded"; // the conversation of this tab; whether somebody folded the picture
+const KEEP_MS = 2000; // between two times that a growing answer is kept
 const STORY_CHARS = 3.4; // a token has about so many, where the beginning of a story has to be left out
 const STORY_TOKENS = 160; // at a time, where nobody says how many
 const OPENINGS = {
@@ -18,7 +24,15 @@ const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 const picture = new Picture($("stage"), $("map"), $("bloom"));
 const settings = new Settings($("settings"), $("settings-form"));
-const page = { info: null, turns: [], running: null, answer: null, last: 0, story: true };
+const turns = new Turns(picture);
+const attached = new Attached({ changed: labels, problem: (words) => problem(words) });
+const page = { info: null, running: null, last: 0, story: true, talk: null, keptAt: 0 };
+const talkList = new TalkList({
+  open: openTalk,
+  gone: (id) => { if (page.talk?.id === id) begun(); },
+  now: () => page.talk?.id,
+  fits: (talk) => page.info !== null && talk.story === page.story,
+});
 
 // -- the model ---------------------------------------------------------------------------------------------------
 
@@ -29,6 +43,7 @@ async function connect() {
     if (told?.ready) {
       try { return begin(await pictureInfo()); } catch (error) {
         if (error.status === 401) {
+          state("gone", "a key is needed");
           if (await askKey(error)) continue;
           return problem(NO_KEY, true);
         }
@@ -44,15 +59,23 @@ async function connect() {
 
 function begin(info) {
   page.info = info;
-  page.story = !info.chat;
+  page.story = turns.story = !info.chat;
   document.body.classList.toggle("story", page.story);
   state("ready", info.model);
   document.title = `Hotcold · ${info.model}`;
   $("prompt-label").textContent = page.story ? "How the story begins, or goes on" : "Your message";
+  showFacts(info);
   showPicture(info.picture);
-  welcome();
-  labels();
-  $("prompt").focus({ preventScroll: true });
+  const kept = readTalk(stored("sessionStorage", NOW));
+  if (kept && kept.story === page.story && !turns.length) openTalk(kept);
+  else begun();
+}
+
+function stored(place, name) {
+  try { return window[place].getItem(name) ?? ""; } catch { return ""; }
+}
+function store(place, name, value) {
+  try { window[place].setItem(name, value); } catch { /* not kept */ }
 }
 
 function state(kind, words) {
@@ -61,25 +84,37 @@ function state(kind, words) {
 }
 
 function showPicture(told) {
-  if (!told) {
-    showNote("This server gives no picture.");
-    return;
-  }
-  const { layout, memory, gpu } = told;
+  const layout = told?.layout;
+  const shows = !layout ? "" : layout.zeros ? "neurons" : layout.unit === "expert" ? "experts" : "";
+  page.shows = shows;
+  fold();
+  if (!told) return showNote("This server gives no picture.");
+  showMemory(told.memory, told.gpu);
+  if (!shows) return showNote("This model's activation gives no zeros: every neuron works for every token, so there is no picture of them.");
   picture.setLayout(layout);
   showLayers(layout.cells.length);
-  showMemory(memory, gpu);
-  const all = sum(layout.neurons), hot = sum(layout.hot);
+  const all = sum(layout.neurons), hot = sum(layout.hot), layers = layout.neurons.length;
   const placed = layout.hot_by === "placement", known = layout.hot_by !== "";
   $("hot-words").textContent = placed ? `hot: on the GPU, ${percent(hot / all)}` : "hot: the fifth that fires most";
-  $("cold-words").textContent = placed ? "cold: on the CPU" : known ? "cold: the rest" : "neurons";
+  $("cold-words").textContent = placed ? "cold: on the CPU" : known ? "cold: the rest" : shows;
+  $("firing-words").textContent = shows === "experts" ? "chosen now" : "firing now";
+  $("active-words").textContent = shows === "experts" ? "of experts chosen" : "of neurons fire";
   $("legend").firstElementChild.hidden = !known;
   $("axis-hot").hidden = $("axis-cold").hidden = !known;
-  const each = layout.bits === 1 ? "each dot is a neuron" : `each cell stands for about ${Math.round(all / sum(layout.cells))} neurons`;
-  $("map-words").textContent = `A map of ${all.toLocaleString("en")} neurons in ${layout.neurons.length} layers, which stand beside each other; ` +
-    `${each}, the most active at the top.`;
-  $("watch-title").textContent = `${all.toLocaleString("en")} neurons, ${layout.neurons.length} layers`;
-  if (!layout.zeros) showNote("This model's activation gives no zeros: every neuron works for every token.");
+  const one = shows.slice(0, -1), each = layout.bits === 1 ? `each dot is ${one === "expert" ? "an" : "a"} ${one}`
+    : `each cell stands for about ${Math.round(all / sum(layout.cells))} ${shows}`;
+  $("map-words").textContent = `A map of ${all.toLocaleString("en")} ${shows} in ${layers} layers, which stand beside each other; ` +
+    `${each}${known ? ", the most active at the top" : ""}.`;
+  $("watch-title").textContent = `${all.toLocaleString("en")} ${shows}, ${layers} layers`;
+}
+
+/** The picture makes room for the text where there is nothing to look at, or somebody wants it so. */
+function fold() {
+  const wanted = stored("localStorage", FOLDED) !== "1";
+  document.body.classList.toggle("folded", !page.shows || !wanted);
+  if (document.body.classList.contains("folded")) $("more").open = false;
+  $("fold").hidden = !page.shows;
+  $("fold").setAttribute("aria-pressed", String(wanted));
 }
 
 function showNote(words) {
@@ -87,16 +122,17 @@ function showNote(words) {
   $("map-note").textContent = words;
 }
 
-// -- turns -------------------------------------------------------------------------------------------------------
+// -- conversations -----------------------------------------------------------------------------------------------
 
 function welcome() {
-  const empty = page.turns.length === 0;
+  const empty = turns.length === 0;
   $("welcome").hidden = !empty || !page.info;
   if (!empty || !page.info) return;
+  const look = page.shows ? ` Point at any word of ${page.story ? "its" : "an"} answer to see which ${page.shows} chose it.` : "";
   $("welcome-title").textContent = page.story ? "Begin a story." : "Ask away.";
   $("welcome-words").textContent = page.story
-    ? `Write how it starts, and ${page.info.model} writes on. Point at any word of its answer to see which neurons chose it.`
-    : `${page.info.model} answers, on this machine. Point at any word of an answer to see which neurons chose it.`;
+    ? `Write how it starts, and ${page.info.model} writes on.${look}`
+    : `${page.info.model} answers, on this machine.${look}`;
   $("openings").replaceChildren(...OPENINGS[page.story ? "story" : "chat"].map((text) => {
     const button = element("button", { type: "button", text });
     button.addEventListener("click", () => send(text));
@@ -105,116 +141,162 @@ function welcome() {
 }
 
 function labels() {
-  const begun = page.turns.length > 0, typed = $("prompt").value.trim() !== "";
+  const any = turns.length > 0, typed = $("prompt").value.trim() !== "" || attached.files.length > 0;
   $("prompt").placeholder = !page.story ? "Write a message"
-    : begun ? "Write the next sentence, or go on" : "Once upon a time";
-  $("send").textContent = !page.story ? "Send" : begun && !typed ? "Go on" : "Write on";
-  $("send").disabled = !page.info || (!typed && !(page.story && begun));
+    : any ? "Write the next sentence, or go on" : "Once upon a time";
+  $("send").textContent = !page.story ? "Send" : any && !typed ? "Go on" : "Write on";
+  $("send").disabled = !page.info || (!typed && !(page.story && any));
   $("send").hidden = page.running !== null;
   $("stop").hidden = page.running === null;
 }
 
-function addTurn(role, text) {
-  const said = element("div", { kind: "said" });
-  const node = element("article", { kind: `turn ${role}` }, said, element("div", { kind: "after" }));
-  node.setAttribute("aria-label", role === "user" ? "You" : "The model");
-  const turn = { role, text, node, said, answer: null };
-  if (role === "user") {
-    said.textContent = text;
-    if (!page.story) turnButtons(turn, [["Edit", () => edit(turn)]]);
-  }
-  $("turns").append(node);
-  page.turns.push(turn);
-  return turn;
+/** Nothing has been written yet. */
+function begun() {
+  stop();
+  page.talk = null;
+  store("sessionStorage", NOW, "");
+  turns.cut(0);
+  refresh();
 }
 
-function cutTurns(from) {
-  for (const turn of page.turns.splice(from)) turn.node.remove();
+/** What is beside the text, after another part of it is shown. */
+function refresh() {
+  problem("");
+  $("moment").replaceChildren();
+  picture.dark();
+  showContext(page.talk?.used ?? 0, page.info?.context);
+  grow();
+  welcome();
+  buttonsOfAll();
+  labels();
+  if (!document.querySelector("dialog[open]")) $("prompt").focus({ preventScroll: true });
 }
 
-function turnButtons(turn, buttons, told = "") {
-  const after = turn.node.querySelector(".after");
-  after.replaceChildren();
-  if (told) after.append(element("p", { kind: "told", text: told }));
-  for (const [text, action] of buttons) {
-    const button = element("button", { type: "button", kind: "quiet", text });
-    button.addEventListener("click", action);
-    after.append(button);
+function openTalk(talk) {
+  stop();
+  page.talk = talk;
+  store("sessionStorage", NOW, talk.id);
+  turns.cut(0);
+  for (const each of talk.turns) turns.add(each.role, each);
+  refresh();
+  scroll(true);
+}
+
+/** Keeps the conversation as it is now. */
+function keep() {
+  if (!page.info) return;
+  page.keptAt = performance.now();
+  const list = turns.kept;
+  if (!list.length) {
+    if (page.talk) dropTalk(page.talk.id);
+    return;
   }
+  page.talk ??= newTalk(page.info.model, page.story);
+  Object.assign(page.talk, { title: titleOf(list), changed: Date.now(), model: page.info.model, turns: list });
+  store("sessionStorage", NOW, page.talk.id);
+  if (!keepTalk(page.talk)) problem("The browser's storage has no room for this conversation: export or delete some.");
+}
+
+/** What can be done with each turn. */
+function buttonsOfAll() {
+  for (const turn of turns.all) {
+    if (turn === page.running?.turn) continue;
+    if (turn.role === "user") turns.buttons(turn, page.story ? [] : [["Edit", () => edit(turn)]]);
+    else turns.buttons(turn, buttonsOf(turn));
+  }
+}
+
+function buttonsOf(turn) {
+  const last = turn === turns.last;
+  const buttons = [[page.story ? "Another way" : "Again", () => again(turn)]];
+  if (page.story) return [...buttons, ["Undo", undo], ["Copy", (event) => copy(turns.text, event.target)]];
+  if (turn.cut && last && turn.text.trim()) buttons.unshift(["Continue", () => goOn(turn), "go-on"]);
+  return [...buttons, ["Copy", (event) => copy(turn.text, event.target)]];
 }
 
 function edit(turn) {
   stop();
-  const at = page.turns.indexOf(turn);
+  const at = turns.all.indexOf(turn);
   if (at < 0) return;
   $("prompt").value = turn.text.trim();
-  cutTurns(at);
-  grow();
-  welcome();
-  labels();
-  $("prompt").focus();
+  attached.set(turn.files);
+  turns.cut(at);
+  keep();
+  refresh();
 }
 
 function undo() {
   stop();
-  cutTurns(page.turns.length - 1);
-  const user = page.turns.at(-1);
+  turns.cut(turns.length - 1);
+  const user = turns.last;
   if (user?.role === "user") {
     $("prompt").value = user.text.trim();
-    cutTurns(page.turns.length - 1);
+    turns.cut(turns.length - 1);
   }
-  picture.dark();
-  grow();
-  welcome();
-  labels();
-  $("prompt").focus();
+  keep();
+  refresh();
 }
 
 function again(turn) {
-  const at = page.turns.indexOf(turn);
+  const at = turns.all.indexOf(turn);
   if (page.running || at < 0) return;
-  cutTurns(at);
+  turns.cut(at);
   generate();
+}
+
+/** The model goes on where the limit cut it. */
+function goOn(turn) {
+  if (page.running || turn !== turns.last) return;
+  turn.cut = false;
+  turn.answer.resume();
+  generate(turn);
 }
 
 // -- generating --------------------------------------------------------------------------------------------------
 
 function send(text) {
   if (page.running || !page.info) return;
-  const typed = text.trim();
-  if (typed) {
-    const before = page.turns.at(-1)?.text ?? "";
-    const joined = page.story && before && !/\s$/.test(before) && !/^[.,;:!?'’)]/.test(typed) ? ` ${typed}` : typed;
-    addTurn("user", page.story ? joined : typed);
-  } else if (!page.story || !page.turns.length) return;
+  const typed = text.trim(), files = attached.take();
+  if (page.story && (typed || files.length)) {
+    const whole = [...files.map((file) => file.text.trim()), typed].filter(Boolean).join("\n\n");
+    const before = turns.last?.text ?? "";
+    turns.add("user", { text: before && !/\s$/.test(before) && !/^[.,;:!?'’)]/.test(whole) ? ` ${whole}` : whole });
+  } else if (typed || files.length) turns.add("user", { text: typed, files });
+  else if (!page.story || !turns.length) return;
   $("prompt").value = "";
   grow();
   welcome();
+  buttonsOfAll();
   generate();
 }
 
 function body(part) {
-  const common = { model: page.info.model, ...settings.sampling, hotcold: { picture: true } };
+  const stats = { timings_per_token: true, hotcold: { picture: true } };
+  const common = { model: page.info.model, ...settings.sampling, ...stats };
   if (page.story) {
-    const whole = page.turns.map((turn) => turn.text).join("").trimEnd();
+    const whole = turns.text.trimEnd();
     const most = Math.floor(part * STORY_CHARS * page.info.context);
-    return ["/v1/completions", { max_tokens: STORY_TOKENS, ...common, prompt: whole.length > most ? whole.slice(-most).replace(/^\S*\s/, "") : whole }];
+    const shown = whole.length > most ? whole.slice(-most).replace(/^\S*\s/, "") : whole;
+    return ["/v1/completions", { max_tokens: STORY_TOKENS, ...common, prompt: shown.replace(/^[\uDC00-\uDFFF]/, "") }];
   }
-  const messages = page.turns.map(({ role, text }) => ({ role, content: text }));
+  const messages = turns.all.map(({ role, text, files }) => ({ role, content: withFiles(text, files) }));
   if (settings.values.system.trim()) messages.unshift({ role: "system", content: settings.values.system });
   if (settings.values.json) common.response_format = { type: "json_object" };
   return ["/v1/chat/completions", { ...common, messages }];
 }
 
-async function generate() {
+/** An answer to what was said, or the rest of one. */
+async function generate(rest = null) {
   problem("");
   const request = body(0.5);
-  const turn = addTurn("assistant", "");
-  turn.answer = new Answer(turn.node, picture, { plain: page.story });
+  const turn = rest ?? turns.add("assistant");
   turn.node.classList.add("waits");
+  turn.told = "";
+  turns.buttons(turn, []);
   const run = { control: new AbortController(), turn, start: performance.now(), stopped: false };
   page.running = run;
   state("busy", page.info.model);
+  keep();
   labels();
   scroll(true);
   page.last = performance.now();
@@ -239,14 +321,16 @@ async function receive(run, [path, request], part) {
       if (text || told || delta.reasoning_content) answer.add(text, delta.reasoning_content || "", told);
       if (told?.note) showNote(told.note);
       if (told?.rates) showRates(told.rates, page.info.picture?.gpu);
+      if (event.timings) run.used = event.timings.cache_n + event.timings.prompt_n + event.timings.predicted_n;
       if (choice?.finish_reason) run.reason = choice.finish_reason;
     }
+    if (run.reason === "length") answer.trimHalf();
   } catch (error) {
     const tooLong = error instanceof Refused && error.code === "context_length_exceeded";
     if (!tooLong || !page.story || part < 0.1) throw error;
-    page.turns.pop(); // the empty turn is no part of the story
+    turns.all.pop(); // the empty turn is no part of the story
     const shorter = body(part * 0.7);
-    page.turns.push(run.turn);
+    turns.all.push(run.turn);
     await receive(run, shorter, part * 0.7);
   }
 }
@@ -259,6 +343,8 @@ function reveal(run, now) {
   const lit = answer.advance(Math.min(0.1, Math.max(0, now - page.last) / 1000), paced);
   page.last = now;
   if (lit >= 0) moment(answer, lit);
+  if (run.used) showContext(run.used, page.info.context);
+  if (now - page.keptAt > KEEP_MS) keep();
   scroll();
   if (!answer.shownAll) return requestAnimationFrame((next) => reveal(run, next));
   finish(run);
@@ -267,23 +353,25 @@ function reveal(run, now) {
 function finish(run) {
   const { turn } = run, { answer } = turn;
   turn.text = answer.text;
+  turn.thought = answer.thought;
   turn.node.classList.remove("waits");
   page.running = null;
   state("ready", page.info.model);
   if (!answer.text && !answer.thought) {
-    cutTurns(page.turns.indexOf(turn));
+    turns.cut(turns.all.indexOf(turn));
     if (!run.failed) problem(run.stopped ? "" : "The model ended its answer at once. Try again, or write something else.");
   } else {
-    const told = `${answer.tokens} tokens in ${run.seconds.toFixed(run.seconds < 1 ? 2 : 1)} s${run.stopped ? ", stopped" : ""}`;
-    const buttons = [[page.story ? "Another way" : "Again", () => again(turn)]];
-    if (page.story) buttons.push(["Undo", undo], ["Copy", (event) => copy(page.turns.map((each) => each.text).join(""), event.target)]);
-    else buttons.push(["Copy", (event) => copy(turn.text, event.target)]);
-    turnButtons(turn, buttons, told);
-    turn.said.tabIndex = 0;
-    turn.said.setAttribute("role", "group");
-    turn.said.setAttribute("aria-label", "Text of the model. Left and right arrow keys go from word to word and show what fired for each");
-    announce(`${run.stopped ? "Stopped" : "Done"}, ${told}. ${figuresAsText()} ${answer.text.trim()}`);
+    const full = run.used >= page.info.context;
+    turn.cut = (run.reason === "length" && !full) || run.stopped || run.failed === true;
+    const end = run.stopped ? ", stopped" : run.reason !== "length" || page.story ? "" : full ? ", the context is full" : ", cut at the limit";
+    const n = answer.tokens - answer.before;
+    turn.told = `${n} token${n === 1 ? "" : "s"} in ${run.seconds.toFixed(run.seconds < 1 ? 2 : 1)} s${end}`;
+    turns.end(turn);
+    announce(`${run.stopped ? "Stopped" : "Done"}, ${turn.told}. ${figuresAsText()} ${answer.text.trim()}`);
   }
+  if (page.talk && run.used) page.talk.used = run.used;
+  keep();
+  buttonsOfAll();
   welcome();
   labels();
   scroll();
@@ -310,7 +398,10 @@ function stop() {
 async function failed(error, run) {
   run.failed = true;
   if (error.status === 401) {
-    if (await askKey(error)) tryAgain();
+    state("gone", "a key is needed");
+    const given = await askKey(error);
+    state("ready", page.info.model);
+    if (given) tryAgain();
     else problem(NO_KEY, true);
     return;
   }
@@ -325,18 +416,18 @@ function tryAgain() {
     connect();
     return;
   }
-  if (!page.running && page.turns.at(-1)?.role === "user") generate();
+  if (!page.running && turns.last?.role === "user") generate();
 }
 
 // -- what is shown beside it ---------------------------------------------------------------------------------------
 
 function moment(answer, token) {
   const fired = answer.fired.get(token);
-  if (!fired) return;
+  if (!fired || !page.shows) return;
   const all = sum(page.info.picture.layout.neurons), n = fired[0] + fired[1];
   const word = answer.word(token).trim();
   const quoted = word ? [element("q", { text: word })] : [];
-  $("moment").replaceChildren(...quoted, ` ${n.toLocaleString("en")} fired`);
+  $("moment").replaceChildren(...quoted, ` ${n.toLocaleString("en")} ${page.shows === "experts" ? "experts" : "fired"}`);
   showActive(n / all);
   showShares(picture.shares(answer.frames.get(token)));
 }
@@ -349,7 +440,7 @@ function point(turn, token) {
   if (frame) {
     picture.hold(frame);
     moment(answer, token);
-  } else if (answer) {
+  } else if (answer && page.shows) {
     picture.dark();
     $("moment").replaceChildren(element("q", { text: answer.word(token).trim() }), token ? " not watched" : " came of reading the prompt");
   }
@@ -358,11 +449,6 @@ function point(turn, token) {
 function leave(turn) {
   for (const node of turn.said.querySelectorAll(".at")) node.classList.remove("at");
   picture.hold(null);
-}
-
-function turnOf(target) {
-  const node = target.closest?.(".turn.assistant");
-  return node && page.turns.find((turn) => turn.node === node);
 }
 
 function figuresAsText() {
@@ -406,35 +492,6 @@ function grow() {
 
 const sum = (values) => values.reduce((all, value) => all + value, 0);
 
-// -- key and colours -----------------------------------------------------------------------------------------------
-
-function askKey(error) {
-  const dialog = $("key"), field = $("key-field");
-  $("key-words").textContent = error.message.includes("wrong")
-    ? "The server does not know that key. Try another one."
-    : "This server asks for a key. The page keeps it until this tab is closed.";
-  field.value = "";
-  if (!dialog.open) dialog.showModal();
-  state("gone", "a key is needed");
-  return new Promise((go) => {
-    dialog.addEventListener("close", () => {
-      const given = dialog.returnValue === "use";
-      if (given) keepKey(field.value.trim());
-      dialog.returnValue = "";
-      if (page.info) state("ready", page.info.model);
-      go(given);
-    }, { once: true });
-  });
-}
-
-function nextTheme() {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-  try { localStorage.setItem("hotcold.theme", root.dataset.theme); } catch { /* not kept */ }
-  picture.colours();
-}
-
 // -- events --------------------------------------------------------------------------------------------------------
 
 $("composer").addEventListener("submit", (event) => {
@@ -451,49 +508,41 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
 });
 $("stop").addEventListener("click", () => { stop(); $("prompt").focus(); });
-$("new").addEventListener("click", () => {
-  stop();
-  cutTurns(0);
-  problem("");
-  $("moment").replaceChildren();
-  picture.dark();
-  welcome();
-  labels();
-  $("prompt").focus();
-});
+$("new").addEventListener("click", begun);
 $("open-settings").addEventListener("click", () => settings.open());
-$("theme").addEventListener("click", nextTheme);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => picture.colours());
-$("key-form").addEventListener("submit", (event) => {
-  if (isKey($("key-field").value.trim())) {
-    $("key").returnValue = "use";
-    return;
-  }
-  event.preventDefault();
-  $("key-words").textContent = "That is no key: keys have letters, digits and signs of ASCII, without spaces.";
-  $("key-field").select();
+$("theme").addEventListener("click", () => { nextTheme(); picture.colours(); });
+$("fold").addEventListener("click", () => {
+  store("localStorage", FOLDED, stored("localStorage", FOLDED) === "1" ? "" : "1");
+  fold();
+  picture.arrange();
 });
-$("key-cancel").addEventListener("click", () => $("key").close(""));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => picture.colours());
+addEventListener("pagehide", () => { if (page.running) keep(); });
+$("turns").addEventListener("click", (event) => {
+  const button = event.target.closest?.(".copy-code");
+  if (button) copy(button.closest(".code").querySelector("pre").textContent, button);
+});
 $("turns").addEventListener("pointerover", (event) => {
-  const turn = turnOf(event.target), token = event.target.dataset?.t;
+  const turn = turns.of(event.target), token = event.target.dataset?.t;
   if (turn && token !== undefined && !page.running) point(turn, Number(token));
 });
 $("turns").addEventListener("pointerout", (event) => {
-  const turn = turnOf(event.target);
+  const turn = turns.of(event.target);
   if (turn && event.target.dataset?.t !== undefined && !page.running) leave(turn);
 });
 $("turns").addEventListener("keydown", (event) => {
-  const turn = turnOf(event.target);
+  const turn = turns.of(event.target);
   if (!turn || event.target !== turn.said || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
   event.preventDefault();
   const words = [...turn.said.querySelectorAll("[data-t]")];
+  if (!words.length) return;
   const at = words.findIndex((node) => node.classList.contains("at"));
   const next = Math.max(0, Math.min(words.length - 1, at + (event.key === "ArrowRight" ? 1 : -1)));
   point(turn, Number(words[next].dataset.t));
   announce(`${words[next].textContent.trim()}: ${$("moment").textContent.trim()}`);
 });
 $("turns").addEventListener("focusout", (event) => {
-  const turn = turnOf(event.target);
+  const turn = turns.of(event.target);
   if (turn) leave(turn);
 });
 

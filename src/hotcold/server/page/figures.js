@@ -75,14 +75,55 @@ export function showMemory(uses, gpu) {
   }));
 }
 
+/** Numbers of layers below their columns: as many as there is room for, at even distances. */
 export function showLayers(count) {
-  const every = Math.ceil(count / 16);
-  $("layers").replaceChildren(...Array.from({ length: count }, (_, i) =>
-    element("span", {}, element("b"), i % every ? "" : count <= 8 ? `layer ${i + 1}` : String(i + 1))));
-  $("layers").hidden = false;
+  const box = $("layers");
+  box.replaceChildren(...Array.from({ length: count }, () => element("span", {}, element("b"), element("i"))));
+  box.hidden = false;
+  const number = () => {
+    const words = count <= 8 && box.clientWidth / count > 62, room = 7.5 * (words ? 8 : String(count).length) + 6;
+    const every = [1, 2, 4, 5, 8, 10, 16, 20, 25, 50, 100].find((n) => (n * box.clientWidth) / count >= room) ?? count;
+    [...box.children].forEach((span, i) => {
+      const named = i === 0 || (i + 1) % every === 0 && (every === 1 || i + 1 > every / 2);
+      span.lastChild.textContent = !named ? "" : words ? `layer ${i + 1}` : String(i + 1);
+    });
+  };
+  new ResizeObserver(number).observe(box);
+  number();
 }
 
 export function showShares(shares) {
   const spans = $("layers").children, few = shares.length <= 12;
   shares.forEach((share, i) => { if (few && spans[i]) spans[i].firstChild.textContent = percent(share); });
+}
+
+const round = (n) => (n >= 100 ? Math.round(n) : Number(n.toPrecision(2)));
+/** Parameters as people say them: 135 M, 1.7 B. */
+export function count(n) {
+  const [unit, name] = n >= 1e9 ? [1e9, "B"] : n >= 1e6 ? [1e6, "M"] : n >= 1e3 ? [1e3, "K"] : [1, ""];
+  return `${round(n / unit)} ${name}`.trim();
+}
+
+/** What the model is. */
+export function showFacts(info) {
+  const told = [
+    ["Model", info.title || info.model], ["Parameters", info.params ? count(info.params) : ""],
+    ["Quantisation", info.quantisation], ["File", info.size_bytes ? size(info.size_bytes) : ""],
+    ["Context", `${info.context.toLocaleString("en")} tokens`], ["Family", info.family],
+    ["Neurons", { exact: "those that fire", predicted: "those that are predicted to fire", off: "all, for every token" }[info.sparsity]],
+    ["Threads", info.threads],
+  ];
+  $("facts").replaceChildren(...told.filter(([, value]) => value).map(([name, value]) =>
+    element("div", {}, element("dt", { text: name }), element("dd", { text: String(value) }))));
+  $("kind").textContent = [info.params ? `${count(info.params)} parameters` : "", info.quantisation].filter(Boolean).join(" · ");
+}
+
+/** How much of the context a conversation takes. */
+export function showContext(used, context) {
+  $("context").hidden = !used || !context;
+  if ($("context").hidden) return;
+  const part = Math.min(1, used / context);
+  $("context-part").style.width = `${100 * part}%`;
+  $("context").classList.toggle("much", part > 0.85);
+  $("context-words").textContent = `${used.toLocaleString("en")} of ${context.toLocaleString("en")} tokens`;
 }

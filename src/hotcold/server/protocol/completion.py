@@ -34,6 +34,9 @@ DEFAULT_MAX_TOKENS = 16  #: OpenAI's
 class Prompts:
     """A text, token ids, or a list of texts or of lists of ids."""
 
+    def __init__(self, most: int = MAX_JOBS) -> None:
+        self._most = most
+
     _text = Text()
     _ids = Ids()
 
@@ -45,12 +48,12 @@ class Prompts:
         if value and not isinstance(value[0], str | list):
             return [self._ids.read(value, param)]
         kind = self._text if value and isinstance(value[0], str) else self._ids
-        found: list[Prompt] = Items(kind, 1, MAX_JOBS).read(value, param)
+        found: list[Prompt] = Items(kind, 1, self._most).read(value, param)
         return found
 
     def schema(self) -> Schema:
         one = [self._text.schema(), self._ids.schema()]
-        several = [{"type": "array", "minItems": 1, "maxItems": MAX_JOBS, "items": kind} for kind in one]
+        several = [{"type": "array", "minItems": 1, "maxItems": self._most, "items": kind} for kind in one]
         return {"anyOf": [*one, *several]}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from hotcold.chat.call_ids import CallIds
 from hotcold.chat.tool_formats import GENERAL, ToolFormat
 from hotcold.model.tokenizer import Tokenizer
+from hotcold.runtime.pooling import Pooling
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import prompts
 from hotcold.server.protocol.errors import APIError
@@ -35,6 +36,8 @@ class Facts:
     meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: defaults for a request
     sparsity: str = ""  #: the mode: off, exact or predicted
+    pooling: Pooling | None = None  #: how texts become vectors; None: they cannot
+    not_pooled: str = ""  #: and why
     open_schemas: bool = False  #: as :attr:`hotcold.server.settings.Settings.open_schemas`
 
     @property
@@ -54,6 +57,11 @@ class Facts:
         """The most characters of a token."""
         return max(len(self.tokenizer.piece(id)) for id in range(self.vocab))
 
+    @property
+    def most_characters(self) -> int:
+        """The characters of a prompt that may fit, at most."""
+        return (self.context + 1) * self._longest
+
     def check_ids(self, ids: list[int], param: str) -> None:
         """Raises APIError for an id that is not in the vocabulary, or for more ids than fit."""
         if len(ids) > self.context:
@@ -62,13 +70,21 @@ class Facts:
             raise APIError(message, param=param, code="context_length_exceeded")
         prompts.check_ids(ids, self.vocab, param)
 
+    def encode_text(self, text: str, param: str) -> list[int]:
+        """The tokens of a user's text. APIError: it cannot fit, which is checked first."""
+        self._check_length(text, param)
+        return self.tokenizer.encode(text)
+
+    def _check_length(self, text: str, param: str) -> None:
+        if len(text) > self.most_characters:
+            seen = f"{param} has {len(text)} characters, which are more than {self.context} tokens"
+            message = f"{seen}: shorten it, or start the server with a larger context"
+            raise APIError(message, param=param, code="context_length_exceeded")
+
     def encode(self, text: str) -> list[int]:
         """The tokens of a whole prompt that a program wrote: names of control tokens are these tokens. A
         prompt that begins with BOS gets no second one. APIError: it cannot fit, which is checked first."""
-        if len(text) > (self.context + 1) * self._longest:
-            seen = f"prompt has {len(text)} characters, which are more than {self.context} tokens"
-            message = f"{seen}: shorten it, or start the server with a larger context"
-            raise APIError(message, param="prompt", code="context_length_exceeded")
+        self._check_length(text, "prompt")
         ids = self.tokenizer.encode(text, parse_special=True)
         bos = self.tokenizer.bos_id
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids

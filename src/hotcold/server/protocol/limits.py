@@ -8,6 +8,7 @@ __all__ = ["LARGEST", "MAX_LOGPROBS", "MAX_STOPS", "MAX_STOP_LENGTH"]
 
 MAX_CHOICES = 16  #: ``n``
 MAX_JOBS = 64  #: texts of one request: prompts times ``n``
+MAX_INPUTS = 2048  #: texts that become vectors
 MAX_BIAS = 1024  #: entries of ``logit_bias``
 MAX_MESSAGES = 4096
 MAX_PARTS = 256  #: parts of one message
@@ -15,6 +16,7 @@ MAX_TOOLS = 128
 MAX_CALLS = 128  #: calls in one message of the assistant
 MAX_NAME = 64  #: characters of a function's name
 MAX_TEMPLATE_KWARGS = 32
+MAX_EXTRA = 256  #: texts of other files beside one to fill in
 MAX_DEPTH = 64  #: nested lists and objects
 MAX_GRAMMAR = 64 << 10  #: characters of a grammar or an expression
 MAX_SEED = (1 << 64) - 1

@@ -1,6 +1,6 @@
 """llama.cpp's own ``/completion``: the request."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,7 +88,7 @@ class NativeCall:
         (ids,) = prompts
         return NativeReply(
             self.facts,
-            self.prompt if isinstance(self.prompt, str) else self.facts.tokenizer.decode(ids),
+            self.shown(ids),
             self.settings(),
             silent=self.silent,
             logprobs=self.job.logprobs is not None,
@@ -96,6 +96,10 @@ class NativeCall:
             stream=self.stream,
             every_timings=self.timings_per_token,
         )
+
+    def shown(self, ids: Sequence[int]) -> str:
+        """The prompt's text."""
+        return self.prompt if isinstance(self.prompt, str) else self.facts.tokenizer.decode(ids)
 
     def settings(self) -> dict[str, Any]:
         """``generation_settings``: what was asked for, with the defaults."""
@@ -136,13 +140,17 @@ def parse(body: object, facts: Facts) -> NativeCall:
     """APIError for what is wrong. Unknown fields are ignored."""
     check_depth(body)
     values = BODY.read(body, "")
-    prompt = values["prompt"]
-    if not isinstance(prompt, str):
+    if not isinstance(prompt := values["prompt"], str):
         facts.check_ids(prompt, "prompt")
+    return call_of(values, facts)
+
+
+def call_of(values: Mapping[str, Any], facts: Facts) -> NativeCall:
+    """The call of the values that :data:`FIELDS` read."""
     length = sampling.length(values, ("n_predict", "max_tokens"), facts.default_max_tokens)
     return NativeCall(
         facts=facts,
-        prompt=prompt,
+        prompt=values["prompt"],
         job=sampling.job(
             values,
             facts,
@@ -156,19 +164,3 @@ def parse(body: object, facts: Facts) -> NativeCall:
         stream=values["stream"],
         timings_per_token=values["timings_per_token"],
     )
-
-
-def props(facts: Facts, chat_template: str = "") -> dict[str, Any]:
-    """``/props``. The model's path is nobody's business."""
-    return {
-        "default_generation_settings": {
-            "n_ctx": facts.context,
-            "params": {**settings(facts.sampling), "n_predict": facts.default_max_tokens},
-        },
-        "total_slots": facts.slots,
-        "model_alias": facts.name,
-        "model_path": facts.name,
-        "chat_template": chat_template,
-        "modalities": {"vision": False, "audio": False},
-        "build_info": facts.fingerprint,
-    }

@@ -84,8 +84,13 @@ def _details(facts: Facts, metadata: Mapping[str, Any]) -> dict[str, Any]:
         "family": family,
         "families": [family],
         "parameter_size": _size(facts.params),
-        "quantization_level": _FILE_TYPES.get(metadata.get("general.file_type", -1), "unknown"),
+        "quantization_level": quantisation(metadata) or "unknown",
     }
+
+
+def quantisation(metadata: Mapping[str, Any]) -> str:
+    """The name of the file's type, as it states it; empty where it does not, or none that is known."""
+    return _FILE_TYPES.get(metadata.get("general.file_type", -1), "")
 
 
 def _size(params: int) -> str:

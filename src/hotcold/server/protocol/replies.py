@@ -20,6 +20,7 @@ class Reply(ABC):
     nothing."""
 
     framing: ClassVar[Framing] = "openai"
+    at_once: int | None = None  #: how many of the jobs may run or wait at the same time; None: all
 
     def __init__(self, facts: Facts, jobs: int, *, prefix: str) -> None:
         self.id = prefix + secrets.token_hex(12)

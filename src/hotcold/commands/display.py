@@ -1,0 +1,156 @@
+"""Shows a text of a model while it grows: as it is, or on a terminal as Markdown."""
+
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from hotcold.commands.colours import colourless, drawable
+from hotcold.commands.live_lines import LiveLines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_INTERVAL_S = 0.04  # between two drawings
+_SHARE = 9  # and at least so many times what the last one took
+_REPLACED = "\N{REPLACEMENT CHARACTER}"
+#: Characters that would steer the terminal, and those that count as line breaks.
+_CONTROLS: dict[int, str] = {
+    **dict.fromkeys((*range(32), *range(127, 160)), _REPLACED),
+    **dict.fromkeys((0x0A, 0x2028, 0x2029), "\n"),
+    0x09: "    ",
+    0x0D: "",
+}
+
+
+class Display(Protocol):
+    def write(self, text: str, *, thinking: bool = False) -> None:
+        """Shows more text, or more of the thinking before it."""
+
+    def resume(self, text: str) -> None:
+        """Takes a text that was shown before, which the next one continues."""
+
+    def end(self, *, always: bool = False) -> None:
+        """Ends the text with a line break; ``always``: as it is, even if it ends with one."""
+
+
+def display(*, plain: bool) -> Display:
+    """The display of standard output."""
+    return PlainDisplay() if plain or not drawable(sys.stdout) else MarkdownDisplay()
+
+
+class PlainDisplay:
+    """Prints texts as they are, and no thinking."""
+
+    def __init__(self) -> None:
+        self._last = ""  # character
+
+    def write(self, text: str, *, thinking: bool = False) -> None:
+        if text and not thinking:
+            self._last = text[-1]
+            print(text, end="", flush=True)
+
+    def resume(self, text: str) -> None:
+        pass
+
+    def end(self, *, always: bool = False) -> None:
+        if always or self._last != "\n":
+            print()
+        sys.stdout.flush()
+
+
+class MarkdownDisplay:
+    """Draws Markdown on a terminal: the block that still grows is drawn again and again, the others stay.
+    Thinking is wrapped, and no Markdown. The size of the terminal is that at the beginning."""
+
+    def __init__(self) -> None:
+        size = shutil.get_terminal_size()
+        self._columns = max(size.columns - 1, 20)  # a terminal that counts a column more breaks no line
+        self._lines = LiveLines(size.lines)
+        self._open = ""  # the text whose lines may change
+        self._gap = False  # whether an empty line comes before it
+        self._thinking = False
+        self._due = 0.0
+        self._console: Console | None = None
+
+    def write(self, text: str, *, thinking: bool = False) -> None:
+        if thinking != self._thinking:
+            self._turn(thinking)
+        text = text.translate(_CONTROLS)
+        self._open += text if self._open else text.lstrip("\n")
+        if time.monotonic() >= self._due:
+            self._draw(last=False)
+
+    def resume(self, text: str) -> None:
+        from hotcold.commands.markdown import blocks
+
+        text = text.translate(_CONTROLS)
+        found = blocks(text)
+        self._open = text[found[-1].start :] if found else text
+
+    def end(self, *, always: bool = False) -> None:
+        self._draw(last=True)
+        self._lines.finish()
+
+    def _turn(self, thinking: bool) -> None:
+        """Goes from thinking to the text, or back."""
+        if self._open.strip():
+            self._draw(last=True)
+            self._lines.finish()
+            self._gap = True
+        self._open, self._thinking = "", thinking
+
+    def _draw(self, *, last: bool) -> None:
+        began = time.monotonic()
+        parts = self._thoughts() if self._thinking else self._blocks(last)
+        shown: list[str] = []
+        settled = 0
+        gap = self._gap
+        for _, lines in parts:
+            settled = len(shown)
+            shown += [""] * gap + lines
+            gap = not self._thinking
+        self._lines.draw(shown)
+        if len(parts) > 1:
+            self._lines.settle(settled)
+            self._open = self._open[parts[-1][0] :]
+            self._gap = gap
+        now = time.monotonic()
+        self._due = now + max(_INTERVAL_S, _SHARE * (now - began))
+
+    def _blocks(self, last: bool) -> list[tuple[int, list[str]]]:
+        """Where each block of the open text begins, and its lines."""
+        from hotcold.commands.markdown import blocks, decided, lines_of
+
+        console = self._with_styles()
+        text = self._open if last else decided(self._open)
+        return [(block.start, lines_of(block, console)) for block in blocks(text)]
+
+    def _thoughts(self) -> list[tuple[int, list[str]]]:
+        """Where each line of the open thinking begins, and the lines that it takes."""
+        from hotcold.commands.markdown import plain_lines
+
+        console, style = self._with_styles(), "italic" if colourless() else "dim"
+        found: list[tuple[int, list[str]]] = []
+        start = 0
+        for line in self._open.rstrip().split("\n"):
+            found.append((start, plain_lines(line, style, console) or [""]))
+            start += len(line) + 1
+        return found
+
+    def _with_styles(self) -> "Console":
+        if self._console is None:
+            from rich.console import Console
+
+            from hotcold.commands.markdown import STYLES
+
+            self._console = Console(
+                force_terminal=True,
+                width=self._columns,
+                theme=STYLES,
+                no_color=colourless(),
+                highlight=False,
+                markup=False,
+                emoji=False,
+            )
+        return self._console

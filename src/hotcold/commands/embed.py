@@ -1,0 +1,52 @@
+"""Prints the vectors of texts, a line of JSON each, of length 1. The model must be one whose file names a
+pooling, such as Qwen3-Embedding."""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+
+from hotcold.commands import options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "-p",
+        "--prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a text; may be repeated (default: each line of standard input is one)",
+    )
+    add("-f", "--file", type=options.file_path, metavar="FILE", help="a file with a text in each line")
+    options.add_model_options(parser)
+    options.add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from hotcold.engine.engine import Engine
+    from hotcold.engine.request import Job, Request
+
+    texts: list[str] = args.prompt
+    if args.file is not None or not texts:
+        texts = [*texts, *options.read_text(args.file).splitlines()]
+    session = options.load_session(args, state_copies=0)
+    model, pooling = session.model, session.model.pooling
+    options.note_left_out(model.tokenizer, *texts)
+    engine = Engine(session)
+    job = Job(max_tokens=1, pooling=pooling)
+    requests = [Request(replace(job, prompt=model.tokenizer.encode(text))) for text in texts]
+    for request in requests:
+        engine.check(request)
+    engine.run(requests)
+    if not args.json:
+        for request in requests:
+            sys.stdout.write(f"{json.dumps(request.vector)}\n")
+    report = {
+        "embeddings": [request.vector for request in requests],
+        "pooling": pooling,
+        "prompt_tokens": sum(len(request.job.prompt) for request in requests),
+        **options.facts(session),
+    }
+    return options.end(args, report)

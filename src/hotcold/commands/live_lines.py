@@ -1,0 +1,47 @@
+"""Draws lines at the end of a terminal's text that still change."""
+
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+
+
+class LiveLines:
+    """Lines that are drawn again where they differ. The cursor stays behind the last one. ``rows`` is the
+    height of the terminal: lines that have left it at the top stay as they are."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = max(rows, 2)
+        self._lines: list[str] = []
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Shows these lines in place of those that are not settled."""
+        before, self._lines = self._lines, [*lines]
+        if (text := self._change(before)) is not None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    def settle(self, count: int) -> None:
+        """The first lines will not change again."""
+        del self._lines[:count]
+
+    def finish(self) -> None:
+        """All lines are settled, and the cursor goes to the next one."""
+        self._lines = []
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+    def _change(self, before: list[str]) -> str | None:
+        lines = self._lines
+        if lines == before:
+            return None
+        if not before:
+            return "\n".join(lines)
+        same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(before, lines, strict=False))))
+        last = len(before) - 1
+        if same > last:
+            return "".join(f"\n{line}" for line in lines[same:])
+        if same == last < len(lines) and lines[last].startswith(before[last]):
+            return "\n".join([lines[last][len(before[last]) :], *lines[last + 1 :]])
+        first = min(max(same, last - (self._rows - 1)), max(len(lines) - 1, 0))
+        up = f"\x1b[{last - first}A" if last > first else ""
+        return f"{up}\r\x1b[J" + "\n".join(lines[first:])

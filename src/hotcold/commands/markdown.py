@@ -1,0 +1,131 @@
+"""Renders Markdown as lines of a terminal, one block after the other. Nothing of the text is left out."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from rich import markdown as rich
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.text import Text
+from rich.theme import Theme
+
+STYLES = Theme(
+    {
+        "markdown.h1": "bold underline",
+        "markdown.h2": "bold",
+        "markdown.h3": "bold",
+        "markdown.h4": "italic",
+        "markdown.h5": "italic",
+        "markdown.h6": "italic",
+        "markdown.code": "cyan",
+        "markdown.block_quote": "none",
+        "markdown.item.bullet": "none",
+        "markdown.item.number": "none",
+        "markdown.hr": "none",
+        "markdown.link": "none",
+        "markdown.link_url": "underline",
+        "markdown.table.border": "none",
+        "markdown.table.header": "bold",
+    }
+)
+#: A line that may become a list, a heading, a rule or a table once more of it is there.
+_UNDECIDED = re.compile(r"[ >]*(?:[-+*=#~`|:_. ]*|\d{1,9}[.)]? *)")
+# HTML and definitions of links would be left out, and a picture would lose its address.
+_PARSER = MarkdownIt().enable(["strikethrough", "table"])
+_PARSER.disable(["html_block", "html_inline", "reference", "image"])
+
+
+@dataclass(frozen=True)
+class Block:
+    """A paragraph, a list, a table and so on."""
+
+    start: int  #: of its text in the whole
+    tokens: Sequence[Token]
+
+
+class _Heading(rich.Heading):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text.assemble(self.text, justify="left")
+
+
+class _Code(rich.CodeBlock):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        code = str(self.text).removesuffix("\n")
+        syntax = Syntax(code, self.lexer_name, theme="ansi_dark", word_wrap=True, tab_size=4)
+        shown = syntax.highlight(code)
+        shown.rstrip()
+        yield Padding(shown, (0, 0, 0, 2))
+
+
+class _Markdown(rich.Markdown):
+    elements: ClassVar = {
+        **rich.Markdown.elements,
+        "heading_open": _Heading,
+        "fence": _Code,
+        "code_block": _Code,
+    }
+
+    def __init__(self, block: Block) -> None:
+        super().__init__("", hyperlinks=False)
+        self.parsed = [*block.tokens]
+
+
+def decided(text: str) -> str:
+    """The part of a growing text that can be shown: all but a last line that may become something else."""
+    start = text.rfind("\n") + 1
+    return text[:start] if _UNDECIDED.fullmatch(text, start) else text
+
+
+def blocks(text: str) -> list[Block]:
+    """The blocks of a text. More text changes only the last one."""
+    starts = [0]
+    for line in text.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    found: list[Block] = []
+    tokens: list[Token] = []
+    start = 0
+    for token in _PARSER.parse(text):
+        if not tokens:
+            start = starts[token.map[0]] if token.map else 0
+        _as_written(token)
+        tokens.append(token)
+        if token.level == 0 and token.nesting <= 0:
+            found.append(Block(start, tokens))
+            tokens = []
+    return found
+
+
+def _as_written(token: Token) -> None:
+    """Keeps line breaks, and addresses that are links without a text of their own."""
+    if token.children is None:
+        return
+    token.children = [each for each in token.children if each.info != "auto"]
+    for each in token.children:
+        if each.type == "softbreak":
+            each.type = "hardbreak"
+
+
+def lines_of(block: Block, console: Console) -> list[str]:
+    """The lines of a block, none of them wider than the console."""
+    return _lines(_Markdown(block), console)
+
+
+def plain_lines(text: str, style: str, console: Console) -> list[str]:
+    """The lines of a text that is no Markdown, wrapped at words."""
+    return _lines(Text(text, style), console)
+
+
+def _lines(shown: rich.Markdown | Text, console: Console) -> list[str]:
+    with console.capture() as captured:
+        console.print(shown, end="")
+    lines = [line.rstrip() for line in captured.get().split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    while lines and not lines[0]:
+        del lines[0]
+    return lines

@@ -1,0 +1,167 @@
+"""Adapts ``config.json`` of models with latent attention (MLA, arXiv 2405.04434), and lists its tensors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hotcold.convert.adapting import Facts, expert_keys, refuse_others
+from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.settings import Settings
+from hotcold.convert.source import Source, loaded
+from hotcold.convert.tensor_files import Array
+
+Sizes = Mapping[str, int]
+
+_TYPES = "mlp_layer_types"
+
+
+def deepseek_v2(config: Settings) -> Facts:
+    """DeepSeek-V2, V2.5 and V2-Lite."""
+    refuse_others(config, norm_topk_prob=False, scoring_func="softmax")
+    method = config.text("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise config.error("topk_method", "greedy or group_limited_greedy")
+    grouped = method == "group_limited_greedy"
+    return _latent(config, dense=0, shared=2) | {
+        "norm_topk_prob": False,
+        "groups": _groups(config) if grouped else (1, 1),
+        "score": 1,
+    }
+
+
+def deepseek_v3(config: Settings) -> Facts:
+    """DeepSeek-V3, R1 and V3.2, Kimi K2, GLM-4.7-Flash and GLM-5."""
+    refuse_others(config, scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True)
+    dense = 1 if config.text("model_type") == "glm4_moe_lite" else 3
+    return _latent(config, dense, shared=1) | {"groups": _groups(config), "score": 2}
+
+
+def _latent(config: Settings, dense: int, shared: int) -> Facts:
+    refuse_others(config, attention_bias=False, mlp_bias=False, moe_layer_freq=1)
+    layers, first = config.integer("num_hidden_layers"), config.values.get("first_k_dense_replace", dense)
+    key, kinds = "first_k_dense_replace", config.values.get(_TYPES)
+    if isinstance(kinds, list):
+        key, first = _TYPES, kinds.count("dense")
+        if kinds != ["dense"] * first + ["sparse"] * (layers - first):
+            raise config.error(_TYPES, f"a list of {layers}, first dense, then sparse")
+    if type(first) is not int or not 0 <= first <= layers:
+        raise config.error(key, "a number of layers")
+    width = config.integer("moe_intermediate_size")
+    rotated = config.integer("qk_rope_head_dim")
+    return {
+        "dense_layers": [i < first for i in range(layers)],
+        "expert_layers": [i >= first for i in range(layers)],
+        "head_dim": rotated,
+        "num_key_value_heads": 1,
+        "num_local_experts": config.integer("n_routed_experts"),
+        "shared_width": width * config.integer("n_shared_experts", shared),
+        "n_shared_experts": config.integer("n_shared_experts", shared),
+    }
+
+
+def _groups(config: Settings) -> tuple[int, int]:
+    return config.integer("n_group", 1), config.integer("topk_group", 1)
+
+
+def _scaling(config: Settings) -> Settings:
+    """The object that describes the rotation's scaling, under either of its names."""
+    return config.section("rope_scaling" if config.values.get("rope_scaling") else "rope_parameters")
+
+
+def latent_keys(config: Settings) -> Facts:
+    """The keys of llama.cpp's newer files, whose cache has one head."""
+    values, heads = config.values, config.integer("num_attention_heads")
+    latent, rotated = config.integer("kv_lora_rank"), config.integer("qk_rope_head_dim")
+    keys: Facts = expert_keys(config) | {
+        "leading_dense_block_count": values["dense_layers"].count(True),
+        "attention.head_count": heads,
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": latent,
+        "attention.key_length": latent + rotated,
+        "attention.value_length": latent,
+        "attention.key_length_mla": config.integer("qk_nope_head_dim") + rotated,
+        "attention.value_length_mla": config.integer("v_head_dim"),
+        "expert_gating_func": values["score"],
+        "expert_shared_count": config.integer("n_shared_experts"),
+        "expert_weights_norm": config.flag("norm_topk_prob", True),
+        "expert_weights_scale": np.float32(config.number("routed_scaling_factor", 1.0)),
+        "expert_group_count": values["groups"][0],
+        "expert_group_used_count": values["groups"][1],
+    }
+    if values.get("q_lora_rank"):
+        keys["attention.q_lora_rank"] = config.integer("q_lora_rank")
+    scaling = _scaling(config)
+    everywhere = scaling.values.get("mscale_all_dim")
+    if everywhere and scaling.text("rope_type", scaling.text("type", "default")) == "yarn":
+        keys["rope.scaling.yarn_log_multiplier"] = np.float32(0.1 * scaling.number("mscale_all_dim"))
+    return keys
+
+
+def indexed_keys(config: Settings) -> Facts:
+    return latent_keys(config) | {
+        "attention.indexer.head_count": config.integer("index_n_heads"),
+        "attention.indexer.key_length": config.integer("index_head_dim"),
+        "attention.indexer.top_k": config.integer("index_topk"),
+    }
+
+
+def latent_attention(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
+    """A layer's attention, and where the router has one the bias of its choice."""
+    config, dim = checkpoint.config, sizes["D"]
+    hf, blk = f"model.layers.{layer}.self_attn.", f"blk.{layer}."
+    heads, latent = config.integer("num_attention_heads"), config.integer("kv_lora_rank")
+    rotated, plain = config.integer("qk_rope_head_dim"), config.integer("qk_nope_head_dim")
+    value, rank = config.integer("v_head_dim"), config.values.get("q_lora_rank")
+
+    def one(target: str, origin: str, *shape: int) -> Source:
+        return loaded(checkpoint, f"{blk}{target}.weight", [f"{hf}{origin}.weight"], shape)
+
+    def keys(array: Array) -> Array:
+        turned: Array = array.reshape(heads, -1, latent)[:, :plain].transpose(0, 2, 1)
+        return turned
+
+    def values(array: Array) -> Array:
+        own: Array = array.reshape(heads, -1, latent)[:, plain:]
+        return own
+
+    queries = heads * (plain + rotated)
+    if rank:
+        found = [
+            one("attn_q_a", "q_a_proj", rank, dim),
+            one("attn_q_a_norm", "q_a_layernorm", rank),
+            one("attn_q_b", "q_b_proj", queries, rank),
+        ]
+    else:
+        found = [one("attn_q", "q_proj", queries, dim)]
+    origin, shape = [f"{hf}kv_b_proj.weight"], (heads * (plain + value), latent)
+    found += [
+        one("attn_kv_a_mqa", "kv_a_proj_with_mqa", latent + rotated, dim),
+        one("attn_kv_a_norm", "kv_a_layernorm", latent),
+        loaded(checkpoint, f"{blk}attn_k_b.weight", origin, shape, keys, (heads, latent, plain)),
+        loaded(checkpoint, f"{blk}attn_v_b.weight", origin, shape, values, (heads, value, latent)),
+        one("attn_output", "o_proj", dim, heads * value),
+    ]
+    if config.values["expert_layers"][layer] and config.values["score"] == 2:
+        bias = [f"model.layers.{layer}.mlp.gate.e_score_correction_bias"]
+        found.append(loaded(checkpoint, f"{blk}exp_probs_b.bias", bias, (sizes["E"],)))
+    return found
+
+
+def indexed_attention(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
+    """The same with the index's tensors, which some layers of GLM-5.2 lack."""
+    config, dim = checkpoint.config, sizes["D"]
+    hf, blk = f"model.layers.{layer}.self_attn.indexer.", f"blk.{layer}.indexer."
+    heads, length = config.integer("index_n_heads"), config.integer("index_head_dim")
+    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "wq_b.weight": ("attn_q_b.weight", (heads * length, config.integer("q_lora_rank"))),
+        "wk.weight": ("attn_k.weight", (length, dim)),
+        "k_norm.weight": ("k_norm.weight", (length,)),
+        "k_norm.bias": ("k_norm.bias", (length,)),
+        "weights_proj.weight": ("proj.weight", (heads, dim)),
+    }
+    return latent_attention(checkpoint, layer, sizes, down_layout) + [
+        loaded(checkpoint, blk + target, [hf + origin], shape)
+        for origin, (target, shape) in shapes.items()
+        if hf + origin in checkpoint.files
+    ]

@@ -1,0 +1,19 @@
+"""What a backend does for the heads of latent attention (MLA, arXiv 2405.04434), beside the ops of
+:class:`~hotcold.kernels.backend.Backend`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from hotcold.kernels.backend import Batch, Buffer, Matrix
+
+
+class HeadOps(Protocol):
+    def linear_heads(self, x: Buffer, weights: Matrix, batch: Batch, out: Buffer) -> None:
+        """``out[t, h] = w_h @ x[t, h, -I:]``, where ``w_h`` are rows ``h * O`` and on of the weights
+        ``(H * O, I)``. x ``[T, H, I or more]``, out ``[T, H, O]``. Inputs are quantised as in
+        :meth:`Backend.linear`."""
+
+    def join_heads(self, x: Buffer, y: Buffer, batch: Batch, out: Buffer) -> None:
+        """``out[t, h]`` is ``x[t, h]``, then ``y[t, h]``; all are ``[T, H, values]``."""

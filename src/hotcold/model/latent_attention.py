@@ -1,0 +1,231 @@
+"""Attention with a latent cache (MLA, arXiv 2405.04434): its shape, its tensors in a GGUF file, and its ops
+in a step.
+
+Keys and values of all heads are made of one vector for each position, the latent, and of one rotated key that
+heads share. Both are cached, as one head of keys. A head's matrix that makes keys is multiplied with queries
+instead (absorbed), and the one that makes values with sums of latents, so that nothing is made of what is
+cached. The values that attention sums are the keys: what it makes of their rotated part is not read."""
+
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hotcold.formats.blocks import quantise
+from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
+from hotcold.model.attention import AttentionShape
+from hotcold.model.families import Family
+from hotcold.model.keys import Keys, ModelError
+from hotcold.model.mixer import Arrays, MixerShape, Tensors
+from hotcold.model.positions import latent_growth, read_positions
+from hotcold.model.reading import Shape, TensorReader
+from hotcold.model.rope import Rope
+from hotcold.model.side import Mixer, Side
+
+_EPS = 1e-6  # of the norms of latents in the publishers' code, whatever that of the others is
+_MOST = 1 << 14  # values of a head of queries, and of a latent of theirs
+
+
+@dataclass(frozen=True)
+class LatentShape(MixerShape):
+    """One layer's: H ``heads``."""
+
+    heads: int
+    latent: int  #: values of a position, which keys and values are made of
+    rotated: int  #: values of a head that rotate
+    plain: int  #: those of queries and keys that do not
+    value_dim: int  #: of a head
+    query_latent: int  #: values that queries are made of; 0: they are made of the layer's input
+    scale: float = 1.0  #: of scores
+    rope: Rope | None = None
+    index: tuple[int, int] | None = None  #: heads and length of the index's, whose tensors are not read
+
+    @property
+    def cached(self) -> int:
+        """Values of a position in the cache: the rotated ones, then the latent."""
+        return self.rotated + self.latent
+
+    @property
+    def attention(self) -> AttentionShape:
+        """The attention that computes it."""
+        return AttentionShape(self.heads, 1, self.cached, scale=self.scale, rope=self.rope)
+
+    @property
+    def rooms(self) -> dict[str, Shape]:
+        h = self.heads
+        return {
+            "mla rotated": (h, self.rotated),
+            "mla plain": (h, self.plain),
+            "mla absorbed": (h, self.latent),
+            "mla q": (h, self.cached),
+            "mla key": (1, self.rotated),
+            "mla latent": (1, self.latent),
+            "mla k": (1, self.cached),
+            "mla mixed": (h, self.cached),
+            "mla values": (h, self.value_dim),
+        } | ({"mla q latent": (self.query_latent,)} if self.query_latent else {})
+
+    def page_arrays(self, type: str) -> Arrays:
+        return self.attention.page_arrays(type)[:1]
+
+    def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:
+        h, rows = self.heads, self.heads * (self.plain + self.rotated)
+        matrices: dict[str, Shape]
+        if r := self.query_latent:
+            matrices = {"attn_q_a": (r, dim), "attn_q_a_norm": (r,), "attn_q_b": (rows, r)}
+        else:
+            matrices = {"attn_q": (rows, dim)}
+        matrices |= {"attn_kv_a_mqa": (self.cached, dim), "attn_kv_a_norm": (self.latent,)}
+        if f"{blk}attn_kv_b.weight" in present:  # old files, and some new ones beside the other two
+            matrices["attn_kv_b"] = h * (self.plain + self.value_dim), self.latent
+        if f"{blk}attn_kv_b.weight" not in present or f"{blk}attn_k_b.weight" in present:
+            matrices |= {
+                "attn_k_b": (h, self.latent, self.plain),
+                "attn_v_b": (h, self.value_dim, self.latent),
+            }
+        matrices["attn_output"] = dim, h * self.value_dim
+        return {f"{blk}{name}.weight": shape for name, shape in matrices.items()}, self._index(dim, blk)
+
+    def _index(self, dim: int, blk: str) -> dict[str, Shape]:
+        """The index's tensors, which some layers lack."""
+        if self.index is None:
+            return {}
+        heads, length = self.index
+        return {
+            f"{blk}indexer.attn_q_b.weight": (heads * length, self.query_latent),
+            f"{blk}indexer.attn_k.weight": (length, dim),
+            f"{blk}indexer.k_norm.weight": (length,),
+            f"{blk}indexer.k_norm.bias": (length,),
+            f"{blk}indexer.proj.weight": (heads, dim),
+        }
+
+    def read(self, reader: TensorReader, blk: str) -> "LatentWeights":
+        rows = np.arange(self.heads * (self.plain + self.rotated)).reshape(self.heads, -1)
+        parts = [each.reshape(-1) for each in np.split(rows, [self.plain], axis=1)]
+        own = self.query_latent > 0
+        plain, rotated = reader.cut(f"{blk}attn_q_b" if own else f"{blk}attn_q", parts)
+        cut = [slice(0, self.latent), slice(self.latent, None)]
+        latent, key = reader.cut(f"{blk}attn_kv_a_mqa", cut)
+        absorbed, values = _read_heads(reader, self, blk)
+        return LatentWeights(
+            shape=self,
+            q_latent=reader.matrix(f"{blk}attn_q_a") if own else None,
+            q_norm=replace(reader.norm(f"{blk}attn_q_a_norm"), eps=_EPS) if own else None,
+            rotated=rotated,
+            plain=plain,
+            key=key,
+            latent=latent,
+            norm=replace(reader.norm(f"{blk}attn_kv_a_norm"), eps=_EPS),
+            absorbed=absorbed,
+            values=values,
+            o=reader.matrix(f"{blk}attn_output"),
+        )
+
+
+@dataclass(frozen=True)
+class LatentWeights:
+    shape: LatentShape
+    q_latent: Matrix | None  # (query_latent, D)
+    q_norm: Norm | None
+    rotated: Matrix  # (H * rotated, D or query_latent)
+    plain: Matrix  # (H * plain, D or query_latent)
+    key: Matrix  # (rotated, D)
+    latent: Matrix  # (latent, D)
+    norm: Norm  # over latent
+    absorbed: Matrix  # (H * latent, plain)
+    values: Matrix  # (H * value_dim, latent)
+    o: Matrix  # (D, H * value_dim)
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        own = [] if self.q_latent is None else [self.q_latent]
+        return [
+            *own, self.rotated, self.plain, self.key, self.latent, self.absorbed, self.values, self.o
+        ]  # fmt: skip
+
+    def names(self, blk: str, present: Container[str]) -> list[str]:
+        queries = ["q"] * 2 if self.q_latent is None else ["q_a", "q_b", "q_b"]
+        heads = ["k_b", "v_b"] if f"{blk}attn_k_b.weight" in present else ["kv_b"] * 2
+        parts = [*queries, "kv_a_mqa", "kv_a_mqa", *heads, "output"]
+        return [f"{blk}attn_{part}.weight" for part in parts]
+
+    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+        ops, shape, (cache,) = side.ops, self.shape, state
+        room = {name.removeprefix("mla "): side.room(name, *row) for name, row in shape.rooms.items()}
+        assert shape.rope is not None
+        table = side.ropes[shape.rope]
+
+        def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+            keys, into = [self.key, self.latent], [room["key"], room["latent"]]
+            queries, made = [self.rotated, self.plain], [room["rotated"], room["plain"]]
+            if self.q_latent is None or self.q_norm is None:
+                ops.linear(read, [*queries, *keys], batch, [*made, *into])
+            else:
+                ops.linear(read, [self.q_latent, *keys], batch, [room["q latent"], *into])
+                ops.norm(room["q latent"], self.q_norm, batch, room["q latent"])
+                ops.linear(room["q latent"], queries, batch, made)
+            ops.linear_heads(room["plain"], self.absorbed, batch, room["absorbed"])
+            ops.join_heads(room["rotated"], room["absorbed"], batch, room["q"])
+            ops.rope(room["q"], table, batch)
+            ops.norm(room["latent"], self.norm, batch, room["latent"])
+            ops.join_heads(room["key"], room["latent"], batch, room["k"])
+            ops.rope(room["k"], table, batch)
+            ops.store_kv(room["k"], room["k"], batch, cache, cache)
+            ops.attention(room["q"], cache, cache, batch, room["mixed"], shape.scale)
+            ops.linear_heads(room["mixed"], self.values, batch, room["values"])
+            ops.linear(room["values"], [self.o], batch, [out], accumulate=add)
+
+        return mix
+
+
+def _read_heads(reader: TensorReader, shape: LatentShape, blk: str) -> list[Matrix]:
+    """The matrices of each head that queries are multiplied with, and those that make values. Old files have
+    them as one that makes keys and values: what is turned of it becomes float32."""
+    if f"{blk}attn_k_b.weight" in reader.file.tensors:
+        matrices = []
+        for part in ("k_b", "v_b"):
+            tensor = reader.file.stored(f"{blk}attn_{part}.weight")
+            matrices.append(reader.backend.matrix(tensor.flat()))
+            reader.count(tensor)
+        return matrices
+    whole = reader.file.load(f"{blk}attn_kv_b.weight")
+    rows = np.arange(whole.shape[0]).reshape(shape.heads, -1)
+    keys, values = (each.reshape(-1) for each in np.split(rows, [shape.plain], axis=1))
+    turned = whole.take_rows(keys).dequantise().reshape(shape.heads, shape.plain, -1).transpose(0, 2, 1)
+    absorbed = quantise(np.ascontiguousarray(turned).reshape(-1, shape.plain), "F32")
+    reader.count(whole)
+    return [reader.backend.matrix(absorbed), reader.backend.matrix(whole.take_rows(values))]
+
+
+def _read_index(keys: Keys) -> tuple[int, int]:
+    heads = keys.whole("attention.indexer.head_count", 1, 4096)
+    return heads, keys.whole("attention.indexer.key_length", 1, 1024)
+
+
+def read_latent(keys: Keys, family: Family, layers: int, context: int, scale: float | None) -> LatentShape:
+    """The shape of all of a model's layers; ``scale`` is one of scores that a file states. ModelError as
+    :class:`Keys`."""
+    own = "attention.key_length_mla" in keys
+    kind = "_mla" if own else ""  # old files have the lengths of a head where new ones have the cache's
+    length = keys.whole(f"attention.key_length{kind}", 2, _MOST)
+    rotated = keys.whole("rope.dimension_count", 2, 512)
+    if rotated >= length:
+        seen = f"{keys.name('rope.dimension_count')} is {rotated}"
+        raise ModelError(f"{seen}: less than the keys' length {length} is needed")
+    shape = LatentShape(
+        heads=keys.alike("attention.head_count", 1, 4096, layers),
+        latent=keys.whole("attention.kv_lora_rank", 1, 1024 - rotated),
+        rotated=rotated,
+        plain=length - rotated,
+        value_dim=keys.whole(f"attention.value_length{kind}", 1, _MOST),
+        query_latent=keys.whole("attention.q_lora_rank", 0, _MOST, default=0),
+        scale=(scale or 1 / math.sqrt(length)) * latent_growth(keys),
+        index=_read_index(keys) if family.indexed else None,
+    )
+    positions = read_positions(keys, family, layers, rotated, context)
+    if any(each.window for each in positions):
+        raise ModelError(
+            f"{keys.name('attention.sliding_window')}: latent attention with a window is not known"
+        )
+    return replace(shape, rope=positions[0].rope)

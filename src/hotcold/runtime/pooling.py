@@ -1,0 +1,32 @@
+"""How the vectors of a text's tokens become one: what a model's file says of it."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from hotcold.errors import UserError
+from hotcold.values import shown
+
+#: The sum of all tokens' vectors, or the vector of the last token. The result has the length 1.
+Pooling: TypeAlias = Literal["mean", "last"]
+
+_NONE = "the model writes texts and gives no vectors: its file names no pooling"
+_FIX = "models such as Qwen3-Embedding do"
+_REFUSED = {
+    0: f"{_NONE} ({{key}} is 0); {_FIX}",
+    2: "the file pools the first token ({key} is 2, cls), which in a causal model has seen no other",
+    4: "the file ranks pairs of texts ({key} is 4, rank), which is not supported",
+}
+
+
+def pooling_of(metadata: Mapping[str, Any]) -> Pooling:
+    """The pooling that a file's keys name, as llama.cpp numbers them. UserError: none that is supported."""
+    key = f"{metadata.get('general.architecture')}.pooling_type"
+    kind = metadata.get(key)
+    if kind is None:
+        raise UserError(f"{_NONE} ({key}); {_FIX}")
+    if kind in (1, 3) and not isinstance(kind, bool):
+        return "mean" if kind == 1 else "last"
+    reason = _REFUSED.get(kind) if isinstance(kind, int) else None
+    if reason is None:
+        raise UserError(f"{key} is {shown(kind)}: allowed are 1 (mean) and 3 (last)")
+    raise UserError(reason.format(key=key))

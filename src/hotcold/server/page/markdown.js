@@ -1,0 +1,171 @@
+// A model's text as Markdown: marked divides it, DOMPurify lets through what is listed here and nothing else, and
+// what was drawn stays where it is while more comes.
+
+import { mend } from "./mending.js";
+import { complete, run } from "./spans.js";
+import { Marked } from "./vendor/marked.esm.js";
+import DOMPurify from "./vendor/purify.es.mjs";
+
+const ALLOWED = {
+  ALLOWED_TAGS: [
+    "p", "br", "strong", "em", "del", "code", "pre", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "hr",
+    "table", "thead", "tbody", "tr", "th", "td", "a", "div",
+  ],
+  ALLOWED_ATTR: ["href", "start", "align", "data-language"],
+  ADD_URI_SAFE_ATTR: ["start", "align", "data-language"],
+  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+const TOP = 3; // the level of an answer's first heading: the page has those above
+
+const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
+const marked = new Marked({
+  gfm: true,
+  breaks: true,
+  tokenizer: { lheading() {} }, // a line under a text is a line: while it comes, nobody knows what it will be
+  renderer: {
+    html({ text, block }) { return block ? `<p>${escaped(text.trimEnd())}</p>` : escaped(text); }, // shown, not obeyed
+    heading({ tokens, level }) { return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`; },
+    code({ text, lang }) {
+      const language = /^[\w+#.-]{1,30}/.exec(lang ?? "")?.[0] ?? "";
+      return `<pre data-language="${escaped(language)}"><code>${escaped(text)}</code></pre>`;
+    },
+    image({ href, text }) { return `<a href="${escaped(href)}">${escaped(text || href)}</a>`; }, // nothing is loaded
+    checkbox({ checked }) { return checked ? "☑ " : "☐ "; },
+  },
+});
+
+export class Markdown {
+  constructor(element) {
+    this.element = element;
+    this.drawn = []; // [key, node] by block
+  }
+
+  /** The text up to `end`, where a token ends; it never becomes shorter. `whole`: no more comes. */
+  draw(text, end, spans, whole) {
+    text = text.slice(0, whole ? end : complete(text, end)).replace(/\r\n?/g, (ends) => "\n".padStart(ends.length));
+    const tokens = marked.lexer(whole ? text : mend(text));
+    setLevels(tokens);
+    const defined = Object.keys(tokens.links).length;
+    let at = 0, i = 0;
+    for (const token of tokens) {
+      const from = at;
+      at += token.raw.length;
+      if (token.type === "space" || token.type === "def") continue;
+      const key = `${defined} ${token.level ?? ""} ${from} ${token.raw}`;
+      if (this.drawn[i]?.[0] !== key) this.put(i, key, block(token, text, from, spans));
+      i += 1;
+    }
+    for (const [, node] of this.drawn.splice(i)) node.remove();
+  }
+
+  put(i, key, node) {
+    const old = this.drawn[i]?.[1];
+    if (!old) this.element.append(node);
+    else if (old.nodeName === node.nodeName && old.className === node.className) {
+      morph(old, node);
+      node = old;
+    } else old.replaceWith(node);
+    this.drawn[i] = [key, node];
+  }
+}
+
+/** Headings begin at one level and skip none, whatever the text does. */
+function setLevels(tokens) {
+  const open = [];
+  marked.walkTokens(tokens, (token) => {
+    if (token.type !== "heading") return;
+    while (open.length && open.at(-1) >= token.depth) open.pop();
+    open.push(token.depth);
+    token.level = Math.min(6, TOP - 1 + open.length);
+  });
+}
+
+/** One element for a block of the text, whose characters know their tokens. */
+function block(token, text, from, spans) {
+  const made = DOMPurify.sanitize(marked.parser([token]), ALLOWED);
+  const nodes = [...made.childNodes].filter((each) => each.nodeType !== Node.TEXT_NODE || each.data.trim());
+  let [node] = nodes;
+  if (nodes.length !== 1 || node.nodeType !== Node.ELEMENT_NODE) {
+    node = document.createElement("p");
+    node.append(made);
+  }
+  const box = document.createElement("div");
+  box.append(node);
+  note(box, text, from, spans);
+  for (const link of box.querySelectorAll("a")) {
+    link.target = "_blank";
+    link.rel = "noopener noreferrer nofollow";
+    if (link.getAttribute("href")) link.title = link.getAttribute("href");
+  }
+  for (const pre of box.querySelectorAll("pre")) frameCode(pre);
+  for (const table of box.querySelectorAll("table")) frame(table, "table", "Table");
+  return box.firstElementChild;
+}
+
+/** Around what may be wider than the text: it can be scrolled, with keys, too. */
+function frame(node, kind, name) {
+  const box = document.createElement("div");
+  box.className = kind;
+  node.replaceWith(box);
+  box.append(node);
+  const scrolls = kind === "code" ? node : box;
+  scrolls.tabIndex = 0;
+  scrolls.setAttribute("role", "group");
+  scrolls.setAttribute("aria-label", name);
+  return box;
+}
+
+function frameCode(pre) {
+  const language = pre.dataset.language, head = document.createElement("div"), name = document.createElement("span");
+  const button = document.createElement("button");
+  pre.removeAttribute("data-language");
+  head.className = "code-head";
+  name.textContent = language || "text";
+  button.type = "button";
+  button.className = "quiet copy-code";
+  button.textContent = "Copy";
+  button.setAttribute("aria-label", language ? `Copy this ${language}` : "Copy this code");
+  head.append(name, button);
+  frame(pre, "code", language ? `Code, ${language}` : "Code").prepend(head);
+}
+
+/** Divides text nodes by token. Their characters follow each other in the Markdown, between its marks. */
+function note(box, text, from, spans) {
+  const nodes = [], walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) nodes.push(walker.currentNode);
+  let at = from;
+  for (const node of nodes.filter((each) => each.data.trim())) {
+    const found = document.createDocumentFragment();
+    for (const part of parts(node.data, text, at)) {
+      const place = text.indexOf(part, at);
+      if (place >= 0) {
+        run(found, text, place, place + part.length, spans);
+        at = place + part.length;
+      } else found.append(part);
+    }
+    node.replaceWith(found);
+  }
+}
+
+/** A text whole where it is found so, else by words: lines may be indented, and signs escaped. */
+function parts(data, text, at) {
+  return text.indexOf(data, at) >= 0 ? [data] : data.split(/(?<=\s)(?=\S)|(?<=\S)(?=\s)/);
+}
+
+/** Makes a node's children as another's are, and keeps those that are so. */
+function morph(node, wanted) {
+  for (const { name, value } of wanted.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  for (const { name } of [...node.attributes]) if (!wanted.hasAttribute(name)) node.removeAttribute(name);
+  const now = [...node.childNodes], next = [...wanted.childNodes];
+  next.forEach((child, i) => {
+    const old = now[i];
+    if (!old) node.append(child);
+    else if (old.nodeName !== child.nodeName || old.className !== child.className) old.replaceWith(child);
+    else if (child.nodeType === Node.ELEMENT_NODE) morph(old, child);
+    else if (old.data !== child.data) old.data = child.data;
+  });
+  for (const old of now.slice(next.length)) old.remove();
+}

@@ -1,0 +1,89 @@
+// The beginning of a Markdown text as it will look when more has come: marks that are open are closed, and what only
+// the next characters can tell is held back. So nothing that was drawn jumps.
+
+const MARKS_ALONE = /(^|\n)[ \t]*(?:[-+*_=#>|:~` \t]+|\d{1,9}[.)]?[ \t]*|[-+*>][ \t]+\d{1,9}[.)]?)$/;
+const FENCE = /^[ \t]*(`{3,}|~{3,})/;
+
+export function mend(text) {
+  const open = openFence(text);
+  if (open) return insideCode(text, open);
+  const marks = MARKS_ALONE.exec(text);
+  if (marks) text = text.slice(0, marks.index);
+  const from = lastBlock(text);
+  const block = text.slice(from);
+  const head = tableHead(block);
+  return text.slice(0, from) + (head < 0 ? closeMarks(block) : block.slice(0, head));
+}
+
+/** The fence that is open at the end of the text, and where its line begins; null: none is. */
+function openFence(text) {
+  let open = null, at = 0;
+  for (const line of text.split("\n")) {
+    const fence = FENCE.exec(line)?.[1];
+    if (open === null) {
+      if (fence && !(fence[0] === "`" && line.slice(line.indexOf(fence) + fence.length).includes("`"))) open = { fence, at };
+    } else if (fence && fence[0] === open.fence[0] && fence.length >= open.fence.length && line.trim() === fence) open = null;
+    at += line.length + 1;
+  }
+  return open;
+}
+
+function insideCode(text, { fence, at }) {
+  if (!text.slice(at).includes("\n")) return text.slice(0, at); // its language is being written
+  const last = text.slice(text.lastIndexOf("\n") + 1).trim();
+  const ends = last !== "" && last.length < fence.length && last === fence[0].repeat(last.length);
+  return ends ? text.slice(0, text.lastIndexOf("\n")) : text;
+}
+
+/** Where the last paragraph, list or table begins. */
+function lastBlock(text) {
+  const gap = /\n[ \t]*\n/g;
+  let from = 0;
+  for (let match; (match = gap.exec(text)); gap.lastIndex = match.index + 1) from = match.index + match[0].length;
+  return from;
+}
+
+/** Where a table begins of which no row is there yet, or -1: its first line, and not yet all of its second. */
+function tableHead(block) {
+  const lines = block.split("\n"), isRow = (i) => /^[ \t]*\|/.test(lines[i] ?? "");
+  const last = lines.length - 1, ruled = isRow(last - 1) && /^[ \t|:-]*$/.test(lines[last]);
+  const head = ruled ? last - 1 : isRow(last) ? last : -1;
+  if (head < 0 || isRow(head - 1)) return -1;
+  return lines.slice(0, head).join("\n").length;
+}
+
+/** Closes code, bold, italic and links that the last line leaves open. */
+function closeMarks(block) {
+  const from = block.lastIndexOf("\n") + 1;
+  let line = block.slice(from);
+  const codes = line.split("`");
+  if (codes.length % 2 === 0) {
+    const code = codes.at(-1);
+    return block.slice(0, from) + (code.trim() ? `${line}\`` : line.slice(0, -1 - code.length));
+  }
+  line = line.replace(/(!?\[[^\][\n]*\])\([^)\s]*$/, "$1()"); // its address is not of interest yet
+  const bare = line.replace(/`[^`]*`/g, (code) => "x".repeat(code.length));
+  for (const mark of ["~~", "**", "__"]) {
+    const at = openMark(bare, mark);
+    if (at >= 0) line = at + mark.length >= bare.trimEnd().length ? line.slice(0, at) : closed(line, mark);
+  }
+  const single = openMark(bare.replace(/\*\*|__/g, "xx"), "*");
+  if (single >= 0) line = single + 1 >= bare.trimEnd().length ? line.slice(0, single) : closed(line, "*");
+  return block.slice(0, from) + line;
+}
+
+/** A mark at the end of words closes them. */
+function closed(line, mark) {
+  const text = line.trimEnd();
+  const half = text.endsWith(mark[0]) && !text.endsWith(mark) ? text.slice(0, -1) : text;
+  return half + mark;
+}
+
+/** Where the last mark is that opens something and is not closed; -1: there is none. */
+function openMark(line, mark) {
+  const places = [];
+  for (let at = line.indexOf(mark); at >= 0; at = line.indexOf(mark, at + mark.length)) places.push(at);
+  if (places.length % 2 === 0) return -1;
+  const at = places.at(-1), before = line[at - 1] ?? " ", after = line[at + mark.length] ?? "x";
+  return /\S/.test(after) && !/\w/.test(before) ? at : -1;
+}

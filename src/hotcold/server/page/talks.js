@@ -1,0 +1,81 @@
+// Conversations, kept in this browser: one entry of its storage for each.
+
+const PREFIX = "hotcold.talk.";
+const MOST_TURNS = 10000, MOST_CHARACTERS = 4e6;
+const FORMAT = "hotcold-conversations-1";
+
+/** Those that are kept, the newest first. */
+export function talks() {
+  const found = [];
+  try {
+    for (const name of Object.keys(localStorage)) if (name.startsWith(PREFIX)) found.push(readTalk(name.slice(PREFIX.length)));
+  } catch { /* not allowed here */ }
+  return found.filter(Boolean).sort((a, b) => b.changed - a.changed);
+}
+
+/** One of them, or null. */
+export function readTalk(id) {
+  try { return checked(JSON.parse(localStorage.getItem(PREFIX + id) ?? "null"), id); } catch { return null; }
+}
+
+/** Whether there was room for it. */
+export function keepTalk(talk) {
+  try {
+    localStorage.setItem(PREFIX + talk.id, JSON.stringify(talk));
+    return true;
+  } catch { return false; }
+}
+
+export function dropTalk(id) {
+  try { localStorage.removeItem(PREFIX + id); } catch { /* nothing was kept */ }
+}
+
+export function newTalk(model, story) {
+  return { id: newId(), title: "", model, story, created: Date.now(), changed: Date.now(), used: 0, turns: [] };
+}
+
+const newId = () => [...crypto.getRandomValues(new Uint8Array(9))].map((n) => n.toString(36).padStart(2, "0")).join("");
+
+/** What a conversation is called in lists: how it begins. */
+export function titleOf(turns) {
+  const first = turns.find((turn) => turn.role === "user");
+  const text = (first?.text || first?.files?.[0]?.name || "Without words").trim().replace(/\s+/g, " ");
+  return [...text].slice(0, 80).join("");
+}
+
+export const asFile = (list) => JSON.stringify({ format: FORMAT, conversations: list }, null, 1);
+
+/** Keeps the conversations of a file; how many there were. Throws an Error that says what is wrong with it. */
+export function takeFile(text) {
+  let found = null;
+  try { found = JSON.parse(text); } catch { throw new Error("The file is no JSON: export conversations on this page to get one."); }
+  if (found?.format !== FORMAT || !Array.isArray(found.conversations)) throw new Error("The file has no conversations of this page.");
+  const list = found.conversations.map((each) => checked(each, each?.id));
+  if (list.includes(null)) throw new Error("The file is damaged: nothing was taken from it.");
+  for (const talk of list) {
+    const own = readTalk(talk.id);
+    if (own && JSON.stringify(own) !== JSON.stringify(talk)) talk.id = newId(); // both are kept
+    if (!keepTalk(talk)) throw new Error("The browser's storage is full: delete some conversations first.");
+  }
+  return list.length;
+}
+
+/** A conversation with the fields that the page reads, or null: it may come from any file. */
+function checked(value, id) {
+  if (!value || typeof value !== "object" || !/^[0-9a-z]{8,40}$/.test(id ?? "") || !Array.isArray(value.turns)) return null;
+  const text = (each) => (typeof each === "string" ? each : "");
+  const number = (each) => (Number.isFinite(each) && each >= 0 ? each : 0);
+  const turns = value.turns.slice(0, MOST_TURNS).map((turn) => {
+    if (!turn || !["user", "assistant"].includes(turn.role) || typeof turn.text !== "string") return null;
+    const files = Array.isArray(turn.files) ? turn.files.filter((each) => each && typeof each.text === "string") : [];
+    return {
+      role: turn.role, text: turn.text, thought: text(turn.thought), told: text(turn.told), cut: turn.cut === true,
+      files: files.map((each) => ({ name: text(each.name).slice(0, 200), text: each.text })),
+    };
+  });
+  if (turns.includes(null) || turns.reduce((sum, turn) => sum + turn.text.length, 0) > MOST_CHARACTERS) return null;
+  return {
+    id, title: text(value.title).slice(0, 200), model: text(value.model).slice(0, 200), story: value.story === true,
+    created: number(value.created), changed: number(value.changed), used: number(value.used), turns,
+  };
+}

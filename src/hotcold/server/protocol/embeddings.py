@@ -1,0 +1,92 @@
+"""The route ``/v1/embeddings``: vectors of texts."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hotcold.engine.generation import Piece
+from hotcold.engine.request import Job
+from hotcold.server.protocol.chat import MODEL
+from hotcold.server.protocol.completion import Prompt, Prompts
+from hotcold.server.protocol.errors import invalid
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.fields import Choice, Field, Fields, Neutral, Shape, check_depth
+from hotcold.server.protocol.limits import MAX_INPUTS
+from hotcold.server.protocol.replies import Reply
+
+FIELDS: Fields = {
+    "model": MODEL,
+    "input": Field(
+        Prompts(MAX_INPUTS), None, "A text, or several; token ids are taken as they are.", required=True
+    ),
+    "encoding_format": Field(
+        Choice(("float", "base64")), "float", "base64: of float32 values, the lowest byte first."
+    ),
+    "dimensions": Field(Neutral()),
+}
+BODY = Shape(FIELDS)
+
+
+@dataclass(frozen=True)
+class EmbeddingsCall:
+    """The jobs and options of one request."""
+
+    facts: Facts
+    inputs: list[Prompt]
+    job: Job  #: of each text, without its tokens
+    in_base64: bool
+
+    def encode(self) -> list[list[int]]:
+        """The tokens of each text; names of control tokens in it are text. Not for an event loop's thread."""
+        encode = self.facts.encode_text
+        return [encode(each, "input") if isinstance(each, str) else each for each in self.inputs]
+
+    def reply(self) -> "EmbeddingsReply":
+        return EmbeddingsReply(self.facts, len(self.inputs), self.in_base64)
+
+
+class EmbeddingsReply(Reply):
+    def __init__(self, facts: Facts, jobs: int, in_base64: bool) -> None:
+        super().__init__(facts, jobs, prefix="embd-")
+        self.at_once = 2 * facts.slots
+        self._in_base64 = in_base64
+
+    def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
+        self._reason(piece)
+        self._tallies[i].add(piece)
+        return []
+
+    def whole(self) -> dict[str, Any]:
+        pieces = [each.last for each in self._tallies]
+        tokens = sum(each.prompt_tokens for each in pieces if each is not None)
+        return {
+            "object": "list",
+            "model": self._facts.name,
+            "data": [
+                {"object": "embedding", "index": i, "embedding": self._shown(each.vector or ())}
+                for i, each in enumerate(pieces)
+                if each is not None
+            ],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+    def _shown(self, vector: Sequence[float]) -> list[float] | str:
+        if self._in_base64:
+            return base64.b64encode(np.array(vector, "<f4").tobytes()).decode()
+        return [*vector]
+
+
+def parse(body: object, facts: Facts) -> EmbeddingsCall:
+    """APIError for what is wrong, and where the model gives no vectors. Unknown fields are ignored."""
+    check_depth(body)
+    values = BODY.read(body, "")
+    if facts.pooling is None:
+        raise invalid(f"the model gives no vectors: {facts.not_pooled}", "model", "unsupported_model")
+    for i, each in enumerate(values["input"]):
+        if not isinstance(each, str):
+            facts.check_ids(each, f"input[{i}]" if len(values["input"]) > 1 else "input")
+    job = Job(max_tokens=1, pooling=facts.pooling, deadline_s=facts.deadline_s)
+    return EmbeddingsCall(facts, values["input"], job, values["encoding_format"] == "base64")

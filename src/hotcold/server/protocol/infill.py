@@ -1,0 +1,117 @@
+"""llama.cpp's ``/infill``: what stands between two texts, for models that were taught to fill in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotcold.server.protocol import native
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.fields import Field, Fields, Items, Shape, Text, check_depth
+from hotcold.server.protocol.limits import MAX_EXTRA
+from hotcold.server.protocol.native import NativeCall
+
+_NEEDED = {"fim_pre": "a prefix", "fim_suf": "a suffix", "fim_mid": "a middle"}
+_MOST = 2048  # tokens around the place, as in llama.cpp with its defaults
+_MARKS = 4  # tokens: the three marks and BOS
+#: What stands before a text of another file where the vocabulary has no token for that, as in llama.cpp.
+_SNIPPET = "\n\n--- snippet ---\n\n"
+#: Names that stand in prompts where nothing is known, as in llama.cpp.
+_PROJECT, _THIS_FILE, _OTHER_FILE = "myproject\n", "filename\n", "tmp"
+
+_EXTRA = Shape({"text": Field(Text(), required=True), "filename": Field(Text(0, 1024), _OTHER_FILE)})
+FIELDS: Fields = {
+    "input_prefix": Field(Text(), None, "The text before the place.", required=True),
+    "input_suffix": Field(Text(), None, "The text after it.", required=True),
+    "input_extra": Field(
+        Items(_EXTRA, 0, MAX_EXTRA), None, "Texts of other files: objects of text and filename."
+    ),
+    "prompt": Field(Text(), "", "What the answer begins with."),
+    **{
+        name: field for name, field in native.FIELDS.items() if name not in ("prompt", "input_extra")
+    },
+}  # fmt: skip
+BODY = Shape(FIELDS)
+
+
+@dataclass(frozen=True)
+class InfillCall(NativeCall):
+    """The job and options of one request; ``prompt`` is what the answer begins with."""
+
+    prefix: str
+    suffix: str
+    extra: tuple[tuple[str, str], ...]  #: names and texts of other files
+
+    @property
+    def texts(self) -> list[str]:
+        """All that the prompt is made of."""
+        others = [text for each in self.extra for text in each]
+        return [*others, self.prefix, self.suffix, str(self.prompt)]
+
+    def encode(self) -> list[list[int]]:
+        """llama.cpp's prompt: other files, then prefix, suffix and the mark of the middle. Of a long prefix
+        the end counts, of a long suffix the beginning, of other files the last."""
+        known, marks = self.facts, self.facts.tokenizer.filling
+        begun = self._tokens(str(self.prompt), special=True)
+        most, longest = min(_MOST, known.context // 2), known.most_characters
+        prefix, suffix = self._tokens(self.prefix[-longest:]), self._tokens(self.suffix[:longest])
+        prefix = prefix[max(0, len(prefix) - 3 * (most // 4)) :]
+        suffix = suffix[: max(0, most // 4 - 2 - len(begun))]
+        answer = min(self.job.max_tokens, known.context // 4)
+        room = max(0, known.context - most - answer - _MARKS)
+        bos = known.tokenizer.bos_id
+        ids = self._other_files(room)
+        ids += [bos] if known.tokenizer.add_bos and bos is not None else []
+        ids += [marks["fim_pre"], *prefix, *begun, marks["fim_suf"], *suffix, marks["fim_mid"]]
+        return [ids]
+
+    def shown(self, ids: Sequence[int]) -> str:
+        """The prompt's text with its marks."""
+        return b"".join(map(self.facts.tokenizer.piece, ids)).decode(errors="replace")
+
+    def _other_files(self, room: int) -> list[int]:
+        """The last ``room`` tokens of what comes first."""
+        marks, longest = self.facts.tokenizer.filling, self.facts.most_characters
+        repository, file = marks.get("fim_rep"), marks.get("fim_sep")
+        ids = [] if file is None else [file, *self._tokens(_THIS_FILE)]
+        for name, text in reversed(self.extra):
+            if len(ids) >= room:
+                break
+            head = [file, *self._tokens(name + "\n")] if file is not None else self._tokens(_SNIPPET)
+            ids = [*head, *self._tokens(text[-longest:]), *ids]
+        if repository is not None:
+            ids = [repository, *self._tokens(_PROJECT), *ids]
+        return ids[max(0, len(ids) - room) :]
+
+    def _tokens(self, text: str, *, special: bool = False) -> list[int]:
+        """Tokens of a text. Names of control tokens in a file's text stay text."""
+        return self.facts.tokenizer.encode(text, add_bos=False, parse_special=special)
+
+
+def parse(body: object, facts: Facts) -> InfillCall:
+    """APIError for what is wrong, and for a model that fills nothing in."""
+    check_depth(body)
+    values = BODY.read(body, "")
+    _check_model(facts)
+    _check_size(values, facts)
+    call = native.call_of(values, facts)
+    extra = [(each["filename"], each["text"]) for each in values["input_extra"] or ()]
+    return InfillCall(
+        **vars(call), prefix=values["input_prefix"], suffix=values["input_suffix"], extra=tuple(extra)
+    )
+
+
+def _check_model(facts: Facts) -> None:
+    lacking = [word for kind, word in _NEEDED.items() if kind not in facts.tokenizer.filling]
+    if lacking:
+        what = f"its vocabulary lacks {' and '.join(lacking)} token"
+        message = f"this model cannot fill in between texts, {what}: use one that was taught to"
+        raise APIError(message, code="model_not_supported")
+
+
+def _check_size(values: Mapping[str, Any], facts: Facts) -> None:
+    """APIError for what the answer is to begin with, if it cannot fit: the rest is cut."""
+    prompt: Sequence[str] = values["prompt"]
+    if len(prompt) > facts.most_characters:
+        seen = f"prompt has {len(prompt)} characters, which are more than {facts.context} tokens"
+        raise APIError(f"{seen}: shorten it", param="prompt", code="context_length_exceeded")

@@ -1,0 +1,315 @@
+"""OpenAI's ``/v1/responses``: the request, as one of the chat route's."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotcold.chat.stream import AnswerStream
+from hotcold.server.protocol import chat, sampling
+from hotcold.server.protocol.chat import ChatCall
+from hotcold.server.protocol.dialects import renamed
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.fields import (
+    Anything,
+    Choice,
+    Either,
+    Field,
+    Fields,
+    Flag,
+    Items,
+    Neutral,
+    Schema,
+    Shape,
+    Tagged,
+    Text,
+    Whole,
+    check_depth,
+)
+from hotcold.server.protocol.limits import LARGEST, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from hotcold.server.protocol.messages import FUNCTION_NAME
+from hotcold.server.protocol.responses_reply import ResponsesReply
+
+_ONLY_TEXT = "; this model reads text only"
+_TEXT = Shape({"text": Field(Text(), required=True)})
+_CONTENT = Either(
+    {
+        str: Text(),
+        list: Items(
+            Tagged(
+                "type",
+                {
+                    "input_text": _TEXT,
+                    "output_text": _TEXT,
+                    "text": _TEXT,
+                    "refusal": Shape({"refusal": Field(Text(), required=True)}),
+                },
+                _ONLY_TEXT,
+            ),
+            0,
+            MAX_PARTS,
+        ),
+    },
+    "a string, or a list of text parts,",
+)
+_THOUGHT = Tagged("type", {"reasoning_text": _TEXT, "summary_text": _TEXT})
+_ITEM = Tagged(
+    "type",
+    {
+        "message": Shape(
+            {
+                "role": Field(Choice(("user", "assistant", "system", "developer")), required=True),
+                "content": Field(_CONTENT, required=True),
+            }
+        ),
+        "function_call": Shape(
+            {
+                "call_id": Field(Text(0, 256), required=True),
+                "name": Field(Text(1, 256), required=True),
+                "arguments": Field(Text(), required=True),
+            }
+        ),
+        "function_call_output": Shape(
+            {"call_id": Field(Text(0, 256), required=True), "output": Field(_CONTENT, required=True)}
+        ),
+        "reasoning": Shape(
+            {
+                "content": Field(Items(_THOUGHT, 0, MAX_PARTS)),
+                "summary": Field(Items(_THOUGHT, 0, MAX_PARTS)),
+            }
+        ),
+    },
+    "; nothing is kept here that could be referred to",
+)
+
+
+class Item:
+    """An item of the input; a message needs no type."""
+
+    def read(self, value: Any, param: str) -> dict[str, Any]:
+        if isinstance(value, dict) and value.get("type") is None and "role" in value:
+            value = {**value, "type": "message"}
+        return _ITEM.read(value, param)
+
+    def schema(self) -> Schema:
+        message = _ITEM.shapes["message"].schema()
+        untyped = {**message, "properties": {**message["properties"], "type": {"type": "null"}}}
+        return {"anyOf": [_ITEM.schema(), untyped]}
+
+
+_TOOL = Tagged(
+    "type",
+    {
+        "function": Shape(
+            {
+                "name": Field(FUNCTION_NAME, required=True),
+                "description": Field(Text()),
+                "parameters": Field(Anything(), note="JSON Schema of the arguments."),
+                "strict": Field(Flag(), note="Arguments always fit, whatever this says."),
+            }
+        )
+    },
+    "; the tools that OpenAI itself runs are not here",
+)
+_NAMED = Shape({"name": Field(Text(1, 256), required=True)})
+_ALLOWED = Shape(
+    {
+        "mode": Field(Choice(("auto", "required")), "auto"),
+        "tools": Field(Items(Tagged("type", {"function": _NAMED}), 1, MAX_TOOLS), required=True),
+    }
+)
+_TOOL_CHOICE = Either(
+    {
+        str: Choice(("none", "auto", "required")),
+        dict: Tagged("type", {"function": _NAMED, "allowed_tools": _ALLOWED}),
+    },
+    "none, auto, required, or an object that names functions,",
+)
+_FORMAT = Tagged(
+    "type",
+    {
+        "text": Shape({}),
+        "json_object": Shape({}),
+        "json_schema": Shape(
+            {
+                "name": Field(Text(0, 256)),
+                "description": Field(Text()),
+                "schema": Field(Anything(), required=True),
+                "strict": Field(Flag(), note="What cannot be enforced is an error."),
+            }
+        ),
+    },
+)
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_REASONING = Shape(
+    {
+        "effort": Field(Choice(_EFFORTS)),
+        "summary": Field(Choice(("auto", "concise", "detailed")), None, "No effect: thoughts come whole."),
+    }
+)
+FIELDS: Fields = {
+    "model": chat.MODEL,
+    "input": Field(
+        Either({str: Text(), list: Items(Item(), 1, MAX_MESSAGES)}, "a string, or a list of items,"),
+        None,
+        "What a user says, or the conversation so far.",
+        required=True,
+    ),
+    "instructions": Field(Text(), None, "What comes before the input."),
+    "max_output_tokens": Field(Whole(1, LARGEST), None, "The most tokens of the answer."),
+    "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
+    "tools": Field(Items(_TOOL, 0, MAX_TOOLS), None, "Functions that the model may call."),
+    "tool_choice": Field(_TOOL_CHOICE, None, "auto where there are tools."),
+    "parallel_tool_calls": Field(Flag(), None, "Whether an answer may have several calls."),
+    "text": Field(Shape({"format": Field(_FORMAT)}), None, "The form of the answer."),
+    "reasoning": Field(_REASONING, None, "For the model's template."),
+    **sampling.SHARED,
+    "store": Field(Neutral((False,)), note="Nothing is kept."),
+    "previous_response_id": Field(Neutral(), note="Nothing is kept: send the conversation."),
+    "conversation": Field(Neutral(), note="Nothing is kept: send the conversation."),
+    "background": Field(Neutral((False,))),
+    "truncation": Field(Neutral(("disabled",))),
+    "prompt": Field(Neutral()),
+    "context_management": Field(Neutral(([],))),
+    "moderation": Field(Neutral()),
+    "top_logprobs": Field(Neutral((0,))),
+}  # fmt: skip
+BODY = Shape(FIELDS)
+_NAMES = {"response_format": "text.format", "messages": "input"}
+
+
+@dataclass(frozen=True)
+class ResponsesCall(ChatCall):
+    """The job and options of one request."""
+
+    told: dict[str, Any] = field(default_factory=dict)  #: of the request, in the response
+
+    def reply(self, parts: Callable[[], AnswerStream]) -> ResponsesReply:
+        return ResponsesReply(self.facts, parts(), self.told, stream=self.stream)
+
+
+def parse(body: object, facts: Facts) -> ResponsesCall:
+    """APIError for what is wrong. Unknown fields are ignored."""
+    check_depth(body)
+    values = BODY.read(body, "")
+    try:
+        call = chat.parse(_chat(values), facts)
+    except APIError as error:
+        raise renamed(error, _NAMES) from None
+    return ResponsesCall(**vars(call), told=_told(values, call))
+
+
+def _told(values: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
+    reasoning, format = values["reasoning"] or {}, (values["text"] or {}).get("format")
+    return {
+        "instructions": values["instructions"],
+        "max_output_tokens": values["max_output_tokens"],
+        "parallel_tool_calls": call.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+        "store": False,
+        "temperature": call.job.params.temperature,
+        "top_p": call.job.params.top_p,
+        "text": {"format": _without_absent(format or {"type": "text"})},
+        "tool_choice": values["tool_choice"] or "auto",
+        "tools": values["tools"] or [],
+        "truncation": "disabled",
+        "metadata": {},
+    }
+
+
+def _without_absent(shape: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in shape.items() if value is not None}
+
+
+def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same request as the chat route takes it."""
+    body: dict[str, Any] = {
+        "messages": [*_messages(values)],
+        "max_tokens": values["max_output_tokens"],
+        "stream": values["stream"],
+        "parallel_tool_calls": values["parallel_tool_calls"],
+        "reasoning_effort": (values["reasoning"] or {}).get("effort"),
+        **{name: values[name] for name in sampling.SHARED},
+    }
+    format = (values["text"] or {}).get("format") or {"type": "text"}
+    if format["type"] == "json_object":
+        body["response_format"] = {"type": "json_object"}
+    elif format["type"] == "json_schema":
+        named = {name: format[name] for name in ("name", "schema", "strict") if format[name] is not None}
+        body["response_format"] = {"type": "json_schema", "json_schema": named}
+    if values["tools"]:
+        body["tools"] = [_function(each) for each in values["tools"]]
+    if values["tool_choice"] is not None:
+        body["tool_choice"] = _choice(values["tool_choice"])
+    return body
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool, or its name, as the chat route has it."""
+    return {
+        "type": "function",
+        "function": {name: value for name, value in tool.items() if name != "type" and value is not None},
+    }
+
+
+def _choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
+    if isinstance(choice, str):
+        return choice
+    if choice["type"] == "function":
+        return _function(choice)
+    tools = [_function(each) for each in choice["tools"]]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice["mode"], "tools": tools}}
+
+
+def _messages(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Messages of the items: what an assistant thought, said and called after each other is one message."""
+    if values["instructions"]:
+        yield {"role": "system", "content": values["instructions"]}
+    if isinstance(values["input"], str):
+        yield {"role": "user", "content": values["input"]}
+        return
+    own: dict[str, Any] = {}
+    for item in values["input"]:
+        if _is_own(item):
+            if item["type"] == "message" and (own.get("content") is not None or "tool_calls" in own):
+                yield own
+                own = {}
+            _take_in(own, item)
+            continue
+        if own:
+            yield own
+            own = {}
+        if item["type"] == "message":
+            yield {"role": item["role"], "content": _text(item["content"])}
+        else:
+            yield {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
+    if own:
+        yield own
+
+
+def _is_own(item: Mapping[str, Any]) -> bool:
+    """Whether it is the assistant's."""
+    return item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant"
+
+
+def _take_in(own: dict[str, Any], item: Mapping[str, Any]) -> None:
+    own.setdefault("role", "assistant")
+    own.setdefault("content", None)
+    if item["type"] == "message":
+        own["content"] = _text(item["content"])
+    elif item["type"] == "reasoning":
+        texts = [part["text"] for part in item["content"] or item["summary"] or ()]
+        if texts:
+            own["reasoning_content"] = "\n".join(texts)
+    else:
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        own.setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
+
+
+def _text(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A single part is a text: every template knows these."""
+    if isinstance(content, str):
+        return content
+    texts = [{"type": "text", "text": each.get("text", each.get("refusal"))} for each in content]
+    return texts if len(texts) > 1 else texts[0]["text"] if texts else ""

@@ -1,0 +1,94 @@
+"""Maps the experts of a model whose activation gives no zeros to cells: each layer is a column of them.
+
+Every neuron of an expert that was chosen works there, so which experts were chosen is all that differs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hotcold.kernels.backend import mask_words
+from hotcold.placement.split import SplitDevices
+from hotcold.runtime.session import LoadedModel
+from hotcold.sparse.ffn import SplitWeights
+from hotcold.watch.neuron_map import (
+    Bools,
+    Ints,
+    MapLayout,
+    Masks,
+    NeuronMap,
+    cell_sizes,
+    gives_zeros,
+    packed_cells,
+)
+
+
+class ExpertMap:
+    """Reduces masks of fired neurons to the experts that were chosen."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        layers = range(model.config.layers)
+        experts = [model.config.experts_of(i) for i in layers]
+        counts = [each.count if each else 0 for each in experts]
+        self._words = [_words(model, i) for i in layers]
+        sizes, bits = cell_sizes([(n,) for n in counts])
+        self._sizes = np.concatenate([each for (each,) in sizes])
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        none = (0,) * len(counts)
+        self.layout = MapLayout(
+            neurons=tuple(counts),
+            hot=none,
+            cells=tuple(len(each) for (each,) in sizes),
+            hot_cells=none,
+            bits=bits,
+            hot_by="",
+            zeros=False,
+            firing="",
+            unit="expert",
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one token's cells."""
+        return -(-len(self._sizes) * self.layout.bits // 8)
+
+    def seen(self, masks: Sequence[Masks], row: int) -> Bools:
+        """Which experts of all layers one row chose, by the layers' masks ``[rows, words]``."""
+        chosen = []
+        for mask, parts in zip(masks, self._words, strict=True):
+            fired = np.cumsum(np.append(0, mask[row] != 0))
+            counts = sum(fired[ends] - fired[begins] for begins, ends in parts)
+            chosen.append(np.asarray(counts) > 0 if parts else np.zeros(0, np.bool_))
+        return np.concatenate(chosen)
+
+    def cells(self, seen: Bools) -> tuple[str, list[tuple[int, int]]]:
+        """As :meth:`NeuronMap.cells`, of what :meth:`seen` gave for each token; none is hot."""
+        text = packed_cells(seen.astype(np.uint8), self._sizes, self._starts, self.layout.bits)
+        return text, [(0, int(n)) for n in seen.sum(1)]
+
+
+def shown_map(model: LoadedModel) -> NeuronMap | ExpertMap:
+    """What there is to look at: the neurons; or the experts, where all neurons of one work for a token."""
+    layers = range(model.config.layers)
+    some = any((each := model.config.experts_of(i)) and each.count > each.chosen for i in layers)
+    return ExpertMap(model) if some and not gives_zeros(model) else NeuronMap(model)
+
+
+def _words(model: LoadedModel, layer: int) -> list[tuple[Ints, Ints]]:
+    """Where the words of each expert begin and end in its layer's mask; twice where the layer is split."""
+    experts = model.config.experts_of(layer)
+    if experts is None:
+        return []
+    weights, ends = model.weights.layers[layer].ffn, experts.ends
+    if not isinstance(weights, SplitWeights):
+        return [_bounds(ends, 0)]
+    assert isinstance(model.devices, SplitDevices)
+    hot, parts, first = model.devices.masks[layer], [], 0
+    if weights.hot is not None:
+        parts, first = [(hot, 0)], weights.hot.words
+    parts.append((~hot, first))
+    return [_bounds([int(part[:end].sum()) for end in ends], begin) for part, begin in parts]
+
+
+def _bounds(ends: Sequence[int], first: int) -> tuple[Ints, Ints]:
+    words = first + np.array(mask_words(ends))
+    return words[:-1], words[1:]

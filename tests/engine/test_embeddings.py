@@ -1,0 +1,119 @@
+"""Vectors of texts, against hidden states of transformers; their bits, whatever runs beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.changed_models import changed
+from support.golden import DATA, golden
+
+from hotcold import LLM
+from hotcold.errors import UserError
+
+#: of the golden vocabulary, which has 288
+TEXTS = [[1, 5, 9, 33, 7], [1, 200], [*range(1, 70)], [1, 5, 9, 33, 7, 8, 100, 101, 102], [*range(1, 40), 3]]
+POOLINGS = {"mean": 1, "last": 3}
+
+
+def file_of(folder: Path, name: str, pooling: object) -> Path:
+    model = golden(name, folder).path
+    with_key = folder / f"{name}-{pooling}.gguf"
+    return changed(model, with_key, {f"{architecture(name)}.pooling_type": pooling})
+
+
+def architecture(name: str) -> str:
+    return {"tiny-llama": "llama", "tiny-qwen3": "qwen3", "tiny-lfm2": "lfm2"}[name]
+
+
+def of_transformers(name: str, ids: list[int], pooling: str) -> npt.NDArray[np.float32]:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModel.from_pretrained(DATA / name, dtype=torch.float32)
+    with torch.no_grad():
+        hidden = model(torch.tensor([ids])).last_hidden_state[0].double().numpy()
+    vector: Any = hidden.mean(0) if pooling == "mean" else hidden[-1]
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield tmp_path_factory.mktemp("embeddings")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3"])
+def test_vectors_are_those_of_transformers(folder: Path, name: str, pooling: str, backend: str) -> None:
+    options: dict[str, Any] = {"backend": backend, "cache_type": "f32", "sequences": 3}
+    with LLM(file_of(folder, name, POOLINGS[pooling]), **options) as llm:
+        assert llm.model.pooling == pooling
+        found = llm.embed(TEXTS)
+    expected = np.array([of_transformers(name, ids, pooling) for ids in TEXTS])
+    assert found.dtype == np.float32 and np.abs(found - expected).max() < 2e-5
+    assert np.abs(np.linalg.norm(found, axis=1) - 1).max() < 1e-6
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2"])
+def test_neither_batch_nor_chunk_nor_cache_changes_a_bit(folder: Path, name: str, pooling: str) -> None:
+    path = file_of(folder, name, POOLINGS[pooling])
+    with LLM(path) as llm:
+        alone = np.array([llm.embed(ids) for ids in TEXTS])
+        assert np.array_equal(llm.embed(TEXTS), alone)  # with what is cached
+        text = llm.generate([1, 5], max_tokens=5, seed=1).ids
+    for sequences, chunk in ((1, 3), (2, 16), (8, 64), (20, 5)):
+        with LLM(path, sequences=sequences, chunk=chunk) as llm:
+            assert np.array_equal(llm.embed(TEXTS), alone), (sequences, chunk)
+            assert np.array_equal(llm.embed(TEXTS * 3), np.concatenate([alone] * 3))
+            assert llm.generate([1, 5], max_tokens=5, seed=1).ids == text
+
+
+def test_beside_texts_that_are_generated(folder: Path) -> None:
+    path = file_of(folder, "tiny-llama", 1)
+    with LLM(path, sequences=4) as llm:
+        alone = llm.embed(TEXTS[2])
+        text = llm.generate([1, 5, 6], max_tokens=30, seed=1).ids
+        pieces = llm.stream([1, 5, 6], max_tokens=30, seed=1)
+        ids = next(pieces).ids
+        assert np.array_equal(llm.embed(TEXTS[2]), alone)
+        assert (*ids, *(id for piece in pieces for id in piece.ids)) == text
+
+
+def test_too_few_pages_for_all(folder: Path) -> None:
+    """Requests whose pages are taken away begin their sums anew."""
+    path = file_of(folder, "tiny-llama", 1)
+    texts = [[*range(1 + i, 91 + i)] for i in range(6)]
+    with LLM(path, context=128) as llm:
+        alone = np.array([llm.embed(ids) for ids in texts])
+    with LLM(path, context=128, sequences=6, cache_positions=256, chunk=16) as llm:
+        assert np.array_equal(llm.embed(texts), alone)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (None, "its file names no pooling (llama.pooling_type)"),
+        (0, "llama.pooling_type is 0"),
+        (2, "llama.pooling_type is 2, cls"),
+        (4, "llama.pooling_type is 4, rank"),
+        (7, "llama.pooling_type is 7: allowed are 1 (mean) and 3 (last)"),
+        ("last", "llama.pooling_type is 'last': allowed are"),
+    ],
+)
+def test_other_poolings_are_refused(folder: Path, kind: object, error: str) -> None:
+    with LLM(file_of(folder, "tiny-llama", kind)) as llm:
+        with pytest.raises(UserError) as told:
+            llm.embed([1, 2])
+        assert error in str(told.value)
+
+
+def test_texts_that_cannot_be(folder: Path) -> None:
+    with LLM(file_of(folder, "tiny-llama", 3), context=32) as llm:
+        for prompt, error in (([], "there are no texts"), ([[1], [999]], "999"), ([[1] * 40], "40 tokens")):
+            with pytest.raises(UserError, match=error):
+                llm.embed(prompt)

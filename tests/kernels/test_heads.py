@@ -1,0 +1,161 @@
+"""The ops of latent attention's heads, and experts by groups: against brute force, and bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.backends import ISAS, open_one
+from support.op_truth import plain_batch, random_rows, random_tensor, rng, weights_of
+
+from hotcold.formats.blocks import quantise
+from hotcold.kernels.backend import Backend, ExpertGroups, Floats
+from hotcold.kernels.reference_matrix import quantise_input
+
+
+@pytest.fixture(params=["reference", *(f"cpu-{isa}" for isa in ISAS)])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Every one that has these ops: GPUs have not."""
+    return open_one(str(request.param))
+
+
+#: heads, rows of each, columns, and values of a head of x
+SHAPES = ((1, 5, 32, 32), (3, 40, 64, 96), (4, 10, 16, 24), (2, 100, 128, 130), (2, 7, 12, 12))
+
+
+def filled(backend: Backend, rows: int, values: Floats) -> Any:
+    buffer = backend.zeros((rows, *values.shape[1:]))
+    buffer[:] = np.nan
+    buffer[: len(values)] = values
+    return buffer
+
+
+@pytest.mark.parametrize("type", ["F32", "F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_each_head_has_its_rows(backend: Backend, shape: tuple[int, int, int, int], type: str) -> None:
+    heads, each, columns, width = shape
+    if type in ("Q8_0", "Q4_0") and columns % 32:
+        pytest.skip("no whole blocks")
+    tensor = random_tensor(rng("heads", type), type, heads * each, columns)
+    matrix, weights = backend.matrix(tensor), weights_of(tensor).reshape(heads, each, columns)
+    alone: Floats | None = None
+    for decode, prompt in ((1, 0), (3, 2), (0, 1), (0, 19), (16, 40)):
+        n = decode + prompt
+        x = random_rows(rng("x", heads), n * heads, width).reshape(n, heads, width)
+        batch = plain_batch(backend, decode, prompt)
+        out = backend.zeros((batch.limits.tokens, heads, each))
+        backend.linear_heads(filled(backend, batch.limits.tokens, x), matrix, batch, out)
+        read = np.ascontiguousarray(x[..., width - columns :])
+        if tensor.type.weights > 1:
+            codes, scales = quantise_input(read)
+            read = (codes * scales).reshape(read.shape)
+        expected = np.einsum("hij,thj->thi", weights, read.astype(np.float64))
+        np.testing.assert_allclose(out[:n], expected, atol=2e-5 * np.abs(expected).max())
+        assert not out[n:].any()
+        first = np.array(out[:1])
+        alone = first if alone is None else alone
+        if backend.name == "cpu":
+            np.testing.assert_array_equal(first, alone)
+
+
+def test_values_of_heads_are_joined(backend: Backend) -> None:
+    batch = plain_batch(backend, 2, 3)
+    x, y = (random_rows(rng("join", n), 5 * 3, n).reshape(5, 3, n) for n in (8, 5))
+    rows = batch.limits.tokens
+    out = backend.zeros((rows, 3, 13))
+    backend.join_heads(filled(backend, rows, x), filled(backend, rows, y), batch, out)
+    np.testing.assert_array_equal(out[:5], np.concatenate([x, y], -1))
+    assert not out[5:].any()
+
+
+def test_what_does_not_fit_is_refused(backend: Backend) -> None:
+    batch = plain_batch(backend, 1)
+    matrix = backend.matrix(random_tensor(rng(), "F32", 12, 8))
+    biased = backend.matrix(random_tensor(rng(), "F32", 12, 8), np.ones(12, np.float32))
+
+    def room(*shape: int) -> Any:
+        return backend.zeros((batch.limits.tokens, *shape))
+
+    backend.linear_heads(room(3, 8), matrix, batch, room(3, 4))
+    for weights, x, out in (
+        (biased, room(3, 8), room(3, 4)),
+        (matrix, room(3, 7), room(3, 4)),
+        (matrix, room(2, 8), room(3, 4)),
+        (matrix, room(3, 8), room(3, 5)),
+        (matrix, room(3, 8)[:0], room(3, 4)),
+        (matrix, room(3, 8), room(3, 4)[:0]),
+    ):
+        with pytest.raises(ValueError):
+            backend.linear_heads(x, weights, batch, out)
+    with pytest.raises(ValueError):
+        backend.join_heads(room(3, 2), room(3, 4), batch, room(3, 7))
+    with pytest.raises(ValueError):
+        backend.join_heads(room(3, 2), room(2, 4), batch, room(3, 6))
+
+
+GROUPS = (ExpertGroups(4, 2), ExpertGroups(8, 3, 1), ExpertGroups(8, 8), ExpertGroups(16, 4, 2))
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_experts_of_the_best_groups(backend: Backend, groups: ExpertGroups, biased: bool, score: str) -> None:
+    """Brute force: the ranks of groups by sorting, then the best ranks in those that are used."""
+    experts, n, k = 32, 11, 4
+    weights = random_rows(rng("groups", experts), experts, experts)
+    bias = random_rows(rng("bias"), 1, experts)[0] if biased else None
+    batch = plain_batch(backend, 4, n - 4)
+    rows = batch.limits.tokens
+    x = random_rows(rng("rows"), n, experts)
+    ids, factors = backend.zeros((rows, k), np.int32), backend.zeros((rows, k))
+    options: dict[str, Any] = {} if bias is None else {"selection_bias": bias}
+    matrix = backend.matrix(quantise(weights, "F32"))
+    backend.router(
+        filled(backend, rows, x),
+        matrix,
+        batch,
+        ids,
+        factors,
+        k=k,
+        score=score,
+        normalise=False,
+        scale=1.0,
+        groups=groups,
+        **options,
+    )
+    logits = x.astype(np.float64) @ weights.T.astype(np.float64)
+    scores = 1 / (1 + np.exp(-logits))
+    if score == "softmax":
+        scores = np.exp(logits - logits.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+    size = experts // groups.count
+    for t in range(n):
+        ranks = scores[t] + (0 if bias is None else bias)
+        of = [sum(sorted(ranks[g * size : (g + 1) * size])[-groups.best :]) for g in range(groups.count)]
+        used = sorted(range(groups.count), key=lambda g: -of[g])[: groups.used]
+        allowed = sorted((e for e in range(experts) if e // size in used), key=lambda e: -ranks[e])
+        assert ids[t].tolist() == sorted(allowed[:k])
+        np.testing.assert_allclose(factors[t], scores[t][ids[t]], rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (ExpertGroups(5, 2), "32 experts in 5 groups: a divisor"),
+        (ExpertGroups(4, 5), "5 of 4 groups"),
+        (ExpertGroups(16, 1), "1 of 16 groups of experts: they must hold the 4"),
+        (ExpertGroups(4, 2, 3), "the best 3 experts of a group"),
+    ],
+    ids=str,
+)
+def test_groups_that_do_not_fit_are_refused(backend: Backend, groups: ExpertGroups, message: str) -> None:
+    batch = plain_batch(backend, 1)
+    rows = batch.limits.tokens
+    matrix = backend.matrix(random_tensor(rng(), "F32", 32, 8))
+    ids, factors = backend.zeros((rows, 4), np.int32), backend.zeros((rows, 4))
+    with pytest.raises(ValueError, match=message):
+        backend.router(
+            backend.zeros((rows, 8)), matrix, batch, ids, factors, k=4, score="sigmoid", normalise=True,
+            scale=1.0, groups=groups,
+        )  # fmt: skip

@@ -1,0 +1,124 @@
+"""`/v1/embeddings`, `hotcold embed` and `AsyncLLM.embed` on a model whose file names a pooling."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.changed_models import changed
+from support.served import Served, served
+
+from hotcold import LLM, AsyncLLM
+from hotcold.commands.cli import main
+from hotcold.demo import model_path
+from tests.server.conftest import Application
+
+TEXTS = [f"Once upon a time there {'were' if i % 3 else 'was'} {i} foxes" for i in range(90)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("models") / "vectors.gguf"
+    return changed(model_path(), out, {"bamboo.pooling_type": 3})
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Served]:
+    with served("-m", str(model)) as found:
+        assert found.url
+        yield found
+
+
+@pytest.fixture(scope="module")
+def vectors(model: Path) -> Iterator[np.ndarray]:
+    with LLM(model) as llm:
+        yield llm.embed(TEXTS)
+
+
+def test_more_texts_than_may_wait(server: Served, vectors: np.ndarray) -> None:
+    body = {"model": "any", "input": TEXTS, "user": "me"}
+    with server.client() as client:
+        reply = client.post("/v1/embeddings", json=body).json()
+        coded = client.post("/embeddings", json={**body, "encoding_format": "base64"}).json()
+    assert reply["object"] == "list" and reply["model"] == "vectors"
+    assert [(each["object"], each["index"]) for each in reply["data"]] == [
+        ("embedding", i) for i in range(90)
+    ]
+    assert np.array_equal(np.array([each["embedding"] for each in reply["data"]], np.float32), vectors)
+    for each, vector in zip(coded["data"], vectors, strict=True):
+        assert np.array_equal(np.frombuffer(base64.b64decode(each["embedding"]), "<f4"), vector)
+    with LLM() as llm:
+        tokens = sum(len(llm.tokenizer.encode(text)) for text in TEXTS)
+    assert reply["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def test_openais_client(server: Served, vectors: np.ndarray) -> None:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        found = client.embeddings.create(model="any", input=TEXTS[:2])  # asks for base64
+        assert np.array_equal(np.array([each.embedding for each in found.data], np.float32), vectors[:2])
+        one = client.embeddings.create(model="any", input=TEXTS[1], encoding_format="float")
+        assert np.array_equal(np.float32(one.data[0].embedding), vectors[1])
+        with pytest.raises(openai.BadRequestError, match="dimensions"):
+            client.embeddings.create(model="any", input="a", dimensions=8)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [1, -1]}, "input"),
+        ({"input": [[1], ["a"]]}, "input[1][0]"),
+        ({"input": ["a", 3]}, "input[1]"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": "a " * 3000}, "input"),
+        ({"input": [[5] * 300]}, "input"),
+        ({"input": [[5], [99999999]]}, "input[1]"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "dimensions": 64}, "dimensions"),
+    ],
+)
+def test_bad_requests(server: Served, body: dict[str, object], param: str) -> None:
+    with server.client() as client:
+        reply = client.post("/v1/embeddings", json=body)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == param, reply.json()
+
+
+def test_a_model_without_a_pooling_says_so(app: Application) -> None:
+    error = app.client.post("/v1/embeddings", json={"input": "a"}).json()["error"]
+    assert (
+        error["code"] == "unsupported_model" and "names no pooling (bamboo.pooling_type)" in error["message"]
+    )
+
+
+async def embedded(model: Path) -> tuple[np.ndarray, np.ndarray]:
+    async with AsyncLLM(model, max_waiting=2) as llm:
+        return await llm.embed(TEXTS[:20]), await llm.embed(TEXTS[0])
+
+
+def test_in_another_process(model: Path, vectors: np.ndarray) -> None:
+    import asyncio
+
+    several, one = asyncio.run(embedded(model))
+    assert np.array_equal(several, vectors[:20]) and np.array_equal(one, vectors[0])
+
+
+def test_the_command(
+    model: Path, vectors: np.ndarray, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["embed", "-m", str(model), "-p", TEXTS[0], "-p", TEXTS[1]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert np.array_equal(np.array([json.loads(line) for line in lines], np.float32), vectors[:2])
+    lines_of_texts = tmp_path / "texts"
+    lines_of_texts.write_text("".join(f"{text}\n" for text in TEXTS[:3]))
+    assert main(["embed", "-m", str(model), "-f", str(lines_of_texts), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert np.array_equal(np.float32(report["embeddings"]), vectors[:3]) and report["pooling"] == "last"
+    assert main(["embed", "-p", "a"]) == 2
+    assert "its file names no pooling (bamboo.pooling_type)" in capsys.readouterr().err

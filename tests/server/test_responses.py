@@ -1,0 +1,172 @@
+"""OpenAI's Responses, event by event, as OpenAI's own client reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.api_pieces import Marked, facts, pieces_of
+
+from hotcold.server.protocol import chat, responses
+from hotcold.server.protocol.errors import APIError
+from tests.server.conftest import Application
+
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": None}
+
+
+def parse(**fields: Any) -> responses.ResponsesCall:
+    return responses.parse({"input": "Hello", **fields}, facts())
+
+
+def test_a_request_is_one_of_the_chat_route() -> None:
+    call = parse(
+        instructions="Brief.",
+        input=[
+            {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+            {
+                "type": "reasoning",
+                "id": "rs",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "hm"}],
+            },
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "nothing"},
+            {"role": "user", "content": "And?"},
+        ],
+        tools=[TOOL],
+        tool_choice={"type": "function", "name": "look"},
+        max_output_tokens=7,
+        temperature=0,
+        reasoning={"effort": "low", "summary": "auto"},
+    )
+    function = {"name": "look", "parameters": {"type": "object"}}
+    same = chat.parse(
+        {
+            "messages": [
+                {"role": "system", "content": "Brief."},
+                {"role": "user", "content": "Hello"},
+                {
+                    "role": "assistant",
+                    "content": "I look.",
+                    "reasoning_content": "hm",
+                    "tool_calls": [{"id": "c1", "function": {"name": "look", "arguments": "{}"}}],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": "nothing"},
+                {"role": "user", "content": "And?"},
+            ],
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": {"type": "function", "function": {"name": "look"}},
+            "max_tokens": 7,
+            "temperature": 0,
+            "reasoning_effort": "low",
+        },
+        call.facts,
+    )
+    assert {name: value for name, value in vars(call).items() if name != "told"} == vars(same)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": {"id": "conv_1"}}, "conversation"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "what"}}}}, "text.format"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(APIError) as caught:
+        parse(**fields)
+    assert caught.value.param == param and "response_format" not in caught.value.message
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_stream_event_by_event_as_the_client_reads_it(reason: str) -> None:
+    """Each event is one of OpenAI's types, strictly; the last one has the whole response."""
+    types = pytest.importorskip("openai.types.responses")
+    pydantic = pytest.importorskip("pydantic")
+    reply, other = parse(stream=True).reply(Marked), parse().reply(Marked)
+    events = reply.first()
+    for one in pieces_of("<why>Hi [look {}][look {}]", reason=reason):
+        events += reply.add(0, one)
+        assert other.add(0, one) == []
+    events += reply.end()
+    adapter = pydantic.TypeAdapter(types.ResponseStreamEvent)
+    read = [adapter.validate_python(event) for event in events]
+    assert [event.type for event in read] == [event["type"] for event in events]
+    assert [event.sequence_number for event in read] == list(range(len(read)))
+    whole = types.Response.model_validate(other.whole())
+    last = read[-1].response
+    assert events[-1]["type"] == f"response.{'incomplete' if reason == 'length' else 'completed'}"
+    assert last.status == whole.status and last.usage == whole.usage
+    assert last.output_text == whole.output_text == "Hi "
+    assert [item.type for item in last.output] == ["reasoning", "message", "function_call", "function_call"]
+    done = [event.item for event in read if event.type == "response.output_item.done"]
+    assert done == last.output
+    for kind in ("response.output_text", "response.reasoning_text", "response.function_call_arguments"):
+        text = "".join(event.delta for event in read if event.type == f"{kind}.delta")
+        ends = [event for event in read if event.type == f"{kind}.done"]
+        assert text == "".join(getattr(end, "text", None) or getattr(end, "arguments", "") for end in ends)
+
+
+def test_a_stream_as_the_client_puts_it_together() -> None:
+    """Its snapshot becomes the response that is sent where nothing is streamed."""
+    library = pytest.importorskip("openai.lib.streaming.responses._responses")
+    openai = pytest.importorskip("openai")
+    pydantic = pytest.importorskip("pydantic")
+    reply = parse(stream=True).reply(Marked)
+    events = reply.first()
+    for one in pieces_of("<why>Hi [look {}][look {}]"):
+        events += reply.add(0, one)
+    events += reply.end()
+    adapter = pydantic.TypeAdapter(pytest.importorskip("openai.types.responses").ResponseStreamEvent)
+    state = library.ResponseStreamState(input_tools=openai.omit, text_format=openai.omit)
+    read = [found for event in events for found in state.handle_event(adapter.validate_python(event))]
+    snapshots = [event.snapshot for event in read if event.type == "response.output_text.delta"]
+    assert snapshots == ["H", "Hi", "Hi "]
+    assert read[-1].type == "response.completed" and read[-1].response.output_text == "Hi "
+    assert [item.type for item in read[-1].response.output[2:]] == ["function_call"] * 2
+
+
+def test_the_route(app_with: Any) -> None:
+    app = app_with()
+    reply = app.client.post("/v1/responses", json={"input": "Hello"}).json()
+    assert reply["status"] == "completed" and reply["output"][0]["content"][0]["text"] == "a b c"
+    text = app.client.post("/v1/responses", json={"input": "Hello", "stream": True}).text
+    names = [line[7:] for line in text.splitlines() if line.startswith("event: ")]
+    data = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert names == [each["type"] for each in data] and names[-1] == "response.completed"
+    app.llm.fail_at = 1
+    text = app.client.post("/v1/responses", json={"input": "Hello", "stream": True}).text
+    assert text.rstrip().split("\n\n")[-2].startswith("event: error\n") and app.llm.running == 0
+
+
+HOSTILE = [
+    {"input": []},
+    {"input": None},
+    {"input": [None]},
+    {"input": [{"role": "user"}]},
+    {"input": [{"type": "function_call", "call_id": "a", "name": "b", "arguments": "{}"}]},
+    {"input": [{"role": "user", "content": [{"type": "input_text", "text": "\ud800"}]}]},
+    {"max_output_tokens": 0},
+    {"tools": [TOOL, TOOL]},
+    {"tool_choice": {"type": "function", "name": "nobody"}},
+    {"text": {"format": {"type": "json_schema", "schema": 5}}},
+    {"reasoning": {"effort": "much"}},
+    {"input": "word " * 1000},
+]
+
+
+@pytest.mark.parametrize("fields", HOSTILE, ids=lambda fields: json.dumps(fields)[:60])
+def test_hostile_bodies(app: Application, fields: dict[str, Any]) -> None:
+    body = json.dumps({"input": "Hello", **fields}).encode()
+    reply = app.client.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    assert 400 <= reply.status_code < 500, reply.text
+    assert set(reply.json()["error"]) == {"message", "type", "param", "code"} and app.llm.running == 0
