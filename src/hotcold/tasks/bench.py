@@ -60,6 +60,7 @@ class Round:
     bandwidth_share: float | None  #: the share of it that generation used
     guessed: int = 0  #: tokens that were guessed and verified
     accepted: int = 0  #: of those, the ones that were right
+    #: None where all experts lie in memory
     expert_hit_share: float | None = None
     disk_bytes_per_token: float | None = None
     stalls_per_token: float | None = None
