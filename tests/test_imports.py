@@ -93,6 +93,7 @@ ONLY_IN = {
     "msgspec": {"server/bodies.py"},
     "prometheus_client": {"server/metrics.py"},
     "jinja2": {"chat/renderer.py"},
+    "markdown_it": {"commands/markdown.py"},  # of markdown-it-py
     "llguidance": {"grammar"},
     "huggingface_hub": {"hub"},
     "filelock": {"hub"},

@@ -2,6 +2,11 @@
 with Chromium (Debian: chromium, chromium-driver; pip install selenium pillow).
 
     python tools/screenshots.py --output docs
+    python tools/screenshots.py --output docs -m SmolLM2-135M-Instruct.Q4_1.gguf --name page-chat
+    python tools/screenshots.py --output docs --experts --name page-experts
+
+With another name there is one picture, of the first size; `--experts` takes a made-up model of experts, whose
+words mean nothing.
 
 The last line is one JSON object: the files, their sizes, and what the page showed."""
 
@@ -25,10 +30,12 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from lib.models import Recipe, Shape, write
 from lib.server import serving
 
 MOST_BYTES = 300_000  # of a picture in a repository
 OPENING = "Once upon a time there was a little fox who"
+QUESTION = "Explain in a short list, with a few words of each in **bold**, how a bicycle stays upright."
 #: name, width, height, colours
 SHOTS = [
     ("page", 1440, 900, "dark"),
@@ -68,10 +75,13 @@ def shoot(
     driver.get(url)
     wait = WebDriverWait(driver, 60)
     wait.until(lambda d: d.find_element(By.CSS_SELECTOR, "#dot.ready"))
+    driver.find_element(By.ID, "new").click()  # what was written last is kept
     if stage != "welcome":
-        driver.find_element(By.ID, "prompt").send_keys(OPENING + Keys.ENTER)
+        story = driver.execute_script("return document.body.classList.contains('story')")
+        driver.find_element(By.ID, "prompt").send_keys((OPENING if story else QUESTION) + Keys.ENTER)
         words = "return document.querySelectorAll('.turn.assistant [data-t]').length"
-        wait.until(lambda d: d.execute_script(words) > 70)
+        ended = "return !!document.querySelector('.turn.assistant .told')"
+        wait.until(lambda d: d.execute_script(words) > (70 if story else 160) or d.execute_script(ended))
     time.sleep(0.2)
     taken: Any = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
     path = folder / f"{name}{'-welcome' if stage == 'welcome' else ''}.png"
@@ -82,9 +92,19 @@ def shoot(
     return path
 
 
+def experts(folder: Path) -> Path:
+    """A made-up model of 64 experts in each of 12 layers, of which a token chooses 8."""
+    shape = Shape(512, 64, 12, 8, 4, 4096, 2048, "qwen3moe", 64, 8, 64, qk_norm=True)
+    path = folder / "made-up-experts.gguf"
+    write(path, Recipe(shape))
+    return path
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-m", "--model", help="a GGUF file (the built-in model)")
+    parser.add_argument("--experts", action="store_true", help="a made-up model of experts")
+    parser.add_argument("--name", default="page", help="what the files' names begin with (page)")
     parser.add_argument("--url", help="of a server that runs already, without a key")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--only", help="names that begin so")
@@ -95,11 +115,12 @@ def main() -> int:
         profile = stack.enter_context(tempfile.TemporaryDirectory())
         url = args.url
         if url is None:
-            more = ["-m", args.model] if args.model else []
+            model = experts(Path(profile)) if args.experts else args.model
+            more = ["-m", str(model)] if model else []
             url = stack.enter_context(serving(more, Path(profile) / "log")).url
         driver = browser(profile)
         try:
-            for shot in SHOTS:
+            for shot in SHOTS if args.name == "page" else [(args.name, *SHOTS[0][1:])]:
                 if args.only and not shot[0].startswith(args.only):
                     continue
                 for stage in ("welcome", "writing") if args.welcome else ("writing",):

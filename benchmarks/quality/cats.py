@@ -29,16 +29,17 @@ from lib.machine import commit
 WHOLE = 16  #: positions at a window's beginning
 
 
-class Gates:
+class Gates(torch.nn.Module):
     """Takes the place of a layer's activation: notes its values, or leaves the small ones out."""
 
     def __init__(self, activation: Any) -> None:
+        super().__init__()
         self.activation = activation
         self.seen: list[torch.Tensor] | None = None
         self.threshold = 0.0
         self.kept = self.all = 0
 
-    def __call__(self, gate: torch.Tensor) -> torch.Tensor:
+    def forward(self, gate: torch.Tensor) -> torch.Tensor:
         value: torch.Tensor = self.activation(gate)
         if self.seen is not None:
             self.seen.append(value[:, WHOLE:].abs().flatten())

@@ -118,7 +118,7 @@ void bind_store_kv(BoundProgram& p, const Floats& k, const Floats& v, const Cach
 }
 
 void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache, const CacheArray& v_cache,
-                    const Floats& out, float scale, std::optional<int> window,
+                    const Floats& out, float scale, std::optional<int> window, bool chunked,
                     const Maybe<const float>& sinks, std::optional<float> softcap) {
     const Cache c = cache_of(k_cache, v_cache);
     const int64_t heads = axis(q, 1), group = heads / c.kv_heads;
@@ -141,6 +141,7 @@ void bind_attention(BoundProgram& p, const Floats& q, const CacheArray& k_cache,
     if (window && *window < 1) refuse("attention: a window of less than one position");
     if (softcap && !(*softcap > 0)) refuse("attention: a softcap that is not above 0");
     if (window) a.window = *window;
+    a.chunked = chunked;
     if (softcap) a.softcap = *softcap;
     a.sinks = vector_of(sinks, "attention: sinks", heads);
     p.program.attention(a, c.pages);
@@ -246,7 +247,7 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
         .def("rope", &bind_rope, "x"_exact, "cos"_exact, "sin"_exact, "interleaved"_a)
         .def("store_kv", &bind_store_kv, "k"_exact, "v"_exact, "k_cache"_exact, "v_cache"_exact)
         .def("attention", &bind_attention, "q"_exact, "k_cache"_exact, "v_cache"_exact, "out"_exact,
-             "scale"_a, "window"_a.none(), "sinks"_maybe, "softcap"_a.none())
+             "scale"_a, "window"_a.none(), "chunked"_a, "sinks"_maybe, "softcap"_a.none())
         .def("add", &bind_add, "x"_exact, "y"_exact, "keep"_a, "scale"_a)
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
         .def("softcap", &bind_softcap, "logits"_exact, "cap"_a)

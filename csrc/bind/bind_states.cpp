@@ -98,8 +98,9 @@ void bind_ssm_scan(BoundProgram& p, const Floats& mixed, const Floats& dt, const
 
 void bind_multiply(BoundProgram& p, const Floats& x, const Floats& gate, const Floats& out, int kind) {
     const int64_t rows = p.rows(kTokens), dim = width_of(x);
-    if (kind < kPlainGate || kind > kSigmoidGate)
-        refuse("multiply: activation " + std::to_string(kind) + ": choose 0 (none), 1 (silu), 2 (sigmoid)");
+    if (kind < kPlainGate || kind > kReluGate)
+        refuse("multiply: activation " + std::to_string(kind) +
+               ": choose 0 (none), 1 (silu), 2 (sigmoid), 3 (relu)");
     p.program.multiply(Gate(kind), data_of(x, "multiply: x", rows, dim),
                        data_of(gate, "multiply: gate", rows, dim), data_of(out, "multiply: out", rows, dim),
                        dim);

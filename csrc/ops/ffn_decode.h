@@ -83,7 +83,7 @@ class DecodePiece {
             for (int t = 0; t < tokens; ++t)
                 for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired.row(t)[w] = 0;
         count = candidates(f, tokens, begin, end, list);
-        stats = {count, 0, 0, 0, 0};
+        stats = {f.gates ? 0 : count, 0, 0, 0, 0};
 
         const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
         int64_t k = 0, n = expect_gates(), next = expect_gates();
@@ -91,7 +91,10 @@ class DecodePiece {
         int64_t done = 0, kept = 0;  // neurons whose rows are read, and those that are to be
         while (n > 0 || done < kept) {
             const int64_t found = kept;
-            dots(first, list + k, 0, n, f.x, 0, tokens, ahead, {gate + k * tokens, tokens, 1, bias});
+            if (f.gates)
+                take_gates(k, n);
+            else
+                dots(first, list + k, 0, n, f.x, 0, tokens, ahead, {gate + k * tokens, tokens, 1, bias});
             kept = keep_fired(k, n, kept);
             while (done < found) {
                 end_leaves(list[done]);
@@ -108,6 +111,12 @@ class DecodePiece {
     }
 
   private:
+    // Those of neurons [k, k + n) of the list, which were computed before.
+    void take_gates(int64_t k, int64_t n) {
+        for (const int64_t stop = k + n; k < stop; ++k)
+            for (int t = 0; t < tokens; ++t) gate[k * tokens + t] = f.gates[t * f.neurons() + list[k]];
+    }
+
     // Ends the leaves that lie before this neuron.
     void end_leaves(int64_t neuron) {
         for (; neuron >= leaf.end(); leaf.next()) sums.end_leaf();
@@ -121,7 +130,7 @@ class DecodePiece {
         while (f.panels.neurons && expected < count && same_run(f, list[expected - 1], list[expected]))
             ++expected;
         const int64_t bytes = row_bytes(first), together = count == end - begin && first.stride == bytes;
-        for (int64_t i = k; i < expected; i += together ? expected - k : 1)
+        for (int64_t i = k; i < expected && !f.gates; i += together ? expected - k : 1)
             expect(ahead, first.row(list[i]), together ? (expected - k) * bytes : bytes);
         return expected - k;
     }
@@ -132,7 +141,7 @@ class DecodePiece {
         while (left > 0) {
             while (*neurons >= expected_leaf.end()) expected_leaf.next();
             const int n = chunk_of(f, tokens, expected_leaf, neurons, left);
-            for (int i = 0; i < n && f.gate.base; ++i) expect(ahead, f.up.row(neurons[i]), row_bytes(f.up));
+            for (int i = 0; i < n && f.gated(); ++i) expect(ahead, f.up.row(neurons[i]), row_bytes(f.up));
             if (f.panels.neurons) {
                 // Fetches, of 256 neurons' scales, the share that these read, in the order of the file's
                 // regions.
@@ -170,11 +179,11 @@ class DecodePiece {
         const int n = chunk_of(f, tokens, leaf, neurons, left);
         const bool skip = f.skip && can_skip(f.activation);
         float up[kChunk * kMaxDecodeRows], h[kChunk * kMaxDecodeRows];
-        if (f.gate.base) {
+        if (f.gated()) {
             dots(f.up, neurons, 0, n, f.x, 0, tokens, ahead, {up, tokens, 1, f.up_bias});
-            stats.up_rows += n;
+            (f.gates ? stats.gate_rows : stats.up_rows) += n;  // of what is read first, and second
         }
-        activate_rows(f, gates, f.gate.base ? up : nullptr, h, int64_t(n) * tokens);
+        activate_rows(f, gates, f.gated() ? up : nullptr, h, int64_t(n) * tokens);
         bool used[kChunk] = {};
         for (int t = 0; t < tokens; ++t) {
             int32_t active[kChunk];

@@ -17,16 +17,21 @@ void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint
     for (int t = t0; t < t1; t += kUpTile) {
         const int end = smaller(t + kUpTile, t1);
         float* h = f.hidden + first * row_step + t * token_step;
-        Stream ahead = stream_of(gate, first, count);
-        dots(gate, nullptr, first, count, f.x, t, end, ahead, {h, row_step, token_step, bias}, rest);
-        if (f.gate.base) {
+        if (f.gates) {
+            for (int i = t; i < end; ++i)
+                for (int64_t k = 0; k < count; ++k)
+                    h[k * row_step + (i - t) * token_step] = f.gates[i * f.neurons() + first + k];
+        } else {
+            Stream ahead = stream_of(gate, first, count);
+            dots(gate, nullptr, first, count, f.x, t, end, ahead, {h, row_step, token_step, bias}, rest);
+        }
+        if (f.gated()) {
             Stream more = stream_of(f.up, first, count);
             dots(f.up, nullptr, first, count, f.x, t, end, more, {up, up_row, up_token, f.up_bias}, rest);
         }
         const int64_t runs = f.by_output ? end - t : count, length = f.by_output ? count : end - t;
         for (int64_t i = 0; i < runs; ++i, h += f.by_output ? token_step : row_step)
-            activate_rows(f, h, f.gate.base ? up + i * (f.by_output ? up_token : up_row) : nullptr, h,
-                          length);
+            activate_rows(f, h, f.gated() ? up + i * (f.by_output ? up_token : up_row) : nullptr, h, length);
     }
 }
 

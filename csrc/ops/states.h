@@ -89,6 +89,7 @@ void multiply(Gate kind, const float* x, const float* gate, float* out, int64_t 
         F g = load_part(gate + i, m);
         if (kind == kSiluGate) g = activate(kSilu, g, Vec::zero());
         if (kind == kSigmoidGate) g = logistic(g);
+        if (kind == kReluGate) g = Vec::max(Vec::zero(), g);  // NaN stays NaN
         store_part(out + i, Vec::mul(load_part(x + i, m), g), m);
     });
 }

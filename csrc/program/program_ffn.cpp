@@ -98,7 +98,8 @@ void Program::ffn_by_neuron(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
                            s.local);
          },
          [=](int64_t first, int64_t end) {
-             if (first >= pieces() || f->mask) return Span{};  // which rows a mask names is not known yet
+             // Which rows a mask or gates name is not known yet.
+             if (first >= pieces() || f->mask || f->gates) return Span{};
              const int decode = batch_.decode_count();
              return stretch(f->first(), f->piece_begin(decode, first),
                             f->piece_begin(decode, std::min<int64_t>(end, pieces())));

@@ -8,6 +8,7 @@
 #include "batch.glsl"
 #include "cache.glsl"
 #include "half.glsl"
+#include "window.glsl"
 
 layout(local_size_x = 256) in;
 layout(constant_id = 2) const uint ROWS = 1;
@@ -21,7 +22,7 @@ layout(std430, binding = 3) readonly buffer VCache { uint v_cache[]; };
 layout(std430, binding = 4) writeonly buffer Partials { float partials[]; };
 layout(push_constant) uniform Push {
     uint first_row, end_row;  // of this pass
-    uint heads, kv_heads, most_splits, window;  // window 0: none
+    uint heads, kv_heads, most_splits, window;  // as first_seen() takes it
     float scale, softcap;
 };
 
@@ -154,10 +155,7 @@ vec4 fold(vec4 value, bool largest) {
     return all;
 }
 
-uint first_seen(uint row) {
-    const uint length = of_row(POSITIONS, row) + 1;
-    return window != 0 && length > window ? length - window : 0;
-}
+uint first_of(uint row) { return first_seen(of_row(POSITIONS, row), window); }
 
 // Sums of weights and values by quarters of the positions; a pair of the output at a time.
 void sum_values(uvec4 first, uvec4 end, uint from, uint until, uvec4 to) {
@@ -199,7 +197,7 @@ void attend(uint row, uint count, uint head, uint split, uint number) {
         if (k / HEADS >= count || one >= group) continue;
         query[k] = of * heads + kv_head * group + one;
         to[k] = ((query[k] - first_row * heads) * most_splits + number) * (HEAD_DIM + 2);
-        first[k] = max(first_seen(of), split * SPLIT) - split * SPLIT;
+        first[k] = max(first_of(of), split * SPLIT) - split * SPLIT;
         end[k] = min(max(of_row(POSITIONS, of) + 1, split * SPLIT) - split * SPLIT, SPLIT);
         if (first[k] >= end[k]) continue;
         from = min(from, first[k]);
@@ -243,9 +241,9 @@ void attend(uint row, uint count, uint head, uint split, uint number) {
 void main() {
     const uint begin = first_row + gl_WorkGroupID.z * ROWS, limit = min(end_row, N_TOKENS);
     for (uint row = begin, next; row < min(begin + ROWS, limit); row = next) {
-        const uint split = first_seen(row) / SPLIT;
+        const uint split = first_of(row) / SPLIT;
         for (next = row + 1; next < min(begin + ROWS, limit); ++next)
-            if (of_row(SEQUENCE, next) != of_row(SEQUENCE, row) || first_seen(next) / SPLIT != split) break;
+            if (of_row(SEQUENCE, next) != of_row(SEQUENCE, row) || first_of(next) / SPLIT != split) break;
         for (uint head = 0; head < heads / kv_heads; head += HEADS)
             attend(row, next - row, head, split + gl_WorkGroupID.x, gl_WorkGroupID.x);
     }

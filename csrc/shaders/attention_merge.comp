@@ -4,6 +4,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "activation.glsl"
 #include "batch.glsl"
+#include "window.glsl"
 
 layout(local_size_x = 64) in;
 layout(constant_id = 0) const uint SINKS = 0;
@@ -16,7 +17,7 @@ void main() {
     const uint row = first_row + gl_WorkGroupID.y, i = gl_GlobalInvocationID.x;
     if (row >= N_TOKENS || i >= heads * head_dim) return;
     const uint position = of_row(POSITIONS, row), head = i / head_dim, size = head_dim + 2;
-    const uint first = window != 0 && position >= window ? (position + 1 - window) / 256 : 0;
+    const uint first = first_seen(position, window) / 256;
     const uint splits = position / 256 - first + 1;
     const uint begin = (gl_WorkGroupID.y * heads + head) * most_splits * size;
     float largest = SINKS == 1 ? sinks[head] : uintBitsToFloat(0xff800000u);

@@ -10,6 +10,7 @@ layout(constant_id = 5) const bool DENSE = false;  // down by output, all of whi
 layout(constant_id = 6) const uint RUN = 0;        // neurons that share scales, 16 or 32: 0 where none do
 layout(constant_id = 7) const bool FIRED = false;
 layout(constant_id = 8) const bool COUNTS = false;
+layout(constant_id = 9) const bool GIVEN = false;  // gates were computed before
 layout(std430, binding = 3) readonly buffer MaskBuffer { uint mask[]; };
 #include "ffn_lists.glsl"
 layout(std430, binding = 6) readonly buffer IdBuffer { int ids[]; };
@@ -42,7 +43,7 @@ void count_word(Tile tile, Expert e, uint word) {
         added |= own_added;
         pairs += bitCount(own_added);
     }
-    atomicAdd(sums[GATE_ROWS], bitCount(DENSE ? every : named));
+    if (!(GIVEN && SKIP) || DENSE) atomicAdd(sums[GATE_ROWS], bitCount(DENSE ? every : named));
     atomicAdd(sums[DOWN_ROWS], bitCount(DENSE ? every : added));
     atomicAdd(sums[PAIRS], pairs);
     if (RUN == 32) atomicAdd(sums[RUNS], added != 0 ? 1 : 0);
@@ -64,6 +65,7 @@ void main() {
         const Expert e = expert_of(tile.expert);
         for (uint word = own; 32 * word < e.end - e.begin; word += 256) count_word(tile, e, word);
         if (own == 0 && GATED && SKIP) atomicAdd(sums[UP_ROWS], lists[most_tiles + number]);
+        if (own == 0 && GIVEN && SKIP && !DENSE) atomicAdd(sums[GATE_ROWS], lists[most_tiles + number]);
     }
     barrier();
     if (own >= NUMBERS) return;

@@ -11,7 +11,7 @@ layout(std430, binding = 2) readonly buffer Gate { float gates[]; };
 layout(std430, binding = 3) buffer Out { float y[]; };
 layout(push_constant) uniform Push { uint width; };
 
-const uint AS_IT_IS = 0, BY_SILU = 1, BY_SIGMOID = 2;  // in the order of recurrent.py
+const uint AS_IT_IS = 0, BY_SILU = 1, BY_SIGMOID = 2, BY_RELU = 3;  // in the order of recurrent.py
 
 void main() {
     const uint row = gl_WorkGroupID.y, i = gl_GlobalInvocationID.x, at = row * width + i;
@@ -19,6 +19,7 @@ void main() {
     const float g = gates[at];
     const float gate = ACTIVATION == BY_SILU      ? activate(SILU, g, 0.0)
                        : ACTIVATION == BY_SIGMOID ? sigmoid(g)
+                       : ACTIVATION == BY_RELU    ? (g < 0.0 ? 0.0 : g)
                                                   : g;
     precise float product = x[at] * gate;
     y[at] = product;

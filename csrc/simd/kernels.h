@@ -255,7 +255,8 @@ struct Ffn {
     FfnCounts* stats;   // or null
     int max_leaves;
     Input x;
-    float* out;  // [T, D]
+    const float* gates;  // [T, N]: what the gate's rows would give, which are not there; or null
+    float* out;          // [T, D]
 
     // Shared scratch, laid out when the op is recorded.
     int8_t levels[kMaxDecodeRows + 1];  // of a piece, by the number of decode rows
@@ -266,6 +267,7 @@ struct Ffn {
     int64_t hidden_tokens;
 
     HC_SMALL const Rows& first() const { return gate.base ? gate : up; }  // read of every candidate
+    HC_SMALL bool gated() const { return gate.base || gates; }
     HC_SMALL int64_t neurons() const { return up.count; }
     HC_SMALL int64_t dim() const { return up.cols; }
     HC_SMALL int64_t words() const { return (neurons() + 63) / 64; }
@@ -295,13 +297,17 @@ struct Attention {
     int heads, kv_heads, head_dim;
     float scale;
     int window = INT32_MAX;        // positions that a row sees, its own among them
+    bool chunked = false;          // it sees those from the last multiple of the window on
     const float* sinks = nullptr;  // [H], or null
     float softcap = 0;             // of scores; 0: none
     float* partial;                // [decode rows, kv head, split, heads / kv_heads, head_dim + 2]
     int max_splits;                // of a row
     HC_SMALL int group() const { return heads / kv_heads; }
     // Where the part of the cache begins that a row at `position` sees, in which split; how many hold it.
-    HC_SMALL int first_seen(int position) const { return position < window ? 0 : position - window + 1; }
+    HC_SMALL int first_seen(int position) const {
+        if (position < window) return 0;
+        return chunked ? position / window * window : position - window + 1;
+    }
     HC_SMALL int first_split(int position) const { return first_seen(position) / kSplit; }
     HC_SMALL int splits(int position) const { return position / kSplit + 1 - first_split(position); }
     HC_SMALL int64_t partial_floats() const { return int64_t(group()) * (head_dim + 2); }

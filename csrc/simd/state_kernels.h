@@ -58,7 +58,7 @@ struct Decay {
     int64_t channels, heads;
 };
 
-enum Gate : int { kPlainGate = 0, kSiluGate = 1, kSigmoidGate = 2 };
+enum Gate : int { kPlainGate = 0, kSiluGate = 1, kSigmoidGate = 2, kReluGate = 3 };
 
 struct StateKernels {
     // Channels [first, first + count), at most kConvChannels.

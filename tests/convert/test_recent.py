@@ -16,7 +16,7 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 
 
-@pytest.mark.parametrize("name", ["tiny-granitemoe", "tiny-qwen3vlmoe", "tiny-glm4moe"])
+@pytest.mark.parametrize("name", ["tiny-granitemoe", "tiny-qwen3vlmoe", "tiny-glm4moe", "tiny-llama4"])
 def test_stacks_of_experts_by_neuron(name: str, tmp_path: Path) -> None:
     """Gate and up lie in one stack; Qwen3-VL's has rows and columns changed, too."""
     tiny = golden(name, tmp_path, down="by_neuron")
@@ -46,6 +46,13 @@ def test_keys_that_llama_cpp_reads(tmp_path: Path) -> None:
         "tiny-starcoder2": {"attention.sliding_window": 8},
         "tiny-command-r": {"logit_scale": np.float32(0.3)},
         "tiny-mistral3": {"attention.temperature_scale": np.float32(0.1), "attention.temperature_length": 8},
+        "tiny-llama4": {
+            "attention.sliding_window": 8,
+            "interleave_moe_layer_step": 2,
+            "feed_forward_length": 52,
+            "expert_feed_forward_length": 20,
+            "attention.temperature_length": 4,
+        },
         "tiny-exaone4": {"attention.sliding_window": 8, "attention.key_length": 12},
         "tiny-qwen2vl": {"rope.freq_base": 1e6, "context_length": 128},
         "tiny-hunyuan-dense": {"rope.freq_base": np.float32(10000.0 * 1000.0 ** (10 / 8))},
@@ -73,12 +80,17 @@ def test_keys_that_llama_cpp_reads(tmp_path: Path) -> None:
         ("tiny-ernie4_5moe", {"moe_layer_interval": 2}, "moe_layer_interval is 2: 1 is needed"),
         ("tiny-ernie4_5moe", {"moe_layer_end_index": 1}, "moe_layer_end_index is 1: 2 is needed"),
         ("tiny-ernie4_5moe", {"moe_layer_start_index": "x"}, "moe_layer_start_index is 'x': a number"),
-        (
-            "tiny-exaone4",
-            {"layer_types": None, "sliding_window_pattern": 0},
-            "sliding_window_pattern is 0: a",
-        ),
+        ("tiny-exaone4", {"layer_types": None, "sliding_window_pattern": 0}, "pattern is 0: a number of"),
         ("tiny-qwen2vl", {"rope_scaling": {"type": "x"}}, "type is 'x': one of default"),
+        ("tiny-llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2: 1 is needed"),
+        ("tiny-llama4", {"use_qk_norm": False}, "use_qk_norm is False: true is needed"),
+        ("tiny-llama4", {"no_rope_layers": [1, 1, 1, 1]}, r"is \[1, 1, 1, 1\]: \[1, 1, 1, 0\] is needed"),
+        ("tiny-llama4", {"moe_layers": [0]}, r"moe_layers is \[0\]: \[1, 3\] is needed"),
+        (
+            "tiny-llama4",
+            {"attn_temperature_tuning": False},
+            "attn_temperature_tuning is False: true is needed",
+        ),
         ("tiny-glm4moe", {"n_group": 2}, "n_group is 2: 1 is needed"),
         ("tiny-glm4moe", {"first_k_dense_replace": 9}, "first_k_dense_replace is 9: a number of layers"),
         ("tiny-minimax-m2", {"scoring_func": "softmax"}, "scoring_func is 'softmax': 'sigmoid' is needed"),

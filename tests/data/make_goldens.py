@@ -352,6 +352,14 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
                           "intermediate_size": 8, "patch_size": 2, "fullatt_block_indexes": [0],
                           "model_type": "qwen2_5_vl"},
     }),
+    # Chunks of 8; every other layer has experts; the fourth layer sees all, and is not rotated.
+    "tiny-llama4": (torch.bfloat16, 20, ODD | {
+        "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "hidden_act": "silu",
+        "num_hidden_layers": 4, "head_dim": 10, "intermediate_size": 20, "intermediate_size_mlp": 52,
+        "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 8, "use_qk_norm": True, "attn_temperature_tuning": True, "floor_scale": 4,
+        "attn_scale": 0.3, "attention_bias": False, "pad_token_id": 0, "rope_theta": 500000.0,
+    }),
 }  # fmt: skip
 
 

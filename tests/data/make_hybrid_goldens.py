@@ -83,6 +83,19 @@ GEMMA4: dict[str, Any] = SMALL | {
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
                            "rope_theta": 1000000.0}},
 }  # fmt: skip
+#: Gates of two layers are cut; the last two layers read the keys and values of others.
+GEMMA3N: dict[str, Any] = SMALL | {
+    "architectures": ["Gemma3nForCausalLM"], "model_type": "gemma3n_text", "rms_norm_eps": 1e-6,
+    "num_hidden_layers": 6, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 96,
+    "hidden_activation": "gelu_pytorch_tanh", "head_dim": 10, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 3, "num_kv_shared_layers": 2,
+    "final_logit_softcapping": 3.0, "tie_word_embeddings": True, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 288, "laurel_rank": 6, "altup_num_inputs": 4, "altup_active_idx": 0,
+    "altup_correct_scale": True, "altup_coef_clip": 120.0,
+    "activation_sparsity_pattern": [0.95, 0.8, 0.0, 0.0, 0.0, 0.0], "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 1000000.0}},
+}  # fmt: skip
 GEMMA4_KEYS: dict[str, Any] = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
 
 #: Folder -> config.json as the model's publishers write it.
@@ -146,6 +159,7 @@ GOLDENS: dict[str, dict[str, Any]] = {
     "tiny-gemma4-moe": GEMMA4 | GEMMA4_KEYS | {
         "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 20,
     },
+    "tiny-gemma3n": GEMMA3N,
 }  # fmt: skip
 
 #: Their norms scale by weight + 1, those after the delta rule excepted.

@@ -11,8 +11,11 @@ import numpy.typing as npt
 import pytest
 from support.changed_models import changed
 from support.golden import DATA, golden
+from support.placed import on_two
 
 from hotcold import LLM
+from hotcold.engine.engine import Engine
+from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
 
 #: of the golden vocabulary, which has 288
@@ -117,3 +120,20 @@ def test_texts_that_cannot_be(folder: Path) -> None:
         for prompt, error in (([], "there are no texts"), ([[1], [999]], "999"), ([[1] * 40], "40 tokens")):
             with pytest.raises(UserError, match=error):
                 llm.embed(prompt)
+
+
+@pytest.mark.one_driver
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_on_a_gpu(vulkan: Any, share: float, folder: Path) -> None:
+    """Rows after the last norm are read from where the head lies."""
+    path = file_of(folder, "tiny-llama", 1)
+    found = []
+    for options in ({"chunk": 96}, {"chunk": 7, "sequences": 3}):
+        session = on_two(vulkan, share, path, context=96, **options)
+        requests = [Request(Job(ids, max_tokens=1, pooling="mean")) for ids in TEXTS]
+        Engine(session).run(requests)
+        found.append([request.vector for request in requests])
+        session.close()
+    assert found[0] == found[1]
+    with LLM(path) as llm:
+        assert np.abs(np.array(found[0]) - llm.embed(TEXTS)).max() < 1e-3

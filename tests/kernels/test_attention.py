@@ -37,6 +37,7 @@ SINKS = np.array([20, 1e4, -30, -1e4, 0.5, -np.inf], np.float32)
 WINDOWS = (1, 2, 5, 31, 32, 33, 100, 255, 256, 257, 513, 700, 10**6, 2**31, 2**40)
 KINDS = (
     *(AttentionKind(window=window) for window in WINDOWS),
+    *(AttentionKind(window=window, chunked=True) for window in (1, 5, 33, 256, 300, 700, 2**40)),
     AttentionKind(sinks=SINKS),
     *(AttentionKind(softcap=softcap) for softcap in (0.1, 2.0, 50.0)),
     AttentionKind(7, SINKS, 2.0),
@@ -54,7 +55,8 @@ def options(kind: AttentionKind) -> dict[str, Any]:
 
 
 def shown(kind: AttentionKind) -> str:
-    return f"window={kind.window}, softcap={kind.softcap}{', sinks' * (kind.sinks is not None)}"
+    more = ", sinks" * (kind.sinks is not None) + ", chunks" * kind.chunked
+    return f"window={kind.window}, softcap={kind.softcap}{more}"
 
 
 def caches(backend: Backend, batch: Batch, type: str, head_dim: int = HEAD_DIM) -> tuple[Any, Any]:
@@ -212,6 +214,7 @@ def test_rows_of_a_block_see_nothing_of_each_others_positions(
 
 BIT_KINDS = (
     AttentionKind(window=100),
+    AttentionKind(window=260, chunked=True),
     AttentionKind(257, SINKS, 5.0),
     AttentionKind(sinks=SINKS, softcap=9.0),
 )
@@ -276,13 +279,14 @@ def test_partial_results_take_no_more_scratch_than_the_window_needs() -> None:
     q, cache = np.zeros((5, 6, 8), np.float32), np.zeros((1, 2, PAGE, 8), np.float32)
     for window, splits in ((None, 100), (1, 1), (2, 2), (257, 2), (258, 3), (10**6, 100)):
         program = _native.Program("scalar", _native.Pool(1), batch)
-        program.attention(q, cache, cache, q.copy(), 1.0, window, None, None)
+        program.attention(q, cache, cache, q.copy(), 1.0, window, False, None, None)
         assert program.scratch_bytes == -(-5 * 2 * splits * 3 * 10 * 4 // 64) * 64
 
 
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
+        ({"chunked": True}, ValueError, "attention in chunks without a window: their length is needed"),
         ({"window": 0}, ValueError, "attention window 0: at least 1 position is needed"),
         ({"window": -5}, ValueError, "attention window -5: at least 1 position is needed"),
         ({"softcap": 0.0}, ValueError, "attention softcap 0.0: a finite number above 0 is needed"),

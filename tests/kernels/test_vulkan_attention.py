@@ -158,7 +158,7 @@ def test_scratch_is_what_is_said(vulkan: VulkanBackend, window: int | None) -> N
         q = vulkan.zeros((272, heads, head_dim))
         cache = vulkan.zeros((2, kv_heads, PAGE, head_dim), np.float16)
         recording = Recording(vulkan, Batch(limits), rows)
-        attention.attention(recording, q, cache, cache, q, 1.0, window, None, None)
+        attention.attention(recording, q, cache, cache, q, 1.0, window, False, None, None)
         said = attention.attention_scratch_bytes(limits, rows, heads, kv_heads, head_dim, window)
         assert said == recording.scratch_bytes
         row_bytes = heads * {None: 64, 1: 1, 300: 3}[window] * (head_dim + 2) * 4

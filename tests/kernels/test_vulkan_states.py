@@ -185,7 +185,7 @@ def test_wrong_shapes_are_refused(
 def test_wrong_options_are_refused(vulkan: VulkanBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     for what, change, message in (
         ("short_conv", {"activation": "relu"}, "short_conv activation 'relu': choose from none, silu"),
-        ("multiply", {"activation": "relu"}, "multiply activation 'relu': choose from none, silu, sigmoid"),
+        ("multiply", {"activation": "gelu"}, "multiply activation 'gelu': choose from none, silu, sigmoid"),
         ("gated_delta", {"keys": 3}, "gated_delta v heads: 2 of them cannot be shared evenly by 3"),
         ("ssm_scan", {"groups": 0}, "ssm_scan heads: 2 of them cannot be shared evenly by 0"),
     ):

@@ -88,6 +88,12 @@ def test_text_and_bits_are_the_same_at_every_budget(name: str, type: str, down: 
         assert (counts.hits > 0) or share < 0.5
 
 
+def test_gate_and_up_in_one_tensor(tmp_path: Path) -> None:
+    model: dict[str, Any] = {"type": "Q8_0", "down": "by_output", "count": COUNT, "fused": True}
+    path = many_experts("tiny-qwen3moe", tmp_path, **model)
+    assert texts(opened(path, 0.3)) == texts(opened(path, None))
+
+
 def test_what_is_read_depends_on_tokens_alone(tmp_path: Path) -> None:
     path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     found = []
@@ -168,7 +174,7 @@ def test_a_session_beside_another_shares_the_places(tmp_path: Path) -> None:
         ({"gpu": "0"}, "leave out `gpu`"),
         ({"vram_budget": 1 << 30}, "leave out `vram_budget`"),
         ({"hot_backend": "cpu"}, "leave out `hot_backend`"),
-        ({"backend": "reference"}, "needs `backend=cpu`"),
+        ({"backend": "reference"}, "needs the backend cpu"),
     ],
 )
 def test_a_budget_is_for_the_cpu_alone(options: dict[str, Any], needed: str, tmp_path: Path) -> None:

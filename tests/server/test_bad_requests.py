@@ -23,6 +23,9 @@ POSTS = [
     "/tokenize",
     pytest.param("/v1/completions", marks=pytest.mark.full),
     pytest.param("/completion", marks=pytest.mark.full),
+    pytest.param("/infill", marks=pytest.mark.full),
+    pytest.param("/apply-template", marks=pytest.mark.full),
+    pytest.param("/v1/responses", marks=pytest.mark.full),
     pytest.param("/detokenize", marks=pytest.mark.full),
 ]
 

@@ -82,6 +82,12 @@ def test_the_route_that_fills_in(app_with: Any) -> None:
     body = {"input_prefix": "Once", "input_suffix": "a time", "n_predict": 5, "temperature": 0}
     reply = app.client.post("/infill", json=body).json()
     assert reply["content"] == "a b c" and reply["stop"] and "Once" in reply["prompt"]
+    editors = {
+        "id_slot": 0, "input_extra": [{"filename": "a.py", "text": "x = 1"}], "n_indent": 4, "top_k": 40,
+        "samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+        "cache_prompt": True, "stream": False, "response_fields": ["content"], "prompt": "    ",
+    }  # fmt: skip
+    assert app.client.post("/infill", json={**body, **editors}).json()["content"] == "a b c"
     text = app.client.post("/infill", json={**body, "stream": True}).text
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
     assert [each["stop"] for each in events] == [False] * (len(events) - 1) + [True]

@@ -1,5 +1,5 @@
-"""What people do with the page, from its first screen to conversations that they keep, at several sizes
-and with keys alone; and Markdown that grows. The model is made up."""
+"""The things that people do with the page, from its first screen to conversations that they keep, at
+several sizes and with keys alone; and Markdown that grows. The model is made up."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Page:
         self.press(Keys.ENTER)
 
     def findings(self, *rules: str) -> list[str]:
-        """What axe-core finds, with where; of all its rules, or of these."""
+        """Returns what axe-core finds, with where; of all its rules, or of these."""
         self.js(gzip.decompress(AXE.read_bytes()).decode() if not self.js("return 'axe' in window") else "")
         found = self.driver.execute_async_script(
             """const [rules, back] = arguments;

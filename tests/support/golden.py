@@ -20,6 +20,7 @@ NAMES = (
 
 #: Goldens of layers of several kinds, by make_hybrid_goldens.py.
 GEMMA4 = ("tiny-gemma4", "tiny-gemma4-e", "tiny-gemma4-moe")
+GEMMA3N = ("tiny-gemma3n",)
 
 #: Goldens with latent attention (MLA).
 LATENT = ("tiny-deepseek2-lite", "tiny-deepseek2", "tiny-deepseek3", "tiny-glm4-flash", "tiny-deepseek32")
@@ -30,8 +31,8 @@ FAMILIES = (
     "tiny-phi3", "tiny-olmo2", "tiny-olmo3", "tiny-granite", "tiny-smollm3", "tiny-glm4", "tiny-seed-oss",
     "tiny-starcoder2", "tiny-gemma2", "tiny-cohere2", "tiny-ernie4_5", "tiny-mistral3", "tiny-hunyuan-dense",
     "tiny-qwen3vl", "tiny-qwen3vlmoe", "tiny-granitemoe", "tiny-minimax-m2", "tiny-hunyuan-moe",
-    "tiny-glm4moe", "tiny-ernie4_5moe", "tiny-command-r", "tiny-exaone4", "tiny-qwen2vl", "tiny-qwen2_5vl",
-    *GEMMA4,
+    "tiny-glm4moe", "tiny-ernie4_5moe", "tiny-command-r", "tiny-exaone4", "tiny-qwen2vl",
+    "tiny-qwen2_5vl", "tiny-llama4", *GEMMA4, *GEMMA3N,
 )  # fmt: skip
 
 #: Goldens whose layers keep a state, by make_hybrid_goldens.py.

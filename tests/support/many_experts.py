@@ -14,8 +14,9 @@ from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 
 
-def many_experts(name: str, folder: Path, *, type: str, down: str, count: int) -> Path:
-    """Experts are the model's own, over and over, each scaled by another factor."""
+def many_experts(name: str, folder: Path, *, type: str, down: str, count: int, fused: bool = False) -> Path:
+    """Experts are the model's own, over and over, each scaled by another factor; ``fused``: each one's gate
+    and up are one tensor's."""
     checkpoint = open_checkpoint(DATA / name)
     random = np.random.default_rng(8)
     values = arrays(checkpoint)
@@ -29,6 +30,9 @@ def many_experts(name: str, folder: Path, *, type: str, down: str, count: int) -
             values[key] = np.resize(each, (count, *each.shape[1:])) * scales
         elif "ffn_gate_inp." in key:
             values[key] = random.standard_normal((count, *each.shape[1:])).astype(np.float32) * each.std()
+    for key in [key for key in values if fused and "ffn_gate_exps.weight" in key]:
+        up = values.pop(key.replace("gate_exps", "up_exps"))
+        values[key.replace("gate_exps", "gate_up_exps")] = np.concatenate([values.pop(key), up], axis=1)
     keys = metadata(checkpoint, down)
     arch = ARCHITECTURES[checkpoint.config.values["model_type"]]
     path = folder / f"{name}-{type}-{down}-{count}.gguf"

@@ -252,6 +252,7 @@ class AttentionKind(NamedTuple):
     window: int | None = None
     sinks: Floats | None = None
     softcap: float | None = None
+    chunked: bool = False
 
 
 def attention(q: Floats, k: Doubles, v: Doubles, scale: float, kind: AttentionKind | None = None) -> Doubles:
@@ -259,7 +260,10 @@ def attention(q: Floats, k: Doubles, v: Doubles, scale: float, kind: AttentionKi
     kind = kind or AttentionKind()
     out = np.empty(q.shape, np.float64)
     last = k.shape[1] - 1
-    seen = np.array([p for p in range(last + 1) if kind.window is None or p > last - kind.window])
+    seen = np.arange(last + 1)
+    if kind.window is not None:
+        first = last - last % kind.window if kind.chunked else last - kind.window + 1
+        seen = seen[seen >= first]
     for head, query in enumerate(q.astype(np.float64)):
         group = head * len(k) // len(q)
         scores = scale * (k[group, seen] @ query)

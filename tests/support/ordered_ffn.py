@@ -78,10 +78,10 @@ def activate(activation: str, g: Floats) -> Floats:
 class OrderedFFN(ReferenceFFN):
     chosen: int = 1
 
-    def coefficients(self, x: Floats) -> tuple[Bools, Floats]:
+    def coefficients(self, x: Floats, gates: Floats | None = None) -> tuple[Bools, Floats]:
         with np.errstate(over="ignore", invalid="ignore"):
             if self.activation in ("relu", "drelu", "relu2"):
-                return super().coefficients(x)  # products alone
+                return super().coefficients(x, gates)  # products alone
             gate = (self.gate or self.up).dot(x)
             fires = np.ones(gate.shape, np.bool_)
             up = None if self.gate is None else self.up.dot(x)

@@ -145,4 +145,6 @@ class OrderedStates:
             gates = activate("silu", gates)
         elif activation == "sigmoid":
             gates = sigmoid(gates)
+        elif activation == "relu":
+            gates = np.maximum(gates, np.float32(0))
         out.reshape(len(out), -1)[:n] = values * gates

@@ -65,6 +65,10 @@ def ffn_cases() -> Iterator[Case]:
     yield Case("ffn", "Q5_1 by_output of odd width", _run_odd("Q5_1"))
     yield Case("ffn", "Q6_K by_output of odd width", _run_odd("Q6_K"))
     yield Case("ffn", "F16 by_neuron of many leaves", _many_leaves)
+    for types in (("F16",) * 3, ("Q4_0",) * 3, ("Q4_0", "Q8_0", "Q5_1"), ("Q6_K",) * 3):
+        for layout in ("by_neuron", "by_output"):
+            name = f"{' '.join(dict.fromkeys(types))} {layout} gates computed before"
+            yield Case("ffn", name, _run_given(types, layout), types == ("Q4_0",) * 3)
     for types in (("F32", "F32"), ("F16", "F16"), ("Q8_0", "Q8_0"), ("Q4_0", "F16")):
         for relu in (True, False):
             run = _run_predict(types, relu=relu)
@@ -83,6 +87,15 @@ def _run_ffn(types: tuple[str, str, str], kind: FFNKind, layout: str) -> Callabl
     return run
 
 
+def _run_given(types: tuple[str, str, str], layout: str) -> Callable[[Any], list[Array]]:
+    def run(backend: Any) -> list[Array]:
+        random = rng("given", types)
+        tensors = random_ffn(random, (512, 256), types, FFNKind("relu", gated=False), layout)
+        return ffn_steps(backend, tensors, random, given=True)
+
+    return run
+
+
 def _run_odd(type: str) -> Callable[[Any], list[Array]]:
     def run(backend: Any) -> list[Array]:
         random = rng("odd", type)
@@ -97,8 +110,10 @@ def _many_leaves(backend: Any) -> list[Array]:
     return ffn_steps(backend, random_ffn(random, (64 * 43 * 2 + 7, 10), ("F16",) * 3), random)
 
 
-def ffn_steps(backend: Any, tensors: FFNTensors, random: np.random.Generator) -> list[Array]:
-    """With all that ``skip``, ``mask``, ``fired`` and ``accumulate`` may be."""
+def ffn_steps(
+    backend: Any, tensors: FFNTensors, random: np.random.Generator, *, given: bool = False
+) -> list[Array]:
+    """With all that ``skip``, ``mask``, ``fired`` and ``accumulate`` may be; ``given``: gates, too."""
     weights, (n, d), outs = backend.ffn_weights(tensors), tensors.up.shape, []
     sparse = tensors.activation in SPARSE_ACTIVATIONS
     for skip, masked, (decode, prompt) in (
@@ -111,6 +126,9 @@ def ffn_steps(backend: Any, tensors: FFNTensors, random: np.random.Generator) ->
         mask[:decode] = to_words(random.random((decode, n)) < 0.3)
         out, stats = room(backend, rows, d), FFNStats(backend.zeros((2, len(FFN_COUNTS)), np.int64), 1)
         options: dict[str, Any] = {"skip": skip, "mask": mask if masked else None, "accumulate": masked}
+        if given:
+            gates = random_rows(random, decode + prompt, n) - np.float32(1)
+            options["gates"] = buffer(backend, batch, gates)
         backend.ffn(buffer(backend, batch, x), weights, batch, out, fired=fired, stats=stats, **options)
         outs += [out, fired, stats.counts]
     return outs

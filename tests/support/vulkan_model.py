@@ -122,14 +122,16 @@ class OrderedReference(OrderedStates, ReferenceBackend):
         scale: float,
         *,
         window: int | None = None,
+        chunked: bool = False,
         sinks: Any = None,
         softcap: float | None = None,
     ) -> None:
-        checks.check_attention(q, window, sinks, softcap)
+        checks.check_attention(q, window, sinks, softcap, chunked=chunked)
         group = q.shape[1] // k_cache.shape[1]
         for t in range(batch.n_tokens):
             length = int(batch.positions[t]) + 1
             begin = max(0, length - window) if window else 0
+            begin = (length - 1) // window * window if window and chunked else begin
             pages = batch.pages[batch.sequence[t], : -(-length // PAGE)]
             k, v = (_positions(cache[pages], length).repeat(group, axis=0) for cache in (k_cache, v_cache))
             splits = [

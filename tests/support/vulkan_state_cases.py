@@ -123,7 +123,7 @@ def _decay(backend: Any) -> list[Array]:
 
 def _multiply(backend: Any) -> list[Array]:
     outs = []
-    for activation in ("none", "silu", "sigmoid"):
+    for activation in ("none", "silu", "sigmoid", "relu"):
         batch = plain_batch(backend, 1, 3)
         x, gate = random_rows(rng("multiply"), 2, 4, 3, 100)
         gate[:, 0, 0] = (200, -80, np.nan, 0)

@@ -220,6 +220,59 @@ def exaone4(config: Settings) -> Facts:
     return {"windows": windows_of(config, implied)}
 
 
+def llama4(config: Settings) -> Facts:
+    """Llama 4, including its image models. GGUF has one rule: three of four layers rotate and have chunks."""
+    text = _text(config)
+    layers, experts = text.integer("num_hidden_layers", 48), text.integer("num_local_experts", 16)
+    step = text.integer("interleave_moe_layer_step", 1)
+    mixed = [(i + 1) % step == 0 for i in range(layers)]
+    rotates = [int((i + 1) % 4 != 0) for i in range(layers)]
+    needed: dict[str, Any] = {
+        "use_qk_norm": experts != 128,  # readers know Maverick by its 128 experts
+        "no_rope_layers": rotates,
+        "layer_types": ["chunked_attention" if each else "full_attention" for each in rotates],
+        "moe_layers": [i for i, each in enumerate(mixed) if each],
+        "num_experts_per_tok": 1,
+    }
+    for key, value in needed.items():
+        if text.values.get(key) not in (None, [], value):
+            raise text.error(key, str(value).lower() if isinstance(value, bool) else str(value))
+    if text.integer("no_rope_layer_interval", 4) != 4:
+        raise text.error("no_rope_layer_interval", "4")
+    if not text.values.get("attn_temperature_tuning", True):
+        raise text.error("attn_temperature_tuning", "true")
+    width = text.integer("intermediate_size", 8192)
+    return {
+        **text.values,
+        "num_hidden_layers": layers,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 1,
+        "head_dim": text.integer("head_dim", 128),
+        "hidden_act": text.text("hidden_act", "silu"),
+        "intermediate_size": text.integer("intermediate_size_mlp", 16384),
+        "moe_intermediate_size": width,
+        "shared_width": width,
+        "dense_layers": [not each for each in mixed],
+        "expert_layers": mixed,
+        "rms_norm_eps": text.number("rms_norm_eps", 1e-5),
+        "rope_theta": text.number("rope_theta", 500000.0),
+    }
+
+
+def llama4_keys(config: Settings) -> Facts:
+    keys = expert_keys(config) | {
+        "interleave_moe_layer_step": config.integer("interleave_moe_layer_step", 1),
+        "expert_gating_func": 2,
+    }
+    if (chunk := config.integer("attention_chunk_size", 8192)) != 8192:
+        keys["attention.sliding_window"] = chunk
+    if (rate := config.number("attn_scale", 0.1)) != 0.1:
+        keys["attention.temperature_scale"] = np.float32(rate)
+    if (length := config.integer("floor_scale", 8192)) != 8192:
+        keys["attention.temperature_length"] = length
+    return keys
+
+
 def qwen2vl(config: Settings) -> Facts:
     """Qwen2-VL and 2.5-VL, whose text models are Qwen2's; older files have their settings outside."""
     text = _text(config)

@@ -13,7 +13,7 @@ from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source, loaded
 from hotcold.convert.stateful import Sizes, down_source
 
-_GELU = "gelu_pytorch_tanh"
+GELU = "gelu_pytorch_tanh"
 
 #: The class's rotations where config.json is silent.
 _ROPE: dict[str, Any] = {
@@ -22,7 +22,7 @@ _ROPE: dict[str, Any] = {
 }
 
 #: Norms of each layer, and those of layers with experts.
-_NORMS = {
+NORMS = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
@@ -46,13 +46,13 @@ def gemma4(config: Settings) -> Facts:
     local, kv_heads = text.integer("head_dim", 256), text.integer("num_key_value_heads", 4)
     alike = text.flag("attention_k_eq_v", False)
     all_heads = text.integer("num_global_key_value_heads", kv_heads) if alike else kv_heads
-    width = _count(text, "hidden_size_per_layer_input", 256)
+    width = count(text, "hidden_size_per_layer_input", 256)
     if width and text.integer("vocab_size_per_layer_input", vocab) != vocab:
         raise text.error("vocab_size_per_layer_input", f"vocab_size {vocab}")
-    if width and text.text("hidden_activation", _GELU) != _GELU:
+    if width and text.text("hidden_activation", GELU) != GELU:
         # The class has one for the FFN and for the inputs of layers, and GGUF a key for the first.
-        raise text.error("hidden_activation", f"{_GELU} in a model of hidden_size_per_layer_input {width}")
-    own = layers - _count(text, "num_kv_shared_layers", 0)
+        raise text.error("hidden_activation", f"{GELU} in a model of hidden_size_per_layer_input {width}")
+    own = layers - count(text, "num_kv_shared_layers", 0)
     if own < 1 or {*windows} - {*windows[:own]}:
         raise text.error("num_kv_shared_layers", "fewer than have a layer of each kind before them")
     facts: Facts = {
@@ -64,7 +64,7 @@ def gemma4(config: Settings) -> Facts:
         "values_of_keys": [alike and not window for window in windows],
         "layer_input": width,
         "wide": [i >= own and text.flag("use_double_wide_mlp", False) for i in range(layers)],
-        "hidden_act": text.text("hidden_activation", _GELU),
+        "hidden_act": text.text("hidden_activation", GELU),
         "rms_norm_eps": text.number("rms_norm_eps", 1e-6),
         "sliding_window": text.integer("sliding_window", 512),
         "tie_word_embeddings": text.flag("tie_word_embeddings", True),
@@ -87,7 +87,7 @@ def gemma4(config: Settings) -> Facts:
     return facts
 
 
-def _count(config: Settings, key: str, default: int) -> int:
+def count(config: Settings, key: str, default: int) -> int:
     """A whole number, which may be 0."""
     value = config.values.get(key)
     value = default if value is None else value
@@ -125,8 +125,8 @@ def layer_tensors(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout:
     def one(target: str, origin: str, *shape: int) -> Source:
         return loaded(checkpoint, blk + target, [hf + origin], shape)
 
-    found = [one(f"{target}.weight", f"{origin}.weight", dim) for origin, target in _NORMS.items()]
-    found += _attention(checkpoint, layer, sizes)
+    found = [one(f"{target}.weight", f"{origin}.weight", dim) for origin, target in NORMS.items()]
+    found += attention(checkpoint, layer, sizes)
     found += [one(f"ffn_{part}.weight", f"mlp.{part}_proj.weight", n, dim) for part in ("gate", "up")]
     down = f"{blk}ffn_down.weight", f"{hf}mlp.down_proj.weight"
     found.append(down_source(checkpoint, *down, (dim, n), down_layout))
@@ -152,7 +152,8 @@ def layer_tensors(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout:
     return found
 
 
-def _attention(checkpoint: Checkpoint, layer: int, sizes: Sizes) -> list[Source]:
+def attention(checkpoint: Checkpoint, layer: int, sizes: Sizes) -> list[Source]:
+    """The tensors of a layer's attention."""
     values, dim = checkpoint.config.values, sizes["D"]
     length = values["local_head_dim"] if values["windows"][layer] else sizes["d"]
     if length % 2:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hotcold.convert import adapting, gemma4, hybrids, latent, stateful
+from hotcold.convert import adapting, gemma3n, gemma4, hybrids, latent, stateful
 from hotcold.convert import adapting_recent as recent
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
@@ -158,6 +158,11 @@ _GEMMA4 = Layout(
     llama_cpp="gelu", prefixes=_OF_VISION, own=gemma4.layer_tensors,
     ignored=(*_VISION, "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
 )  # fmt: skip
+_GEMMA3N = Layout(
+    "gemma3n", "Gemma3nForCausalLM", _TANH, _rules("gemma4"), gemma3n.gemma3n, gemma3n.gemma3n_keys,
+    llama_cpp="gelu", full_attention=(5, False), prefixes=_OF_VISION, own=gemma3n.layer_tensors,
+    ignored=_GEMMA4.ignored,
+)  # fmt: skip
 _MISTRAL3 = Layout(
     "mistral3", "Ministral3ForCausalLM", _SILU, _rules("llama", **_NO_BIAS), recent.mistral3,
     recent.mistral3_keys, interleaved=True, prefixes=_OF_VISION, ignored=_VISION,
@@ -165,6 +170,11 @@ _MISTRAL3 = Layout(
 _QWEN3VL = Layout(
     "qwen3vl", "Qwen3VLForConditionalGeneration", _SILU, _rules("llama", **_PLAIN | {"qk_norm": True}),
     recent.qwen3vl, recent.qwen3vl_keys, prefixes=_OF_VISION, ignored=("model.visual.", "visual."),
+)  # fmt: skip
+_LLAMA4 = Layout(
+    "llama4", "Llama4ForCausalLM", _SILU, _mixed(_rules("llama", "llama4", **_EXPERTS)), recent.llama4,
+    recent.llama4_keys, interleaved=True, already=True, prefixes=_OF_VISION,
+    ignored=(*_VISION, "vision_model."),
 )  # fmt: skip
 _QWEN2VL = Layout(
     "qwen2vl", "Qwen2VLForConditionalGeneration", _SILU, _rules("llama", **_NO_BIAS | {"qkv_bias": True}),
@@ -272,6 +282,8 @@ LAYOUTS = {
     ),
     "gemma3_text": _GEMMA3,
     "gemma3": replace(_GEMMA3, implementation="Gemma3ForConditionalGeneration"),
+    "gemma3n_text": _GEMMA3N,
+    "gemma3n": replace(_GEMMA3N, implementation="Gemma3nForConditionalGeneration"),
     "gemma4_text": _GEMMA4,
     "gemma4": replace(_GEMMA4, implementation="Gemma4ForConditionalGeneration"),
     "phi3": Layout("phi3", "Phi3ForCausalLM", _SILU, _rules("phi3"), adapting.phi3, adapting.phi3_keys),
@@ -345,6 +357,8 @@ LAYOUTS = {
         ),
         recent.glm4_moe, recent.glm4_moe_keys, drafting=True,
     ),
+    "llama4_text": _LLAMA4,
+    "llama4": replace(_LLAMA4, implementation="Llama4ForConditionalGeneration"),
     "deepseek_v2": _DEEPSEEK_V2,
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,

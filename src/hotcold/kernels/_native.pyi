@@ -134,6 +134,7 @@ class Program:
         out: NDArray[numpy.float32],
         scale: float,
         window: int | None,
+        chunked: bool,
         sinks: NDArray[numpy.float32] | None,
         softcap: float | None,
     ) -> None: ...
@@ -169,6 +170,7 @@ class Program:
         accumulate: bool,
         ids: NDArray[numpy.int32] | None,
         factors: NDArray[numpy.float32] | None,
+        gates: NDArray[numpy.float32] | None,
     ) -> None: ...
     def post(
         self,

@@ -520,6 +520,7 @@ class Backend(StateOps, HeadOps, Protocol):
         scale: float,
         *,
         window: int | None = None,
+        chunked: bool = False,
         sinks: Buffer | None = None,
         softcap: float | None = None,
     ) -> None:
@@ -527,8 +528,9 @@ class Backend(StateOps, HeadOps, Protocol):
 
         With ``window`` it sees the last so many of them, its own among them (Mistral 7B, arXiv 2310.06825):
         those above ``positions[t] - window``. That is GGUF's ``attention.sliding_window`` as it stands:
-        llama.cpp masks a key ``n_swa`` or more positions back. (Its chunked and symmetric windows, as Llama 4
-        and embedding models have, are others.) ``softcap`` bounds scores (Gemma 2, arXiv 2408.00118).
+        llama.cpp masks a key ``n_swa`` or more positions back. (Its symmetric windows, as embedding models
+        have, are others.) ``chunked``: it sees those from the last multiple of the window on (Llama 4).
+        ``softcap`` bounds scores (Gemma 2, arXiv 2408.00118).
         ``sinks`` ``[H]`` float32 is a score of each head that enters the softmax's denominator alone
         (gpt-oss; the idea in arXiv 2309.17453); neither ``scale`` nor ``softcap`` applies to it.
 
@@ -559,6 +561,7 @@ class Backend(StateOps, HeadOps, Protocol):
         stats: FFNStats | None = None,
         accumulate: bool = False,
         chosen: Chosen | None = None,
+        gates: Buffer | None = None,
     ) -> None:
         """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
 
@@ -572,7 +575,11 @@ class Backend(StateOps, HeadOps, Protocol):
         only these are computed, for prompt rows too. ``chosen`` is needed where there are several, and
         allowed where there is one (a shared expert with a factor). In masks each expert begins at a whole
         word; what a row did not choose is not read, and has not fired. ``ValueError`` when the op runs: ids
-        that no expert has, or that do not ascend in a row."""
+        that no expert has, or that do not ascend in a row.
+
+        ``gates`` ``[T, N]``, for weights without a gate and without experts: what a gate's rows gave, which
+        others computed before, so that each may depend on all of them (Gemma 3n). Where ``skip``, rows of up
+        are read only of neurons whose gates fire; rows of up are counted as those of gates."""
 
     def router(
         self,

@@ -36,6 +36,12 @@ def own_weights(weights: object, kind: type[_W]) -> _W:
     return weights
 
 
+def check_gates(gates: Buffer | None, *, gated: bool, chosen: Chosen | None) -> None:
+    """Refuses gates that were computed before where weights have some, or where there are experts."""
+    if gates is not None and (gated or chosen is not None):
+        raise ValueError("gates computed before: weights without a gate, and no experts, are needed")
+
+
 def check_write(values: npt.NDArray[Any], row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Refuses values that a buffer cannot hold from this row on."""
     if values.dtype != dtype:
@@ -184,10 +190,14 @@ def check_softcap(cap: float, of: str = "") -> None:
         raise ValueError(f"{of}softcap {cap}: a finite number above 0 is needed")
 
 
-def check_attention(q: Buffer, window: int | None, sinks: Buffer | None, softcap: float | None) -> None:
+def check_attention(
+    q: Buffer, window: int | None, sinks: Buffer | None, softcap: float | None, *, chunked: bool = False
+) -> None:
     """Refuses options of attention that mean nothing; q is ``[T, H, head_dim]``."""
     if window is not None and window < 1:
         raise ValueError(f"attention window {window}: at least 1 position is needed")
+    if chunked and window is None:
+        raise ValueError("attention in chunks without a window: their length is needed")
     if softcap is not None:
         check_softcap(softcap, "attention ")
     _check_vector("attention sinks", sinks, *q.shape[1:2])

@@ -301,13 +301,22 @@ class CPUBackend(CPUStateOps):
         scale: float,
         *,
         window: int | None = None,
+        chunked: bool = False,
         sinks: Buffer | None = None,
         softcap: float | None = None,
     ) -> None:
-        checks.check_attention(q, window, sinks, softcap)
-        buffers = q, _bits(k_cache), _bits(v_cache), out
-        args = scale, None if window is None else min(window, _INT32_MAX), sinks, softcap
-        self._op(batch, lambda p: p.attention(*buffers, *args), q, k_cache, v_cache, out, sinks)
+        checks.check_attention(q, window, sinks, softcap, chunked=chunked)
+        keys, values = _bits(k_cache), _bits(v_cache)
+        seen = None if window is None else min(window, _INT32_MAX)
+        self._op(
+            batch,
+            lambda p: p.attention(q, keys, values, out, scale, seen, chunked, sinks, softcap),
+            q,
+            k_cache,
+            v_cache,
+            out,
+            sinks,
+        )
 
     def predict(
         self,
@@ -336,15 +345,17 @@ class CPUBackend(CPUStateOps):
         stats: FFNStats | None = None,
         accumulate: bool = False,
         chosen: Chosen | None = None,
+        gates: Buffer | None = None,
     ) -> None:
         w = checks.own_weights(weights, PackedFFN)
         checks.check_skip(skip, w.activation)
         checks.check_chosen(chosen, w.experts)
         counts = stats.counts[stats.row] if stats else None
+        checks.check_gates(gates, gated=w.gated, chosen=chosen)
         args = skip, mask, fired, counts, accumulate
-        experts = (chosen.ids, chosen.factors) if chosen else (None, None)
-        kept = x, w, out, mask, fired, counts, chosen
-        self._op(batch, lambda p: p.ffn(x, w.native, out, *args, *experts), *kept)
+        ids, factors = (chosen.ids, chosen.factors) if chosen else (None, None)
+        kept = x, w, out, mask, fired, counts, chosen, gates
+        self._op(batch, lambda p: p.ffn(x, w.native, out, *args, ids, factors, gates), *kept)
 
     def router(
         self,

@@ -44,6 +44,7 @@ class PackedFFN:
     row_bytes: tuple[int, int, int, int]
     runs: int
     activation: str
+    gated: bool
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Packer:
             row_bytes=row_bytes,
             runs=neurons // scale_run(down.type) if panels else 0,
             activation=tensors.activation,
+            gated=gate is not None,
         )
 
     def _rows(

@@ -1,4 +1,8 @@
-"""What a backend does for the heads of latent attention (MLA, arXiv 2405.04434), beside the ops of
+<<<<<<< HEAD
+"""The ops that a backend has for the heads of latent attention (MLA, arXiv 2405.04434), beside the ops of
+=======
+"""Describes the ops for heads of latent attention (MLA, arXiv 2405.04434), beside those of
+>>>>>>> mla31
 :class:`~hotcold.kernels.backend.Backend`."""
 
 from __future__ import annotations

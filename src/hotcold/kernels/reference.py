@@ -288,12 +288,13 @@ class ReferenceBackend(ReferenceStates):
         scale: float,
         *,
         window: int | None = None,
+        chunked: bool = False,
         sinks: Buffer | None = None,
         softcap: float | None = None,
     ) -> None:
         """``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv head. A
         score s becomes ``softcap tanh(s / softcap)``; a sink is one more score, whose value is 0."""
-        checks.check_attention(q, window, sinks, softcap)
+        checks.check_attention(q, window, sinks, softcap, chunked=chunked)
         queries = _rows("q", q, batch, q.shape[1:])
         target = _rows("out", out, batch, q.shape[1:])
         (pages, kv_heads), (heads, head_dim) = k_cache.shape[:2], q.shape[1:]
@@ -304,6 +305,8 @@ class ReferenceBackend(ReferenceStates):
         for t, query in enumerate(queries):
             length = int(batch.positions[t]) + 1
             begin = max(0, length - window) if window else 0
+            if window and chunked:
+                begin = (length - 1) // window * window
             own = batch.pages[batch.sequence[t], : -(-length // PAGE)]
             k, v = (_positions(cache[own], length)[:, begin:] for cache in (k_cache, v_cache))
             # k and v [K, seen, head_dim], scores and weights [K, H / K, seen]
@@ -350,6 +353,7 @@ class ReferenceBackend(ReferenceStates):
         stats: FFNStats | None = None,
         accumulate: bool = False,
         chosen: Chosen | None = None,
+        gates: Buffer | None = None,
     ) -> None:
         """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
 
@@ -372,7 +376,9 @@ class ReferenceBackend(ReferenceStates):
         if chosen is not None:
             ids = _rows("ids", chosen.ids, batch, (k,), np.int32)
             factors = _rows("factors", chosen.factors, batch, (k,))
-        y, active, counts = FFNStep(values, batch.n_decode, skip, named, ids, factors).run(w)
+        checks.check_gates(gates, gated=w.gated, chosen=chosen)
+        given = None if gates is None else _rows("gates", gates, batch, (w.neurons,))
+        y, active, counts = FFNStep(values, batch.n_decode, skip, named, ids, factors, given).run(w)
         if fired is not None:
             _rows("fired", fired, batch, (w.words,), np.uint64)[decode] = active
         if stats is not None and batch.n_decode == batch.n_tokens:

@@ -61,6 +61,10 @@ class ReferenceFFN:
         return -(-self.neurons // 64)
 
     @property
+    def gated(self) -> bool:
+        return self.gate is not None
+
+    @property
     def parts(self) -> tuple["ReferenceFFN", ...]:
         """The FFN itself, as the only part: see :class:`ReferenceExperts`."""
         return (self,)
@@ -87,9 +91,12 @@ class ReferenceFFN:
         panels = panel_bytes(self.down.tensor.type, self.down.shape[0]) if self.runs else (down, 0)
         return gate, up, *panels
 
-    def coefficients(self, x: Floats) -> tuple[Bools, Floats]:
-        """The neurons whose gates fire, and the coefficients of their down rows; both ``[T, N]``."""
+    def coefficients(self, x: Floats, gates: Floats | None = None) -> tuple[Bools, Floats]:
+        """The neurons whose gates fire, and the coefficients of their down rows; both ``[T, N]``, as gates
+        that were computed before."""
         up = self.up.dot(x)
+        if gates is not None:
+            return activated(self, gates, up)
         return activated(self, up, None) if self.gate is None else activated(self, self.gate.dot(x), up)
 
     def down_sum(self, coefficients: Floats) -> Floats:
@@ -136,6 +143,10 @@ class ReferenceExperts:
     @property
     def activation(self) -> str:
         return self.some[0].activation
+
+    @property
+    def gated(self) -> bool:
+        return self.some[0].gated
 
     @property
     def up(self) -> ReferenceMatrix:
@@ -225,6 +236,7 @@ class FFNStep:
     mask: Masks | None  # [n_decode, words]
     ids: Ints | None  # [T, k]
     factors: Floats | None  # [T, k]
+    gates: Floats | None = None  # [T, N]
 
     def run(self, w: ReferenceFFN | ReferenceExperts) -> tuple[Floats, Masks, Counts]:
         """``y`` ``[T, D]``; what fired, ``[n_decode, words]``; what was read."""
@@ -245,11 +257,14 @@ class FFNStep:
             candidates = np.ones((len(decode), part.neurons), np.bool_)
             if self.mask is not None:
                 candidates = unpack_mask(self.mask[decode, words], part.neurons)
-            fires, coefficients = part.coefficients(self.x[rows])
+            gates = None if self.gates is None else self.gates[rows]
+            fires, coefficients = part.coefficients(self.x[rows], gates)
             fires, own = fires[: len(decode)], coefficients[: len(decode)]
             own[~candidates] = 0
             fired[decode, words] = pack_mask(own != 0)
             gated, added = (candidates & fires, own != 0) if self.skip else (candidates, candidates)
+            if gates is not None:  # rows of up are read first, of those that fire
+                candidates, gated = gated, candidates[:0]
             counts += part.count(candidates, gated, added)
             y[rows] += factors * part.down_sum(coefficients)
         return y, fired, counts

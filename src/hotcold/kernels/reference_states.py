@@ -190,8 +190,12 @@ class ReferenceStates:
         values, gates, target = (
             flat_rows(what, each, batch, width) for what, each in (("x", x), ("gate", gate), ("out", out))
         )
-        factor = gates if activation != "sigmoid" else sigmoid(gates)
-        target[:] = values * (gates * sigmoid(gates) if activation == "silu" else factor)
+        if activation in ("silu", "sigmoid"):
+            factor = sigmoid(gates)
+            gates = gates * factor if activation == "silu" else factor
+        elif activation == "relu":
+            gates = np.maximum(gates, np.float32(0))
+        target[:] = values * gates
 
 
 def _softplus(x: Floats) -> Floats:

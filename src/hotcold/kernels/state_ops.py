@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOST_TAPS = 8  #: columns that a short convolution sees, the row's own among them
 CONV_ACTIVATIONS = ("none", "silu")
-GATE_ACTIVATIONS = ("none", "silu", "sigmoid")
+GATE_ACTIVATIONS = ("none", "silu", "sigmoid", "relu")
 
 
 class StateOps(Protocol):

@@ -32,6 +32,8 @@ class AttentionShape(MixerShape):
     growth: Growth | None = None  #: of scores, with the positions of queries
     qk_norm: str = "head"  #: as :attr:`Family.qk_norm`
     rotated_norms: bool = False  #: as :attr:`Family.rotated_norms`
+    plain_norms: bool = False  #: q and k are normalised without weights
+    chunked: bool = False  #: as ``Backend.attention`` has it
     #: attention's output is multiplied by a gate's sigmoid; each head has its rows of q, then of the gate
     gated: bool = False
     norm_values: bool = False  #: as :attr:`Family.values_normed`
@@ -44,6 +46,8 @@ class AttentionShape(MixerShape):
     @property
     def query_rope(self) -> Rope | None:
         """That of queries."""
+        if self.rope is None and self.growth is not None:
+            return Rope(self.head_dim, 1.0, False, factored=False, growth=self.growth, still=True)
         return self.rope and replace(self.rope, growth=self.growth)
 
     @property
@@ -145,6 +149,7 @@ class AttentionWeights:
                 mixed,
                 shape.scale,
                 window=shape.window,
+                chunked=shape.chunked and shape.window is not None,
                 sinks=self.sinks,
                 softcap=shape.softcap,
             )
@@ -198,17 +203,18 @@ def read_attention(reader: TensorReader, shape: AttentionShape, blk: str) -> Att
     else:
         q, k, v = [*_read_inputs(reader, shape, blk), None, None][:3]
         assert q is not None
+    plain = Norm(None, None, reader.norm_eps)
     return AttentionWeights(
         shape=shape,
         q=q,
         k=k,
         v=v,
         o=reader.matrix(f"{blk}attn_output"),
-        q_norm=reader.own_norm(f"{blk}attn_q_norm"),
-        k_norm=None if k is None else reader.own_norm(f"{blk}attn_k_norm"),
+        q_norm=plain if shape.plain_norms else reader.own_norm(f"{blk}attn_q_norm"),
+        k_norm=plain if shape.plain_norms else None if k is None else reader.own_norm(f"{blk}attn_k_norm"),
         sinks=reader.buffer(f"{blk}attn_sinks.weight"),
         gate=gate,
-        v_norm=Norm(None, None, reader.norm_eps) if shape.norm_values else None,
+        v_norm=plain if shape.norm_values else None,
     )
 
 

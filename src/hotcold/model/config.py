@@ -10,10 +10,12 @@ import numpy as np
 
 from hotcold.formats.gguf import TensorInfo
 from hotcold.formats.words import ACTIVATIONS, DOWN_LAYOUTS
+from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.checks import check_activation
 from hotcold.model.attention import AttentionShape
 from hotcold.model.experts import Experts, dense_layers, read_experts
 from hotcold.model.families import FAMILIES, Every, Family, Scales
+from hotcold.model.gate_cut import cut_rooms, read_cuts
 from hotcold.model.gated_delta import read_gated_delta
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
@@ -25,6 +27,7 @@ from hotcold.model.positions import LayerPositions, local_head_dim, read_positio
 from hotcold.model.refused import refusal
 from hotcold.model.rope import Growth, Rope
 from hotcold.model.short_conv import read_short_conv
+from hotcold.model.streams import read_streams, stream_rooms
 from hotcold.values import shown
 
 #: More than any model has; what lies beyond is a broken file, refused before anything is sized by it.
@@ -44,6 +47,9 @@ _UP, _GATES = (
     re.compile(r"blk\.(\d{1,9})\.ffn_(gate_)?up(_exps)?\.weight"),
     ("gate", "gate_exps", "gate_up_exps"),
 )
+
+
+_LAUREL = "blk.0.laurel_l.weight"
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,10 @@ class Config:
     experts: Experts | None = None  #: of layers, whose ``neurons`` are those of all of them
     dense_layers: frozenset[int] = frozenset()  #: that have none, although others do
     layer_input: int = 0  #: values of each token that each layer gets (Gemma 4); 0: none
+    streams: int = 1  #: residual streams
+    laurel: int = 0  #: rank of the matrices beside attention; 0: there are none
+    #: of each layer: how many deviations above their mean gates begin to count; None: all do
+    cuts: tuple[float | None, ...] = ()
     drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
     context_limit: str = ""  #: why ``context`` is less than what the model was trained for
     notes: tuple[str, ...] = ()  #: what the user should know, a line each
@@ -86,7 +96,32 @@ class Config:
         mixers = [room for mixer in self.mixers for room in mixer.rooms.items()]
         experts = self.experts.rooms(self.dim) if self.experts else {}
         inputs = input_rooms(self.layers, self.layer_input) if self.layer_input else {}
-        return tuple(dict.fromkeys([*mixers, *experts.items(), *inputs.items()]))
+        streams = stream_rooms(self.streams, self.dim, self.laurel) if self.streams > 1 else {}
+        cut = {self.neurons[i] for i in range(self.layers) if self.cut_of(i) is not None}
+        gates = [room for neurons in cut for room in cut_rooms(neurons).items()]
+        return tuple(dict.fromkeys([*mixers, *experts.items(), *inputs.items(), *streams.items(), *gates]))
+
+    def cut_of(self, layer: int) -> float | None:
+        """How many deviations above their mean a layer's gates begin to count; None: all do."""
+        return self.cuts[layer] if self.cuts else None
+
+    @property
+    def made_bytes(self) -> tuple[int, ...]:
+        """Bytes by layer of matrices that are made of small tensors of the file, or of none."""
+        s = self.streams
+        rows = (s * s + s + 1) * (s + 1) * self.dim if s > 1 else 0
+        cut = (0 if self.cut_of(i) is None else 4 * self.neurons[i] for i in range(self.layers))
+        return tuple(4 * (rows + each) for each in cut)
+
+    @property
+    def skips(self) -> tuple[bool, ...]:
+        """Whether each layer's activation gives zeros, so that neurons may be skipped."""
+        return tuple(self.activation_of(i) in SPARSE_ACTIVATIONS for i in range(self.layers))
+
+    def activation_of(self, layer: int) -> str:
+        """The activation that a layer's FFN is computed with: of gates that are cut, what is left has gone
+        through the family's before."""
+        return self.activation if self.cut_of(layer) is None else "relu"
 
     def page_bytes(self, cache_type: str) -> int:
         """Bytes of a page in all layers; ModelError: the type's blocks do not fit the model's heads."""
@@ -136,6 +171,10 @@ class Config:
         dense = dense_layers(keys, layers) if experts else frozenset()
         neurons = _neurons(keys, family, layers, experts, dense)
         activation, threshold = _ffn(Keys(metadata, "hotcold"), family, magic, gated)
+        if family.gates_cut and activation != family.activation:
+            raise ModelError(
+                f"hotcold.ffn.activation is {activation}: {family.name} needs {family.activation}"
+            )
         eps = _eps(keys, family)
         notes = scaling_notes(keys) if family.learned_positions is None else ()
         mixers = _mixers(keys, family, layers, heads, context, scales, neurons)
@@ -164,6 +203,9 @@ class Config:
             experts=experts,
             dense_layers=dense,
             layer_input=read_width(keys),
+            streams=read_streams(keys, any=family.streams),
+            laurel=tensors[_LAUREL].shape[0] if family.streams and _LAUREL in tensors else 0,
+            cuts=read_cuts(keys, layers, any=family.gates_cut),
             drafting=keys.drafting,
             notes=notes,
         )
@@ -296,27 +338,39 @@ def _attention(
         norm_values=family.values_normed,
     )
     positions = read_positions(keys, family, layers, head_dim, context)
-    growth = _growth(keys, positions, head_dim)
-    shapes = [replace(alike, rope=each.rope, window=each.window, growth=growth) for each in positions]
+    growth = _growth(keys, family, positions, head_dim)
+    unless = family.plain_norms_unless
+    plain = unless is not None and keys.get("expert_count", 0) != unless
+    shapes = [
+        replace(
+            alike,
+            rope=each.rope,
+            window=each.window,
+            growth=None if family.temperature and each.rope else growth,
+            plain_norms=plain and each.rope is not None,
+            chunked=family.chunked,
+        )
+        for each in positions
+    ]
     if not family.kinds_of_heads:
         return tuple(shapes)
-    return _of_kinds(
-        keys, shapes, [each.windowed for each in positions], local_head_dim(keys, family, head_dim)
-    )
+    windowed, local = [each.windowed for each in positions], local_head_dim(keys, family, head_dim)
+    return _of_kinds(keys, shapes, windowed, local, needed=family.streams)
 
 
 def _of_kinds(
-    keys: Keys, shapes: Sequence[AttentionShape], windowed: Sequence[bool], local: int
+    keys: Keys, shapes: Sequence[AttentionShape], windowed: Sequence[bool], local: int, *, needed: bool
 ) -> tuple[AttentionShape, ...]:
     """Gives layers with a window heads of the length ``local``, each its heads of keys, and the last layers
-    those whose pages they read: of the layers before them the last of their kind."""
+    those whose pages they read: of the layers before them the last of their kind. ``needed``: a file must say
+    which layers these are."""
     layers, heads, key = len(shapes), shapes[0].heads, "attention.shared_kv_layers"
     counts = keys.per_layer("attention.head_count_kv", 1, MAX_HEADS, layers, default=heads)
     if wrong := [n for n in counts if heads % n]:
         raise ModelError(
             f"{keys.name('attention.head_count_kv')} is {wrong[0]}: it must divide {heads} heads"
         )
-    own = layers - keys.whole(key, 0, layers - 1, default=0)
+    own = layers - keys.whole(key, 0, layers - 1, default=None if needed else 0)
     found: list[AttentionShape] = []
     for i, (shape, window, kv_heads) in enumerate(zip(shapes, windowed, counts, strict=True)):
         length = local if window else shape.head_dim
@@ -333,8 +387,12 @@ def _of_kinds(
     return tuple(found)
 
 
-def _growth(keys: Keys, positions: Sequence[LayerPositions], head_dim: int) -> Growth | None:
+def _growth(keys: Keys, family: Family, positions: Sequence[LayerPositions], head_dim: int) -> Growth | None:
     """How scores grow with positions; None: they do not."""
+    if family.temperature is not None:
+        rate, after = family.temperature
+        rate = keys.factor("attention.temperature_scale", rate)
+        return Growth(rate, keys.whole("attention.temperature_length", 1, 1 << 24, default=after), before=1)
     if not (rate := keys.factor("attention.temperature_scale", 0.0)):
         return None
     if any(each.rope is None or each.rope.dim != head_dim for each in positions):

@@ -63,7 +63,7 @@ def end_tokens(
     for id, token in enumerate(tokens):
         if token in wanted:
             found.setdefault(token, set()).add(id)
-    kinds = {name: {id} for name in (*END_KEYS, *_FILLING) if (id := _of_keys(name, ids)) is not None}
+    kinds = {name: {key} for name in (*END_KEYS, *_FILLING) if (key := _of_keys(name, ids)) is not None}
     for kind, names in _FILLING.items():
         if first := next((name for name in names if name in found), None):
             kinds.setdefault(kind, found[first])

@@ -42,7 +42,7 @@ Shape = tuple[int, ...]
 
 #: Keys that ask for what is not computed, and the largest value of each that asks for nothing.
 _NOT_COMPUTED = {
-    "interleave_moe_layer_step": 1, "moe_every_n_layers": 1,
+    "moe_every_n_layers": 1,
 }  # fmt: skip
 
 #: ``expert_gating_func``, and which score it is; 0 says nothing: the family's. A softmax of the
@@ -65,6 +65,7 @@ class Experts:
     #: the shared expert is an ordinary FFN beside the experts; each of the two has norms of its own, and the
     #: router another one of the residual stream
     beside: bool = False
+    factor_of_input: bool = False  #: as :attr:`Family.factor_of_input`
     groups: ExpertGroups | None = None  #: None: a token may get any
     latent: int = 0  #: dimensions that experts read and write, the shared one excepted; 0: those of the model
 
@@ -75,6 +76,8 @@ class Experts:
 
     def rooms(self, dim: int) -> dict[str, Shape]:
         """Names and shapes of a row, in :meth:`Side.room`, that layers of ``dim`` dimensions share."""
+        if self.factor_of_input:
+            return {"experts in": (dim,), "one": (1,)}
         return dict.fromkeys(("experts in", "experts out", "shared out"), (dim,)) if self.beside else {}
 
     @property
@@ -91,9 +94,10 @@ class Router:
     weights: Matrix  # (E, D)
     selection_bias: Buffer | None  # [E]
     expert_scale: Buffer | None = None  # [E]
+    spread: Matrix | None = None  # (D, 1), all 1: where factors multiply what experts read
 
     def choose(self, ops: Backend, x: Buffer, batch: Batch, chosen: Chosen) -> None:
-        """Experts for each row of x ``[T, D]``."""
+        """Chooses experts for each row of x ``[T, D]``."""
         ops.router(
             x,
             self.weights,
@@ -187,6 +191,7 @@ def read_experts(
         scale=keys.factor("expert_weights_scale", 1.0),
         shared=shared,
         beside=family.beside_experts,
+        factor_of_input=_of_input(keys, family, chosen),
         groups=_groups(keys, count, chosen, best=2 if biased or score == "sigmoid" else 1),
         latent=keys.whole("moe_latent_size", 0, 1 << 17, default=0),
     )
@@ -205,8 +210,18 @@ def _groups(keys: Keys, count: int, chosen: int, best: int) -> ExpertGroups | No
 
 
 def dense_layers(keys: Keys, layers: int) -> frozenset[int]:
-    """The layers of a model of experts that have an ordinary FFN."""
-    return frozenset(range(keys.whole("leading_dense_block_count", 0, layers, default=0)))
+    """The layers of a model of experts that have an ordinary FFN: the first ones, and among the others those
+    that are not the last of each so many."""
+    first = keys.whole("leading_dense_block_count", 0, layers, default=0)
+    step = keys.whole("interleave_moe_layer_step", 0, layers, default=1) or 1
+    return frozenset(i for i in range(layers) if i < first or (i + 1) % step)
+
+
+def _of_input(keys: Keys, family: Family, chosen: int) -> bool:
+    if family.factor_of_input and chosen > 1:
+        seen = f"{keys.name('expert_used_count')} is {chosen}"
+        raise ModelError(f"{seen}: 1 is needed where an expert's factor multiplies its input")
+    return family.factor_of_input
 
 
 def _shape(tensors: Mapping[str, TensorInfo], name: str) -> Shape:

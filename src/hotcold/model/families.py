@@ -71,6 +71,12 @@ class Family:
     logits_softcap: float | None = None  #: of logits, likewise
     window: int = 0  #: positions that layers with a window see, if a file does not say so; 0: all
     rotated_norms: bool = False  #: q and k norms come after the rotation, not before
+    #: Layers that rotate normalise q and k without weights, but not in models of so many experts
+    plain_norms_unless: int | None = None
+    #: A window is a chunk: a row sees positions from the last multiple of its length on
+    chunked: bool = False
+    #: Scores of layers without rotation grow: the rate, and by how many positions
+    temperature: tuple[float, int] | None = None
     ffn_norm: str = "ffn_norm"  #: the tensor of the norm before the FFN
     #: Layers that see all positions have no rotation if others have a window
     full_unrotated: bool = False
@@ -78,6 +84,7 @@ class Family:
     router_early: bool = False  #: the router reads the layer's input without a norm; else the FFN's input
     #: what the router makes of its logits, unless a file says it: ``softmax`` or ``sigmoid``
     router_score: str = "softmax"
+    factor_of_input: bool = False  #: an expert's factor multiplies what it reads, not what it gives
     biased_sigmoid: bool = False  #: unless a file says it, a router whose choice has a bias is a ``sigmoid``
     #: Attention with a latent cache (MLA)
     latent: bool = False
@@ -101,6 +108,10 @@ class Family:
     kinds_of_heads: bool = False
     #: Values are normalised without weights; where a file has no ``attn_v`` they are made of what keys are
     values_normed: bool = False
+    #: There are several residual streams, and a layer's input is added to what it gives (Gemma 3n)
+    streams: bool = False
+    #: In some layers only the largest gates of a token count
+    gates_cut: bool = False
     #: Experts have an ordinary FFN beside them, each of the two with its norms; the router reads the stream
     beside_experts: bool = False
     #: Without a key the shape of down says whether its rows are neurons (PowerInfer's --transpose-down)
@@ -125,7 +136,7 @@ def _gemma2(layers: int, dim: int, heads: int) -> Scales:
 
 
 def _gemma4(layers: int, dim: int, heads: int) -> Scales:
-    """The scales of Gemma 4, whose scores have none: q and k are normalised."""
+    """The scales of Gemma 3n and 4, whose scores have none: q and k are normalised."""
     return Scales(embedding=math.sqrt(dim), attention=1.0)
 
 
@@ -162,6 +173,20 @@ FAMILIES: dict[str, Family] = {
             window_base=10000.0,
             window_scaled=False,
             scales=_gemma3,
+        ),
+        Family(
+            "gemma3n",
+            activation="gelu",
+            norms="both",
+            full_attention=Every(5),
+            window_base=10000.0,
+            window_scaled=False,
+            kinds_of_heads=True,
+            values_normed=True,
+            logits_softcap=30.0,
+            streams=True,
+            gates_cut=True,
+            scales=_gemma4,
         ),
         Family(
             "gemma4",
@@ -228,6 +253,21 @@ FAMILIES: dict[str, Family] = {
         Family("hunyuan-dense", rotated_norms=True),
         Family("hunyuan-moe", rotated_norms=True),
         Family("minimax-m2", qk_norm="all", router_score="sigmoid"),
+        # Llama 4; Maverick is known by its 128 experts
+        Family(
+            "llama4",
+            rope_interleaved=True,
+            rotated_norms=True,
+            plain_norms_unless=128,
+            window=8192,
+            chunked=True,
+            full_attention=Every(4),
+            full_unrotated=True,
+            temperature=(0.1, 8192),
+            router_score="sigmoid",
+            experts_normalised=False,
+            factor_of_input=True,
+        ),
         Family("smollm3", rope_interleaved=True, unrotated=Every(4)),
         Family("qwen2moe", experts_normalised=False),
         Family("qwen3moe"),

@@ -140,9 +140,8 @@ class LatentWeights:
     @property
     def matrices(self) -> list[Matrix]:
         own = [] if self.q_latent is None else [self.q_latent]
-        return [
-            *own, self.rotated, self.plain, self.key, self.latent, self.absorbed, self.values, self.o
-        ]  # fmt: skip
+        own += [self.rotated, self.plain, self.key, self.latent]
+        return [*own, self.absorbed, self.values, self.o]
 
     def names(self, blk: str, present: Container[str]) -> list[str]:
         queries = ["q"] * 2 if self.q_latent is None else ["q_a", "q_b", "q_b"]

@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hotcold.kernels.backend import Batch, Buffer, Chosen, FFNWeights, Matrix, Norm
 from hotcold.model.experts import Apart, Latent, Router, SharedExpert
+from hotcold.model.gate_cut import GateCut
 from hotcold.model.mixer import MixerWeights
 
 
@@ -14,11 +15,17 @@ class AnyFFN(Protocol):
     """An FFN that a layer is given when the model is loaded."""
 
     def __call__(
-        self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
+        self,
+        normed: Buffer,
+        residual: Buffer,
+        batch: Batch,
+        out: Buffer,
+        chosen: Chosen | None = None,
+        gates: Buffer | None = None,
     ) -> None:
         """Adds ``ffn(normed)`` to ``out``; all ``[T, D]``. ``residual`` is what ``normed`` was made from, or
         the same buffer; ``out`` may be ``residual``: read it before writing. ``chosen``, of experts, is there
-        where the layer has any."""
+        where the layer has any, and ``gates`` where these are computed before."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class FeedForward:
     shared: SharedExpert | None = None
     latent: Latent | None = None
     apart: Apart | None = None  #: where the shared expert is an ordinary FFN beside the others
+    gates: GateCut | None = None  #: where these depend on each other
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -37,7 +45,8 @@ class FeedForward:
         router = self.router.weights if self.router else None
         gate = self.shared.gate if self.shared else None
         latent = [self.latent.down, self.latent.up] if self.latent else []
-        return [*(each for each in (router, gate) if each is not None), *latent]
+        cut = self.gates.matrix if self.gates else None
+        return [*(each for each in (router, gate, cut) if each is not None), *latent]
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class LayerInput:
         return [f"{blk}inp_gate.weight", f"{blk}proj.weight"]
 
     def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
-        """Makes the mixer on a backend; it keeps nothing in ``state``."""
+        """Makes the mixer on a backend; it keeps nothing in ``state``. ``read`` may be ``out``."""
         ops, width = side.ops, self.gate.shape[0]
         given, gate, cube = (
             side.room(name, width) for name in (f"input {self.layer}", "input gate", "input cube")
@@ -134,7 +134,7 @@ class LayerInput:
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.linear(read, [self.gate], batch, [gate])
-            _gelu(ops, gate, cube, batch)
+            gelu(ops, gate, cube, batch)
             ops.multiply(gate, given, batch, gate, activation="none")
             ops.linear(gate, [self.out], batch, [out], accumulate=add)
 
@@ -147,7 +147,7 @@ def read_input(reader: TensorReader, layer: int) -> LayerInput:
     return LayerInput(layer, reader.matrix(f"{blk}inp_gate"), reader.matrix(f"{blk}proj"))
 
 
-def _gelu(ops: Backend, x: Buffer, room: Buffer, batch: Batch) -> None:
+def gelu(ops: Backend, x: Buffer, room: Buffer, batch: Batch) -> None:
     """Sets x to ``gelu(x)``."""
     ops.multiply(x, x, batch, room, activation="none")
     ops.multiply(room, x, batch, room, activation="none")

@@ -28,9 +28,9 @@ class MixerWeights(Protocol):
     def matrices(self) -> list[Matrix]:
         """The matrices that a step reads whole."""
 
-    def names(self, blk: str, present: Container[str]) -> list[str]:
-        """The tensor that each of :attr:`matrices` was read from, in the same order; ``present`` are all of
-        the file's."""
+    def names(self, blk: str, present: Container[str]) -> Sequence[str | None]:
+        """The tensor that each of :attr:`matrices` was read from, in the same order, None where it was made
+        of others; ``present`` are all of the file's."""
 
     def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
         """Makes the mixer on a backend, with the layer's part of :class:`SequenceState`."""
@@ -138,7 +138,7 @@ class TogetherWeights:
     def matrices(self) -> list[Matrix]:
         return [matrix for part in self.parts for matrix in part.matrices]
 
-    def names(self, blk: str, present: Container[str]) -> list[str]:
+    def names(self, blk: str, present: Container[str]) -> list[str | None]:
         return [name for part in self.parts for name in part.names(blk, present)]
 
     def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:

@@ -43,14 +43,15 @@ class Yarn:
 
 @dataclass(frozen=True)
 class Growth:
-    """Scores that grow with the query's position, by ``1 + rate ln(1 + floor(position / length))``: the
-    temperature of Ministral 3 and Llama 4."""
+    """Scores that grow with the query's position, by ``1 + rate ln(1 + floor((position + before) /
+    length))``: the temperature of Ministral 3 and Llama 4."""
 
     rate: float
     length: int
+    before: int = 0
 
     def of(self, positions: Doubles) -> Doubles:
-        result: Doubles = 1 + self.rate * np.log1p(np.floor(positions / self.length))
+        result: Doubles = 1 + self.rate * np.log1p(np.floor((positions + self.before) / self.length))
         return result
 
 
@@ -65,6 +66,7 @@ class Rope:
     factored: bool = True  #: whether a file's factors (:data:`FACTORS`) apply
     original: int = 0  #: positions that the model was first trained on; beyond them LongRoPE's others apply
     growth: Growth | None = None  #: of rotated values, beside ``magnitude``: those of queries may have one
+    still: bool = False  #: nothing turns: values have these factors alone
 
 
 def frequencies(dim: int, base: float) -> Doubles:
@@ -105,7 +107,7 @@ def rope_table(rope: Rope, positions: int, factors: Floats | None = None) -> tup
     if rope.yarn is not None:
         steps = rope.yarn.steps(steps, rope.dim, rope.base)
     places = np.arange(positions, dtype=np.float64)[:, None]
-    angles = places * steps
+    angles = places * (np.zeros_like(steps) if rope.still else steps)
     grown = rope.magnitude * (rope.growth.of(places) if rope.growth else 1)
     cos, sin = (grown * turn(angles) for turn in (np.cos, np.sin))
     return cos.astype(np.float32), sin.astype(np.float32)

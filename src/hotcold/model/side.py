@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from hotcold.kernels.backend import Backend, Batch, BatchLimits, Buffer, Floats, RopeTable
+import numpy as np
+
+from hotcold.kernels.backend import Backend, Batch, BatchLimits, Buffer, Chosen, Floats, RopeTable
 from hotcold.model.reading import upload
 from hotcold.model.rope import Rope
 
@@ -34,6 +36,7 @@ class Side:
         }
         self._rows = limits.tokens
         self._rooms: dict[tuple[str, tuple[int, ...]], Buffer] = {}
+        self._choices: dict[tuple[str, int], Chosen] = {}
 
     def room(self, name: str, *shape: int) -> Buffer:
         """A buffer of this shape for each row of a step. Layers that ask for the same name and shape share
@@ -41,3 +44,18 @@ class Side:
         if (name, shape) not in self._rooms:
             self._rooms[name, shape] = self.ops.zeros((self._rows, *shape))
         return self._rooms[name, shape]
+
+    def choices(self, name: str, k: int) -> Chosen:
+        """Room for the choices of each row of a step, of k experts or of what else a router gives."""
+        if (name, k) not in self._choices:
+            ids, factors = self.ops.zeros((self._rows, k), np.int32), self.ops.zeros((self._rows, k))
+            self._choices[name, k] = Chosen(ids, factors)
+        return self._choices[name, k]
+
+    def ones(self) -> Buffer:
+        """A number for each row of a step, all of them 1."""
+        new = ("one", (1,)) not in self._rooms
+        room = self.room("one", 1)
+        if new:
+            self.ops.write(room, np.ones((self._rows, 1), np.float32))
+        return room

@@ -13,6 +13,7 @@ from hotcold.kernels.backend import (
     Chosen,
     Floats,
     IndexedBy,
+    Matrix,
     Program,
     Rows,
 )
@@ -25,6 +26,7 @@ from hotcold.model.layer_inputs import input_buffers
 from hotcold.model.mixer import MixerWeights
 from hotcold.model.rope import Rope, chosen_factors, rope_table
 from hotcold.model.side import Mixer, Side
+from hotcold.model.streams import other_streams
 from hotcold.model.weights import Weights
 
 #: The stages of a step, in order, by the most rows that they are for.
@@ -45,6 +47,7 @@ class _Stream(Side):
         self.normed = [self.room(f"normed {i}", config.dim) for i in range(1 + config.family.parallel)]
         #: what a block adds to x, where that is normalised or scaled before
         self.branch = self.room("branch", config.dim) if config.branches else self.x
+        self.others = other_streams(self, config.streams, config.dim)  # beside x
         self.last = ops.zeros((limits.logits, config.dim))
         shared = config.experts and config.experts.shared
         self.factor = room_for(ops, limits.tokens, 1) if shared else None  #: of the shared expert
@@ -130,6 +133,8 @@ class Transformer:
         for program, (side, parts) in zip(stages, self._stages, strict=True):
             if before is not None:
                 side.ops.copy(before.ops, before.x, side.x, rows)
+                for given, own in zip(before.others, side.others, strict=True):
+                    side.ops.copy(before.ops, given, own, rows)
                 self._copy_inputs(side, parts, rows)
             if self.watch:
                 self.watch(side.ops, max(parts.start - 1, 0))
@@ -184,12 +189,23 @@ class Transformer:
                 ops.add(result, small, batch, keep=0, scale=0)
                 ffn(small, side.x, batch, result, chosen)
                 ops.linear(result, [of.latent.up], batch, [out], accumulate=True)
+            elif of.router and of.router.spread and chosen:
+                given = self._weighted(side, of.router.spread, read, batch, chosen)
+                ffn(given, side.x, batch, out, Chosen(chosen.ids, side.ones()))
             else:
-                ffn(read, side.x, batch, out, chosen)
+                gates = of.gates.compute(side, read, batch) if of.gates else None
+                ffn(read, side.x, batch, out, chosen, gates)
             if of.shared and side.factor:
                 of.shared.add(ops, read, batch, out, side.factor, self._shared[index])
 
         return feed_forward
+
+    def _weighted(self, side: _Stream, spread: Matrix, read: Buffer, batch: Batch, chosen: Chosen) -> Buffer:
+        """Makes what the expert of each row reads: the row times its factor."""
+        given = side.room("experts in", self.config.dim)
+        side.ops.linear(chosen.factors, [spread], batch, [given])
+        side.ops.multiply(given, read, batch, given, activation="none")
+        return given
 
     def _apart(self, of: FeedForward, side: _Stream, index: int, ffn: AnyFFN, chosen: Chosen) -> Mixer:
         """Computes experts and the FFN beside them, whose norm is the block's."""
@@ -225,6 +241,8 @@ class Transformer:
             if (scale := weights.layers[i].scale) != 1:
                 ops.add(x, x, batch, keep=0, scale=scale)
         if parts.stop == len(layers) + 2:
+            if weights.streams is not None:
+                weights.streams.end(side, batch, x)
             ops.gather(x, batch, side.last)
             ops.norm(side.last, weights.norm, batch, side.last, Rows.LOGITS)
             ops.linear(side.last, [weights.head], batch, [self.logits], rows=Rows.LOGITS)
@@ -241,19 +259,21 @@ class Transformer:
             ops.embed(weights.positions, batch, x, by=IndexedBy.POSITIONS, accumulate=True)
         if weights.inputs is not None:
             weights.inputs.compute(side, batch, x)
+        if weights.streams is not None:
+            weights.streams.begin(side, batch, x)
 
     def _add(self, side: _Stream, blocks: Sequence[Block[Mixer]]) -> None:
         """Adds to x what blocks side by side compute of it."""
         ops, batch, x, scale = side.ops, self.batch, side.x, self.config.scales.residual
         reads: list[Buffer] = []
-        for i, (block, normed) in enumerate(zip(blocks, side.normed, strict=False)):
+        for i, block in enumerate(blocks):
             if block.norm is None:
                 reads.append(x)
             elif i and block.norm is blocks[i - 1].norm:
                 reads.append(reads[-1])
             else:
-                ops.norm(x, block.norm, batch, normed)
-                reads.append(normed)
+                ops.norm(x, block.norm, batch, side.normed[i])
+                reads.append(side.normed[i])
         for block, read in zip(blocks, reads, strict=True):
             if block.post_norm is None and scale == 1:
                 block.part(read, batch, x, add=True)

@@ -12,18 +12,29 @@ from functools import partial
 from operator import or_
 from typing import Any, Self
 
-from hotcold.formats.blocks import BlockTypeError, block_type
+import numpy as np
+
+from hotcold.formats.blocks import BlockTypeError, block_type, quantise
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
 from hotcold.model.config import Config, ModelError
 from hotcold.model.devices import Devices
 from hotcold.model.experts import Apart, Latent, Router, SharedExpert, expert_shapes, expert_tensors
+from hotcold.model.gate_cut import read_cut
 from hotcold.model.layer import Block, FeedForward, LayerWeights
 from hotcold.model.layer_inputs import LayerInputs, input_shapes, read_input, read_inputs
 from hotcold.model.mixer import NO_MIXER, MixerWeights
 from hotcold.model.reading import Progress, Shape, TensorReader, check_scaled, norm_tensor, scale_shapes
 from hotcold.model.rope import FACTORS
+from hotcold.model.streams import (
+    Streams,
+    read_all_streams,
+    read_correct,
+    read_laurel,
+    read_predict,
+    stream_shapes,
+)
 from hotcold.values import printable
 
 #: Precomputed tables that old converters wrote, recomputed here from the metadata; and the predictor of
@@ -43,6 +54,7 @@ class Weights:
     norm_values: int  # weights and biases of all norms
     positions: Matrix | None = None  # (P, D), learned ones
     inputs: LayerInputs | None = None
+    streams: Streams | None = None
 
 
 def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -> int:
@@ -116,7 +128,11 @@ def load_weights(
     width, inputs = config.layer_input, None
     if width:
         inputs = read_inputs(reader, config.layers, width, config.dim)
-    return Weights(embedding, tuple(layers), norm, head, factors, reader.norm_values, positions, inputs)
+    streams = None
+    if config.streams > 1:
+        streams = read_all_streams(reader, config.streams, config.dim, devices.head)
+    values = reader.norm_values
+    return Weights(embedding, tuple(layers), norm, head, factors, values, positions, inputs, streams)
 
 
 def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
@@ -134,6 +150,8 @@ def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape]
     optional |= {f"{name}.weight": (rope.dim // 2,) for rope in turned for name in FACTORS}
     if config.layer_input:
         required |= input_shapes(config.layers, config.layer_input, d, v)
+    if config.streams > 1:
+        required |= stream_shapes(config.streams, config.layers, d, config.laurel)
     if (offset := config.family.learned_positions) is not None:
         required["position_embd.weight"] = (config.context + offset, d)
     for i, (mixer, n) in enumerate(zip(config.mixers, config.neurons, strict=True)):
@@ -228,11 +246,26 @@ class _Reader(TensorReader):
             post_norm=self.own_norm(f"{blk}post_ffw_norm"),
         )
         blocks = [ffn, mixer] if family.parallel else [mixer, ffn]
-        if self.config.layer_input:
+        if self.config.streams > 1:
+            blocks = self._among_streams(index, mixer, ffn)
+        elif self.config.layer_input:
             blocks.append(Block(None, read_input(self, index), self.norm(f"{blk}post_norm")))
         scale = self.vector(f"{blk}layer_output_scale.weight")
         early = router if family.router_early else None
         return LayerWeights(tuple(blocks), early, 1.0 if scale is None else float(scale[0]))
+
+    def _among_streams(
+        self,
+        index: int,
+        mixer: Block[MixerWeights | FeedForward],
+        ffn: Block[MixerWeights | FeedForward],
+    ) -> list[Block[MixerWeights | FeedForward]]:
+        """A layer's blocks where there are several residual streams."""
+        config, blk = self.config, f"blk.{index}."
+        predict = read_predict(self, blk, config.streams, config.dim)
+        correct = read_correct(self, blk, predict, read_input(self, index))
+        laurel = Block[MixerWeights | FeedForward](mixer.norm, read_laurel(self, blk), beside=True)
+        return [Block(None, predict), mixer, laurel, ffn, Block(None, correct)]
 
     def _part(
         self, index: int, ffn_weights: Callable[[FFNTensors], FFNWeights]
@@ -254,7 +287,9 @@ class _Reader(TensorReader):
             latent = Latent(*(self.matrix(f"{blk}ffn_latent_{part}") for part in ("down", "up")))
         shared = self._shared(blk, experts.shared_kind) if experts and experts.shared else None
         apart = self._apart(blk) if experts and experts.beside else None
-        return FeedForward(weights, router, shared, latent, apart)
+        cut, neurons = self.config.cut_of(index), self.config.neurons[index]
+        gates = None if cut is None else read_cut(self, f"{blk}ffn_gate", neurons, cut)
+        return FeedForward(weights, router, shared, latent, apart, gates)
 
     def _apart(self, blk: str) -> Apart:
         scale, dim = self.vector(f"{blk}ffn_gate_inp.scale"), self.config.dim
@@ -270,7 +305,10 @@ class _Reader(TensorReader):
             return None
         bias = self.buffer(f"blk.{index}.exp_probs_b.bias")
         scale = self.buffer(f"blk.{index}.ffn_down_exps.scale") if experts.beside else None
-        return Router(experts, self.matrix(f"blk.{index}.ffn_gate_inp"), bias, scale)
+        spread = None
+        if experts.factor_of_input:
+            spread = self.backend.matrix(quantise(np.ones((self.config.dim, 1), np.float32), "F32"))
+        return Router(experts, self.matrix(f"blk.{index}.ffn_gate_inp"), bias, scale, spread)
 
     def _shared(self, blk: str, kind: str) -> SharedExpert:
         gate, name = None, f"{blk}ffn_gate_inp_shexp.weight"
@@ -321,8 +359,10 @@ class _Reader(TensorReader):
         gate, up, gate_bias, up_bias = self._gate_and_up(blk)
         name, layout = _down(config, blk, self.file.tensors)
         down, down_bias = self.stored(f"{blk}{name}"), self.vector(f"{blk}{name}.bias")
+        if config.cut_of(index) is not None:  # whoever reads the gate computes it before the others
+            gate = gate_bias = None
         biases = gate_bias, up_bias, down_bias
-        return FFNTensors(gate, up, down, layout, config.activation, config.threshold, *biases)
+        return FFNTensors(gate, up, down, layout, config.activation_of(index), config.threshold, *biases)
 
     def _gate_and_up(self, blk: str) -> tuple[AnyTensor | None, AnyTensor, Floats | None, Floats | None]:
         """Matrices, then biases."""

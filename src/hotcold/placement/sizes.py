@@ -223,7 +223,7 @@ def sizes_of_file(
         always_read=always_read,
         expert_share=1.0 if config.experts is None else config.experts.chosen / config.experts.count,
         dim=config.dim,
-        attention=layers.attention,
+        attention=layers.attention + np.array(config.made_bytes, np.int64),
         kv=sessions * kv,
         predictor=layers.predictor,
         neuron_bytes=-(-layers.ffn // np.maximum(neurons, 1)),
@@ -312,7 +312,8 @@ def placed_by(config: Config) -> str:
         return f"nothing: {config.cpu_alone}"
     if config.activation in SPARSE_ACTIVATIONS:
         return "neurons" if config.experts is None else "neurons inside experts"
-    return f"{'layers' if config.experts is None else 'experts'}: {config.activation} gives no zeros"
+    but = f", but in {sum(config.skips)} whose gates are cut" if any(config.skips) else ""
+    return f"{'layers' if config.experts is None else 'experts'}: {config.activation} gives no zeros{but}"
 
 
 def _kv_bytes(mixers: Sequence[MixerShape], positions: int, cache: str) -> Ints:

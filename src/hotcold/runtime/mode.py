@@ -29,6 +29,12 @@ def choose_mode(
     activation = config.activation
     if requested == "off":
         return SparsityMode("off")
+    if activation not in SPARSE_ACTIVATIONS and any(config.skips):
+        if requested == "predicted":
+            seen = "`sparsity=predicted`: in this model all gates of a token decide which are 0"
+            raise LoadError(f"{seen}, so none can be predicted alone: use exact, off or auto")
+        some = f"{sum(config.skips)} of {config.layers} layers"
+        return SparsityMode("exact", (f"zeros are skipped in {some}, whose gates are cut",))
     if activation not in SPARSE_ACTIVATIONS:
         if requested == "auto":
             whole = ", so chosen experts are computed whole" if config.experts else ""

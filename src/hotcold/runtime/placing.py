@@ -185,7 +185,7 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
 def _in_ram(options: LoadOptions) -> Decision:
     """The CPU alone, whose memory has a budget."""
     if options["backend"] != "cpu":
-        raise UserError(f"`ram_budget` needs `backend=cpu`, not {options['backend']}")
+        raise UserError(f"`ram_budget` needs the backend cpu, not {options['backend']}")
     others = ("placement", "vram_budget", "hot_backend", "hot_threads")
     given = next((name for name in others if options[name] is not None), None)  # type: ignore[literal-required]
     if given is None and options["gpu"] not in (None, OFF):
@@ -327,8 +327,11 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
 
 
 def _apart(config: Config, placement: Placement) -> str | None:
-    """Says which layer reads the keys and values of one that lies on another device."""
+    """Says which layer reads what lies on another device: keys and values, or neurons whose gates all decide
+    together which are 0."""
     for i, mixer in enumerate(config.mixers):
+        if config.cut_of(i) is not None and placement.where[i] is not None and not placement.hot[i].all():
+            return f"layer {i} needs the gates of all of its neurons, some of which would lie elsewhere"
         if (source := mixer.pages_of) is not None and placement.where[i] != placement.where[source]:
             return f"layer {i} reads keys and values of layer {source}, which would lie elsewhere"
     return None

@@ -220,6 +220,7 @@ class Session:
             predictors=self.predictors,
             predictor_input=mode.predictors.input if mode.predictors else "normed",
             cold=(model.backend, {i: box for side in sides for i, box in side.boxes.items()}),
+            skips=model.config.skips,
         )
         return ffns, sides
 
@@ -230,9 +231,13 @@ class Session:
         for layer, predictor, backend in zip(weights.layers, self.predictors, devices.layers, strict=True):
             yield "attention", backend, layer.dense_bytes + layer.shared_bytes * (not self.shared_counts)
             yield "predictor", backend, predictor.nbytes if predictor else 0
-        yield "head", devices.head, weights.head.nbytes
+        ends = [] if weights.streams is None else weights.streams.matrices(end=True)
+        yield "head", devices.head, weights.head.nbytes + sum(each.nbytes for each in ends)
         if weights.inputs is not None:
             yield "embedding", devices.embedding, weights.inputs.read_bytes
+        if weights.streams is not None:
+            begins = weights.streams.matrices(end=False)
+            yield "embedding", devices.embedding, sum(each.nbytes for each in begins)
 
     def _footprint(self, mode: SparsityMode) -> Footprint:
         weights, config = self.model.weights, self.model.config
@@ -244,6 +249,8 @@ class Session:
         norms = weights.norm_values
         tables = 0 if weights.inputs is None else weights.inputs.table_bytes
         read += [] if weights.inputs is None else weights.inputs.projections
+        if weights.streams is not None:
+            read += [*weights.streams.matrices(end=False), *weights.streams.matrices(end=True)]
         params = int(np.dot(mode.predictors.params, mode.used)) if mode.predictors else 0
         return Footprint(
             step_bytes=sum(nbytes for _, _, nbytes in self.read_whole()) + 4 * norms,

@@ -22,7 +22,7 @@ def picture_routes(service: Service) -> list[BaseRoute]:
 
 
 def picture_info(service: Service) -> dict[str, Any]:
-    """What the model is, whether it has a chat template, the context of a request, and what cells stand for.
+    """Returns the model's name, whether it has a chat template, its context, and what cells stand for.
     APIError: the model is not ready."""
     facts, info = service.facts, service.llm.info
     return {

@@ -66,12 +66,19 @@ class FFN:
         return np.zeros(len(FFN_COUNTS), np.int64)
 
     def __call__(
-        self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
+        self,
+        normed: Buffer,
+        residual: Buffer,
+        batch: Batch,
+        out: Buffer,
+        chosen: Chosen | None = None,
+        gates: Buffer | None = None,
     ) -> None:
-        """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``. ``chosen``: where there are experts."""
+        """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``. ``chosen``: where there are experts;
+        ``gates``: where these are computed before."""
         self._predict(normed, residual, batch, chosen)
         mask = self.prediction and self.prediction.mask
-        self._compute(normed, self.weights, batch, out, mask, chosen)
+        self._compute(normed, self.weights, batch, out, mask, chosen, gates)
 
     def _predict(self, normed: Buffer, residual: Buffer, batch: Batch, chosen: Chosen | None) -> None:
         if (p := self.prediction) is None:
@@ -88,6 +95,7 @@ class FFN:
         out: Buffer,
         mask: Buffer,
         chosen: Chosen | None,
+        gates: Buffer | None = None,
     ) -> None:
         self.backend.ffn(
             x,
@@ -100,6 +108,7 @@ class FFN:
             stats=self.stats,
             accumulate=True,
             chosen=chosen,
+            gates=gates,
         )
 
 
@@ -178,9 +187,17 @@ class SplitFFN(FFN):
         return _read_counts(self.cold, self._cold_stats)
 
     def __call__(
-        self, normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
+        self,
+        normed: Buffer,
+        residual: Buffer,
+        batch: Batch,
+        out: Buffer,
+        chosen: Chosen | None = None,
+        gates: Buffer | None = None,
     ) -> None:
         """Computes as :class:`FFN` does; belongs to the hot side's program."""
+        if gates is not None:
+            raise ValueError("gates computed before, of a layer in two halves: it must lie on one side")
         self._predict(normed, residual, batch, chosen)
         mask = self.prediction and self.prediction.mask
         cold_mask = self.prediction and self.prediction.cold_mask
@@ -215,11 +232,14 @@ def make_ffns(
     predictors: Sequence[PredictorWeights | None] = (),
     predictor_input: str = "residual",
     cold: tuple[Backend, Mapping[int, Mailbox]] | None = None,
+    skips: Sequence[bool] = (),
 ) -> list[FFN]:
     """One FFN per layer, each with counts of its own, if any; layers of the same width share one mask.
     ``cold``: for layers with :class:`SplitWeights`, the other backend and the mailbox of each.
 
-    ``rows`` are the most of a step (``BatchLimits.tokens``). A layer without a predictor computes every gate.
+    ``rows`` are the most of a step (``BatchLimits.tokens``). ``skips`` says of each layer whether its
+    activation gives zeros; without it all do, or none, as the mode says. A layer without a predictor computes
+    every gate.
     ValueError: there are predictors, but not one per layer; or the input has no such name."""
     masks: dict[tuple[Backend, int, bool], Buffer] = {}
 
@@ -240,7 +260,9 @@ def make_ffns(
     backends = Devices.of(backend, len(weights)).layers
     shape = (len(weights), len(FFN_COUNTS))
     counts = {ops: ops.zeros(shape, np.int64) for ops in dict.fromkeys(backends)} if count else {}
-    for ops, layer, predictor in zip(backends, weights, predictors or [None] * len(weights), strict=True):
+    modes = [mode if skip else "off" for skip in skips] if skips else [mode] * len(weights)
+    given = predictors or [None] * len(weights)
+    for ops, layer, predictor, mode in zip(backends, weights, given, modes, strict=True):
         stats = FFNStats(counts[ops], len(ffns)) if count else None
         named = prediction(ops, layer, predictor)
         if isinstance(layer, SplitWeights):

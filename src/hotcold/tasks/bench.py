@@ -60,6 +60,10 @@ class Round:
     bandwidth_share: float | None  #: the share of it that generation used
     guessed: int = 0  #: tokens that were guessed and verified
     accepted: int = 0  #: of those, the ones that were right
+    expert_hit_share: float | None = None
+    disk_bytes_per_token: float | None = None
+    stalls_per_token: float | None = None
+    stall_s_per_token: float | None = None
 
 
 @dataclass(frozen=True)

@@ -166,11 +166,16 @@ def _watched(
         buffers.append(own)
 
         def run(
-            normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: Chosen | None = None
+            normed: Buffer,
+            residual: Buffer,
+            batch: Batch,
+            out: Buffer,
+            chosen: Chosen | None = None,
+            gates: Buffer | None = None,
         ) -> None:
             for name, buffer in own.items():  # added to zeros: that is an op, so it can be recorded
                 ops.add(buffer, normed if name == "normed" else residual, batch)
-            ffn(normed, residual, batch, out, chosen)
+            ffn(normed, residual, batch, out, chosen, gates)
 
         return run
 

@@ -209,6 +209,7 @@ class _Watching:
         out: Buffer,
         *,
         chosen: Chosen | None = None,
+        gates: Buffer | None = None,
         **more: Any,
     ) -> None:
         tensors, names = self._ffns[id(weights)]
@@ -218,9 +219,10 @@ class _Watching:
             gate, up, down = names
             for name in filter(None, (gate, up)):
                 self._sums.add(name, own, expert, tensors.experts)
+            given = None if gates is None else np.array(self._ops.read(gates, 0, batch.n_tokens))
             if down is not None:
-                self._sums.add(down, self._hidden(tensors, expert, own), expert, tensors.experts)
-        self._ops.ffn(x, weights, batch, out, chosen=chosen, **more)
+                self._sums.add(down, self._hidden(tensors, expert, own, given), expert, tensors.experts)
+        self._ops.ffn(x, weights, batch, out, chosen=chosen, gates=gates, **more)
 
     def _see(self, x: Buffer, batch: Batch, names: Sequence[str | None]) -> None:
         """Counts the input of matrices that a file has as one, such as attn_qkv, once."""
@@ -248,8 +250,8 @@ class _Hidden:
         """``x`` and ``batch`` are room for the rows of a step."""
         self._ops, self._x, self._batch = ops, x, batch
 
-    def __call__(self, tensors: FFNTensors, expert: int, x: Floats) -> Floats:
-        """``[T, D]`` -> ``[T, N]``, of one expert."""
+    def __call__(self, tensors: FFNTensors, expert: int, x: Floats, gates: Floats | None = None) -> Floats:
+        """``[T, D]`` -> ``[T, N]``, of one expert; ``gates`` where these were computed before."""
         ops, batch, rows = self._ops, self._batch, len(x)
         n = tensors.up.shape[0] // tensors.experts
         own = slice(expert * n, (expert + 1) * n)
@@ -264,7 +266,7 @@ class _Hidden:
         batch.counts[:] = (rows, 0, 0, 1)
         ops.linear(self._x, matrices, batch, outs)
         first, second = ops.read(outs[0], 0, rows), ops.read(outs[1], 0, rows) if len(outs) == 2 else None
-        return activated(tensors, first, second)[1]
+        return activated(tensors, first, second)[1] if gates is None else activated(tensors, gates, first)[1]
 
 
 def _places(
@@ -279,11 +281,14 @@ def _places(
         for block in layer.blocks:
             if not isinstance(block.part, FeedForward):
                 names_of = block.part.names(blk, file.tensors)
-                matrices |= {id(each): name for each, name in zip(block.part.matrices, names_of, strict=True)}
+                of_part = zip(block.part.matrices, names_of, strict=True)
+                matrices |= {id(each): name for each, name in of_part if name is not None}
                 continue
             router = block.part.router or layer.early_router
             if router is not None:
                 matrices[id(router.weights)] = f"{blk}ffn_gate_inp.weight"
+            if block.part.gates is not None:
+                matrices[id(block.part.gates.matrix)] = f"{blk}ffn_gate.weight"
             if latent := block.part.latent:
                 matrices |= {id(latent.down): f"{blk}ffn_latent_down.weight"}
                 matrices |= {id(latent.up): f"{blk}ffn_latent_up.weight"}
@@ -301,6 +306,8 @@ def _places(
 
 def _names(tensors: FFNTensors, blk: str, kind: str, file: GGUFFile) -> _Names:
     gate, up, down = (f"{blk}ffn_{part}{kind}.weight" for part in ("gate", "up", "down"))
+    if tensors.gate is None:  # or others compute it
+        gate = ""
     by_output = tensors.down_layout == "by_output"
     return gate if gate in file.tensors else None, up, down if by_output else None
 

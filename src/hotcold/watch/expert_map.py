@@ -67,7 +67,7 @@ class ExpertMap:
 
 
 def shown_map(model: LoadedModel) -> NeuronMap | ExpertMap:
-    """What there is to look at: the neurons; or the experts, where all neurons of one work for a token."""
+    """Returns a map of the neurons; or of the experts, where all neurons of one work for a token."""
     layers = range(model.config.layers)
     some = any((each := model.config.experts_of(i)) and each.count > each.chosen for i in layers)
     return ExpertMap(model) if some and not gives_zeros(model) else NeuronMap(model)

@@ -18,6 +18,7 @@ from hotcold.kernels.vulkan.recording import Recording, Written
 PASS_BYTES = 8 << 20
 MOST_HEAD_DIM = 512  #: what shared memory of 32 KiB has room for
 _QUERIES = 4  #: that a group works on together
+_CHUNKED = 1 << 31  # of a window: it is a chunk, as window.glsl reads it
 _CACHE_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint8): 2}  # in cache.glsl
 
 
@@ -125,11 +126,13 @@ def attention(
     out: Buffer,
     scale: float,
     window: int | None,
+    chunked: bool,
     sinks: Buffer | None,
     softcap: float | None,
 ) -> None:
     shape, caches = recording.memory.own(q).shape, _caches(recording.memory, k_cache, v_cache)
-    checks.check_attention(shape_of(q), window, None if sinks is None else shape_of(sinks), softcap)
+    own_sinks = None if sinks is None else shape_of(sinks)
+    checks.check_attention(shape_of(q), window, own_sinks, softcap, chunked=chunked)
     if len(shape) != 3 or shape[2] != caches.head_dim or shape[1] < 1 or shape[1] % caches.kv_heads:
         needed = f"[T, H, {caches.head_dim}] with H a multiple of {caches.kv_heads}"
         raise ValueError(f"q of shape {shape}: {needed} is needed")
@@ -137,7 +140,7 @@ def attention(
     queries = recording.range_of("q", q, heads * head_dim)
     target = recording.range_of("out", out, heads * head_dim)
     recording.bound("pages", caches.pages)
-    splits, window = _most_splits(limits, window), min(window or 0, 2**31)
+    splits, window = _most_splits(limits, window), min(window or 0, _CHUNKED - 1) + chunked * _CHUNKED
     together = _together(heads, caches.kv_heads)
     tile = _tile(recording.rows, together)
     row_bytes = heads * splits * (head_dim + 2) * 4

@@ -153,11 +153,17 @@ class VulkanBackend(DeviceMemory):
         scale: float,
         *,
         window: int | None = None,
+        chunked: bool = False,
         sinks: Buffer | None = None,
         softcap: float | None = None,
     ) -> None:
-        buffers, options = (q, k_cache, v_cache, out), (scale, window, sinks, softcap)
-        self.op(batch, lambda r: attention.attention(r, *buffers, *options), *buffers, sinks)
+        buffers = q, k_cache, v_cache, out
+        self.op(
+            batch,
+            lambda r: attention.attention(r, *buffers, scale, window, chunked, sinks, softcap),
+            *buffers,
+            sinks,
+        )
 
     def router(
         self,
@@ -194,11 +200,12 @@ class VulkanBackend(DeviceMemory):
         stats: FFNStats | None = None,
         accumulate: bool = False,
         chosen: Chosen | None = None,
+        gates: Buffer | None = None,
     ) -> None:
         w = checks.own_weights(weights, DeviceFFN)
         checks.check_skip(skip, w.shape.activation)
         checks.check_chosen(chosen, w.shape.experts)
-        options = FFNOptions(skip, mask, fired, stats, accumulate, chosen)
+        options = FFNOptions(skip, mask, fired, stats, accumulate, chosen, gates)
         self.op(batch, lambda r: ffn.ffn(r, x, w, out, options), x, w, out, options)
 
     def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType
 from hotcold.formats.words import ACTIVATIONS
+from hotcold.kernels import checks
 from hotcold.kernels.backend import (
     DECODE_ROWS,
     Buffer,
@@ -144,10 +145,13 @@ class FFNOptions:
     stats: FFNStats | None
     accumulate: bool
     chosen: Chosen | None
+    gates: Buffer | None = None
 
 
 def ffn(recording: Recording, x: Buffer, w: DeviceFFN, out: Buffer, options: FFNOptions) -> None:
     shape, mask, fired, stats, chosen = w.shape, options.mask, options.fired, options.stats, options.chosen
+    gates = options.gates
+    checks.check_gates(gates, gated=shape.gated, chosen=chosen)
     _Op(
         recording=recording,
         w=w,
@@ -162,6 +166,7 @@ def ffn(recording: Recording, x: Buffer, w: DeviceFFN, out: Buffer, options: FFN
         accumulate=options.accumulate,
         ids=None if chosen is None else recording.range_of("ids", chosen.ids, shape.chosen, np.int32),
         factors=None if chosen is None else recording.range_of("factors", chosen.factors, shape.chosen),
+        gates=None if gates is None else recording.range_of("gates", gates, shape.most),
     ).record()
 
 
@@ -212,6 +217,7 @@ class _Op:
     accumulate: bool
     ids: Range | None
     factors: Range | None
+    gates: Range | None
 
     def record(self) -> None:
         recording, shape = self.recording, self.w.shape
@@ -266,8 +272,11 @@ class _Series:
         lists, bits = Written(self.scratch["lists"]), Written(self.scratch["bits"])
         self.run("ffn_candidates", (groups, 1, 1), [masked], [op.mask or op.w.table, lists, bits])
         listed = int(masked and not shape.dense)  # by which list: none, or the first
-        if shape.gated:
+        if op.gates is not None:
+            self._take_gates(op.gates, listed=op.skip)
+        elif shape.gated:
             self._few_rows(_GATE, op.w.gate, listed)
+        if shape.gated or op.gates is not None:
             self._few_rows(_UP, op.w.up, 2 if op.skip else listed)
         else:
             self._few_rows(_ONLY_UP, op.w.up, listed)
@@ -288,9 +297,12 @@ class _Series:
 
     def _prompt(self) -> None:
         op, shape = self.op, self.op.w.shape
-        if shape.gated:
+        if op.gates is not None:
+            self._take_gates(op.gates, listed=False)
+        elif shape.gated:
             self._many_rows(_GATE, op.w.gate)
-        self._many_rows(_UP if shape.gated else _ONLY_UP, op.w.up)
+        gated = shape.gated or op.gates is not None
+        self._many_rows(_UP if gated else _ONLY_UP, op.w.up)
         if shape.dense:
             self._quantise_values()
             return self._many_rows(_OUTPUT, op.w.down)
@@ -303,6 +315,14 @@ class _Series:
                 [part.range, self.scratch["values"], Written(self.scratch["sums"])],
                 part=part,
             )
+
+    def _take_gates(self, gates: Range, *, listed: bool) -> None:
+        values = self.scratch["values"]
+        lists, bits = (values, values) if self.rows.prompt else (self.scratch["lists"], self.scratch["bits"])
+        mask = self.op.mask if listed else None
+        given = mask or self.op.w.table, Written(lists) if listed else lists, bits, gates
+        constants = [listed, mask is not None]
+        self.run("ffn_gates", (self.rows.tiles, 1, 1), constants, [*given, Written(values)])
 
     def _quantise_values(self) -> None:
         rows, shape = self.rows, self.op.w.shape
@@ -368,7 +388,7 @@ class _Series:
         self.run(
             "ffn_report",
             (-(-words // 1024), 1, 1),
-            [op.mask is not None, op.skip, shape.gated, shape.dense, run, *wanted],
+            [op.mask is not None, op.skip, shape.gated, shape.dense, run, *wanted, op.gates is not None],
             [
                 op.mask or op.w.table,
                 scratch["lists"],

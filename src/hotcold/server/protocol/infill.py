@@ -7,8 +7,8 @@ from typing import Any
 from hotcold.server.protocol import native
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
-from hotcold.server.protocol.fields import Field, Fields, Items, Shape, Text, check_depth
-from hotcold.server.protocol.limits import MAX_EXTRA
+from hotcold.server.protocol.fields import Field, Fields, Items, Shape, Text, Whole, check_depth
+from hotcold.server.protocol.limits import LARGEST, MAX_EXTRA
 from hotcold.server.protocol.native import NativeCall
 
 _NEEDED = {"fim_pre": "a prefix", "fim_suf": "a suffix", "fim_mid": "a middle"}
@@ -30,6 +30,8 @@ FIELDS: Fields = {
     **{
         name: field for name, field in native.FIELDS.items() if name not in ("prompt", "input_extra")
     },
+    "n_indent": Field(Whole(0, LARGEST), None, "Has no effect: editors send it, n_predict ends the answer."),
+    "t_max_predict_ms": Field(Whole(-1, LARGEST), None, "Has no effect, as n_indent."),
 }  # fmt: skip
 BODY = Shape(FIELDS)
 

@@ -311,5 +311,7 @@ def _text(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """A single part is a text: every template knows these."""
     if isinstance(content, str):
         return content
-    texts = [{"type": "text", "text": each.get("text", each.get("refusal"))} for each in content]
-    return texts if len(texts) > 1 else texts[0]["text"] if texts else ""
+    texts = [each["refusal"] if each["type"] == "refusal" else each["text"] for each in content]
+    if len(texts) < 2:
+        return "".join(texts)
+    return [{"type": "text", "text": text} for text in texts]

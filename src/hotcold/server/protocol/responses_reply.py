@@ -125,7 +125,7 @@ class ResponsesReply(Reply):
             events = [*self._closed(), *self._opened(kind, part)]
         if part.text:
             self._text += part.text
-            more = {"logprobs": []} if kind == "message" else {}
+            more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
             events.append(self._event(f"{_EVENTS[kind]}.delta", **self._place(), delta=part.text, **more))
         return events
 

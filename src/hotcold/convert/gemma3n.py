@@ -1,0 +1,172 @@
+"""Adapts Gemma 3n's ``config.json``, and lists the tensors of its layers, as ``gemma4`` does."""
+
+import math
+from functools import partial
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from hotcold.convert.adapting import Facts, windows_of
+from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.gemma4 import GELU, NORMS, attention, count
+from hotcold.convert.settings import Settings
+from hotcold.convert.source import Source, loaded
+from hotcold.convert.stateful import Sizes, down_source
+from hotcold.convert.tensor_files import Array
+
+#: Tensors of a layer that have the checkpoint's own shape: its name, GGUF's, and sizes by letter: S streams,
+#: T their square, R the rank beside attention, P values that a layer gets of each token.
+_OWN = (
+    ("altup.correct_output_scale", "altup_correct_scale", "D"),
+    ("altup.correction_coefs.weight", "altup_correct_coef", "SS"),
+    ("altup.prediction_coefs.weight", "altup_predict_coef", "TS"),
+    ("altup.modality_router.weight", "altup_router", "SD"),
+    ("altup.router_norm.weight", "altup_router_norm", "D"),
+    ("laurel.linear_left.weight", "laurel_l", "RD"),
+    ("laurel.linear_right.weight", "laurel_r", "DR"),
+    ("laurel.post_laurel_norm.weight", "laurel_post_norm", "D"),
+    ("per_layer_input_gate.weight", "inp_gate", "PD"),
+    ("per_layer_projection.weight", "proj", "DP"),
+    ("post_per_layer_input_norm.weight", "post_norm", "D"),
+    ("mlp.gate_proj.weight", "ffn_gate", "ND"),
+    ("mlp.up_proj.weight", "ffn_up", "ND"),
+)
+
+
+def gemma3n(config: Settings) -> Facts:
+    """Gemma 3n, including models of images and sound, whose text model is their ``text_config``."""
+    text = Settings(config.path, {**config.values, **config.section("text_config").values})
+    if text.flag("attention_bias", False):
+        raise text.error("attention_bias", "false")
+    for key, needed in (("altup_correct_scale", True), ("altup_active_idx", 0)):
+        if text.values.get(key, needed) != needed:
+            raise text.error(key, str(needed).lower())
+    if text.text("hidden_activation", GELU) != GELU:
+        raise text.error("hidden_activation", GELU)
+    layers, vocab = text.integer("num_hidden_layers", 35), text.integer("vocab_size", 262400)
+    windows = windows_of(text, [(i + 1) % 5 != 0 for i in range(layers)])
+    own = layers - count(text, "num_kv_shared_layers", 15)
+    if own < 1 or {*windows} - {*windows[:own]}:
+        raise text.error("num_kv_shared_layers", "fewer than have a layer of each kind before them")
+    rows = text.integer("vocab_size_per_layer_input", min(vocab, 262144))
+    if rows > vocab:
+        raise text.error("vocab_size_per_layer_input", f"at most vocab_size {vocab}")
+    length, neurons = text.integer("head_dim", 256), _neurons(text, layers)
+    bases = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
+    rope = {
+        kind: {"rope_type": "default", "rope_theta": text.number(key, base)}
+        for kind, (key, base) in bases.items()
+    }
+    return {
+        **text.values,
+        "num_hidden_layers": layers,
+        "vocab_size": vocab,
+        "head_dim": length,
+        "local_head_dim": length,
+        "intermediate_size": max(neurons),
+        "neurons": neurons,
+        "kv_heads": [text.integer("num_key_value_heads", 2)] * layers,
+        "layers_with_keys": own,
+        "values_of_keys": [False] * layers,
+        "layer_input": text.integer("hidden_size_per_layer_input", 256),
+        "input_rows": rows,
+        "cuts": _cuts(text, layers),
+        "streams": text.integer("altup_num_inputs", 4),
+        "laurel": text.integer("laurel_rank", 64),
+        "hidden_act": GELU,
+        "rms_norm_eps": text.number("rms_norm_eps", 1e-6),
+        "sliding_window": text.integer("sliding_window", 512),
+        "tie_word_embeddings": text.flag("tie_word_embeddings", True),
+        "rope_parameters": text.section("rope_parameters").values or rope,
+        "windows": windows,
+        # Checkpoints may have keys and values that no layer computes.
+        "unread": [
+            f"model.{part}layers.{i}.self_attn.{name}"
+            for part in ("", "language_model.")
+            for i in range(own, layers)
+            for name in ("k_", "v_")
+        ],
+    }
+
+
+def _neurons(config: Settings, layers: int) -> list[int]:
+    value = config.values.get("intermediate_size", 16384)
+    values = value if isinstance(value, list) else [value] * layers
+    if len(values) != layers or any(type(n) is not int or n < 1 for n in values):
+        raise config.error("intermediate_size", f"an integer above 0, or {layers} of them")
+    return list(values)
+
+
+def _cuts(config: Settings, layers: int) -> list[float]:
+    """Deviations above their mean that gates need: those that a share of normally distributed ones lack."""
+    key = "activation_sparsity_pattern"
+    value: Any = config.values.get(key)
+    if value is None:
+        value = [0.95] * 10 + [0.0] * (layers - 10)
+    values = value if isinstance(value, list) else [value] * layers
+    if len(values) < layers or not all(type(each) in (int, float) and 0 <= each < 1 for each in values):
+        raise config.error(key, f"{layers} shares from 0 to 1")
+    return [NormalDist().inv_cdf(each) if each else -math.inf for each in values[:layers]]
+
+
+def gemma3n_keys(config: Settings) -> Facts:
+    values = config.values
+    local = config.section("rope_parameters").section("sliding_attention")
+    keys: Facts = {
+        "activation_sparsity_scale": np.array(values["cuts"], np.float32),
+        "altup.active_idx": 0,
+        "altup.num_inputs": values["streams"],
+        "attention.shared_kv_layers": len(values["windows"]) - values["layers_with_keys"],
+        "embedding_length_per_layer_input": values["layer_input"],
+        "rope.freq_base_swa": np.float32(local.number("rope_theta", 10000.0)),
+    }
+    if len({*values["neurons"]}) > 1:
+        keys["feed_forward_length"] = np.array(values["neurons"], np.int32)
+    if config.values.get("final_logit_softcapping", 30.0) is None:
+        raise config.error("final_logit_softcapping", "a number above 0")  # readers take 30 without one
+    keys["final_logit_softcapping"] = np.float32(config.number("final_logit_softcapping", 30.0))
+    return keys
+
+
+def layer_tensors(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
+    """A layer's tensors."""
+    values, streams = checkpoint.config.values, checkpoint.config.values["streams"]
+    own = {**sizes, "S": streams, "T": streams * streams, "R": values["laurel"], "P": values["layer_input"]}
+    own["N"] = values["neurons"][layer]
+    hf, blk = f"model.layers.{layer}.", f"blk.{layer}."
+    names = [*_OWN, *((f"{origin}.weight", target, "D") for origin, target in NORMS.items())]
+    found = [
+        loaded(checkpoint, f"{blk}{target}.weight", [hf + origin], tuple(own[letter] for letter in letters))
+        for origin, target, letters in names
+    ]
+    found += attention(checkpoint, layer, sizes)
+    down = f"{blk}ffn_down.weight", f"{hf}mlp.down_proj.weight"
+    found.append(down_source(checkpoint, *down, (own["D"], own["N"]), down_layout))
+    return found if layer else [*found, *_of_no_layer(checkpoint, own)]
+
+
+def _of_no_layer(checkpoint: Checkpoint, sizes: Sizes) -> list[Source]:
+    dim, whole, rows = sizes["D"], sizes["L"] * sizes["P"], checkpoint.config.values["input_rows"]
+    found = []
+    for target, origin in (
+        ("altup_proj", "altup_projections"),
+        ("altup_unembd_proj", "altup_unembed_projections"),
+    ):
+        names = [f"model.{origin}.{i}.weight" for i in range(sizes["S"] - 1)]
+        found.append(loaded(checkpoint, f"{target}.weight", names, (dim, dim)))
+    table = "per_layer_token_embd.weight", ["model.embed_tokens_per_layer.weight"], (rows, whole)
+    longer = partial(_with_first_rows, rows=sizes["V"])
+    found.append(loaded(checkpoint, *table, longer, (sizes["V"], whole)))
+    for target, origin, shape in (
+        ("per_layer_model_proj", "per_layer_model_projection", (whole, dim)),
+        ("per_layer_proj_norm", "per_layer_projection_norm", (sizes["P"],)),
+    ):
+        found.append(loaded(checkpoint, f"{target}.weight", [f"model.{origin}.weight"], shape))
+    return found
+
+
+def _with_first_rows(values: Array, rows: int) -> Array:
+    """The table with so many rows: tokens beyond it have its first row, as in the class."""
+    more: Array = np.repeat(values[:1], rows - len(values), axis=0)
+    return np.concatenate([values, more]) if len(more) else values
