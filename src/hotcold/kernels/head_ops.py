@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The ops that a backend has for the heads of latent attention (MLA, arXiv 2405.04434), beside the ops of
-=======
 """Describes the ops for heads of latent attention (MLA, arXiv 2405.04434), beside those of
->>>>>>> mla31
 :class:`~hotcold.kernels.backend.Backend`."""
 
 from __future__ import annotations
