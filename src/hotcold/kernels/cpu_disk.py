@@ -98,6 +98,8 @@ class Disk:
         """The number of a tensor's file, where each expert begins in it, and the tensor."""
         if not isinstance(tensor, StoredTensor) or tensor.by_column:
             raise ValueError("experts that are read when they are named must lie in a file")
+        if tensor.factors is not None:
+            raise ValueError("experts that are read when they are named have no factors")
         if tensor.file not in self._files:
             with tensor.descriptor() as number:
                 self._files[tensor.file] = self.native.add(number)

@@ -16,6 +16,7 @@ from hotcold.values import size
 
 LEAST_PLACES = 2  #: of a layer: one is read while another is used
 
+_EXPERT_SCALE = re.compile(r"blk\.\d+\.ffn_\w+_exps\.scale")
 _EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight")
 
 
@@ -43,6 +44,11 @@ class Shelves:
         whole = {**bill, "reading": 0}
         if sum(whole.values()) + experts.count * sum(units) <= budget:
             return cls(budget, whole, experts.count, units, tuple(experts.count * bool(n) for n in units))
+        if scales := [name for name in file.tensors if _EXPERT_SCALE.fullmatch(name) and not experts.beside]:
+            seen = f"tensor {scales[0]} multiplies experts, which cannot be read when they are named then"
+            raise UserError(
+                f"`ram_budget` of {size(budget)}: {seen}: give none, or as much as holds all experts"
+            )
         bill = {**bill, "reading": reading_bytes(_row_bytes(file))}
         room = budget - sum(bill.values())
         each = room // sum(units)
