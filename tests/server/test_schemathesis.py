@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-EXAMPLES = 11  # of each operation: 14 of them have bodies
+EXAMPLES = 10  # of each operation: 14 of them have bodies
 WITH_TOOLS = (
     "{% if tools %}{{ tools[0].function.name }} "
     '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>.\n{% endif %}'
