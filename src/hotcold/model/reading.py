@@ -109,9 +109,13 @@ def scale_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 def check_scaled(file: GGUFFile, name: str) -> None:
-    """ModelError: a tensor is a factor of a matrix whose block type has none."""
-    info = file.tensors.get(name.removesuffix(".scale") + ".weight")
-    if name.endswith(".scale") and info is not None and (not info.type.supported or info.type.panels):
+    """ModelError: a tensor is a factor of a matrix that is not there, or whose block type has none."""
+    if not name.endswith(".scale"):
+        return
+    matrix = name.removesuffix(".scale") + ".weight"
+    if (info := file.tensors.get(matrix)) is None:
+        raise ModelError(f"tensor {name} multiplies {matrix}, which the file lacks")
+    if not info.type.supported or info.type.panels:
         kinds = ", ".join(type.name for type in BLOCK_TYPES.values() if not type.panels)
         seen = f"tensor {name} multiplies a matrix of block type {info.type.name}"
         raise ModelError(f"{seen}: this is supported for {kinds}")
