@@ -156,6 +156,8 @@ void Disk::loop() {
                 error = perform(read, staging, bytes);
             } catch (const std::bad_alloc&) {
                 error = ENOMEM;
+            } catch (...) {  // nothing may leave a thread
+                error = EIO;
             }
             lock.lock();
         }
@@ -167,7 +169,7 @@ void Disk::loop() {
     }
 }
 
-// Returns 0, or the error: errno, kEnded or kChanged.
+// Returns 0, or the error: errno's, kEnded or kChanged.
 int Disk::perform(const DiskRead& read, Staging& staging, int64_t& bytes) const {
     const File* file = nullptr;
     {
