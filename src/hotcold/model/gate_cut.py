@@ -52,7 +52,7 @@ class GateCut:
     ones: Matrix  # (N, 1)
 
     def compute(self, side: Side, x: Buffer, batch: Batch) -> Buffer:
-        """``[T, N]``, 0 or more, of x ``[T, D]``."""
+        """Computes the gates of x ``[T, D]``: ``[T, N]``, 0 or more."""
         ops, neurons = side.ops, self.matrix.shape[0]
         gates, above, cut = (side.room(name, neurons) for name in ("gates", "gates above", "gates cut"))
         level = side.room("gate level", 1)

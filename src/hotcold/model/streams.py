@@ -148,7 +148,8 @@ class Factors:
     rows: tuple[Matrix, ...]  # (D, S) each, whose rows are all alike
 
     def sigmoids(self, ops: Backend, x: Buffer, batch: Batch, room: Buffer, chosen: Chosen) -> Buffer:
-        """``[T, S]``, of x ``[T, D]``: those of all experts of a router that chooses all of them."""
+        """Computes the sigmoids for x ``[T, D]``, ``[T, S]``: a router that chooses all of its experts gives
+        them as factors."""
         count = self.router.shape[0]
         ops.norm(x, self.norm, batch, room)
         ids, factors = chosen.ids, chosen.factors
@@ -159,7 +160,7 @@ class Factors:
 
 
 def _rows(reader: TensorReader, name: str, dim: int, offset: float) -> tuple[Matrix, ...]:
-    """``offset`` is added to each number."""
+    """Reads the matrices of a layer's numbers, to each of which ``offset`` is added."""
     weights = reader.vector(f"{name}.weight")
     assert weights is not None
     return tuple(alike_rows(reader.backend, 2 * row, dim, offset - float(row.sum())) for row in weights)
@@ -289,20 +290,21 @@ class Correct:
 
 
 def read_predict(reader: TensorReader, blk: str, streams: int, dim: int) -> Predict:
-    """Reads a layer's; errors as in :func:`load_weights`."""
+    """Reads a layer's prediction of streams; errors as in :func:`load_weights`."""
     norm, router = reader.norm(f"{blk}altup_router_norm", 2 / dim), reader.matrix(f"{blk}altup_router")
     rows = _rows(reader, f"{blk}altup_predict_coef", dim, 0.0)
     return Predict(streams, Factors(norm, router, rows))
 
 
 def read_laurel(reader: TensorReader, blk: str) -> Laurel:
-    """Reads a layer's; errors as in :func:`load_weights`."""
+    """Reads a layer's learned residual; errors as in :func:`load_weights`."""
     left, right = (reader.matrix(f"{blk}laurel_{part}") for part in ("l", "r"))
     return Laurel(left, right, reader.norm(f"{blk}laurel_post_norm"))
 
 
 def read_correct(reader: TensorReader, blk: str, predict: Predict, given: LayerInput) -> Correct:
-    """Reads a layer's, whose router ``predict`` has, too; errors as in :func:`load_weights`."""
+    """Reads a layer's correction of streams, whose router ``predict`` has, too; errors as in
+    :func:`load_weights`."""
     streams, dim = predict.factors.router.shape
     rows = _rows(reader, f"{blk}altup_correct_coef", dim, 1.0)
     scale = reader.vector(f"{blk}altup_correct_scale.weight")
