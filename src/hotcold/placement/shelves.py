@@ -32,8 +32,8 @@ class Shelves:
 
     @classmethod
     def fit(cls, budget: int, bill: Mapping[str, int], file: GGUFFile, config: Config) -> "Shelves":
-        """Gives each layer as many places as the others, and the first ones one more where that still fits. ``bill`` has what
-        else is in memory. UserError: not even :data:`LEAST_PLACES` of each layer fit."""
+        """Gives each layer as many places as the others, and the first ones one more where that still fits.
+        ``bill`` has what else is in memory. UserError: not even :data:`LEAST_PLACES` of each layer fit."""
         experts, units = config.experts, expert_bytes(file, config)
         if experts is None or not any(units):
             raise UserError(
