@@ -124,6 +124,7 @@ def test_experts_in_blocks(type: str, tmp_path: Path, backend: Backend) -> None:
         ({"llama.feed_forward_length": 95}, r"has shape \(4, 96, 32\): the metadata asks for \(4, 95, 32\)"),
         ({"llama.expert_shared_feed_forward_length": 64}, "tensor blk.0.ffn_up_shexp.weight is missing"),
         ({"llama.expert_count": None}, "tensor blk.0.ffn_up.weight is missing"),
+        ({"llama.expert_shared_count": np.array([1, 2])}, r"expert_shared_count is .*: a whole number"),
     ],
 )
 def test_files_that_are_wrong(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
