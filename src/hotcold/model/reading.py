@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hotcold.formats.blocks import BLOCK_TYPES, Index
+from hotcold.formats.blocks import BLOCK_TYPES, Index, quantise
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels.backend import Backend, Buffer, Floats, Matrix, Norm
@@ -129,6 +129,11 @@ def stored_matrix(file: GGUFFile, name: str, vector: Callable[[str], Floats | No
     if scale is None:
         return tensor
     return replace(tensor, factors=np.repeat(scale.reshape(-1), tensor.rows // scale.size))
+
+
+def made_matrix(ops: Backend, values: Floats, bias: Floats | None = None) -> Matrix:
+    """A matrix of numbers that are made here, in float32."""
+    return ops.matrix(quantise(values, "F32"), bias)
 
 
 def norm_tensor(name: str, present: Container[str]) -> str:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen, Floats, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.layer_inputs import LayerInput
-from hotcold.model.reading import Shape, TensorReader
+from hotcold.model.reading import Shape, TensorReader, made_matrix
 from hotcold.model.side import Mixer, Side
 
 #: Of norms that only divide by the root mean square: so small that only zeros need it.
@@ -125,7 +124,7 @@ def read_all_streams(reader: TensorReader, streams: int, dim: int, head: Backend
     ends = _stack(reader, "altup_unembd_proj", streams, dim)
     reader.backend = first
     mean, ones = np.full((1, dim), 1 / dim, np.float32), np.ones((dim, 1), np.float32)
-    own = [each.matrix(quantise(values, "F32")) for each in (first, head) for values in (mean, ones)]
+    own = [made_matrix(each, values) for each in (first, head) for values in (mean, ones)]
     return Streams(begins, ends, *own)
 
 
@@ -169,7 +168,7 @@ def _rows(reader: TensorReader, name: str, dim: int, offset: float) -> tuple[Mat
 def alike_rows(ops: Backend, row: Floats, dim: int, bias: float) -> Matrix:
     """A matrix that gives ``row . x + bias`` for every dimension."""
     values = np.ascontiguousarray(np.broadcast_to(row, (dim, len(row))), np.float32)
-    return ops.matrix(quantise(values, "F32"), np.full(dim, bias, np.float32))
+    return made_matrix(ops, values, np.full(dim, bias, np.float32))
 
 
 @dataclass(frozen=True)
@@ -309,6 +308,6 @@ def read_correct(reader: TensorReader, blk: str, predict: Predict, given: LayerI
     rows = _rows(reader, f"{blk}altup_correct_coef", dim, 1.0)
     scale = reader.vector(f"{blk}altup_correct_scale.weight")
     assert scale is not None
-    nothing = quantise(np.zeros((dim, streams), np.float32), "F32")
-    factors = replace(predict.factors, rows=(*rows, reader.backend.matrix(nothing, scale)))
+    alone = made_matrix(reader.backend, np.zeros((dim, streams), np.float32), scale)
+    factors = replace(predict.factors, rows=(*rows, alone))
     return Correct(streams, factors, given, reader.norm(f"{blk}post_norm"))

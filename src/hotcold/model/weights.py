@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from hotcold.formats.blocks import BlockTypeError, block_type, quantise
+from hotcold.formats.blocks import BlockTypeError, block_type
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
@@ -25,7 +25,15 @@ from hotcold.model.gate_cut import read_cut
 from hotcold.model.layer import Block, FeedForward, LayerWeights
 from hotcold.model.layer_inputs import LayerInputs, input_shapes, read_input, read_inputs
 from hotcold.model.mixer import NO_MIXER, MixerWeights
-from hotcold.model.reading import Progress, Shape, TensorReader, check_scaled, norm_tensor, scale_shapes
+from hotcold.model.reading import (
+    Progress,
+    Shape,
+    TensorReader,
+    check_scaled,
+    made_matrix,
+    norm_tensor,
+    scale_shapes,
+)
 from hotcold.model.rope import FACTORS
 from hotcold.model.streams import (
     Streams,
@@ -307,7 +315,7 @@ class _Reader(TensorReader):
         scale = self.buffer(f"blk.{index}.ffn_down_exps.scale") if experts.beside else None
         spread = None
         if experts.factor_of_input:
-            spread = self.backend.matrix(quantise(np.ones((self.config.dim, 1), np.float32), "F32"))
+            spread = made_matrix(self.backend, np.ones((self.config.dim, 1), np.float32))
         return Router(experts, self.matrix(f"blk.{index}.ffn_gate_inp"), bias, scale, spread)
 
     def _shared(self, blk: str, kind: str) -> SharedExpert:
