@@ -148,6 +148,12 @@ def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) ->
     return _Reader.of(file, config, backend).ffn(layer)
 
 
+def shared_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
+    """One layer's shared expert, or its FFN beside the experts; otherwise as :func:`ffn_tensors`."""
+    assert config.experts is not None
+    return _Reader.of(file, config, backend).shared(f"blk.{layer}.", config.experts.shared_kind)
+
+
 def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Shapes by name of what the model needs, and of what it may have."""
     d, v = config.dim, config.vocab
@@ -326,13 +332,17 @@ class _Reader(TensorReader):
             dim, nbytes = self.config.dim, row.rows * row.row_bytes
             gate = self.backend.matrix(replace(row, shape=(1, dim), rows=1, row_bytes=nbytes))
             self.count(row)
-        config = self.config
-        own = self.stored(f"{blk}ffn_gate{kind}") if config.gated else None
-        up, down = (self.stored(f"{blk}ffn_{part}{kind}") for part in ("up", "down"))
-        tensors = FFNTensors(own, up, down, config.down_layout, config.activation, config.threshold)
+        tensors = self.shared(blk, kind)
         ffn = self.backend.ffn_weights(tensors)
-        self.count(own, up, down)
+        self.count(tensors.gate, tensors.up, tensors.down)
         return SharedExpert(gate, ffn)
+
+    def shared(self, blk: str, kind: str) -> FFNTensors:
+        """What a layer's shared expert is made of."""
+        config = self.config
+        gate = self.stored(f"{blk}ffn_gate{kind}") if config.gated else None
+        up, down = (self.stored(f"{blk}ffn_{part}{kind}") for part in ("up", "down"))
+        return FFNTensors(gate, up, down, config.down_layout, config.activation, config.threshold)
 
     def rope_factors(self) -> dict[str, Floats]:
         found = {name: self.vector(f"{name}.weight") for name in FACTORS}
