@@ -11,14 +11,11 @@ from hotcold.kernels import _native
 from hotcold.kernels.backend import DiskCounts, FFNTensors, is_dense
 
 READERS = 4  #: threads: so many reads of 2 MiB are under way at once
-_LOCAL_BYTES = 2 << 20  # of each thread besides what it reads: kLocalBytes
 
 
 def reading_bytes(row_bytes: Sequence[int]) -> int:
     """Memory that the threads take to read tensors of such rows."""
-    return READERS * (
-        _LOCAL_BYTES + max(_native.Disk.staging_bytes(each, by_output=True) for each in row_bytes)
-    )
+    return READERS * max(_native.Disk.staging_bytes(each, by_output=True) for each in row_bytes)
 
 
 class Disk:
