@@ -150,7 +150,7 @@ def test_experts_come_from_the_best_groups(tmp_path: Path) -> None:
 
 
 def test_groups_keep_a_model_on_the_cpu(tmp_path: Path) -> None:
-    """Whatever its attention is."""
+    """It stays there with any attention."""
     config = config_of(golden("tiny-deepseek3", tmp_path).path)
     for family, needed in ((config.family, "latent attention"), (FAMILIES["qwen3moe"], "groups")):
         reason = replace(config, family=family).cpu_alone

@@ -338,7 +338,7 @@ class _Reader(TensorReader):
         return SharedExpert(gate, ffn)
 
     def shared(self, blk: str, kind: str) -> FFNTensors:
-        """What a layer's shared expert is made of."""
+        """Finds the tensors of a layer's shared expert."""
         config = self.config
         gate = self.stored(f"{blk}ffn_gate{kind}") if config.gated else None
         up, down = (self.stored(f"{blk}ffn_{part}{kind}") for part in ("up", "down"))
