@@ -28,7 +28,8 @@ int64_t Disk::rows_at_once(int64_t row_bytes, bool by_output) {
 
 int64_t Disk::staging_bytes(int64_t row_bytes, bool by_output) {
     // Block ends on both sides, and what an aligned address takes.
-    return up_to_block(rows_at_once(row_bytes, by_output) * row_bytes) + 3 * kDiskBlock;
+    const int64_t staged = up_to_block(rows_at_once(row_bytes, by_output) * row_bytes) + 3 * kDiskBlock;
+    return staged + int64_t(kLocalBytes);
 }
 
 Disk::Disk(int threads, bool direct)
@@ -156,6 +157,8 @@ void Disk::loop() {
                 error = perform(read, staging, bytes);
             } catch (const std::bad_alloc&) {
                 error = ENOMEM;
+            } catch (...) {  // nothing may leave a thread
+                error = EIO;
             }
             lock.lock();
         }
@@ -167,7 +170,7 @@ void Disk::loop() {
     }
 }
 
-// Returns 0, or the error: errno, kEnded or kChanged.
+// Returns 0, or the error: errno's, kEnded or kChanged.
 int Disk::perform(const DiskRead& read, Staging& staging, int64_t& bytes) const {
     const File* file = nullptr;
     {

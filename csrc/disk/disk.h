@@ -66,10 +66,10 @@ class Disk {
     static int64_t staging_bytes(int64_t row_bytes, bool by_output);
 
     void read(std::vector<DiskRead> reads);
-    // Until all are done, whether well or not; false where the wait was given up.
+    // Waits until all are done, whether well or not; false where the wait was given up.
     bool wait(const Arrival&, const GiveUp& give_up);
     bool arrived(const Arrival&);
-    // Those that no thread has begun will not be done.
+    // Drops the reads that no thread has begun.
     void drop(const Arrival&);
     int error_of(const Arrival&);
     Counts counts();

@@ -56,7 +56,7 @@ class Shelf {
     int64_t wave() const { return wave_; }
     int64_t most_waves() const;
     bool in_wave(int64_t expert) const { return wave_of_[size_t(expert)] == wave_; }
-    // Of an expert that is not at hand, any.
+    // Where an expert lies; of one that is not at hand, any place.
     int64_t place(int64_t expert) const {
         const int64_t at = place_of_[size_t(expert)];
         return at < 0 ? 0 : at;

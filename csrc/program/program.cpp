@@ -185,6 +185,7 @@ void Program::linear_heads(const float* x, int64_t width, const Rows& weights, i
         in->push_back({x + h * width + width - cols, heads * width, nullptr, cols});
         Rows own = weights;
         own.base = weights.row(h * count_each);
+        if (own.factors) own.factors += h * count_each;
         own.count = count_each;
         all->push_back({own, nullptr, out + h * count_each, heads * count_each, false});
     }

@@ -13,6 +13,7 @@ from support.screen import Screen
 from hotcold.commands import display
 from hotcold.commands.display import MarkdownDisplay, PlainDisplay
 from hotcold.commands.live_lines import LiveLines
+from hotcold.commands.markdown import decided
 
 MARKDOWN = """# A title
 
@@ -131,6 +132,19 @@ def test_no_color(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 def test_what_steers_terminals_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     out = drawn(capsys, "a\x1b[2Jb\x07c\x9bd\r\ne", 2)
     assert Screen().feed(out).lines == ["a�[2Jb�c�d", "e", ""]
+
+
+def test_a_line_of_spaces_is_read_once() -> None:
+    """Long ones took minutes where each space may belong to two parts of a pattern."""
+    spaces = " " * 200_000
+    assert decided(f"a\n{spaces}") == "a\n"
+    assert decided(f"a\n{spaces}b") == f"a\n{spaces}b"
+
+
+@pytest.mark.parametrize("line", ["", "  ", "-", "> -", " ==", "1", "12. ", "| : -", "> 1)", "`` "])
+def test_lines_of_marks_wait(line: str) -> None:
+    assert decided(f"a\n{line}") == "a\n"
+    assert decided(f"a\n{line}b") == f"a\n{line}b"
 
 
 def test_an_answer_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

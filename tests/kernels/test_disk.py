@@ -4,7 +4,7 @@ recently named, and what they give, against all of them in memory."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from support.op_truth import FFNKind, plain_batch, random_rows, rng
 
 from hotcold.formats.blocks import Tensor
 from hotcold.formats.files import FileError, RegularFile
-from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
 from hotcold.kernels import cpu_disk
 from hotcold.kernels.backend import Chosen, FFNTensors
 from hotcold.kernels.cpu import CPUBackend
@@ -99,6 +99,16 @@ def test_a_step_may_name_more_than_there_are_places(places: int, tmp_path: Path)
         ids, factors = choices(("many", step), 16, EXPERTS, K)
         x = random_rows(rng("many", step), 16, DIM)
         np.testing.assert_array_equal(shelved.run(ids, factors, x), resident.run(ids, factors, x))
+
+
+def test_a_file_that_cannot_be_opened_again_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a process may have no more open files."""
+    _, lying = stored(tmp_path)
+    monkeypatch.setattr(RegularFile, "descriptor", lambda self: nullcontext(-1))
+    with pytest.raises(GGUFError, match=r"layer\.gguf: the model's file cannot be opened again: Bad file"):
+        Steps(replace(lying, places=4))
 
 
 def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,21 @@ def filled(backend: Backend, rows: int, values: Floats) -> Any:
     buffer[:] = np.nan
     buffer[: len(values)] = values
     return buffer
+
+
+def test_each_head_has_its_factors(backend: Backend) -> None:
+    """Rows of types that are opened may have factors."""
+    heads, each, columns, n = 3, 5, 64, 2
+    tensor = random_tensor(rng("factors"), "NVFP4", heads * each, columns)
+    tensor = replace(tensor, factors=rng("factor").uniform(0.5, 2, heads * each).astype(np.float32))
+    x = random_rows(rng("x", heads), n * heads, columns).reshape(n, heads, columns)
+    batch = plain_batch(backend, n, 0)
+    out = backend.zeros((batch.limits.tokens, heads, each))
+    backend.linear_heads(filled(backend, batch.limits.tokens, x), backend.matrix(tensor), batch, out)
+    codes, scales = quantise_input(x)
+    weights = tensor.dequantise().reshape(heads, each, columns).astype(np.float64)
+    expected = np.einsum("hij,thj->thi", weights, (codes * scales).reshape(x.shape))
+    np.testing.assert_allclose(out[:n], expected, atol=2e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("type", ["F32", "F16", "Q8_0", "Q4_0"])

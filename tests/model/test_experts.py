@@ -104,7 +104,10 @@ def test_experts_in_blocks(type: str, tmp_path: Path, backend: Backend) -> None:
         ({"llama.expert_gating_func": 4}, "expert_gating_func is 4: a whole number from 0 to 3 is needed"),
         ({"llama.expert_weights_norm": 1}, "expert_weights_norm is 1: a truth value is needed"),
         ({"llama.expert_weights_scale": "x"}, "expert_weights_scale is 'x'"),
-        ({"llama.expert_group_count": 8}, "expert_group_count is 8: 4 experts in 8 groups: a divisor of them"),
+        (
+            {"llama.expert_group_count": 8},
+            "expert_group_count is 8: 4 experts in 8 groups: a divisor of them",
+        ),
         ({"llama.leading_dense_block_count": 1}, "tensor blk.0.ffn_up.weight is missing"),
         ({"llama.expert_feed_forward_length": 1 << 20}, "a whole number from 1 to 262144 is needed"),
         (
@@ -124,6 +127,7 @@ def test_experts_in_blocks(type: str, tmp_path: Path, backend: Backend) -> None:
         ({"llama.feed_forward_length": 95}, r"has shape \(4, 96, 32\): the metadata asks for \(4, 95, 32\)"),
         ({"llama.expert_shared_feed_forward_length": 64}, "tensor blk.0.ffn_up_shexp.weight is missing"),
         ({"llama.expert_count": None}, "tensor blk.0.ffn_up.weight is missing"),
+        ({"llama.expert_shared_count": np.array([1, 2])}, r"expert_shared_count is .*: a whole number"),
     ],
 )
 def test_files_that_are_wrong(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PAGE, Backend, BatchLimits, ExpertGroups
 from hotcold.model.config import ModelError
+from hotcold.model.families import FAMILIES
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.latent_attention import LatentShape
 from hotcold.model.transformer import Transformer
@@ -145,6 +147,18 @@ def test_experts_come_from_the_best_groups(tmp_path: Path) -> None:
         "tiny-glm4-flash": None,
         "tiny-deepseek32": ExpertGroups(4, 2, 2),
     }
+
+
+def test_groups_keep_a_model_on_the_cpu(tmp_path: Path) -> None:
+    """It stays there with any attention."""
+    config = config_of(golden("tiny-deepseek3", tmp_path).path)
+    for family, needed in ((config.family, "latent attention"), (FAMILIES["qwen3moe"], "groups")):
+        reason = replace(config, family=family).cpu_alone
+        assert reason is not None
+        assert needed in reason
+    assert config.experts is not None
+    alone = replace(config, family=FAMILIES["qwen3moe"], experts=replace(config.experts, groups=None))
+    assert alone.cpu_alone is None
 
 
 def test_a_router_with_a_bias_is_a_sigmoid_where_the_file_says_nothing(tmp_path: Path) -> None:

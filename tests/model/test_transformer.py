@@ -24,11 +24,13 @@ from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Backend, Batch, Buffer
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.kernels.reference_matrix import ReferenceMatrix, quantise_input
+from hotcold.model.config import Config, ModelError
 from hotcold.model.families import FAMILIES, Family
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.layer import LayerWeights
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import Transformer
+from hotcold.model.weights import check_tensors
 
 TOKENS = [int(t) for t in rng("tokens").integers(0, 61, 45)]
 
@@ -260,6 +262,23 @@ def test_factors_beside_matrices(backend: Backend, tmp_path: Path) -> None:
             expected[name] = replace(tensor, factors=scale.repeat(len(tensor.data)))
     runner = Runner(model.write(tmp_path / "model.gguf", tensors), backend)
     assert distance(runner.run(TOKENS), forward(model, expected, TOKENS, np.float16)) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("output.scale", r"tensor output.scale multiplies output.weight, which the file lacks"),
+        ("blk.0.attn_q.scale", r"tensor blk.0.attn_q.scale multiplies a matrix of block type F16: .*NVFP4"),
+    ],
+)
+def test_factors_that_nothing_takes_are_refused(name: str, message: str, tmp_path: Path) -> None:
+    model = Model(type="F16")
+    tensors = model.tensors()
+    tensors.pop("output.weight", None)
+    tensors[name] = quantise(np.ones(1, np.float32), "F32")
+    path = model.write(tmp_path / "model.gguf", tensors)
+    with open_gguf(path) as file, pytest.raises(ModelError, match=message):
+        check_tensors(file, Config.from_metadata(file.metadata, file.magic, file.tensors))
 
 
 def _is_exact(runner: Runner, model: Model, tokens: Sequence[int]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from support.split_models import split_model
 
 from hotcold.demo import model_path
-from hotcold.formats.blocks import GGML_TYPES, BlockType, Bytes, Floats, quantise
+from hotcold.formats.blocks import BLOCK_TYPES, GGML_TYPES, BlockType, Bytes, Floats, Tensor, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.formats.written import NewTensor
 from hotcold.quantize import quantization, rewriting
@@ -257,6 +257,19 @@ def test_options_that_do_not_fit(model: Path, options: QuantizeOptions, pattern:
     with pytest.raises(QuantizeError, match=pattern):
         quantize(model, model.with_name("new.gguf"), options)
     assert [path.name for path in model.parent.iterdir()] == ["model.gguf"]
+
+
+def test_a_matrix_with_a_factor_keeps_to_types_that_have_some(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.gguf", tmp_path / "new.gguf"
+    kind = BLOCK_TYPES["NVFP4"]
+    matrix = Tensor(kind, (2, 256), np.ones((2, 4 * kind.nbytes), np.uint8))
+    tensors: dict[str, Any] = {"blk.0.ffn_up.weight": matrix}
+    allowed = QuantizeOptions("Q4_0", allow_requantize=True, force=True)
+    write_gguf(old, KEYS, tensors)
+    quantize(old, new, allowed)
+    write_gguf(old, KEYS, tensors | {"blk.0.ffn_up.scale": quantise(np.ones(1), "F32")})
+    with pytest.raises(QuantizeError, match=r"ffn_up\.scale multiplies .* would become Q4_0"):
+        quantize(old, new, allowed)
 
 
 def test_a_quantised_file_is_quantised_again_only_if_allowed(tmp_path: Path) -> None:

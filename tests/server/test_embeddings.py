@@ -119,6 +119,10 @@ def test_the_command(
     lines_of_texts.write_text("".join(f"{text}\n" for text in TEXTS[:3]))
     assert main(["embed", "-m", str(model), "-f", str(lines_of_texts), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
+    one = tmp_path / "one"
+    one.write_bytes("a\u2028b\x0cc\r\n".encode())  # one line, whatever str.splitlines takes for several
+    assert main(["embed", "-m", str(model), "-f", str(one)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
     assert np.array_equal(np.float32(report["embeddings"]), vectors[:3]) and report["pooling"] == "last"
     assert main(["embed", "-p", "a"]) == 2
     assert "its file names no pooling (bamboo.pooling_type)" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 pooling, such as Qwen3-Embedding."""
 
 import argparse
+import io
 import json
 import sys
 from dataclasses import replace
@@ -30,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
     texts: list[str] = args.prompt
     if args.file is not None or not texts:
-        texts = [*texts, *options.read_text(args.file).splitlines()]
+        lines = io.StringIO(options.read_text(args.file), newline=None)  # not at U+2028 and the like
+        texts = [*texts, *(line.removesuffix("\n") for line in lines)]
     session = options.load_session(args, state_copies=0)
     model, pooling = session.model, session.model.pooling
     options.note_left_out(model.tokenizer, *texts)

@@ -25,15 +25,14 @@ def print_figures(figures: list[str], *, plain: bool = False) -> None:
 
 def disk_figures(figures: Figures) -> list[str]:
     """Tells what was read of experts that do not lie in memory; nothing where all do."""
-    if figures.expert_hit_share is None or figures.disk_bytes_per_token is None:
+    share, nbytes = figures.expert_hit_share, figures.disk_bytes_per_token
+    stalls, seconds = figures.stalls_per_token, figures.stall_s_per_token
+    if share is None or nbytes is None or stalls is None or seconds is None:
         return []
-    stalls = (
-        f"{figures.stalls_per_token:.1f} waits of {(figures.stall_s_per_token or 0) * 1e3:.1f} ms per token"
-    )
     return [
-        f"{figures.expert_hit_share:.1%} of experts in memory",
-        f"{size(int(figures.disk_bytes_per_token))} from disk per token",
-        stalls,
+        f"{share:.1%} of experts in memory",
+        f"{size(int(nbytes))} from disk per token",
+        f"{stalls:.1f} waits per token, {seconds * 1e3:.1f} ms together",
     ]
 
 

@@ -5,20 +5,17 @@ read an expert when the router has named it, past the system's cache where the f
 
 from collections.abc import Sequence
 
-from hotcold.formats.files import RegularFile
+from hotcold.formats.files import FileError, RegularFile
 from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels import _native
 from hotcold.kernels.backend import DiskCounts, FFNTensors, is_dense
 
 READERS = 4  #: threads: so many reads of 2 MiB are under way at once
-_LOCAL_BYTES = 2 << 20  # of each thread besides what it reads: kLocalBytes
 
 
 def reading_bytes(row_bytes: Sequence[int]) -> int:
     """Memory that the threads take to read tensors of such rows."""
-    return READERS * (
-        _LOCAL_BYTES + max(_native.Disk.staging_bytes(each, by_output=True) for each in row_bytes)
-    )
+    return READERS * max(_native.Disk.staging_bytes(each, by_output=True) for each in row_bytes)
 
 
 class Disk:
@@ -95,14 +92,14 @@ class Disk:
         return gate, up, own, shelf
 
     def _experts(self, tensor: AnyTensor, experts: int) -> tuple[int, list[int], StoredTensor]:
-        """The number of a tensor's file, where each expert begins in it, and the tensor."""
+        """The number of a tensor's file, where each expert begins in it, and the tensor. ValueError: these
+        experts cannot be read one by one, or the file not at all."""
         if not isinstance(tensor, StoredTensor) or tensor.by_column:
             raise ValueError("experts that are read when they are named must lie in a file")
         if tensor.factors is not None:
             raise ValueError("experts that are read when they are named have no factors")
         if tensor.file not in self._files:
-            with tensor.descriptor() as number:
-                self._files[tensor.file] = self.native.add(number)
+            self._files[tensor.file] = self._number(tensor)
         rows = tensor.shape[0] // experts
         firsts = [expert * rows for expert in range(experts)]
         if tensor.chosen is not None:
@@ -111,3 +108,11 @@ class Disk:
             firsts = [int(tensor.chosen[i]) for i in firsts]
         offsets = [tensor.offset + first * tensor.row_bytes for first in firsts]
         return self._files[tensor.file], offsets, tensor
+
+    def _number(self, tensor: StoredTensor) -> int:
+        """Opens a tensor's file once more."""
+        with tensor.descriptor() as number:
+            try:
+                return self.native.add(number)
+            except _native.DiskError as error:
+                raise FileError(str(error)) from None

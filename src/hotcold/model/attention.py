@@ -45,7 +45,7 @@ class AttentionShape(MixerShape):
 
     @property
     def query_rope(self) -> Rope | None:
-        """That of queries."""
+        """The rotation of queries: scores that grow do so by it, even where nothing turns."""
         if self.rope is None and self.growth is not None:
             return Rope(self.head_dim, 1.0, False, factored=False, growth=self.growth, still=True)
         return self.rope and replace(self.rope, growth=self.growth)

@@ -49,6 +49,7 @@ _UP, _GATES = (
 )
 
 
+#: A tensor whose first dimension is the rank of all of its kind.
 _LAUREL = "blk.0.laurel_l.weight"
 
 
@@ -140,7 +141,11 @@ class Config:
     @property
     def cpu_alone(self) -> str | None:
         """Says what only CPUs compute of it; None: nothing."""
-        return "GPUs do not compute latent attention (MLA) yet" if self.family.latent else None
+        if self.family.latent:
+            return "GPUs do not compute latent attention (MLA) yet"
+        if self.experts is not None and self.experts.groups is not None:
+            return "GPUs do not choose experts by groups yet"
+        return None
 
     @property
     def branches(self) -> bool:
@@ -390,6 +395,8 @@ def _of_kinds(
 def _growth(keys: Keys, family: Family, positions: Sequence[LayerPositions], head_dim: int) -> Growth | None:
     """How scores grow with positions; None: they do not."""
     if family.temperature is not None:
+        if head_dim % 2:  # the factors are those of a rotation, of pairs
+            raise ModelError(f"{keys.name('attention.key_length')} is {head_dim}: an even number is needed")
         rate, after = family.temperature
         rate = keys.factor("attention.temperature_scale", rate)
         return Growth(rate, keys.whole("attention.temperature_length", 1, 1 << 24, default=after), before=1)

@@ -178,7 +178,8 @@ def read_experts(
     normalise: Any = keys.get("expert_weights_norm", family.experts_normalised)
     if not isinstance(normalise, bool):
         raise ModelError(f"{keys.name('expert_weights_norm')} is {shown(normalise)}: a truth value is needed")
-    implied = _shape(tensors, "ffn_up_shexp")[:1] if keys.get("expert_shared_count") != 0 else ()
+    some = keys.whole("expert_shared_count", 0, MAX_EXPERTS, default=1)
+    implied = _shape(tensors, "ffn_up_shexp")[:1] if some else ()
     shared = keys.whole("expert_shared_feed_forward_length", 0, most_neurons, default=sum(implied))
     if family.beside_experts:
         shared = keys.alike("feed_forward_length", 1, most_neurons, layers)

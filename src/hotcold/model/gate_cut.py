@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.formats.blocks import quantise
-from hotcold.kernels.backend import Backend, Batch, Buffer, Floats, Matrix, Norm
+from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError, is_number
 from hotcold.model.layer_inputs import gelu
-from hotcold.model.reading import Shape, TensorReader
+from hotcold.model.reading import Shape, TensorReader, made_matrix
 from hotcold.model.side import Side
 from hotcold.values import shown
 
@@ -52,7 +51,7 @@ class GateCut:
     ones: Matrix  # (N, 1)
 
     def compute(self, side: Side, x: Buffer, batch: Batch) -> Buffer:
-        """``[T, N]``, 0 or more, of x ``[T, D]``."""
+        """Computes the gates of x ``[T, D]``: ``[T, N]``, 0 or more."""
         ops, neurons = side.ops, self.matrix.shape[0]
         gates, above, cut = (side.room(name, neurons) for name in ("gates", "gates above", "gates cut"))
         level = side.room("gate level", 1)
@@ -76,11 +75,7 @@ def read_cut(reader: TensorReader, name: str, neurons: int, cut: float) -> GateC
     return GateCut(
         matrix=reader.matrix(name),
         above=Norm(None, shift, 1e-20, centre=True),
-        mean=_floats(ops, mean),
-        cut_mean=_floats(ops, np.float32(cut) * mean),
-        ones=_floats(ops, np.ones((neurons, 1), np.float32)),
+        mean=made_matrix(ops, mean),
+        cut_mean=made_matrix(ops, np.float32(cut) * mean),
+        ones=made_matrix(ops, np.ones((neurons, 1), np.float32)),
     )
-
-
-def _floats(ops: Backend, values: Floats) -> Matrix:
-    return ops.matrix(quantise(values, "F32"))

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
 from hotcold.model.attention import AttentionShape
 from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixer import Arrays, MixerShape, Tensors
 from hotcold.model.positions import latent_growth, read_positions
-from hotcold.model.reading import Shape, TensorReader
+from hotcold.model.reading import Shape, TensorReader, made_matrix
 from hotcold.model.rope import Rope
 from hotcold.model.side import Mixer, Side
 
@@ -192,9 +191,9 @@ def _read_heads(reader: TensorReader, shape: LatentShape, blk: str) -> list[Matr
     rows = np.arange(whole.shape[0]).reshape(shape.heads, -1)
     keys, values = (each.reshape(-1) for each in np.split(rows, [shape.plain], axis=1))
     turned = whole.take_rows(keys).dequantise().reshape(shape.heads, shape.plain, -1).transpose(0, 2, 1)
-    absorbed = quantise(np.ascontiguousarray(turned).reshape(-1, shape.plain), "F32")
+    absorbed = np.ascontiguousarray(turned).reshape(-1, shape.plain)
     reader.count(whole)
-    return [reader.backend.matrix(absorbed), reader.backend.matrix(whole.take_rows(values))]
+    return [made_matrix(reader.backend, absorbed), reader.backend.matrix(whole.take_rows(values))]
 
 
 def _read_index(keys: Keys) -> tuple[int, int]:

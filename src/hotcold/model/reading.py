@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hotcold.formats.blocks import BLOCK_TYPES, Index
+from hotcold.formats.blocks import BLOCK_TYPES, Index, quantise
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels.backend import Backend, Buffer, Floats, Matrix, Norm
@@ -109,9 +109,13 @@ def scale_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 def check_scaled(file: GGUFFile, name: str) -> None:
-    """ModelError: a tensor is a factor of a matrix whose block type has none."""
-    info = file.tensors.get(name.removesuffix(".scale") + ".weight")
-    if name.endswith(".scale") and info is not None and (not info.type.supported or info.type.panels):
+    """ModelError: a tensor is a factor of a matrix that is not there, or whose block type has none."""
+    if not name.endswith(".scale"):
+        return
+    matrix = name.removesuffix(".scale") + ".weight"
+    if (info := file.tensors.get(matrix)) is None:
+        raise ModelError(f"tensor {name} multiplies {matrix}, which the file lacks")
+    if not info.type.supported or info.type.panels:
         kinds = ", ".join(type.name for type in BLOCK_TYPES.values() if not type.panels)
         seen = f"tensor {name} multiplies a matrix of block type {info.type.name}"
         raise ModelError(f"{seen}: this is supported for {kinds}")
@@ -125,6 +129,11 @@ def stored_matrix(file: GGUFFile, name: str, vector: Callable[[str], Floats | No
     if scale is None:
         return tensor
     return replace(tensor, factors=np.repeat(scale.reshape(-1), tensor.rows // scale.size))
+
+
+def made_matrix(ops: Backend, values: Floats, bias: Floats | None = None) -> Matrix:
+    """A matrix of numbers that are made here, in float32."""
+    return ops.matrix(quantise(values, "F32"), bias)
 
 
 def norm_tensor(name: str, present: Container[str]) -> str:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hotcold.formats.blocks import quantise
 from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen, Floats, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.layer_inputs import LayerInput
-from hotcold.model.reading import Shape, TensorReader
+from hotcold.model.reading import Shape, TensorReader, made_matrix
 from hotcold.model.side import Mixer, Side
 
 #: Of norms that only divide by the root mean square: so small that only zeros need it.
@@ -125,7 +124,7 @@ def read_all_streams(reader: TensorReader, streams: int, dim: int, head: Backend
     ends = _stack(reader, "altup_unembd_proj", streams, dim)
     reader.backend = first
     mean, ones = np.full((1, dim), 1 / dim, np.float32), np.ones((dim, 1), np.float32)
-    own = [each.matrix(quantise(values, "F32")) for each in (first, head) for values in (mean, ones)]
+    own = [made_matrix(each, values) for each in (first, head) for values in (mean, ones)]
     return Streams(begins, ends, *own)
 
 
@@ -148,7 +147,8 @@ class Factors:
     rows: tuple[Matrix, ...]  # (D, S) each, whose rows are all alike
 
     def sigmoids(self, ops: Backend, x: Buffer, batch: Batch, room: Buffer, chosen: Chosen) -> Buffer:
-        """``[T, S]``, of x ``[T, D]``: those of all experts of a router that chooses all of them."""
+        """Computes the sigmoids for x ``[T, D]``, ``[T, S]``: a router that chooses all of its experts gives
+        them as factors."""
         count = self.router.shape[0]
         ops.norm(x, self.norm, batch, room)
         ids, factors = chosen.ids, chosen.factors
@@ -159,7 +159,7 @@ class Factors:
 
 
 def _rows(reader: TensorReader, name: str, dim: int, offset: float) -> tuple[Matrix, ...]:
-    """``offset`` is added to each number."""
+    """Reads the matrices of a layer's numbers, to each of which ``offset`` is added."""
     weights = reader.vector(f"{name}.weight")
     assert weights is not None
     return tuple(alike_rows(reader.backend, 2 * row, dim, offset - float(row.sum())) for row in weights)
@@ -168,7 +168,7 @@ def _rows(reader: TensorReader, name: str, dim: int, offset: float) -> tuple[Mat
 def alike_rows(ops: Backend, row: Floats, dim: int, bias: float) -> Matrix:
     """A matrix that gives ``row . x + bias`` for every dimension."""
     values = np.ascontiguousarray(np.broadcast_to(row, (dim, len(row))), np.float32)
-    return ops.matrix(quantise(values, "F32"), np.full(dim, bias, np.float32))
+    return made_matrix(ops, values, np.full(dim, bias, np.float32))
 
 
 @dataclass(frozen=True)
@@ -289,24 +289,25 @@ class Correct:
 
 
 def read_predict(reader: TensorReader, blk: str, streams: int, dim: int) -> Predict:
-    """Reads a layer's; errors as in :func:`load_weights`."""
+    """Reads a layer's prediction of streams; errors as in :func:`load_weights`."""
     norm, router = reader.norm(f"{blk}altup_router_norm", 2 / dim), reader.matrix(f"{blk}altup_router")
     rows = _rows(reader, f"{blk}altup_predict_coef", dim, 0.0)
     return Predict(streams, Factors(norm, router, rows))
 
 
 def read_laurel(reader: TensorReader, blk: str) -> Laurel:
-    """Reads a layer's; errors as in :func:`load_weights`."""
+    """Reads a layer's learned residual; errors as in :func:`load_weights`."""
     left, right = (reader.matrix(f"{blk}laurel_{part}") for part in ("l", "r"))
     return Laurel(left, right, reader.norm(f"{blk}laurel_post_norm"))
 
 
 def read_correct(reader: TensorReader, blk: str, predict: Predict, given: LayerInput) -> Correct:
-    """Reads a layer's, whose router ``predict`` has, too; errors as in :func:`load_weights`."""
+    """Reads a layer's correction of streams, whose router ``predict`` has, too; errors as in
+    :func:`load_weights`."""
     streams, dim = predict.factors.router.shape
     rows = _rows(reader, f"{blk}altup_correct_coef", dim, 1.0)
     scale = reader.vector(f"{blk}altup_correct_scale.weight")
     assert scale is not None
-    nothing = quantise(np.zeros((dim, streams), np.float32), "F32")
-    factors = replace(predict.factors, rows=(*rows, reader.backend.matrix(nothing, scale)))
+    alone = made_matrix(reader.backend, np.zeros((dim, streams), np.float32), scale)
+    factors = replace(predict.factors, rows=(*rows, alone))
     return Correct(streams, factors, given, reader.norm(f"{blk}post_norm"))

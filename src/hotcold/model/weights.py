@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from hotcold.formats.blocks import BlockTypeError, block_type, quantise
+from hotcold.formats.blocks import BlockTypeError, block_type
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
@@ -25,7 +25,15 @@ from hotcold.model.gate_cut import read_cut
 from hotcold.model.layer import Block, FeedForward, LayerWeights
 from hotcold.model.layer_inputs import LayerInputs, input_shapes, read_input, read_inputs
 from hotcold.model.mixer import NO_MIXER, MixerWeights
-from hotcold.model.reading import Progress, Shape, TensorReader, check_scaled, norm_tensor, scale_shapes
+from hotcold.model.reading import (
+    Progress,
+    Shape,
+    TensorReader,
+    check_scaled,
+    made_matrix,
+    norm_tensor,
+    scale_shapes,
+)
 from hotcold.model.rope import FACTORS
 from hotcold.model.streams import (
     Streams,
@@ -138,6 +146,12 @@ def load_weights(
 def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
     """One layer's FFN as ``backend`` is given it; errors as in :func:`load_weights`."""
     return _Reader.of(file, config, backend).ffn(layer)
+
+
+def shared_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
+    """One layer's shared expert, or its FFN beside the experts; otherwise as :func:`ffn_tensors`."""
+    assert config.experts is not None
+    return _Reader.of(file, config, backend).shared(f"blk.{layer}.", config.experts.shared_kind)
 
 
 def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
@@ -307,7 +321,7 @@ class _Reader(TensorReader):
         scale = self.buffer(f"blk.{index}.ffn_down_exps.scale") if experts.beside else None
         spread = None
         if experts.factor_of_input:
-            spread = self.backend.matrix(quantise(np.ones((self.config.dim, 1), np.float32), "F32"))
+            spread = made_matrix(self.backend, np.ones((self.config.dim, 1), np.float32))
         return Router(experts, self.matrix(f"blk.{index}.ffn_gate_inp"), bias, scale, spread)
 
     def _shared(self, blk: str, kind: str) -> SharedExpert:
@@ -318,13 +332,17 @@ class _Reader(TensorReader):
             dim, nbytes = self.config.dim, row.rows * row.row_bytes
             gate = self.backend.matrix(replace(row, shape=(1, dim), rows=1, row_bytes=nbytes))
             self.count(row)
-        config = self.config
-        own = self.stored(f"{blk}ffn_gate{kind}") if config.gated else None
-        up, down = (self.stored(f"{blk}ffn_{part}{kind}") for part in ("up", "down"))
-        tensors = FFNTensors(own, up, down, config.down_layout, config.activation, config.threshold)
+        tensors = self.shared(blk, kind)
         ffn = self.backend.ffn_weights(tensors)
-        self.count(own, up, down)
+        self.count(tensors.gate, tensors.up, tensors.down)
         return SharedExpert(gate, ffn)
+
+    def shared(self, blk: str, kind: str) -> FFNTensors:
+        """Finds the tensors of a layer's shared expert."""
+        config = self.config
+        gate = self.stored(f"{blk}ffn_gate{kind}") if config.gated else None
+        up, down = (self.stored(f"{blk}ffn_{part}{kind}") for part in ("up", "down"))
+        return FFNTensors(gate, up, down, config.down_layout, config.activation, config.threshold)
 
     def rope_factors(self) -> dict[str, Floats]:
         found = {name: self.vector(f"{name}.weight") for name in FACTORS}

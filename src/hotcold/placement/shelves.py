@@ -12,7 +12,7 @@ from hotcold.kernels.backend import FFNTensors, FFNWeights
 from hotcold.kernels.cpu_disk import reading_bytes
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.values import size
+from hotcold.values import printable, size
 
 LEAST_PLACES = 2  #: of a layer: one is read while another is used
 
@@ -32,8 +32,8 @@ class Shelves:
 
     @classmethod
     def fit(cls, budget: int, bill: Mapping[str, int], file: GGUFFile, config: Config) -> "Shelves":
-        """As many experts in each layer, one more in the first ones where that still fits. ``bill`` has what
-        else is in memory. UserError: not even :data:`LEAST_PLACES` of each layer fit."""
+        """Gives each layer as many places as the others, and the first ones one more where that still fits.
+        ``bill`` has what else is in memory. UserError: not even :data:`LEAST_PLACES` of each layer fit."""
         experts, units = config.experts, expert_bytes(file, config)
         if experts is None or not any(units):
             raise UserError(
@@ -49,7 +49,7 @@ class Shelves:
             raise UserError(
                 f"`ram_budget` of {size(budget)}: {seen}: give none, or as much as holds all experts"
             )
-        bill = {**bill, "reading": reading_bytes(_row_bytes(file))}
+        bill = {**bill, "reading": reading_bytes(_row_bytes(file, config))}
         room = budget - sum(bill.values())
         each = room // sum(units)
         if each < LEAST_PLACES:
@@ -117,20 +117,24 @@ class ShelvedDevices(Devices):
     name: str
 
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
-        label = f"{self.name}, layer {layer}"
+        label = f"{printable(self.name)}, layer {layer}"
         return super().ffn_weights(layer, replace(tensors, places=self.places[layer], label=label))
 
 
 def expert_bytes(file: GGUFFile, config: Config) -> tuple[int, ...]:
     """Bytes of one expert's matrices, by layer; 0 in layers without experts."""
     found = [0] * config.layers
-    for name, info in file.tensors.items():
-        if (match := _EXPERT_TENSOR.fullmatch(name)) and int(match[1]) < config.layers:
-            assert config.experts is not None
-            found[int(match[1])] += info.nbytes // config.experts.count
+    for name, layer in _expert_tensors(file, config):
+        assert config.experts is not None
+        found[layer] += file.tensors[name].nbytes // config.experts.count
     return tuple(found)
 
 
-def _row_bytes(file: GGUFFile) -> list[int]:
-    names = [name for name in file.tensors if _EXPERT_TENSOR.fullmatch(name)]
-    return [file.stored(name).row_bytes for name in names]
+def _row_bytes(file: GGUFFile, config: Config) -> list[int]:
+    return [file.stored(name).row_bytes for name, _ in _expert_tensors(file, config)]
+
+
+def _expert_tensors(file: GGUFFile, config: Config) -> list[tuple[str, int]]:
+    """Names and layers of the experts' matrices, but for those of blocks that only draft."""
+    found = [(match[0], int(match[1])) for match in map(_EXPERT_TENSOR.fullmatch, file.tensors) if match]
+    return [(name, layer) for name, layer in found if layer < config.layers]

@@ -127,8 +127,9 @@ def plan_types(source: GGUFFile, options: QuantizeOptions) -> tuple[dict[str, Ch
     choices = choose_types(shapes, MIXTURES[name], facts, wishes)
     _check_wishes(choices, wishes)
     choices = {key: each for key, each in choices.items() if each.type != source.tensors[key].type}
-    for key in choices:
+    for key, choice in choices.items():
         _check_source(source.tensors[key], options)
+        _check_factor(source, key, choice)
     notes = _notes(source, choices, MIXTURES[name])
     if options.importance is not None:
         notes += _unknown(source, choices, options.importance)
@@ -149,6 +150,14 @@ def _check_wishes(choices: Mapping[str, Choice], wishes: Wishes) -> None:
             raise QuantizeError(f"{seen} names none of the {len(choices)} tensors that can be quantised")
     if wishes.predictor and not any(PREDICTOR.fullmatch(name) for name in choices):
         raise QuantizeError("`predictor_type`: the file has no predictors, blk.N.fc1.weight and fc2.weight")
+
+
+def _check_factor(source: GGUFFile, name: str, choice: Choice) -> None:
+    """Refuses a type whose rows have no factors for a matrix beside which one lies, as in files of NVFP4."""
+    factor = f"{name.removesuffix('.weight')}.scale"
+    if factor in source.tensors and not source.tensors[name].type.panels and choice.type.panels:
+        seen = f"tensor {factor} multiplies {name}, which would become {choice.type.name}"
+        raise QuantizeError(f"{seen}, and that has no factors: start from an F16, BF16 or F32 file")
 
 
 def _check_source(info: TensorInfo, options: QuantizeOptions) -> None:

@@ -28,10 +28,9 @@ from hotcold.kernels.backend import (
 )
 from hotcold.kernels.gpus import OFF
 from hotcold.kernels.reference_ffn import activated
-from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.layer import FeedForward
-from hotcold.model.weights import ffn_tensors
+from hotcold.model.weights import ffn_tensors, shared_tensors
 from hotcold.quantize.imatrix import Importance, ImportanceMatrix, write_imatrix
 from hotcold.runtime.opening import opened
 from hotcold.runtime.options import Progress
@@ -299,7 +298,7 @@ def _places(
                 if shared.gate is not None:
                     matrices[id(shared.gate)] = f"{blk}ffn_gate_inp_shexp.weight"
                 kind = config.experts.shared_kind if config.experts else ""
-                own = _shared_tensors(file, config, blk, kind)
+                own = shared_tensors(file, config, model.backend, i)
                 ffns[id(shared.ffn)] = own, _names(own, blk, kind, file)
     return matrices, ffns
 
@@ -310,12 +309,3 @@ def _names(tensors: FFNTensors, blk: str, kind: str, file: GGUFFile) -> _Names:
         gate = ""
     by_output = tensors.down_layout == "by_output"
     return gate if gate in file.tensors else None, up, down if by_output else None
-
-
-def _shared_tensors(file: GGUFFile, config: Config, blk: str, kind: str) -> FFNTensors:
-    gate, up, down = (
-        file.stored(name) if (name := f"{blk}ffn_{part}{kind}.weight") in file.tensors else None
-        for part in ("gate", "up", "down")
-    )
-    assert up is not None and down is not None
-    return FFNTensors(gate, up, down, config.down_layout, config.activation, config.threshold)

@@ -122,9 +122,8 @@ class Viewer:
 
     def __init__(self) -> None:
         self.live: Live | None = None  # set when the engine gets the request
-        self._masks: dict[
-            int, npt.NDArray[Any]
-        ] = {}  # as the map has them, by the token that was chosen then
+        #: as the map has them, by the token that was chosen then
+        self._masks: dict[int, npt.NDArray[Any]] = {}
         self._next = 0.0  # when the next frame with cells is due
         self._moments: list[_Moment] = []  # of the last second
 
