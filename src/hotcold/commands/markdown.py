@@ -34,7 +34,7 @@ STYLES = Theme(
     }
 )
 #: A line that may become a list, a heading, a rule or a table once more of it is there.
-_UNDECIDED = re.compile(r"[ >]*(?:[-+*=#~`|:_. ]*|\d{1,9}[.)]? *)")
+_UNDECIDED = re.compile(r"[ >]*(?:[-+*=#~`|:_.][-+*=#~`|:_. ]*|\d{1,9}[.)]? *)?")
 # HTML and definitions of links would be left out, and a picture would lose its address.
 _PARSER = MarkdownIt().enable(["strikethrough", "table"])
 _PARSER.disable(["html_block", "html_inline", "reference", "image"])
