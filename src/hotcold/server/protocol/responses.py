@@ -312,7 +312,7 @@ def _is_own(item: Mapping[str, Any]) -> bool:
 
 def _take_in(own: dict[str, Any], item: Mapping[str, Any]) -> None:
     """Adds an item to the assistant's message; thoughts without a text add nothing."""
-    thoughts = []
+    thoughts: list[str] = []
     if item["type"] == "reasoning":
         thoughts = [part["text"] for part in item["content"] or item["summary"] or ()]
         if not thoughts:
