@@ -45,7 +45,7 @@ GOOD = {
     "imatrix": ["-f", "{text}", "-o", "out.imatrix.gguf", "-c", "16"],
 }
 #: Verbs that need more than files, or go on for ever; their mistakes have tests of their own.
-ELSEWHERE = {"chat", "list", "pull", "remove", "serve", "sparsify"}
+ELSEWHERE = {"chat", "embed", "list", "pull", "remove", "serve", "sparsify"}
 #: How each verb is given a model.
 MODEL = {"generate": ["-m"], "info": [], "tokenize": ["-p", "a", "-m"], "perplexity": ["-f", "{text}", "-m"],
          "bench": ["-m"], "plan": ["-m"],

@@ -174,7 +174,7 @@ def test_long_prompts_are_cut_into_submits(vulkan: VulkanBackend) -> None:
     q = vulkan.zeros((512, 64, 128))
     cache = vulkan.zeros((2, 1, PAGE, 128), np.float16)
     recording = Recording(vulkan, Batch(BatchLimits(512, 1, 1024, 1)), 512)
-    attention.attention(recording, q, cache, cache, q, 1.0, None, None, None)
+    attention.attention(recording, q, cache, cache, q, 1.0, None, False, None, None)
     cuts = [step for step in recording.steps if isinstance(step, Cut)]
     assert len(cuts) >= 274_877_906_944 // Recording.MOST_WORK
 

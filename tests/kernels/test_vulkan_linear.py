@@ -61,7 +61,7 @@ class Product:
 @pytest.mark.parametrize("type", TYPES)
 def test_a_row_is_the_same_in_programs_of_every_size(vulkan: Any, type: str) -> None:
     """Alone or among others, as a decode row or of a prompt; as many as there is room for, or fewer."""
-    columns = {1: 97, 32: 1056, 256: 768}[BLOCK_TYPES[type].weights]
+    columns = {1: 97, 32: 1056, 64: 1088, 128: 1152, 256: 768}[BLOCK_TYPES[type].weights]
     tensor = random_tensor(rng("sizes", type), type, 13, columns)
     product = Product(vulkan, tensor, random_rows(rng("sizes"), MOST, columns))
     for size in (1, 2, 4, 8, 16):

@@ -104,7 +104,7 @@ def test_experts_in_blocks(type: str, tmp_path: Path, backend: Backend) -> None:
         ({"llama.expert_gating_func": 4}, "expert_gating_func is 4: a whole number from 0 to 3 is needed"),
         ({"llama.expert_weights_norm": 1}, "expert_weights_norm is 1: a truth value is needed"),
         ({"llama.expert_weights_scale": "x"}, "expert_weights_scale is 'x'"),
-        ({"llama.expert_group_count": 8}, "expert_group_count is 8: this is not supported yet"),
+        ({"llama.expert_group_count": 8}, "expert_group_count is 8: 4 experts in 8 groups: a divisor of them"),
         ({"llama.leading_dense_block_count": 1}, "tensor blk.0.ffn_up.weight is missing"),
         ({"llama.expert_feed_forward_length": 1 << 20}, "a whole number from 1 to 262144 is needed"),
         (

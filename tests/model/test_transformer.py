@@ -198,7 +198,7 @@ def test_an_ffn_gets_the_residual_that_its_input_was_made_from(
 
     backend = open_backend("reference")
 
-    def spy(normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, chosen: None) -> None:
+    def spy(normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, *_: object) -> None:
         rows = [backend.read(each, 0, batch.n_tokens).copy() for each in (normed, residual)]
         seen.append((rows[0], rows[1]))
 
