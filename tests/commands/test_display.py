@@ -163,6 +163,14 @@ def test_ends_in_the_middle(capsys: pytest.CaptureFixture[str], text: str) -> No
     assert out.endswith("\n") and "\x1b[" not in out.replace("\x1b[J", "")
 
 
+@pytest.mark.parametrize("text", [" " * 30000 + "x", "> " * 15000 + "x", "-" * 30000 + "x", ">" * 30000])
+def test_a_long_line_of_marks_takes_no_time_to_decide(text: str) -> None:
+    """An expression that goes back over its spaces would take minutes."""
+    from hotcold.commands.markdown import decided
+
+    assert decided(text) == (text if text.endswith("x") else "")
+
+
 def test_other_streams_get_the_text_itself(capsys: pytest.CaptureFixture[str]) -> None:
     shown = display.display(plain=False)
     assert isinstance(shown, PlainDisplay)  # standard output is no terminal here

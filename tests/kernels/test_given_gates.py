@@ -27,7 +27,7 @@ TYPES = (("F32",) * 3, ("Q4_0", "Q8_0", "Q4_0"), ("F16", "Q5_1", "Q5_1"), ("Q4_K
 
 
 def run(backend: Backend, weights: Any, x: Any, gates: Any, step: tuple[int, int], **options: Any) -> Any:
-    """Gives what comes out, what fired, and counts."""
+    """Returns the result, what fired, and the counts."""
     batch, words = plain_batch(backend, *step), weights.words
     given = [backend.zeros((batch.limits.tokens, each.shape[1])) for each in (x, gates)]
     for buffer, values in zip(given, (x, gates), strict=True):

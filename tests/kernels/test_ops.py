@@ -91,8 +91,7 @@ def test_linear(backend: Backend, type: str, shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("type", ["NVFP4", "TQ2_0"])
 def test_rows_are_multiplied_by_their_factors(backend: Backend, type: str) -> None:
-    """A matrix and experts have them, whose rows are a part of one; a row's bits are the same in every
-    batch."""
+    """A factor multiplies a matrix, or each expert's rows of one; a row has the same bits in every batch."""
     random = rng("factors", type)
     factors = np.array([1, 0, -0.75, 2.0**-12, 3e3] * 8, np.float32)
     tensor = replace(random_tensor(random, type, 40, 768), factors=factors)

@@ -19,6 +19,7 @@ from hotcold.server.protocol import (
     anthropic,
     chat,
     completion,
+    embeddings,
     infill,
     models,
     native,
@@ -49,6 +50,7 @@ PARSERS: dict[str, Callable[[object, Facts], Any]] = {
     "InfillRequest": lambda body, known: infill.parse(body, replace(known, tokenizer=filling())),
     "TemplateRequest": props.parse_template,
     "ResponseRequest": responses.parse,
+    "EmbeddingsRequest": lambda body, known: embeddings.parse(body, replace(known, pooling="last")),
     "OllamaChatRequest": ollama.parse_chat,
     "OllamaRequest": ollama.parse_generate,
     "OllamaShowRequest": ollama.parse_show,
@@ -64,12 +66,17 @@ BASES: dict[str, dict[str, Any]] = {
     "InfillRequest": {"input_prefix": "a", "input_suffix": "b"},
     "TemplateRequest": {"messages": [{"role": "user", "content": "a"}]},
     "ResponseRequest": {"input": "a"},
+    "EmbeddingsRequest": {"input": "a"},
     "OllamaChatRequest": {"messages": [{"role": "user", "content": "a"}]},
     "OllamaRequest": {"prompt": "a"},
     "OllamaShowRequest": {"model": "a"},
     "TokenizeRequest": {"content": "a"},
     "DetokenizeRequest": {"tokens": [1]},
 }
+
+
+def test_every_request_is_compared() -> None:
+    assert PARSERS.keys() == BASES.keys() == {each.body for each in openapi.OPERATIONS if each.body}
 
 
 def refused(name: str, body: Any) -> bool:

@@ -67,6 +67,32 @@ def test_a_request_is_one_of_the_chat_route() -> None:
     assert {name: value for name, value in vars(call).items() if name != "told"} == vars(same)
 
 
+def messages(*items: dict[str, Any]) -> list[dict[str, Any]]:
+    return parse(input=[{"role": "user", "content": "a"}, *items]).messages[1:]
+
+
+def thought(*texts: str) -> dict[str, Any]:
+    parts = [{"type": "summary_text", "text": text} for text in texts]
+    return {"type": "reasoning", "summary": parts, "encrypted_content": "kept elsewhere"}
+
+
+def test_thoughts_before_each_part_of_an_answer() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "b"}
+    said = {"type": "message", "role": "assistant", "content": "c"}
+    first, second, tool = messages(thought("x"), thought("y"), said, thought("z"), call, result)
+    assert (first["reasoning_content"], first["content"]) == ("x\ny", "c") and "tool_calls" not in first
+    assert (second["reasoning_content"], second["content"]) == ("z", None)
+    assert second["tool_calls"][0]["id"] == "c1" and tool["role"] == "tool"
+    assert messages(thought()) == []  # OpenAI's own thoughts cannot be read: they begin no answer
+
+
+def test_a_call_without_its_output_says_what_is_missing() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    with pytest.raises(APIError, match="'c1': add a function_call_output"):
+        messages(call)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -74,6 +100,7 @@ def test_a_request_is_one_of_the_chat_route() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": {"id": "conv_1"}}, "conversation"),
         ({"background": True}, "background"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"truncation": "auto"}, "truncation"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),

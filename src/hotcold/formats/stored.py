@@ -52,7 +52,7 @@ class StoredTensor:
 
     @property
     def row_factors(self) -> Floats | None:
-        """The factors of the chosen part's rows."""
+        """Returns the factors of the chosen part's rows."""
         if self.factors is None or self.chosen is None or self.by_column:
             return self.factors
         chosen: Floats = self.factors[self.chosen]

@@ -2,6 +2,7 @@
 
 import { health, pictureInfo, Refused, stream } from "./api.js";
 import { Attached, withFiles } from "./attach.js";
+import { announce, copy, figuresAsText, grow, problem, scroll, showNote, store, stored, sum } from "./beside.js";
 import { element, percent, showActive, showContext, showFacts, showLayers, showMemory, showRates, showShares } from "./figures.js";
 import { askKey, nextTheme } from "./key.js";
 import { Picture } from "./picture.js";
@@ -45,7 +46,7 @@ async function connect() {
         if (error.status === 401) {
           state("gone", "a key is needed");
           if (await askKey(error)) continue;
-          return problem(NO_KEY, true);
+          return problem(NO_KEY, tryAgain);
         }
         state("gone", error.message);
       }
@@ -69,13 +70,6 @@ function begin(info) {
   const kept = readTalk(stored("sessionStorage", NOW));
   if (kept && kept.story === page.story && !turns.length) openTalk(kept);
   else begun();
-}
-
-function stored(place, name) {
-  try { return window[place].getItem(name) ?? ""; } catch { return ""; }
-}
-function store(place, name, value) {
-  try { window[place].setItem(name, value); } catch { /* not kept */ }
 }
 
 function state(kind, words) {
@@ -115,11 +109,6 @@ function fold() {
   if (document.body.classList.contains("folded")) $("more").open = false;
   $("fold").hidden = !page.shows;
   $("fold").setAttribute("aria-pressed", String(wanted));
-}
-
-function showNote(words) {
-  $("map-note").hidden = false;
-  $("map-note").textContent = words;
 }
 
 // -- conversations -----------------------------------------------------------------------------------------------
@@ -402,11 +391,12 @@ async function failed(error, run) {
     const given = await askKey(error);
     state("ready", page.info.model);
     if (given) tryAgain();
-    else problem(NO_KEY, true);
+    else problem(NO_KEY, tryAgain);
     return;
   }
   const wait = error.wait ? ` Try again in ${error.wait} s.` : "";
-  problem(error instanceof TypeError ? "The server does not answer. Is it still running?" : error.message + wait, !run.turn.answer.text);
+  const words = error instanceof TypeError ? "The server does not answer. Is it still running?" : error.message + wait;
+  problem(words, run.turn.answer.text ? null : tryAgain);
 }
 
 /** Connects, or answers the last turn, if nobody has. */
@@ -450,47 +440,6 @@ function leave(turn) {
   for (const node of turn.said.querySelectorAll(".at")) node.classList.remove("at");
   picture.hold(null);
 }
-
-function figuresAsText() {
-  const parts = [["tok-s", "tokens a second"], ["active", "of the neurons fire"]];
-  return parts.filter(([id]) => $(id).textContent !== "–").map(([id, words]) => `${$(id).textContent} ${words}.`).join(" ");
-}
-
-function announce(words) {
-  $("announce").textContent = words.slice(0, 1200);
-}
-
-function problem(words, again = false) {
-  $("problem").hidden = !words;
-  $("problem").replaceChildren(words);
-  if (again) {
-    const button = element("button", { type: "button", kind: "quiet", text: "Try again" });
-    button.addEventListener("click", tryAgain);
-    $("problem").append(" ", button);
-  }
-  if (words) scroll(true);
-}
-
-async function copy(text, button) {
-  try {
-    await navigator.clipboard.writeText(text.trim());
-    button.textContent = "Copied";
-  } catch { button.textContent = "Not allowed here"; }
-  setTimeout(() => { button.textContent = "Copy"; }, 1500);
-}
-
-function scroll(always = false) {
-  const box = $("scroll");
-  if (always || box.scrollHeight - box.scrollTop - box.clientHeight < 90) box.scrollTop = box.scrollHeight;
-}
-
-function grow() {
-  const field = $("prompt");
-  field.style.height = "auto";
-  field.style.height = `${field.scrollHeight + 2}px`;
-}
-
-const sum = (values) => values.reduce((all, value) => all + value, 0);
 
 // -- events --------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 // The beginning of a Markdown text as it will look when more has come: marks that are open are closed, and what only
 // the next characters can tell is held back. So nothing that was drawn jumps.
 
-const MARKS_ALONE = /(^|\n)[ \t]*(?:[-+*_=#>|:~` \t]+|\d{1,9}[.)]?[ \t]*|[-+*>][ \t]+\d{1,9}[.)]?)$/;
+const MARKS_ALONE = /(^|\n)(?:[-+*_=#>|:~` \t]+|[ \t]*\d{1,9}[.)]?[ \t]*|[ \t]*[-+*>][ \t]+\d{1,9}[.)]?)$/;
 const FENCE = /^[ \t]*(`{3,}|~{3,})/;
 
 export function mend(text) {

@@ -8,7 +8,7 @@ from hotcold.chat.stream import AnswerStream
 from hotcold.server.protocol import chat, sampling
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.dialects import renamed
-from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.errors import APIError, invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
     Anything,
@@ -29,6 +29,7 @@ from hotcold.server.protocol.fields import (
 from hotcold.server.protocol.limits import LARGEST, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from hotcold.server.protocol.messages import FUNCTION_NAME
 from hotcold.server.protocol.responses_reply import ResponsesReply
+from hotcold.values import shown
 
 _ONLY_TEXT = "; this model reads text only"
 _TEXT = Shape({"text": Field(Text(), required=True)})
@@ -140,6 +141,13 @@ _FORMAT = Tagged(
         ),
     },
 )
+#: What a response may have beside its text at OpenAI, and never has here. Log-probabilities, which would be
+#: missed, are not among it.
+_INCLUDED = (
+    "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url", "message.input_image.image_url",
+)  # fmt: skip
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _REASONING = Shape(
     {
@@ -164,6 +172,7 @@ FIELDS: Fields = {
     "text": Field(Shape({"format": Field(_FORMAT)}), None, "The form of the answer."),
     "reasoning": Field(_REASONING, None, "For the model's template."),
     **sampling.SHARED,
+    "include": Field(Items(Choice(_INCLUDED), 0, 64), None, "No effect: there is nothing of these to add."),
     "store": Field(Neutral((False,)), note="Nothing is kept."),
     "previous_response_id": Field(Neutral(), note="Nothing is kept: send the conversation."),
     "conversation": Field(Neutral(), note="Nothing is kept: send the conversation."),
@@ -192,11 +201,18 @@ def parse(body: object, facts: Facts) -> ResponsesCall:
     """APIError for what is wrong. Unknown fields are ignored."""
     check_depth(body)
     values = BODY.read(body, "")
+    _check_calls(values["input"])
     try:
         call = chat.parse(_chat(values), facts)
     except APIError as error:
         raise renamed(error, _NAMES) from None
     return ResponsesCall(**vars(call), told=_told(values, call))
+
+
+def _check_calls(items: str | list[dict[str, Any]]) -> None:
+    if isinstance(items, list) and items[-1]["type"] == "function_call":
+        seen = f"input ends with the call {shown(items[-1]['call_id'])}"
+        raise invalid(f"{seen}: add a function_call_output of each call", "input")
 
 
 def _told(values: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
@@ -272,7 +288,8 @@ def _messages(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     own: dict[str, Any] = {}
     for item in values["input"]:
         if _is_own(item):
-            if item["type"] == "message" and (own.get("content") is not None or "tool_calls" in own):
+            begins = item["type"] in ("message", "reasoning")
+            if begins and (own.get("content") is not None or "tool_calls" in own):
                 yield own
                 own = {}
             _take_in(own, item)
@@ -294,14 +311,19 @@ def _is_own(item: Mapping[str, Any]) -> bool:
 
 
 def _take_in(own: dict[str, Any], item: Mapping[str, Any]) -> None:
+    """Adds an item to the assistant's message; thoughts without a text add nothing."""
+    thoughts: list[str] = []
+    if item["type"] == "reasoning":
+        thoughts = [part["text"] for part in item["content"] or item["summary"] or ()]
+        if not thoughts:
+            return
     own.setdefault("role", "assistant")
     own.setdefault("content", None)
-    if item["type"] == "message":
+    if thoughts:
+        before = [own["reasoning_content"]] if "reasoning_content" in own else []
+        own["reasoning_content"] = "\n".join([*before, *thoughts])
+    elif item["type"] == "message":
         own["content"] = _text(item["content"])
-    elif item["type"] == "reasoning":
-        texts = [part["text"] for part in item["content"] or item["summary"] or ()]
-        if texts:
-            own["reasoning_content"] = "\n".join(texts)
     else:
         function = {"name": item["name"], "arguments": item["arguments"]}
         own.setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
