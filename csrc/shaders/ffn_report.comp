@@ -64,13 +64,13 @@ void main() {
         if (tile.count == 0) break;
         const Expert e = expert_of(tile.expert);
         for (uint word = own; 32 * word < e.end - e.begin; word += 256) count_word(tile, e, word);
-        if (own == 0 && GATED && SKIP) atomicAdd(sums[UP_ROWS], lists[most_tiles + number]);
+        if (own == 0 && GATED && SKIP && !DENSE) atomicAdd(sums[UP_ROWS], lists[most_tiles + number]);
         if (own == 0 && GIVEN && SKIP && !DENSE) atomicAdd(sums[GATE_ROWS], lists[most_tiles + number]);
     }
     barrier();
     if (own >= NUMBERS) return;
     const uint at = counts_row * NUMBERS + own;
-    const uint sum = sums[own == UP_ROWS && GATED && !SKIP ? GATE_ROWS : own];
+    const uint sum = sums[own == UP_ROWS && GATED && (!SKIP || DENSE) ? GATE_ROWS : own];
     uvec2 total = counts[at];
     total.x += sum;
     if (total.x < sum) ++total.y;

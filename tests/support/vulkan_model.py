@@ -154,7 +154,9 @@ class OrderedReference(OrderedStates, ReferenceBackend):
         normalise: bool,
         scale: float,
         expert_scale: Any = None,
+        groups: None = None,  # devices do not choose by groups
     ) -> None:
+        assert groups is None
         n = batch.n_tokens
         with np.errstate(over="ignore", invalid="ignore"):
             logits = checks.own_weights(weights, OrderedMatrix).dot(x[:n])

@@ -219,6 +219,11 @@ class _Op:
     factors: Range | None
     gates: Range | None
 
+    @property
+    def skips(self) -> bool:
+        """Whether neurons are left out: a dot over all of them would read what is not computed."""
+        return self.skip and not self.w.shape.dense
+
     def record(self) -> None:
         recording, shape = self.recording, self.w.shape
         nbytes = ffn_scratch_bytes(shape, recording.rows, recording.decode, self.w.together)
@@ -273,11 +278,11 @@ class _Series:
         self.run("ffn_candidates", (groups, 1, 1), [masked], [op.mask or op.w.table, lists, bits])
         listed = int(masked and not shape.dense)  # by which list: none, or the first
         if op.gates is not None:
-            self._take_gates(op.gates, listed=op.skip)
+            self._take_gates(op.gates, listed=op.skips)
         elif shape.gated:
             self._few_rows(_GATE, op.w.gate, listed)
         if shape.gated or op.gates is not None:
-            self._few_rows(_UP, op.w.up, 2 if op.skip else listed)
+            self._few_rows(_UP, op.w.up, 2 if op.skips else listed)
         else:
             self._few_rows(_ONLY_UP, op.w.up, listed)
         self._report()  # now, since nothing waits for it: the next dispatches run beside it
@@ -347,7 +352,7 @@ class _Series:
         type, source, x_rows, values, outputs = self._operands(stage)
         kind = ACTIVATIONS.index(shape.activation)
         lanes = gemv_lanes(shape.most if stage == _OUTPUT else shape.dim)
-        constants = [shader_type(type), stage, listed, op.mask is not None, op.skip, kind, lanes]
+        constants = [shader_type(type), stage, listed, op.mask is not None, op.skips, kind, lanes]
         lists, bits = self.scratch["lists"], self.scratch["bits"]
         both: list[Range | Written] = [Written(lists), bits]
         if stage in (_UP, _ONLY_UP):
