@@ -79,7 +79,7 @@ def test_a_group_of_heads_fills_a_threads_scratch_at_most(decode: bool) -> None:
     q = floats(ROWS, most + 1, width)
     message = f"attention: {most + 1} heads of 8 that share a kv head take [0-9]+ bytes of a thread's scratch"
     with pytest.raises(ValueError, match=f"{message}; allowed: up to {LOCAL_BYTES}"):
-        program().attention(q, cache, cache, q.copy(), 1.0, None, None, None)
+        program().attention(q, cache, cache, q.copy(), 1.0, None, False, None, None)
 
 
 def test_rows_of_a_table_go_by_token_or_position() -> None:
@@ -136,7 +136,7 @@ def test_caches_without_values_are_refused(dtype: type, axis: int) -> None:
     with pytest.raises(ValueError, match=message):
         program().store_kv(rows, rows, cache, cache)
     with pytest.raises(ValueError, match=message):
-        program().attention(rows, cache, cache, rows, 1.0, None, None, None)
+        program().attention(rows, cache, cache, rows, 1.0, None, False, None, None)
 
 
 def test_queries_without_heads_are_refused() -> None:
@@ -144,7 +144,7 @@ def test_queries_without_heads_are_refused() -> None:
     for heads in (0, 1, 3):
         q = floats(ROWS, heads, 8)
         with pytest.raises(ValueError, match="H a multiple of the cache's heads"):
-            program().attention(q, cache, cache, q, 1.0, None, None, None)
+            program().attention(q, cache, cache, q, 1.0, None, False, None, None)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 8), (ROWS - 1, 8)])
@@ -269,6 +269,6 @@ def test_a_program_tells_what_scratch_its_ops_share() -> None:
     quantised = ROWS * 16 * 44
     assert p.scratch_bytes == -(-quantised // 64) * 64
     weights: Any = open_backend("cpu", 1).ffn_weights(random_ffn(rng(), (6400, 32), ("F32",) * 3))
-    p.ffn(x, weights.native, floats(ROWS, 32), False, None, None, None, False, None, None)
+    p.ffn(x, weights.native, floats(ROWS, 32), False, None, None, None, False, None, None, None)
     hidden, partial, counts = ROWS * 6400 * 4, 50 * ROWS * 528 * 4, 50 * 5 * 8
     assert p.scratch_bytes == arranged + hidden + partial + -(-counts // 64) * 64 + -(-50 * 4 // 64) * 64

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from support.changed_models import changed
 from support.chat_models import CHATML, templated
 from support.served import PATIENCE_S, Served, served
 
@@ -22,7 +23,7 @@ pytestmark = [
 ]
 
 
-EXAMPLES = 10  # of each operation: 14 of them have bodies
+EXAMPLES = 10  # of each operation: 15 of them have bodies
 WITH_TOOLS = (
     "{% if tools %}{{ tools[0].function.name }} "
     '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>.\n{% endif %}'
@@ -32,7 +33,9 @@ WITH_TOOLS = (
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     marks = {"fim_pre_token_id": 400, "fim_suf_token_id": 401, "fim_mid_token_id": 402}
-    model = templated(tmp_path_factory.mktemp("model") / "chat.gguf", WITH_TOOLS + CHATML, **marks)
+    folder = tmp_path_factory.mktemp("model")
+    model = templated(folder / "chat.gguf", WITH_TOOLS + CHATML, **marks)
+    model = changed(model, folder / "vectors.gguf", {"bamboo.pooling_type": 3})
     with served("-m", str(model), "-t", "1", "-c", "256", "--log-disable") as found:  # -c ends endless texts
         yield found
 
