@@ -30,6 +30,8 @@ from hotcold.kernels.vulkan.backend import VulkanBackend
 from hotcold.kernels.vulkan.recording import Cut, Dispatch, Recording
 from hotcold.model.attention import CACHE_TYPES
 
+pytestmark = pytest.mark.one_driver  # the op table looks at the second one
+
 DECODE = [Row(n - 1, s) for s, n in enumerate((1, 2, 33, 255, 256, 257, 512, 700))]
 #: More than 16 rows: those of a prompt then read keys together; some see other splits than their neighbours.
 PROMPT = [Row(p, 8) for p in (*range(3), *range(248, 262), 511, 512, 513)] + [Row(p, 9) for p in range(4)]

@@ -33,6 +33,8 @@ from hotcold.kernels.vulkan.memory import aligned
 from hotcold.kernels.vulkan.recording import Recording
 from hotcold.kernels.vulkan.scratch import step_scratch_bytes
 
+pytestmark = pytest.mark.one_driver  # the op table looks at the second one
+
 Floats = np.ndarray
 Types = tuple[str, str, str]
 

@@ -20,6 +20,8 @@ from hotcold.kernels.backend import Batch, BatchLimits, PredictorTensors, Rows
 from hotcold.kernels.vulkan import linear
 from hotcold.kernels.vulkan.recording import Cut, Recording
 
+pytestmark = pytest.mark.one_driver  # the op table looks at the second one
+
 MOST = 40  #: rows of a step
 
 
