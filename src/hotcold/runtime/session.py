@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -375,7 +375,9 @@ class LoadedModel:
 
     def disk_counts(self) -> DiskCounts | None:
         """Counts what was read of experts so far, by all sessions together; None: all lie in memory."""
-        return self.backend.disk_counts() if isinstance(self.backend, CPUBackend) else None
+        if self.shelves is None:
+            return None
+        return cast(CPUBackend, self.backend).disk_counts()  # budgets of RAM are for that one alone
 
     @property
     def gpus(self) -> tuple[Backend, ...]:
