@@ -35,6 +35,8 @@ from hotcold.kernels.backend import (
     PredictorTensors,
 )
 
+pytestmark = pytest.mark.one_driver  # of GPUs; the op table looks at the second one
+
 OpenBackend = Callable[..., Backend]
 
 #: (decode rows, prompt rows) of a step

@@ -36,6 +36,8 @@ from hotcold.kernels.backend import (
 )
 from hotcold.kernels.cpu import CPUBackend, supported_isas
 
+pytestmark = pytest.mark.one_driver  # of GPUs; the op table looks at the second one
+
 OpenBackend = Callable[..., Backend]
 
 TYPES = tuple(BLOCK_TYPES)

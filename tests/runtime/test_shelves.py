@@ -18,7 +18,6 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
 from hotcold.formats.files import FileError
-from hotcold.kernels.cpu import CPUBackend
 from hotcold.placement import shelves
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -138,8 +137,7 @@ def test_a_file_that_is_replaced_under_its_name_is_read_on(tmp_path: Path) -> No
 def test_an_interrupt_ends_a_wait_for_the_disk(tmp_path: Path) -> None:
     path = many_experts("tiny-turbosparse", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     session = opened(path, 0.3)
-    backend = session.model.backend
-    assert isinstance(backend, CPUBackend)
+    backend: Any = session.model.backend
     disk = backend._packer.disk
     assert disk is not None
     disk.native.hold(True)

@@ -29,7 +29,7 @@ from hotcold.tasks.scoring import Scorer
 
 TEXT = "The old man sat down by the fire and told the children a story about the sea and the white ship."
 one_driver = pytest.mark.one_driver
-SHARES = [0.5, *(pytest.param(share, marks=one_driver) for share in (0.0, 0.1, 1.0))]
+SHARES = [pytest.param(share, marks=one_driver) for share in (0.5, 0.0, 0.1, 1.0)]
 #: Along the CPU's 200 greedy tokens after these, the best logit is at least 0.1 above the next one: so much
 #: that another order of sums, which may turn an int8 code now and then, chooses the same ones.
 FAR_FROM_TIES = (
@@ -170,7 +170,7 @@ def test_logits_of_the_unsplit_model(vulkan: Any, share: float, goldens: list[Go
 def test_greedy_texts_are_those_of_the_cpu(vulkan: Any) -> None:
     """Many tokens each, with half of the model on the device and with all of it."""
     whole = load(None, LoadOptions(gpu="off", threads=1, sequences=5)).session()
-    prompts = [whole.model.tokenizer.encode(text) for text in FAR_FROM_TIES]
+    prompts = [whole.model.tokenizer.encode(text) for text in (FAR_FROM_TIES if FULL else FAR_FROM_TIES[:2])]
     tokens = 200 if FULL else 100
     wanted = generated(whole, prompts, tokens)[0]
     for prompt, text in zip(prompts, wanted, strict=True):
