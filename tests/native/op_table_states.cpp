@@ -37,10 +37,13 @@ struct StateStep {
         pages = {0, 0};
         lengths = {kSecond, kFirst};
         from = {-1, 3};
-        to = {2, 0};
+        to.assign(kRows, -1);  // by row
+        to[kFirst - 1] = 0;
+        to[kRows - 1] = 2;
         if (alone) {
             counts = {1, 1, 0, 1};
             sequence[0] = first[0] = 0;
+            to[0] = 2;
             rows = {1, 0};
         }
         batch = {counts.data(),   tokens.data(), positions.data(),
