@@ -9,7 +9,7 @@ import numpy as np
 
 from hotcold.convert.adapting import Facts, windows_of
 from hotcold.convert.checkpoint import Checkpoint
-from hotcold.convert.gemma4 import GELU, NORMS, attention, count
+from hotcold.convert.gemma4 import GELU, NORMS, attention, layers_with_keys, text_settings, unread_keys
 from hotcold.convert.settings import Settings
 from hotcold.convert.source import Source, loaded
 from hotcold.convert.stateful import Sizes, down_source
@@ -36,9 +36,7 @@ _OWN = (
 
 def gemma3n(config: Settings) -> Facts:
     """Gemma 3n, including models of images and sound, whose text model is their ``text_config``."""
-    text = Settings(config.path, {**config.values, **config.section("text_config").values})
-    if text.flag("attention_bias", False):
-        raise text.error("attention_bias", "false")
+    text = text_settings(config)
     for key, needed in (("altup_correct_scale", True), ("altup_active_idx", 0)):
         if text.values.get(key, needed) != needed:
             raise text.error(key, str(needed).lower())
@@ -46,9 +44,7 @@ def gemma3n(config: Settings) -> Facts:
         raise text.error("hidden_activation", GELU)
     layers, vocab = text.integer("num_hidden_layers", 35), text.integer("vocab_size", 262400)
     windows = windows_of(text, [(i + 1) % 5 != 0 for i in range(layers)])
-    own = layers - count(text, "num_kv_shared_layers", 15)
-    if own < 1 or {*windows} - {*windows[:own]}:
-        raise text.error("num_kv_shared_layers", "fewer than have a layer of each kind before them")
+    own = layers_with_keys(text, windows, 15)
     rows = text.integer("vocab_size_per_layer_input", min(vocab, 262144))
     if rows > vocab:
         raise text.error("vocab_size_per_layer_input", f"at most vocab_size {vocab}")
@@ -80,13 +76,7 @@ def gemma3n(config: Settings) -> Facts:
         "tie_word_embeddings": text.flag("tie_word_embeddings", True),
         "rope_parameters": text.section("rope_parameters").values or rope,
         "windows": windows,
-        # Checkpoints may have keys and values that no layer computes.
-        "unread": [
-            f"model.{part}layers.{i}.self_attn.{name}"
-            for part in ("", "language_model.")
-            for i in range(own, layers)
-            for name in ("k_", "v_")
-        ],
+        "unread": unread_keys(own, layers),
     }
 
 

@@ -3,6 +3,7 @@
 As in ``adapting``, a function for Llama's keys gives those that change, and one for GGUF's keys those beyond
 those of every model. ``head_dim`` is that of layers that see all positions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,7 @@ _EXPERT_NORMS = {
 
 def gemma4(config: Settings) -> Facts:
     """Gemma 4, including models of images and sound, whose text model is their ``text_config``."""
-    text = Settings(config.path, {**config.values, **config.section("text_config").values})
-    if text.flag("attention_bias", False):
-        raise text.error("attention_bias", "false")
+    text = text_settings(config)
     if text.values.get("use_bidirectional_attention") == "all":
         raise text.error("use_bidirectional_attention", "null or 'vision'")
     layers, vocab = text.integer("num_hidden_layers"), text.integer("vocab_size")
@@ -52,9 +51,7 @@ def gemma4(config: Settings) -> Facts:
     if width and text.text("hidden_activation", GELU) != GELU:
         # The class has one for the FFN and for the inputs of layers, and GGUF a key for the first.
         raise text.error("hidden_activation", f"{GELU} in a model of hidden_size_per_layer_input {width}")
-    own = layers - count(text, "num_kv_shared_layers", 0)
-    if own < 1 or {*windows} - {*windows[:own]}:
-        raise text.error("num_kv_shared_layers", "fewer than have a layer of each kind before them")
+    own = layers_with_keys(text, windows, 0)
     facts: Facts = {
         **text.values,
         "head_dim": text.integer("global_head_dim", 512),
@@ -70,13 +67,7 @@ def gemma4(config: Settings) -> Facts:
         "tie_word_embeddings": text.flag("tie_word_embeddings", True),
         "rope_parameters": text.section("rope_parameters").values or _ROPE,
         "windows": windows,
-        # Checkpoints may have keys and values that no layer computes.
-        "unread": [
-            f"model.{part}layers.{i}.self_attn.{name}"
-            for part in ("", "language_model.")
-            for i in range(own, layers)
-            for name in ("k_", "v_")
-        ],
+        "unread": unread_keys(own, layers),
     }
     if text.flag("enable_moe_block", False):
         facts |= {
@@ -85,6 +76,33 @@ def gemma4(config: Settings) -> Facts:
             "moe_intermediate_size": text.integer("moe_intermediate_size"),
         }
     return facts
+
+
+def text_settings(config: Settings) -> Settings:
+    """Returns the text model's settings. ConvertError: its attention has biases."""
+    text = Settings(config.path, {**config.values, **config.section("text_config").values})
+    if text.flag("attention_bias", False):
+        raise text.error("attention_bias", "false")
+    return text
+
+
+def layers_with_keys(text: Settings, windows: Sequence[bool], shared: int) -> int:
+    """Returns how many layers compute keys and values; the others, ``shared`` by default, read those of the
+    last one of their kind. ConvertError: there is none."""
+    own = len(windows) - count(text, "num_kv_shared_layers", shared)
+    if own < 1 or {*windows} - {*windows[:own]}:
+        raise text.error("num_kv_shared_layers", "fewer than have a layer of each kind before them")
+    return own
+
+
+def unread_keys(own: int, layers: int) -> list[str]:
+    """Returns how the names of keys and values begin that a checkpoint may have and no layer computes."""
+    return [
+        f"model.{part}layers.{i}.self_attn.{name}"
+        for part in ("", "language_model.")
+        for i in range(own, layers)
+        for name in ("k_", "v_")
+    ]
 
 
 def count(config: Settings, key: str, default: int) -> int:

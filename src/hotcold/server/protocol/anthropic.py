@@ -35,17 +35,14 @@ from hotcold.server.protocol.limits import (
     MAX_STOPS,
     MAX_TOOLS,
 )
-from hotcold.server.protocol.messages import FUNCTION_NAME
-
-_ONLY_TEXT = "; this model reads text only"
-_TEXT = Shape({"text": Field(Text(), required=True)})
+from hotcold.server.protocol.messages import FUNCTION_NAME, ONLY_TEXT, TEXT_PART
 
 
 def _blocks(kind: Kind, low: int = 0) -> Either:
     return Either({str: Text(), list: Items(kind, low, MAX_PARTS)}, "a string, or a list of blocks,")
 
 
-_TEXTS = _blocks(Tagged("type", {"text": _TEXT}, _ONLY_TEXT))
+_TEXTS = _blocks(Tagged("type", {"text": TEXT_PART}, ONLY_TEXT))
 _RESULT = Shape(
     {
         "tool_use_id": Field(Text(0, 256), required=True),
@@ -53,11 +50,11 @@ _RESULT = Shape(
         "is_error": Field(Flag(), False, "The model is told so, before the text."),
     }
 )
-_USERS = Tagged("type", {"text": _TEXT, "tool_result": _RESULT}, _ONLY_TEXT)
+_USERS = Tagged("type", {"text": TEXT_PART, "tool_result": _RESULT}, ONLY_TEXT)
 _OWN = Tagged(
     "type",
     {
-        "text": _TEXT,
+        "text": TEXT_PART,
         "thinking": Shape({"thinking": Field(Text(), required=True)}),
         "redacted_thinking": Shape({}),
         "tool_use": Shape(

@@ -29,15 +29,17 @@ from hotcold.server.protocol.limits import (
     MAX_TOOLS,
 )
 
-_NO_PICTURES = "; this model reads text only"
-_PART = Tagged("type", {"text": Shape({"text": Field(Text(), required=True)})}, _NO_PICTURES)
+ONLY_TEXT = "; this model reads text only"
+TEXT_PART = Shape({"text": Field(Text(), required=True)})
+REFUSAL_PART = Shape({"refusal": Field(Text(), required=True)})
+_PART = Tagged("type", {"text": TEXT_PART}, ONLY_TEXT)
 _OWN_PART = Tagged(
     "type",
     {
-        "text": Shape({"text": Field(Text(), required=True)}),
-        "refusal": Shape({"refusal": Field(Text(), required=True)}),
+        "text": TEXT_PART,
+        "refusal": REFUSAL_PART,
     },
-    _NO_PICTURES,
+    ONLY_TEXT,
 )
 
 

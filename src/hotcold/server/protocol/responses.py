@@ -27,12 +27,10 @@ from hotcold.server.protocol.fields import (
     check_depth,
 )
 from hotcold.server.protocol.limits import LARGEST, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
-from hotcold.server.protocol.messages import FUNCTION_NAME
+from hotcold.server.protocol.messages import FUNCTION_NAME, ONLY_TEXT, REFUSAL_PART, TEXT_PART
 from hotcold.server.protocol.responses_reply import ResponsesReply
 from hotcold.values import shown
 
-_ONLY_TEXT = "; this model reads text only"
-_TEXT = Shape({"text": Field(Text(), required=True)})
 _CONTENT = Either(
     {
         str: Text(),
@@ -40,12 +38,12 @@ _CONTENT = Either(
             Tagged(
                 "type",
                 {
-                    "input_text": _TEXT,
-                    "output_text": _TEXT,
-                    "text": _TEXT,
-                    "refusal": Shape({"refusal": Field(Text(), required=True)}),
+                    "input_text": TEXT_PART,
+                    "output_text": TEXT_PART,
+                    "text": TEXT_PART,
+                    "refusal": REFUSAL_PART,
                 },
-                _ONLY_TEXT,
+                ONLY_TEXT,
             ),
             0,
             MAX_PARTS,
@@ -53,7 +51,7 @@ _CONTENT = Either(
     },
     "a string, or a list of text parts,",
 )
-_THOUGHT = Tagged("type", {"reasoning_text": _TEXT, "summary_text": _TEXT})
+_THOUGHT = Tagged("type", {"reasoning_text": TEXT_PART, "summary_text": TEXT_PART})
 _ITEM = Tagged(
     "type",
     {
