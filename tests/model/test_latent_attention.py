@@ -10,6 +10,7 @@ import pytest
 from support.changed_models import changed, config_of
 from support.checkpoints import change_config, copy_checkpoint, tensors_of, write_safetensors
 from support.golden import LATENT, Golden, golden
+from support.golden_logits import check_logits, close
 from support.runner import ROWS, Runner
 
 from hotcold import LLM
@@ -38,19 +39,8 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return golden(str(request.param), tmp_path_factory.mktemp("golden"))
 
 
-def close(logits: np.ndarray, expected: np.ndarray) -> None:
-    np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
-
-
 def test_logits_are_those_of_transformers(tiny: Golden, backend: Backend) -> None:
-    """Prompt at once, then a token a step; the prompt in chunks, as decode rows, and a token a step."""
-    runner = Runner(tiny.path, backend, cache_type="f32")
-    close(runner.run(tiny.prompt), tiny.prompt_logits)
-    close(np.vstack([runner.run([int(token)], decode=True) for token in tiny.steps]), tiny.step_logits)
-    for size, decode in ((7, False), (16, True), (1, False)):
-        runner.length = 0
-        parts = [tiny.prompt[i : i + size] for i in range(0, len(tiny.prompt), size)]
-        close(np.vstack([runner.run(part, decode=decode) for part in parts]), tiny.prompt_logits)
+    check_logits(tiny, backend)
 
 
 def test_a_batch_of_sequences_gives_what_each_gives_alone(tiny: Golden, backend: Backend) -> None:

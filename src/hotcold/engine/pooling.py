@@ -13,7 +13,7 @@ class Pool:
         self._sum: npt.NDArray[np.float64] | None = None
 
     def add(self, rows: npt.NDArray[np.float32], *, first: bool) -> None:
-        """``first``: these begin the text, perhaps anew."""
+        """Adds rows of a text's tokens; ``first`` says that they begin the text, perhaps once more."""
         if first or self._sum is None:
             self._sum = np.zeros(rows.shape[1])
         for row in rows:

@@ -72,15 +72,15 @@ class States:
         self._next = self.slots.slots
 
     def lend(self, request: Request, guesses: int) -> int:
-        """How many of so many guesses of the coming step get a slot for the state after them."""
+        """Lends slots for the states after guesses of the coming step; returns how many guesses get one."""
         first, end = self._next, self.slots.slots + self.slots.spare
         self._next = min(first + guesses, end)
         self._lent[request] = range(first, self._next)
         return self._next - first
 
     def targets(self, request: Request) -> list[int]:
-        """Where the coming step writes the states after a request's last row without guesses, and after each
-        guess."""
+        """Returns the slots that the coming step writes: for the state after the request's own last row, and
+        after each guess."""
         at = self.slots.at
         return [at(request.slot), *map(at, self._lent.get(request, ()))]
 
@@ -121,7 +121,7 @@ class States:
         request.last_copy = key
 
     def _key(self, request: Request, position: int) -> bytes | None:
-        """The key for the state before a position; None where it is not worth keeping, or kept."""
+        """Returns the key of the state before a position; None if it is not worth keeping, or is kept."""
         key = self._prefixes.state_key(request, position) if self._prefixes is not None else None
         generated = position >= len(request.job.prompt)
         if key is None or not (generated or position in request.borders):
@@ -129,7 +129,7 @@ class States:
         return None if self.slots.find(key) is not None else key
 
     def _slot_for_copy(self, request: Request, position: int) -> int | None:
-        """One slot more for a request; a copy of what it has generated goes for a later one."""
+        """Takes one slot more for a request. Past its prompt, the copy that it made before is given up."""
         if position >= len(request.job.prompt) and request.last_copy is not None:
             before = self.slots.find(request.last_copy)
             if before is not None and not self.slots.owners(before):
