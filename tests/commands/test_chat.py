@@ -341,7 +341,7 @@ def test_what_is_typed_during_an_answer_comes_after_it() -> None:
     command = [*COMMAND, "--backend", "reference", "-n", "60", "--logit-bias", "2-inf"]
     with PseudoTerminal(command, env={"NO_COLOR": ""}) as screen:
         screen.wait_for("\n> ")
-        assert "\x1b[2m> \x1b[0m" in screen.raw
+        screen.wait_for_raw("\x1b[2m> \x1b[0m")
         screen.send(f"{FOX}\n")
         screen.wait_for(f"{FOX}\n")
         screen.wait_for(r"\w+ \w+ ")

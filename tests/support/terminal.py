@@ -54,6 +54,14 @@ class PseudoTerminal:
         self._seen += found.end()
         return text
 
+    def wait_for_raw(self, sequence: str) -> None:
+        """Waits until the program has written a text, escape sequences included: they come apart from what they
+        colour."""
+        end = time.monotonic() + PATIENCE_S
+        while sequence not in self.raw:
+            assert time.monotonic() < end, f"{sequence!r} did not come: {self.raw!r}"
+            assert self._read(), f"it ended before {sequence!r}: {self.raw!r}"
+
     @property
     def lines(self) -> list[str]:
         """The lines that stay visible, those that have left the screen at the top among them."""
