@@ -189,7 +189,8 @@ void sum_values(uvec4 first, uvec4 end, uint from, uint until, uvec4 to) {
 // Heads of rows [row, row + count), which see splits of one sequence from the same one on. Positions count
 // from the split's first one.
 void attend(uint row, uint count, uint head, uint split, uint number) {
-    const uint i = gl_LocalInvocationIndex, group = heads / kv_heads, kv_head = gl_WorkGroupID.y;
+    const uint i = gl_LocalInvocationIndex, group = heads / kv_heads;
+    const uint kv_head = gl_WorkGroupID.y / (gl_NumWorkGroups.y / kv_heads);
     uvec4 first = uvec4(0), end = uvec4(0), query = uvec4(0), to;
     uint from = SPLIT, until = 0;
     for (uint k = 0; k < ROWS * HEADS; ++k) {
@@ -238,13 +239,15 @@ void attend(uint row, uint count, uint head, uint split, uint number) {
     sum_values(first, end, from, until, to);
 }
 
+// Several groups may share the heads of a kv head.
 void main() {
+    const uint sharing = gl_NumWorkGroups.y / kv_heads, own = gl_WorkGroupID.y % sharing;
     const uint begin = first_row + gl_WorkGroupID.z * ROWS, limit = min(end_row, N_TOKENS);
     for (uint row = begin, next; row < min(begin + ROWS, limit); row = next) {
         const uint split = first_of(row) / SPLIT;
         for (next = row + 1; next < min(begin + ROWS, limit); ++next)
             if (of_row(SEQUENCE, next) != of_row(SEQUENCE, row) || first_of(next) / SPLIT != split) break;
-        for (uint head = 0; head < heads / kv_heads; head += HEADS)
+        for (uint head = own * HEADS; head < heads / kv_heads; head += sharing * HEADS)
             attend(row, next - row, head, split + gl_WorkGroupID.x, gl_WorkGroupID.x);
     }
 }

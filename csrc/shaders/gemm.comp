@@ -7,6 +7,7 @@ layout(local_size_x = 256) in;
 
 layout(constant_id = 0) const uint TYPE = 2;
 layout(constant_id = 1) const uint TILE_INPUTS = 32;
+layout(constant_id = 2) const uint HEADS = 1;  // as in gemv.comp
 
 layout(std430, binding = 1) readonly buffer Weights { uint weights[]; };
 layout(std430, binding = 1) readonly buffer Weights4 { uvec4 weights4[]; };
@@ -26,9 +27,9 @@ layout(push_constant) uniform Push {
     uint start;                   // the first row of the matrix of this dispatch
 };
 
-#define INPUT_ROWS input_rows
+#define INPUT_ROWS (HEADS * input_rows)
 uint weight_row(uint o) { return o; }
-uint input_row(uint j) { return j; }
+uint input_row(uint j) { return HEADS * j + gl_WorkGroupID.z; }
 
 void store(uint o, uint j, float v) {
     precise float total = v;
@@ -44,5 +45,12 @@ void store(uint o, uint j, float v) {
 void main() {
     const uint inputs = min(count_of(count), input_rows), first_input = gl_WorkGroupID.y * TILE_INPUTS;
     if (first_input >= inputs) return;
-    gemm_tile(layout_of(rows, columns), columns, start + gl_WorkGroupID.x * 64, rows, first_input, inputs);
+    uint first = start + gl_WorkGroupID.x * 64, end = rows;
+    if (HEADS > 1) {  // those rows of the head that are bound
+        const uint each = out_columns / HEADS, begin = gl_WorkGroupID.z * each;
+        first += max(begin, out_first) - out_first;
+        end = min(max(begin + each, out_first) - out_first, rows);
+        if (first >= end) return;
+    }
+    gemm_tile(layout_of(rows, columns), columns, first, end, first_input, inputs);
 }

@@ -14,6 +14,7 @@ layout(local_size_x = 256) in;
 layout(constant_id = 0) const uint TYPE = 2;
 layout(constant_id = 1) const uint T = 1;
 layout(constant_id = 2) const uint LANES = 32;  // no fewer than a row's chunks
+layout(constant_id = 3) const uint HEADS = 1;   // each has its rows of the matrix and, of each x[t], its row
 const uint ROWS = 256 / LANES;
 
 layout(std430, binding = 1) readonly buffer Weights { uint weights[]; };
@@ -33,9 +34,9 @@ layout(push_constant) uniform Push {
     uint flags;                   // 1: add the bias, 2: add to what is there, 4: nothing below 0
 };
 
-#define INPUT_ROWS input_rows
-uint first_input = 0;
-uint input_row(uint t) { return min(first_input + t, input_rows - 1); }
+#define INPUT_ROWS (HEADS * input_rows)
+uint first_input = 0, head = 0;
+uint input_row(uint t) { return HEADS * min(first_input + t, input_rows - 1) + head; }
 #include "dot.glsl"
 
 shared float partial[T * 256];
@@ -44,6 +45,7 @@ void main() {
     const uint i = gl_LocalInvocationID.x, first = gl_WorkGroupID.x * ROWS;
     const uint row = first + i % ROWS, chunk = i / ROWS;
     const uint inputs = min(count_of(count), input_rows);
+    if (HEADS > 1) head = min((out_first + row) / (out_columns / HEADS), HEADS - 1);
     const Layout m = layout_of(rows, columns);
     fill_code_pairs(TYPE, i, 256);
     for (; first_input < inputs; first_input += T) {  // once, but where there are many rows of logits

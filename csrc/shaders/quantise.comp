@@ -28,7 +28,8 @@ shared uint largest[256];
 shared int sums[256];
 
 void main() {
-    const uint i = gl_LocalInvocationID.x, row = gl_WorkGroupID.y, block = gl_WorkGroupID.x * 32 + i / 8;
+    const uint i = gl_LocalInvocationID.x, row = gl_WorkGroupID.y + gl_WorkGroupID.z * gl_NumWorkGroups.y;
+    const uint block = gl_WorkGroupID.x * 32 + i / 8;
     if (row >= min(count_of(count), rows)) return;
     const bool within = block < blocks;
     const uint at = row * blocks + block;

@@ -12,6 +12,9 @@ layout(constant_id = 2) const uint SOFTMAX = 0;
 layout(constant_id = 3) const uint SELECTION_BIAS = 0;
 layout(constant_id = 4) const uint NORMALISE = 0;
 layout(constant_id = 5) const uint EXPERT_SCALE = 0;
+layout(constant_id = 6) const uint GROUPS = 1;  // of neighbouring experts; of these USED are chosen from
+layout(constant_id = 7) const uint USED = 1;
+layout(constant_id = 8) const uint BEST = 1;  // experts of a group, 1 or 2, by whose sum it ranks
 layout(std430, binding = 1) readonly buffer Logits { float logits[]; };
 layout(std430, binding = 2) readonly buffer SelectionBias { float selection_bias[]; };
 layout(std430, binding = 3) readonly buffer ExpertScale { float expert_scale[]; };
@@ -24,6 +27,7 @@ const float LEAST_SCORES = 1e-20;  // csrc/simd/kernels.h kLeastScores
 shared float scores[EXPERTS];
 shared uint ranks[EXPERTS];
 shared uint best[CHOSEN];
+shared uint group_ranks[GROUPS];
 shared float total;
 
 // Integers that rank as floats do, NaN last. None is -0: sums begin with +0.
@@ -61,15 +65,46 @@ void write_scores(uint begin) {
     barrier();
 }
 
+float rank_value(uint e) {
+    precise float rank = scores[e];
+    if (SELECTION_BIAS == 1) rank = rank + selection_bias[e];
+    return rank;
+}
+
+// Ranks experts of groups that are not used as NaN; groups rank as experts do.
+void leave_groups_out() {
+    const uint first = gl_LocalInvocationIndex, size = EXPERTS / GROUPS;
+    for (uint g = first; g < GROUPS; g += 256) {
+        float largest = rank_value(g * size), second = 0.0;
+        for (uint k = 1; k < size; ++k) {
+            const float value = rank_value(g * size + k);
+            const bool above = rank_of(value) > rank_of(largest);
+            if (k == 1 || above || rank_of(value) > rank_of(second)) second = above ? largest : value;
+            if (above) largest = value;
+        }
+        precise float sum = largest + second;
+        group_ranks[g] = rank_of(BEST == 2 && size > 1 ? sum : largest);
+    }
+    barrier();
+    for (uint e = first; e < EXPERTS; e += 256) {
+        const uint g = e / size;
+        uint above = 0;
+        for (uint other = 0; other < GROUPS; ++other)
+            if (group_ranks[other] > group_ranks[g] || group_ranks[other] == group_ranks[g] && other < g) ++above;
+        if (above >= USED) ranks[e] = 0;
+    }
+    barrier();
+}
+
 // Sets ranks to 1 for the chosen, whom fewer than CHOSEN others rank above, ties by lower id; else to 0.
 void choose(uint begin) {
     const uint first = gl_LocalInvocationIndex;
     for (uint e = first; e < EXPERTS; e += 256) {
-        precise float rank = scores[e];
-        if (SELECTION_BIAS == 1) rank = rank + selection_bias[e];
-        ranks[e] = rank_of(SELECTION_BIAS == 1 ? rank : logits[begin + e]);
+        const bool by_scores = SELECTION_BIAS == 1 || USED < GROUPS;
+        ranks[e] = rank_of(by_scores ? rank_value(e) : logits[begin + e]);
     }
     barrier();
+    if (USED < GROUPS) leave_groups_out();
     uint chosen = 0;  // a bit for each of this invocation's experts
     for (uint e = first; e < EXPERTS; e += 256) {
         uint above = 0;

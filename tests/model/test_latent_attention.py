@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +15,11 @@ from support.runner import ROWS, Runner
 
 from hotcold import LLM
 from hotcold.convert import ConvertOptions, convert
-from hotcold.errors import UserError
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PAGE, Backend, BatchLimits, ExpertGroups
 from hotcold.model.config import ModelError
-from hotcold.model.families import FAMILIES
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.latent_attention import LatentShape
 from hotcold.model.transformer import Transformer
@@ -41,6 +39,15 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_logits_are_those_of_transformers(tiny: Golden, backend: Backend) -> None:
     check_logits(tiny, backend)
+
+
+@pytest.mark.one_driver
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "tiny-deepseek3" else [pytest.mark.full]) for name in LATENT],
+)
+def test_logits_on_a_gpu(name: str, vulkan: Any, tmp_path: Path) -> None:
+    check_logits(golden(name, tmp_path), vulkan)
 
 
 def test_a_batch_of_sequences_gives_what_each_gives_alone(tiny: Golden, backend: Backend) -> None:
@@ -137,18 +144,6 @@ def test_experts_come_from_the_best_groups(tmp_path: Path) -> None:
         "tiny-glm4-flash": None,
         "tiny-deepseek32": ExpertGroups(4, 2, 2),
     }
-
-
-def test_groups_keep_a_model_on_the_cpu(tmp_path: Path) -> None:
-    """It stays there with any attention."""
-    config = config_of(golden("tiny-deepseek3", tmp_path).path)
-    for family, needed in ((config.family, "latent attention"), (FAMILIES["qwen3moe"], "groups")):
-        reason = replace(config, family=family).cpu_alone
-        assert reason is not None
-        assert needed in reason
-    assert config.experts is not None
-    alone = replace(config, family=FAMILIES["qwen3moe"], experts=replace(config.experts, groups=None))
-    assert alone.cpu_alone is None
 
 
 def test_a_router_with_a_bias_is_a_sigmoid_where_the_file_says_nothing(tmp_path: Path) -> None:
@@ -250,7 +245,7 @@ def test_a_context_beyond_the_index_is_refused(tmp_path: Path) -> None:
         LLM(path, gpu="off", context=60)
 
 
-def test_nothing_is_planned_for_gpus(tmp_path: Path) -> None:
-    path = golden("tiny-deepseek2-lite", tmp_path).path
-    with pytest.raises(UserError, match=r"there is nothing to place: GPUs do not compute latent attention"):
-        plan(path, vram_budget=1 << 20)
+def test_layers_are_planned_for_gpus(tmp_path: Path) -> None:
+    found = plan(golden("tiny-deepseek2-lite", tmp_path).path, vram_budget=64 << 20, context=64)
+    assert found.layer_split_layers == 3
+    assert found.all_gpu_bytes > sum(found.sizes.attention)

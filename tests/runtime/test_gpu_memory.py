@@ -68,6 +68,8 @@ def test_the_built_in_model(gpu: str, sparsity: str, budget: int, tmp_path: Path
         ("tiny-drelu", "Q4_0", {"context": 40, "sequences": 20}),
         ("tiny-qwen3", "F16", {"context": 128}),
         ("tiny-mistral", "Q8_0", {"sequences": 3, "cache_type": "f32"}),
+        pytest.param("tiny-deepseek3", "F32", {}, marks=pytest.mark.full),  # latent attention, groups
+        pytest.param("tiny-bitnet", "F16", {"chunk": 16}, marks=pytest.mark.full),  # norms inside
     ],
 )
 def test_other_models(gpu: str, name: str, type: str, options: dict[str, Any], tmp_path: Path) -> None:

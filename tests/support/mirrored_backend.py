@@ -21,6 +21,7 @@ Array = npt.NDArray[Any]
 OPS = (
     "embed", "norm", "linear", "rope", "store_kv", "attention", "predict", "ffn", "router", "add", "gather",
     "softcap", "post", "collect", "short_conv", "gated_delta", "decay", "ssm_scan", "multiply",
+    "linear_heads", "join_heads",
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from hotcold.kernels.backend import (
     PAGE,
     SPLIT,
     Batch,
+    ExpertGroups,
     FFNTensors,
     Floats,
     Matrix,
@@ -25,7 +26,7 @@ from hotcold.kernels.backend import (
     PredictorTensors,
     Rows,
 )
-from hotcold.kernels.reference import ReferenceBackend, _positions
+from hotcold.kernels.reference import ReferenceBackend, _in_groups, _positions
 from hotcold.kernels.reference_ffn import ReferenceExperts, ReferenceFFN, ReferencePredictor
 
 f32 = np.float32
@@ -78,6 +79,12 @@ class OrderedReference(OrderedStates, ReferenceBackend):
         return ReferencePredictor(
             first, second, tensors.threshold, tensors.relu, tensors.ends, tensors.chosen
         )
+
+    def linear_heads(self, x: Any, weights: Any, batch: Batch, out: Any) -> None:
+        w, n, (heads, each) = checks.own_weights(weights, OrderedMatrix), batch.n_tokens, out.shape[1:]
+        for h in range(heads):
+            own = OrderedMatrix(w.tensor.take_rows(slice(h * each, (h + 1) * each)))
+            out[:n, h] = own.dot(np.ascontiguousarray(x[:n, h, -w.shape[1] :]))
 
     def softcap(self, logits: Any, batch: Batch, cap: float) -> None:
         checks.check_softcap(cap)
@@ -154,19 +161,21 @@ class OrderedReference(OrderedStates, ReferenceBackend):
         normalise: bool,
         scale: float,
         expert_scale: Any = None,
-        groups: None = None,  # devices do not choose by groups
+        groups: ExpertGroups | None = None,
     ) -> None:
-        assert groups is None
         n = batch.n_tokens
         with np.errstate(over="ignore", invalid="ignore"):
             logits = checks.own_weights(weights, OrderedMatrix).dot(x[:n])
-            checks.check_router(logits.shape[1], k, score, selection_bias)
+            checks.check_router(logits.shape[1], k, score, selection_bias, groups=groups)
             if score == "sigmoid":
                 scores = sigmoid(logits)
             else:
                 terms = exponential(logits - logits.max(axis=-1, keepdims=True))
                 scores = terms / in_sequence(terms)[:, None]
             ranks = logits if selection_bias is None else scores + selection_bias
+            if groups is not None and groups.used < groups.count:
+                by_scores = scores if selection_bias is None else ranks
+                ranks = _in_groups(by_scores, by_scores, groups)
             best = np.argsort(-ranks, axis=-1, kind="stable")[:, :k]  # NaN comes last
             ids[:n] = np.sort(best, axis=-1)
             picked = np.take_along_axis(scores, ids[:n].astype(np.int64), axis=-1)

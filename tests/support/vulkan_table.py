@@ -22,6 +22,7 @@ from support.op_truth import (
 )
 from support.vulkan_cases import ALIKE, STEPS, TYPES, Array, Case, buffer, room
 from support.vulkan_ffn_cases import expert_cases, ffn_cases
+from support.vulkan_head_cases import head_cases
 from support.vulkan_model import OrderedReference
 from support.vulkan_state_cases import state_cases
 
@@ -38,7 +39,15 @@ from hotcold.model.attention import CACHE_TYPES
 
 def cases() -> list[Case]:
     """The most telling first: each op with one type, then the other types, then the rest."""
-    found = [*_linear(), *ffn_cases(), *expert_cases(), *_attention(), *state_cases(), *_others()]
+    found = [
+        *_linear(),
+        *ffn_cases(),
+        *expert_cases(),
+        *_attention(),
+        *state_cases(),
+        *head_cases(),
+        *_others(),
+    ]
     return sorted(found, key=lambda case: (not case.quick, not _plain(case)))
 
 

@@ -113,4 +113,5 @@ class StepShape:
     experts: int = 1  #: of a layer, which its neurons are cut into
     chosen: int = 1  #: by a row
     shared: int = 0  #: neurons of the shared expert
+    head_columns: tuple[int, ...] = ()  #: of matrices of which each head has its rows (latent attention)
     inner: int = 0  #: columns of the widest matrix besides, such as a down that is no FFN's

@@ -152,15 +152,6 @@ class Config:
         return None if layer in self.dense_layers or not self.neurons[layer] else self.experts
 
     @property
-    def cpu_alone(self) -> str | None:
-        """Says what only CPUs compute of it; None: nothing."""
-        if self.family.latent:
-            return "GPUs do not compute latent attention (MLA) yet"
-        if self.experts is not None and self.experts.groups is not None:
-            return "GPUs do not choose experts by groups yet"
-        return None
-
-    @property
     def branches(self) -> bool:
         """Whether the outputs of attention and of the FFN are computed by themselves, then normalised or
         scaled, then added."""

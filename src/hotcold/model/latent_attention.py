@@ -46,6 +46,10 @@ class LatentShape(MixerShape):
         return self.rotated + self.latent
 
     @property
+    def head_columns(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.plain, self.latent
+
+    @property
     def attention(self) -> AttentionShape:
         """The attention that computes it."""
         return AttentionShape(self.heads, 1, self.cached, scale=self.scale, rope=self.rope)

@@ -42,6 +42,7 @@ class MixerShape:
     rope: Rope | None = None  #: None: nothing is rotated
     window: int | None = None  #: positions that a row sees; None: all up to its own
     pages_of: int | None = None  #: the layer whose pages it reads; None: it has its own
+    head_columns: tuple[int, ...] = ()  #: of matrices of which each head has its rows
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

@@ -309,8 +309,6 @@ def _ordinary(file: GGUFFile, config: Config) -> dict[int, int]:
 
 def placed_by(config: Config) -> str:
     """Says which parts of a model a placement on two devices may divide, and why no smaller ones."""
-    if config.cpu_alone:
-        return f"nothing: {config.cpu_alone}"
     if config.whole is None:
         return "neurons" if config.experts is None else "neurons inside experts"
     but = f", but in {sum(config.skips)} whose gates are cut" if any(config.skips) else ""

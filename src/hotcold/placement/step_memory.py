@@ -126,6 +126,7 @@ def _shapes(
             experts=config.experts.count if config.experts else 1,
             chosen=config.experts.chosen if config.experts else 1,
             shared=config.experts.shared if config.experts else 0,
+            head_columns=tuple({n for mixer in config.mixers for n in mixer.head_columns}),
             inner=inner,
         )
         for heads, kv_heads, head_dim in widths

@@ -16,8 +16,9 @@ from hotcold.kernels.vulkan.recording import Recording, Written
 
 #: Partial results of one pass over rows of a step; more rows take more passes.
 PASS_BYTES = 8 << 20
-MOST_HEAD_DIM = 512  #: what shared memory of 32 KiB has room for
+MOST_HEAD_DIM = 960  #: what shared memory of 32 KiB has room for
 _QUERIES = 4  #: that a group works on together
+_LOOPED = 16  #: heads of a kv head that one group works on; of more it has ``_QUERIES`` (MLA)
 _CHUNKED = 1 << 31  # of a window: it is a chunk, as window.glsl reads it
 _CACHE_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint8): 2}  # in cache.glsl
 
@@ -142,7 +143,8 @@ def attention(
     recording.bound("pages", caches.pages)
     splits, window = _most_splits(limits, window), min(window or 0, _CHUNKED - 1) + chunked * _CHUNKED
     together = _together(heads, caches.kv_heads)
-    tile = _tile(recording.rows, together)
+    tile, group = _tile(recording.rows, together), heads // caches.kv_heads
+    sharing = math.ceil(group / together) if group > _LOOPED else 1
     row_bytes = heads * splits * (head_dim + 2) * 4
     rows = _pass_rows(recording.rows, row_bytes, tile)
     partials = recording.scratch(rows * row_bytes)
@@ -155,7 +157,7 @@ def attention(
             "attention",
             [queries, caches.k, caches.v, Written(partials)],
             [*numbers, float(scale), float(softcap or 0.0)],
-            (splits, caches.kv_heads, math.ceil((end - first) / tile)),
+            (splits, caches.kv_heads * sharing, math.ceil((end - first) / tile)),
             constants,
         )
         recording.run(

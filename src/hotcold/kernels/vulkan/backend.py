@@ -117,10 +117,10 @@ class VulkanBackend(DeviceMemory):
         self.op(batch, lambda r: linear.linear(r, *args), x, *weights, *outs)
 
     def linear_heads(self, x: Buffer, weights: Matrix, batch: Batch, out: Buffer) -> None:
-        raise NotImplementedError("latent attention (MLA) is not computed by Vulkan")
+        self.op(batch, lambda r: linear.linear_heads(r, x, weights, out), x, weights, out)
 
     def join_heads(self, x: Buffer, y: Buffer, batch: Batch, out: Buffer) -> None:
-        raise NotImplementedError("latent attention (MLA) is not computed by Vulkan")
+        self.op(batch, lambda r: linear.join_heads(r, x, y, out), x, y, out)
 
     def predict(
         self,
@@ -181,9 +181,7 @@ class VulkanBackend(DeviceMemory):
         expert_scale: Buffer | None = None,
         groups: ExpertGroups | None = None,
     ) -> None:
-        if groups is not None:
-            raise NotImplementedError("groups of experts are not computed by Vulkan")
-        choice = rowwise.Choice(k, score, selection_bias, normalise, scale, expert_scale)
+        choice = rowwise.Choice(k, score, selection_bias, normalise, scale, expert_scale, groups)
         args = x, weights, ids, factors
         self.op(batch, lambda r: rowwise.router(r, *args, choice), *args, selection_bias, expert_scale)
 

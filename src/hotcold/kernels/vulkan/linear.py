@@ -18,6 +18,7 @@ from hotcold.kernels.vulkan.recording import Recording, Written
 FEW_ROWS = 16  #: of input, which gemv.comp takes in one pass
 _TILE, _TILE_INPUTS = 64, 32  # outputs and rows of input of one group of gemm.comp
 _BIAS, _ACCUMULATE, _RELU = 1, 2, 4  # flags of gemv.comp
+_MOST_GROUPS = 65535  # in each dimension of a dispatch
 _TOKENS, _POSITIONS = 5, 6  # of batch.glsl
 
 
@@ -54,7 +55,8 @@ def dot_input(
     if any(matrix.quantised for matrix in matrices) and rows:
         blocks = columns // BLOCK
         codes = recording.scratch(linear_scratch_bytes(rows, columns))
-        groups = -(-blocks // 32), rows, 1
+        times = -(-rows // _MOST_GROUPS)
+        groups = -(-blocks // 32), -(-rows // times), times
         recording.run("quantise", [values, Written(codes)], [blocks, rows, count], groups)
     return Input(values, codes, columns, rows, count)
 
@@ -67,8 +69,10 @@ def product(
     *,
     accumulate: bool = False,
     relu: bool = False,
+    heads: int = 1,
 ) -> None:
-    """``out[t] (+)= matrix @ x[t] + bias``; out ``[rows, O]`` float32."""
+    """``out[t] (+)= matrix @ x[t] + bias``; out ``[rows, O]`` float32. With ``heads`` x has so many rows of
+    each t, whose number x.rows is, and each is multiplied with its part of the matrix's rows."""
     if not x.rows:
         return
     rows, columns = matrix.shape
@@ -80,13 +84,14 @@ def product(
         ranges: list[Range | Written] = [part.range, given, matrix.bias or part.range, Written(out)]
         push = part.rows, columns, x.rows, x.count, rows, part.first, flags
         if x.rows > FEW_ROWS and x.count != Count.LOGITS:
-            _many_rows(recording, matrix, ranges, push)
+            _many_rows(recording, matrix, ranges, push, heads)
             continue
         # A step rarely wants more logits than it has rows: the shader takes more in several passes.
         tokens = min(power_of_two(min(x.rows, recording.rows)), FEW_ROWS)
         groups = -(-part.rows * lanes // 256), 1, 1
         recording.work(part.rows * columns * x.rows)
-        recording.run("gemv", ranges, push, groups, [shader_type(matrix.type), tokens, lanes])
+        of_heads = [heads] if heads > 1 else []
+        recording.run("gemv", ranges, push, groups, [shader_type(matrix.type), tokens, lanes, *of_heads])
 
 
 def gemv_lanes(columns: int) -> int:
@@ -100,10 +105,19 @@ def power_of_two(number: int) -> int:
 
 
 def _many_rows(
-    recording: Recording, matrix: DeviceMatrix, ranges: list[Range | Written], push: tuple[int, ...]
+    recording: Recording,
+    matrix: DeviceMatrix,
+    ranges: list[Range | Written],
+    push: tuple[int, ...],
+    heads: int,
 ) -> None:
     """Multiplies many rows, in as many dispatches as a submit of its own each allows."""
     rows, columns, inputs = push[:3]
+    if heads > 1:
+        recording.work(rows * columns * inputs)
+        groups = -(-matrix.shape[0] // heads // _TILE), -(-inputs // _TILE_INPUTS), heads
+        recording.run("gemm", ranges, (*push, 0), groups, [shader_type(matrix.type), _TILE_INPUTS, heads])
+        return
     step = max(1, Recording.MOST_WORK // (columns * inputs * _TILE)) * _TILE
     for start in range(0, rows, step):
         own = min(step, rows - start)
@@ -129,6 +143,50 @@ def linear(
     given = dot_input(recording, inputs[0], own[0].shape[1], most, Count(rows), own)
     for w, out in zip(own, ranges, strict=True):
         product(recording, w, given, out, accumulate=accumulate)
+
+
+def linear_heads(recording: Recording, x: Buffer, weights: Matrix, out: Buffer) -> None:
+    w = checks.own_weights(weights, DeviceMatrix)
+    checks.check_no_bias("linear_heads", w.bias)
+    given, made, columns = (*(recording.memory.own(each).shape for each in (x, out)), w.shape[1])
+    if len(given) != 3 or len(made) != 3 or given[1] != made[1] or made[1] * made[2] != w.shape[0]:
+        raise ValueError(f"linear_heads of {w.shape} from {given} to {made}")
+    heads, width, rows = given[1], given[2], recording.rows
+    if width < columns:
+        raise ValueError(f"linear_heads of {w.shape} from {given} to {made}")
+    values = recording.range_of("x", x, heads * width)
+    target = recording.range_of("out", out, w.shape[0])
+    if width != columns:
+        values = _last_values(recording, values, heads, width, columns)
+    codes = dot_input(recording, values, columns, rows * heads, Count.ALL, [w]).codes
+    product(recording, w, Input(values, codes, columns, rows, Count.TOKENS), target, heads=heads)
+
+
+def _last_values(recording: Recording, values: Range, heads: int, width: int, columns: int) -> Range:
+    """A copy of the last values of each head."""
+    cut = recording.scratch(4 * recording.rows * heads * columns)
+    groups = -(-heads * columns // 256), recording.rows, 1
+    push = heads, width, width - columns, 0
+    recording.run("join_heads", [values, values, Written(cut)], push, groups)
+    return cut
+
+
+def heads_scratch_bytes(rows: int, heads: int, columns: int) -> int:
+    """Bytes of scratch of op linear_heads, at most."""
+    return aligned(4 * rows * heads * columns) + aligned(linear_scratch_bytes(rows * heads, columns))
+
+
+def join_heads(recording: Recording, x: Buffer, y: Buffer, out: Buffer) -> None:
+    shapes = [recording.memory.own(each).shape for each in (x, y, out)]
+    if any(len(each) != 3 for each in shapes) or len({each[1] for each in shapes}) > 1:
+        raise ValueError(f"join_heads of {shapes[0]} and {shapes[1]} to {shapes[2]}")
+    heads, first, second = shapes[0][1], shapes[0][2], shapes[1][2]
+    ranges = [
+        recording.range_of(what, each, heads * width)
+        for what, each, width in (("x", x, first), ("y", y, second), ("out", out, first + second))
+    ]
+    groups = -(-heads * (first + second) // 256), recording.rows, 1
+    recording.run("join_heads", [*ranges[:2], Written(ranges[2])], (heads, first, 0, second), groups)
 
 
 def embed(

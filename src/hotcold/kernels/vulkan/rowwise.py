@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotcold.kernels import _native, checks
-from hotcold.kernels.backend import Buffer, Floats, Ints, Masks, Matrix, Norm, Rows
+from hotcold.kernels.backend import Buffer, ExpertGroups, Floats, Ints, Masks, Matrix, Norm, Rows
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.linear import Count, dot_input, product
 from hotcold.kernels.vulkan.matrix import DeviceMatrix
@@ -86,6 +86,7 @@ class Choice:
     normalise: bool
     scale: float
     expert_scale: Buffer | None = None
+    groups: ExpertGroups | None = None
 
 
 def router(
@@ -101,20 +102,22 @@ def router(
     given_vectors = choice.selection_bias, choice.expert_scale
     more, each = (None if vector is None else recording.memory.own(vector) for vector in given_vectors)
     biases, scales = (None if vector is None else shape_of(vector) for vector in (more, each))
-    checks.check_router(experts, k, choice.score, biases, scales)
+    checks.check_router(experts, k, choice.score, biases, scales, choice.groups)
     values = recording.range_of("x", x, columns)
     chosen = recording.range_of("ids", ids, k, np.int32), recording.range_of("factors", factors, k)
     given = dot_input(recording, values, columns, recording.rows, Count.TOKENS, [w])
     logits = recording.scratch(4 * recording.rows * experts)
     product(recording, w, given, logits)
     vectors = [logits if vector is None else vector.range for vector in (more, each)]
+    by = choice.groups
+    groups = [] if by is None or by.used == by.count else [by.count, by.used, by.best]
     kinds = choice.score == "softmax", more is not None, choice.normalise, each is not None
     recording.run(
         "router",
         [logits, *vectors, *map(Written, chosen)],
         [float(choice.scale)],
         (recording.rows, 1, 1),
-        [experts, k, *map(int, kinds)],
+        [experts, k, *map(int, kinds), *groups],
     )
 
 

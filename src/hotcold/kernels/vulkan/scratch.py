@@ -5,7 +5,11 @@ from hotcold.kernels.gpu import StepShape
 from hotcold.kernels.vulkan.attention import attention_scratch_bytes
 from hotcold.kernels.vulkan.ffn import ffn_scratch_bytes
 from hotcold.kernels.vulkan.ffn_weights import LEAVES, FFNShape, leaves_together
-from hotcold.kernels.vulkan.linear import linear_scratch_bytes, predict_scratch_bytes
+from hotcold.kernels.vulkan.linear import (
+    heads_scratch_bytes,
+    linear_scratch_bytes,
+    predict_scratch_bytes,
+)
 from hotcold.kernels.vulkan.memory import aligned
 from hotcold.kernels.vulkan.recording import PROGRAM_ROWS
 
@@ -38,6 +42,7 @@ def _program_bytes(shape: StepShape, limits: BatchLimits, rows: int) -> int:
     if shape.hot is not None:
         decode, inner = min(rows, limits.decode), shape.heads * shape.head_dim
         ops.append(linear_scratch_bytes(rows, max(shape.dim, inner, shape.inner)))
+        ops += [heads_scratch_bytes(rows, shape.heads, columns) for columns in shape.head_columns]
         ops.append(attention_scratch_bytes(limits, rows, shape.heads, shape.kv_heads, shape.head_dim))
         if shape.experts > 1:
             ops.append(aligned(4 * rows * shape.experts) + aligned(linear_scratch_bytes(rows, shape.dim)))
