@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,8 +57,11 @@ def check(command: list[str], isa: str, *rest: str) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("native"))
+def native() -> Iterator[Path]:
+    """It is built where pip builds, as deep in the checkout: ccache knows the objects by that."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="native-") as folder:
+        yield build(Path(folder))
 
 
 @pytest.fixture(scope="module")
