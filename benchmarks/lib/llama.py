@@ -165,7 +165,7 @@ class LlamaCpp:
         return float(np.mean(found))
 
     def logits(self, window: list[int]) -> Any:
-        """Returns those after each token, ``[tokens, V]``, as a view: use it before anything else is computed."""
+        """Returns those after each token, ``[tokens, V]``: a view, valid until anything else is computed."""
         kind = f"single {self.settings.get(DECODE, 'off')}"
         self._clear(kind)
         self._decode(kind, [window], all_logits=True)
