@@ -64,7 +64,41 @@ def test_a_request_is_one_of_the_chat_route() -> None:
         },
         call.facts,
     )
-    assert {name: value for name, value in vars(call).items() if name != "told"} == vars(same)
+    assert {name: value for name, value in vars(call).items() if name not in ("told", "names")} == vars(same)
+
+
+NAMESPACE = {"type": "namespace", "name": "mcp__eyes", "description": "Eyes.", "tools": [TOOL]}
+
+
+def test_functions_of_a_namespace() -> None:
+    """Codex gives its tools of agents and of MCP servers so; a call has both names, wherever it stands."""
+    shut = {**TOOL, "name": "shut", "description": "Shuts them."}
+    called = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    call = parse(
+        input=[
+            {"role": "user", "content": "Look."},
+            {**called, "namespace": "mcp__eyes"},
+            {**called, "call_id": "c2"},
+            {"type": "function_call_output", "call_id": "c1", "output": "a"},
+            {"type": "function_call_output", "call_id": "c2", "output": "b"},
+        ],
+        tools=[TOOL, {**NAMESPACE, "tools": [TOOL, shut]}],
+        tool_choice={"type": "function", "name": "shut"},
+    )
+    functions = {each["function"]["name"]: each["function"].get("description") for each in call.tools}
+    assert functions == {"look": None, "mcp__eyes__look": "Eyes.", "mcp__eyes__shut": "Shuts them."}
+    assert call.tool_choice["function"]["name"] == "mcp__eyes__shut"
+    names = [each["function"]["name"] for each in call.messages[1]["tool_calls"]]
+    assert names == ["mcp__eyes__look", "look"]
+    reply = call.reply(Marked)
+    for one in pieces_of("[mcp__eyes__shut {}][look {}]"):
+        reply.add(0, one)
+    first, second = reply.whole()["output"]
+    assert (first["name"], first["namespace"]) == ("shut", "mcp__eyes")
+    assert second["name"] == "look" and "namespace" not in second
+    openai = pytest.importorskip("openai.types.responses")
+    read = openai.Response.model_validate(reply.whole())
+    assert read.tools[1].tools[1].name == "shut" and read.output[0].namespace == "mcp__eyes"
 
 
 def messages(*items: dict[str, Any]) -> list[dict[str, Any]]:
@@ -105,6 +139,8 @@ def test_a_call_without_its_output_says_what_is_missing() -> None:
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, {**NAMESPACE, "tools": [{"type": "custom"}]}]}, "tools[1].tools[0].type"),
+        ({"tools": [{**NAMESPACE, "name": "a" * 60}]}, "tools[0].tools[0].name"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "what"}}}}, "text.format"),
     ],
 )
@@ -184,6 +220,9 @@ HOSTILE = [
     {"input": [{"role": "user", "content": [{"type": "input_text", "text": "\ud800"}]}]},
     {"max_output_tokens": 0},
     {"tools": [TOOL, TOOL]},
+    {"tools": [NAMESPACE, NAMESPACE]},
+    {"tools": [{**NAMESPACE, "tools": []}]},
+    {"tools": [{**NAMESPACE, "tools": [NAMESPACE]}]},
     {"tool_choice": {"type": "function", "name": "nobody"}},
     {"text": {"format": {"type": "json_schema", "schema": 5}}},
     {"reasoning": {"effort": "much"}},
