@@ -97,13 +97,13 @@ class Names:
         for place, tool in enumerate(namespace["tools"]):
             name = self.joined(tool["name"], namespace["name"])
             if len(name) > MAX_NAME:
-                told = (
-                    f"{shown(name)} has {len(name)} characters: both names together may have {MAX_NAME - 2}"
+                seen = f"{shown(name)} has {len(name)} characters"
+                raise invalid(
+                    f"{seen}: with both names it may have {MAX_NAME}", f"{param}.tools[{place}].name"
                 )
-                raise invalid(told, f"{param}.tools[{place}].name")
-            told = "\n".join(filter(None, (about, tool["description"]))) or None
+            described = "\n".join(filter(None, (about, tool["description"]))) or None
             self._divided[name] = namespace["name"], tool["name"]
-            self.functions.append(_function({**tool, "name": name, "description": told}))
+            self.functions.append(_function({**tool, "name": name, "description": described}))
             about = ""
 
 
