@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_SECRET = ("authorization", "x-api-key")
 CONTEXT = 1 << 17  # agents' prompts have some ten thousand tokens
 
 
@@ -105,6 +106,7 @@ class Exchange:
 
     method: str
     path: str
+    headers: dict[str, str] = field(default_factory=dict)  #: of the request, without keys
     body: bytes = b""
     status: int = 0
     reply: bytes = b""
@@ -121,7 +123,9 @@ class Recorder:
             await self._app(scope, receive, send)
             return
         query = f"?{scope['query_string'].decode()}" if scope["query_string"] else ""
-        exchange = Exchange(scope["method"], scope["path"] + query)
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
+        known = {name: value for name, value in headers.items() if name not in _SECRET}
+        exchange = Exchange(scope["method"], scope["path"] + query, known)
         self._found.append(exchange)
 
         async def heard() -> Message:

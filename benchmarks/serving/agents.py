@@ -151,7 +151,8 @@ def run(agent: Agent, url: str, home: Path) -> tuple[str, int, bool]:
 def kept(exchanges: list[Exchange], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number, each in enumerate(exchanges):
-        (folder / f"{number:02}-request.json").write_bytes(each.body)
+        asked = {"headers": each.headers, "body": json.loads(each.body or b"null")}
+        (folder / f"{number:02}-request.json").write_text(json.dumps(asked), encoding="utf-8")
         head = f"{each.method} {each.path} {each.status}\n".encode()
         (folder / f"{number:02}-answer.txt").write_bytes(head + each.reply)
 

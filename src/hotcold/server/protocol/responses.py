@@ -80,7 +80,7 @@ _ITEM = Tagged(
             }
         ),
     },
-    "; nothing is kept here that could be referred to",
+    "; nothing is kept here that could be referred to: set store to false in the client",
 )
 
 
