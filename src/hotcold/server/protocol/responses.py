@@ -79,8 +79,8 @@ _ITEM = Tagged(
                 "summary": Field(Items(_THOUGHT, 0, MAX_PARTS)),
             }
         ),
+        "item_reference": Shape({"id": Field(Text(1, 256), required=True)}),
     },
-    "; nothing is kept here that could be referred to: set store to false in the client",
 )
 
 
@@ -145,7 +145,7 @@ FIELDS: Fields = {
     "reasoning": Field(_REASONING, None, "For the model's template."),
     **sampling.SHARED,
     "include": Field(Items(Choice(_INCLUDED), 0, 64), None, "No effect: there is nothing of these to add."),
-    "store": Field(Neutral((False,)), note="Nothing is kept."),
+    "store": Field(Neutral((False,)), note="No response is kept; false: no item of it, either."),
     "previous_response_id": Field(Neutral(), note="Nothing is kept: send the conversation."),
     "conversation": Field(Neutral(), note="Nothing is kept: send the conversation."),
     "background": Field(Neutral((False,))),
@@ -165,22 +165,36 @@ class ResponsesCall(ChatCall):
 
     told: dict[str, Any] = field(default_factory=dict)  #: of the request, in the response
     names: Names = field(default_factory=Names)  #: of its functions
+    keep: bool = True  #: whether later requests may refer to items of the answer
 
     def reply(self, parts: Callable[[], AnswerStream]) -> ResponsesReply:
-        return ResponsesReply(self.facts, parts(), self.told, self.names, stream=self.stream)
+        return ResponsesReply(self.facts, parts(), self.told, self.names, stream=self.stream, keep=self.keep)
 
 
 def parse(body: object, facts: Facts) -> ResponsesCall:
     """APIError for what is wrong. Unknown fields are ignored."""
     check_depth(body)
     values = BODY.read(body, "")
+    if not isinstance(values["input"], str):
+        values["input"] = [*_found(values["input"], facts)]
     _check_calls(values["input"])
     names = Names(values["tools"] or ())
     try:
         call = chat.parse(_chat(values, names), facts)
     except APIError as error:
         raise renamed(error, _NAMES) from None
-    return ResponsesCall(**vars(call), told=_told(values, call), names=names)
+    keep = isinstance(body, dict) and body.get("store") is None
+    return ResponsesCall(**vars(call), told=_told(values, call), names=names, keep=keep)
+
+
+def _found(items: list[dict[str, Any]], facts: Facts) -> Iterator[dict[str, Any]]:
+    """The items, with those that are kept in the place of references to them."""
+    for place, item in enumerate(items):
+        param = f"input[{place}]"
+        if item["type"] == "item_reference":
+            yield _ITEM.read(facts.kept.find(item["id"], f"{param}.id"), param)
+        else:
+            yield item
 
 
 def _check_calls(items: str | list[dict[str, Any]]) -> None:

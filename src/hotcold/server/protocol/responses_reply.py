@@ -29,18 +29,26 @@ _EVENTS = {
 
 class ResponsesReply(Reply):
     """See :class:`Reply`; of one job. ``told`` are fields of the request that the response repeats, ``names``
-    those of its functions."""
+    those of its functions; ``keep``: whether its items are kept for later requests."""
 
     framing: ClassVar[Framing] = "responses"
 
     def __init__(
-        self, facts: Facts, splitter: AnswerStream, told: dict[str, Any], names: Names, *, stream: bool
+        self,
+        facts: Facts,
+        splitter: AnswerStream,
+        told: dict[str, Any],
+        names: Names,
+        *,
+        stream: bool,
+        keep: bool,
     ) -> None:
         super().__init__(facts, 1, prefix="resp_")
         self._splitter = splitter
         self._told = told
         self._names = names
         self._stream = stream
+        self._keep = keep
         self._items: list[dict[str, Any]] = []  # as they are at their end
         self._text = ""  # of the last one, so far
         self._open = False  # whether the last one may go on
@@ -72,6 +80,8 @@ class ResponsesReply(Reply):
             events += self._add(part)
         if reason is not None:
             events += self._closed("incomplete" if reason == "length" else "completed")
+            if self._keep:
+                self._facts.kept.add(self._items)
         return events if self._stream else []
 
     def end(self) -> list[dict[str, Any]]:
