@@ -57,6 +57,17 @@ void bind_disk(nb::module_& m) {
              "experts"_a, "places"_a)
         .def("add", &add_part, "disk"_a, "weights"_a, "by_output"_a, "file"_a, "offsets"_a, "rows"_a,
              "row_bytes"_a)
+        .def(
+            "fill",
+            [](Shelf& shelf, const std::vector<int32_t>& experts, int64_t kept) {
+                const std::function<void()> check = check_signals();
+                nb::gil_scoped_release release;
+                shelf.fill(experts, kept, [&check] {
+                    if (check) check();
+                    return false;
+                });
+            },
+            "experts"_a, "kept"_a)
         .def_prop_ro("places", &Shelf::places)
         .def("counts", [](const Shelf& shelf) {
             const Shelf::Counts& c = shelf.counts();
