@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,24 @@ from support.many_experts import budget, many_experts
 from hotcold.commands import cli
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
+from hotcold.engine.generation import stream
 from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
 from hotcold.formats.files import FileError
 from hotcold.formats.gguf import open_gguf
+from hotcold.hosting.state import ProcessStats
 from hotcold.model.config import Config
 from hotcold.placement import shelves
 from hotcold.placement.profiles import Profile, write_profile
 from hotcold.placement.shelves import Shelves
 from hotcold.placement.sizes import sizes_of_file
+from hotcold.processes.plain_data import from_plain, to_plain
 from hotcold.runtime import memory
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadError, LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
+from hotcold.server.metrics import Metrics
 
 COUNT = 20
 #: Each way in which weights of experts lie in memory, and both ways to cut work.
@@ -270,6 +275,31 @@ def test_without_room_for_two_experts_memory_is_short(
     free_memory(monkeypatch, budget(path, 0, **OPTIONS) // 2)
     with pytest.raises(LoadError, match="not enough memory: the model needs"):
         load(path, LoadOptions(**OPTIONS))
+
+
+def test_statistics_have_what_was_read(tmp_path: Path) -> None:
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    session = opened(path, 0.3)
+    texts(session)
+    engine, counts = Engine(session), session.model.disk_counts()
+    stats = engine.stats()
+    assert counts is not None and counts.misses > 0
+    found = (stats.expert_hits, stats.expert_misses, stats.disk_bytes, stats.stalls, stats.stall_s)
+    assert found == (counts.hits, counts.misses, counts.nbytes, counts.stalls, counts.stall_s)
+    process = from_plain(ProcessStats, to_plain(ProcessStats(**asdict(stats))))
+    lines = [line.split() for line in Metrics().text(1.0, process).decode().splitlines()]
+    told = {line[0]: float(line[1]) for line in lines if line[0] != "#"}
+    names = ("expert_hits", "expert_misses", "disk_read_bytes", "disk_waits", "disk_wait_seconds")
+    assert tuple(told[f"hotcold_{name}_total"] for name in names) == found
+
+
+def test_a_watched_answer_has_what_was_read(tmp_path: Path) -> None:
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    job = Job([1, 5, 9, 40], SamplingParams(temperature=0), max_tokens=12, ignore_eos=True, picture=True)
+    pieces = list(stream(Engine(opened(path, 0.3)), Request(job)))
+    rates = [each.frame.rates for each in pieces if each.frame is not None][-1]
+    assert rates is not None and rates.expert_hit_share is not None and 0 < rates.expert_hit_share < 1
+    assert rates.disk_bytes_per_token and rates.stalls_per_token is not None
 
 
 def test_generate_says_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
