@@ -10,7 +10,8 @@ from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels import _native
 from hotcold.kernels.backend import DiskCounts, FFNTensors, is_dense
 
-READERS = 8  #: threads: so many reads of 2 MiB are under way at once
+READERS = 8  #: threads: so many reads are under way at once
+READ_BYTES = 2 << 20  #: of the largest (kRead of csrc/disk/disk.cpp)
 
 
 def reading_bytes(row_bytes: Sequence[int]) -> int:

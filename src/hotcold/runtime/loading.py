@@ -102,10 +102,7 @@ def _load(
     shelves = None
     if budget is not None:
         bill = memory_bill(resident, options["cache_type"], config, limits, pages, slots)
-        shelves = Shelves.fit(budget, bill, file, config)
-        assert config.experts is not None
-        if not shelves.all_fit and (profile := _routing_beside(file, config, options)) is not None:
-            shelves = shelves.by_profile(profile, config.experts.chosen)
+        shelves = _fit(budget, bill, file, config, options)
         weight_bytes = resident + shelves.expert_bytes + shelves.bill["reading"]
     model = ToLoad(file, config, options, limits, pages, slots, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors, shelves)
@@ -147,6 +144,29 @@ def _load(
         draft_max=options["draft_max"],
         draft=draft,
     )
+
+
+def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Shelves:
+    """What of a model's experts :func:`load` would keep in memory with these options and a ``ram_budget``,
+    without predictors. Errors as there."""
+    wanted = complete(options)
+    resident = check_tensors(file, config, predictor_names(file)) - _all_experts(file, config)
+    limits, _, _ = _limits(config, wanted)
+    slots, _, _ = _slots(config, wanted, limits, resident)
+    pages, _ = _pool(config, wanted, limits, resident + slots * config.slot_bytes)
+    bill = memory_bill(resident, wanted["cache_type"], config, limits, pages, slots)
+    assert wanted["ram_budget"] is not None
+    return _fit(wanted["ram_budget"], bill, file, config, wanted)
+
+
+def _fit(
+    budget: int, bill: Mapping[str, int], file: GGUFFile, config: Config, options: LoadOptions
+) -> Shelves:
+    shelves = Shelves.fit(budget, bill, file, config)
+    assert config.experts is not None
+    if shelves.all_fit or (profile := _routing_beside(file, config, options)) is None:
+        return shelves
+    return shelves.by_profile(profile, config.experts.chosen)
 
 
 def _all_experts(file: GGUFFile, config: Config) -> int:
