@@ -139,6 +139,11 @@ class Config:
         """A layer's experts; None where it has none."""
         return None if layer in self.dense_layers or not self.neurons[layer] else self.experts
 
+    def ffn_width(self, layer: int) -> int:
+        """How many values a layer's neurons read: D, or fewer where experts are latent."""
+        experts = self.experts_of(layer)
+        return experts.latent or self.dim if experts else self.dim
+
     @property
     def cpu_alone(self) -> str | None:
         """Says what only CPUs compute of it; None: nothing."""
