@@ -69,7 +69,7 @@ def knowing_block(path: Path, out: Path, source: int) -> Path:
 
 
 class Truth:
-    """What the block of a file says after a text, given the model's hidden rows."""
+    """Computes what the block of a file says after a text, given the model's hidden rows."""
 
     def __init__(self, path: Path, folder: Path, backend: Backend) -> None:
         self._folder, self._backend = folder, backend

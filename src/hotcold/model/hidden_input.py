@@ -1,4 +1,4 @@
-"""What the block that guesses tokens reads beside an embedding: a hidden row (:mod:`draft_block`)."""
+"""Makes the first row of the block that guesses tokens (:mod:`draft_block`) of a hidden row and a token."""
 
 from dataclasses import dataclass
 
