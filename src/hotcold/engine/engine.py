@@ -156,6 +156,8 @@ class Engine:
         events: list[Event] = []
         for request, row in step.sampled:
             events += self._verify(step, request, row)
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.read([*step.decode, *step.prompts])
         ended = step.ended + self.scheduler.advance(step)
         self._steps += 1
         self._generated += len(events)

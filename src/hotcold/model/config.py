@@ -17,6 +17,7 @@ from hotcold.model.experts import Experts, dense_layers, read_experts
 from hotcold.model.families import FAMILIES, Every, Family, Scales
 from hotcold.model.gate_cut import cut_rooms, read_cuts
 from hotcold.model.gated_delta import read_gated_delta
+from hotcold.model.hidden_input import hidden_rooms
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
 from hotcold.model.kimi_delta import read_kimi_delta
@@ -80,6 +81,8 @@ class Config:
     #: of each layer: how many deviations above their mean gates begin to count; None: all do
     cuts: tuple[float | None, ...] = ()
     drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
+    draft: "Config | None" = None  #: the one of them that guesses tokens, as a model of one layer
+    reads_hidden: bool = False  #: it is such a model, which reads another one's hidden rows
     context_limit: str = ""  #: why ``context`` is less than what the model was trained for
     notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
@@ -101,7 +104,8 @@ class Config:
         streams = stream_rooms(self.streams, self.dim, self.laurel) if self.streams > 1 else {}
         cut = {self.neurons[i] for i in range(self.layers) if self.cut_of(i) is not None}
         gates = [room for neurons in cut for room in cut_rooms(neurons).items()]
-        return tuple(dict.fromkeys([*mixers, *experts.items(), *inputs.items(), *streams.items(), *gates]))
+        parts = (experts, inputs, streams, hidden_rooms(self.dim) if self.reads_hidden else {})
+        return tuple(dict.fromkeys([*mixers, *(room for part in parts for room in part.items()), *gates]))
 
     def cut_of(self, layer: int) -> float | None:
         """How many deviations above their mean a layer's gates begin to count; None: all do."""
@@ -126,8 +130,10 @@ class Config:
         return self.activation if self.cut_of(layer) is None else "relu"
 
     def page_bytes(self, cache_type: str) -> int:
-        """Bytes of a page in all layers; ModelError: the type's blocks do not fit the model's heads."""
-        return sum(mixer.page_bytes(cache_type) for mixer in self.mixers)
+        """Bytes of a page in all layers, that of :attr:`draft` among them; ModelError: the type's blocks do
+        not fit the model's heads."""
+        of_draft = self.draft.page_bytes(cache_type) if self.draft else 0
+        return of_draft + sum(mixer.page_bytes(cache_type) for mixer in self.mixers)
 
     @property
     def slot_bytes(self) -> int:
