@@ -186,7 +186,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         metavar="FILE",
         help="file of fit-predictor (default: MODEL.predictor.gguf beside the model)",
     )
-    parser.add_argument(
+    add(
         "--ram-budget",
         type=byte_size,
         metavar="SIZE",
