@@ -227,8 +227,8 @@ def test_an_interrupt_ends_a_wait_for_the_disk(tmp_path: Path) -> None:
     assert disk is not None
     disk.native.hold(True)
     timer = threading.Timer(0.2, _thread.interrupt_main)
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         texts(session)
     timer.join()
     disk.native.hold(False)
