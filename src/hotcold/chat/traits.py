@@ -39,6 +39,7 @@ class Traits:
     null: bool = False  #: whether null content of an assistant that calls tools is wanted
     object_arguments: bool = True  #: whether arguments of calls are objects; else JSON in a text
     bare_tools: bool = True  #: whether tools may lack descriptions and parameters
+    calls: bool = True  #: whether calls of earlier messages are written
     several_calls: bool = True  #: whether a message may have several calls
     users: bool = True  #: whether there may be several messages of the user in a row
 
@@ -132,6 +133,7 @@ def traits_of(texts: Sequence[str | None]) -> Traits:
         null=not no_null,
         object_arguments=objects or not _shows(as_text, _VALUE),
         bare_tools=tool is None or all(each is not None for each in bare),
+        calls=_shows(empty, _VALUE) or _shows(as_text, _VALUE) or _shows(null, _VALUE),
         several_calls=not _shows(empty, _VALUE) or (_shows(two, _VALUE) and _shows(two, _OTHER)),
         users=_shows(users, _USER) and _shows(users, _SECOND),
     )
