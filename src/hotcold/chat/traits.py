@@ -41,6 +41,7 @@ class Traits:
     bare_tools: bool = True  #: whether tools may lack descriptions and parameters
     calls: bool = True  #: whether calls of earlier messages are written
     several_calls: bool = True  #: whether a message may have several calls
+    calls: bool = True  #: whether calls are shown at all
     users: bool = True  #: whether there may be several messages of the user in a row
 
 
@@ -123,7 +124,8 @@ def traits_of(texts: Sequence[str | None]) -> Traits:
     text, parts = _shows(plain, _USER), _walks(in_parts)
     if not text and not parts:
         return Traits()  # it shows no user messages, so nothing can be found out
-    no_null = null is None or null.count("None") > (empty or "").count("None")
+    words = ("None", "null")
+    no_null = null is None or any(null.count(word) > (empty or "").count(word) for word in words)
     objects = _shows(empty, _VALUE) and f"{{'{_KEY}'" not in (empty or "")
     return Traits(
         text=text,

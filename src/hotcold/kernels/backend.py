@@ -205,6 +205,10 @@ class FFNTensors:
     #: how many experts lie in memory at a time; the others are read from their file when a step names them.
     #: 0: all lie in memory
     places: int = 0
+    #: those of them that are read at loading, the one that is wanted most first, and how many of these keep
+    #: their place
+    hot_experts: tuple[int, ...] = ()
+    kept: int = 0
     label: str = ""  #: says in errors of such reads which layer of which file it is
 
     @property

@@ -19,6 +19,7 @@ from hotcold.model.gate_cut import cut_rooms, read_cuts
 from hotcold.model.gated_delta import read_gated_delta
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
+from hotcold.model.kimi_delta import read_kimi_delta
 from hotcold.model.latent_attention import read_latent
 from hotcold.model.layer_inputs import input_rooms, read_width
 from hotcold.model.mamba import read_mamba
@@ -137,6 +138,11 @@ class Config:
     def experts_of(self, layer: int) -> Experts | None:
         """A layer's experts; None where it has none."""
         return None if layer in self.dense_layers or not self.neurons[layer] else self.experts
+
+    def ffn_width(self, layer: int) -> int:
+        """How many values a layer's neurons read: D, or fewer where experts are latent."""
+        experts = self.experts_of(layer)
+        return experts.latent or self.dim if experts else self.dim
 
     @property
     def cpu_alone(self) -> str | None:
@@ -291,16 +297,17 @@ def _mixers(
     neurons: Sequence[int],
 ) -> tuple[MixerShape, ...]:
     """Returns each layer's mixer; ``heads`` are those of :func:`_heads`."""
+    attention: Sequence[MixerShape] = (NO_MIXER,) * layers
     if family.latent:
-        return (read_latent(keys, family, layers, context, scales.attention),) * layers
-    attention: Sequence[MixerShape] = (
-        _attention(keys, family, layers, heads, context, scales) if heads[0] else (NO_MIXER,) * layers
-    )
+        attention = (read_latent(keys, family, layers, context, scales.attention),) * layers
+    elif heads[0]:
+        attention = _attention(keys, family, layers, heads, context, scales)
     if family.stateful is None:
         return tuple(attention)
     readers: dict[str, Callable[[], MixerShape]] = {
         "short_conv": lambda: read_short_conv(keys, keys.whole("embedding_length", 1, MAX_DIM)),
         "gated_delta": lambda: read_gated_delta(keys, tiled=family.tiled_heads),
+        "kimi_delta": lambda: read_kimi_delta(keys, layers),
         "mamba": lambda: read_mamba(keys),
     }
     stateful = readers[family.stateful]()

@@ -35,7 +35,7 @@ ImpliedScales = Callable[[int, int, int], Scales]
 
 
 #: Mixers that keep a state which is not a list of positions: a module of this room each.
-STATEFUL = ("short_conv", "gated_delta", "mamba")
+STATEFUL = ("short_conv", "gated_delta", "kimi_delta", "mamba")
 
 
 @dataclass(frozen=True)
@@ -317,6 +317,14 @@ FAMILIES: dict[str, Family] = {
         # Granite 4
         Family("granitehybrid", stateful="mamba", rope_interleaved=True, rope_if_finetuned=True),
         Family("falcon-h1", stateful="mamba", together=True),
+        # Kimi Linear, whose attention does not rotate
+        Family(
+            "kimi-linear",
+            latent=True,
+            stateful="kimi_delta",
+            unrotated=Every(1),
+            router_score="sigmoid",
+        ),
         Family("mamba2", stateful="mamba", one_part=True),
     )
 }

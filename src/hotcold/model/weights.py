@@ -102,9 +102,11 @@ def is_drafting(name: str, config: Config) -> bool:
 
 def _fits(shape: Shape, expected: Shape) -> bool:
     """Whether a tensor of this shape is one of the other: either may have further dimensions of 1, if it has
-    one other."""
+    one other; and of four dimensions those of 1 may be left out."""
     if shape == expected:
         return True
+    if len(expected) == 4:
+        return [n for n in shape if n > 1] == [n for n in expected if n > 1]
     narrow = math.prod(expected) == max(expected)
     return narrow and math.prod(shape) == max(shape) == max(expected)
 

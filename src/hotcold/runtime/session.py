@@ -207,7 +207,7 @@ class Session:
         model, mode = self.model, self._mode
         config, weights = model.config, [layer.ffn for layer in model.weights.layers]
         experts = [config.experts_of(i) for i in range(config.layers)]
-        kinds = [(each.latent or config.dim, each.chosen) if each else (config.dim, 0) for each in experts]
+        kinds = [(config.ffn_width(i), each.chosen if each else 0) for i, each in enumerate(experts)]
         sides = [
             ColdSide(model.devices, gpu, weights, self.predictors, model.limits, kinds) for gpu in model.gpus
         ]
