@@ -42,6 +42,9 @@ HYBRIDS = (
     "tiny-mamba2",
 )  # fmt: skip
 
+#: Such goldens whose attention is latent.
+LATENT_HYBRIDS = ("tiny-kimi-linear",)
+
 
 @dataclass(frozen=True)
 class Golden:

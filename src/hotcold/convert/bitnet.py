@@ -127,7 +127,8 @@ def pack_tq2_0(codes: Array, factor: float) -> Array:
     """Rows of TQ2_0 from codes ``[rows, columns]``. Byte m of a half block has codes m, m + 32, m + 64 and
     m + 96 of that half, the first in its lowest bits."""
     rows, columns = codes.shape
-    parts = codes.reshape(rows, columns // _BLOCK, 2, 4, 32) << np.arange(0, 8, 2, np.uint8)[:, None]
-    packed = np.bitwise_or.reduce(parts, axis=3).reshape(rows, -1, 64)
+    parts = codes.reshape(rows, columns // _BLOCK, 2, 4, 32)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    packed = np.bitwise_or.reduce(parts << shifts, axis=-2).reshape(rows, -1, 64)
     scale = np.full((rows, columns // _BLOCK, 1), factor, "<f2").view(np.uint8)
     return np.concatenate([packed, scale], axis=-1).reshape(rows, -1)

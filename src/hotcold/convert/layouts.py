@@ -212,6 +212,15 @@ _DEEPSEEK_V32 = replace(
     _DEEPSEEK_V3, architecture="deepseek32", implementation="DeepseekV32ForCausalLM",
     extra=latent.indexed_keys, own=latent.indexed_attention,
 )  # fmt: skip
+_KIMI_LINEAR = replace(
+    _DEEPSEEK_V3, architecture="kimi-linear", implementation="KimiLinearForCausalLM",
+    rules=tuple(
+        rule
+        for rule in _mixed(_rules("llama", "kimi-linear", **_NO_BIAS))
+        if ".self_attn." not in rule.source
+    ),
+    adapt=latent.kimi_linear, extra=latent.kimi_linear_keys, own=latent.kimi_layer,
+)  # fmt: skip
 
 #: What remains is in bitnet.py.
 _BITNET = Layout(
@@ -370,6 +379,7 @@ LAYOUTS = {
     "deepseek_v2": _DEEPSEEK_V2,
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
+    "kimi_linear": _KIMI_LINEAR,
     "glm4_moe_lite": replace(_DEEPSEEK_V3, implementation="Glm4MoeLiteForCausalLM"),
     "deepseek_v32": _DEEPSEEK_V32,
     "glm_moe_dsa": replace(

@@ -17,8 +17,10 @@ from hotcold.model.experts import Experts, dense_layers, read_experts
 from hotcold.model.families import FAMILIES, Every, Family, Scales
 from hotcold.model.gate_cut import cut_rooms, read_cuts
 from hotcold.model.gated_delta import read_gated_delta
+from hotcold.model.hidden_input import hidden_rooms
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
+from hotcold.model.kimi_delta import read_kimi_delta
 from hotcold.model.latent_attention import read_latent
 from hotcold.model.layer_inputs import input_rooms, read_width
 from hotcold.model.mamba import read_mamba
@@ -82,6 +84,8 @@ class Config:
     #: each layer's FFN where its neurons are normalised before down; ``neurons`` are 0 then
     normed: tuple[NormedFFN, ...] = ()
     drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
+    draft: "Config | None" = None  #: the one of them that guesses tokens, as a model of one layer
+    reads_hidden: bool = False  #: it is such a model, which reads another one's hidden rows
     context_limit: str = ""  #: why ``context`` is less than what the model was trained for
     notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
@@ -104,7 +108,8 @@ class Config:
         cut = {self.neurons[i] for i in range(self.layers) if self.cut_of(i) is not None}
         gates = [room for neurons in cut for room in cut_rooms(neurons).items()]
         gates += [room for each in self.normed for room in each.rooms.items()]
-        return tuple(dict.fromkeys([*mixers, *experts.items(), *inputs.items(), *streams.items(), *gates]))
+        parts = (experts, inputs, streams, hidden_rooms(self.dim) if self.reads_hidden else {})
+        return tuple(dict.fromkeys([*mixers, *(room for part in parts for room in part.items()), *gates]))
 
     def cut_of(self, layer: int) -> float | None:
         """How many deviations above their mean a layer's gates begin to count; None: all do."""
@@ -138,8 +143,10 @@ class Config:
         return self.activation if self.cut_of(layer) is None else "relu"
 
     def page_bytes(self, cache_type: str) -> int:
-        """Bytes of a page in all layers; ModelError: the type's blocks do not fit the model's heads."""
-        return sum(mixer.page_bytes(cache_type) for mixer in self.mixers)
+        """Bytes of a page in all layers, that of :attr:`draft` among them; ModelError: the type's blocks do
+        not fit the model's heads."""
+        of_draft = self.draft.page_bytes(cache_type) if self.draft else 0
+        return of_draft + sum(mixer.page_bytes(cache_type) for mixer in self.mixers)
 
     @property
     def slot_bytes(self) -> int:
@@ -150,6 +157,11 @@ class Config:
     def experts_of(self, layer: int) -> Experts | None:
         """A layer's experts; None where it has none."""
         return None if layer in self.dense_layers or not self.neurons[layer] else self.experts
+
+    def ffn_width(self, layer: int) -> int:
+        """How many values a layer's neurons read: D, or fewer where experts are latent."""
+        experts = self.experts_of(layer)
+        return experts.latent or self.dim if experts else self.dim
 
     @property
     def branches(self) -> bool:
@@ -297,16 +309,17 @@ def _mixers(
     neurons: Sequence[int],
 ) -> tuple[MixerShape, ...]:
     """Returns each layer's mixer; ``heads`` are those of :func:`_heads`."""
+    attention: Sequence[MixerShape] = (NO_MIXER,) * layers
     if family.latent:
-        return (read_latent(keys, family, layers, context, scales.attention),) * layers
-    attention: Sequence[MixerShape] = (
-        _attention(keys, family, layers, heads, context, scales) if heads[0] else (NO_MIXER,) * layers
-    )
+        attention = (read_latent(keys, family, layers, context, scales.attention),) * layers
+    elif heads[0]:
+        attention = _attention(keys, family, layers, heads, context, scales)
     if family.stateful is None:
         return tuple(attention)
     readers: dict[str, Callable[[], MixerShape]] = {
         "short_conv": lambda: read_short_conv(keys, keys.whole("embedding_length", 1, MAX_DIM)),
         "gated_delta": lambda: read_gated_delta(keys, tiled=family.tiled_heads),
+        "kimi_delta": lambda: read_kimi_delta(keys, layers),
         "mamba": lambda: read_mamba(keys),
     }
     stateful = readers[family.stateful]()
@@ -453,7 +466,8 @@ def _scales(keys: Keys, family: Family, implied: Scales) -> Scales:
 
 def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, float, tuple[str, ...]]:
     """Activation, threshold and notes: our own keys if a file has them, else what its magic implies."""
-    own, notes = Keys(keys.metadata, "hotcold"), ()
+    own = Keys(keys.metadata, "hotcold")
+    notes: tuple[str, ...] = ()
     implied = family.powerinfer_activation if magic == "PWRI" else family.activation
     if family.norms_inside and "ffn.activation" not in own:
         implied, notes = read_activation(keys)

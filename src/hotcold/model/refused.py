@@ -25,8 +25,7 @@ _REASONS = {
         "gptj gptneox phi2 stablelm codeshell plamo",
     "it needs layers of different shapes": "deci openelm plamo3 step35 mimo2 laguna",
     "it needs the recurrence of Mamba 1": "mamba jamba plamo2",
-    "it needs the gated delta rule with a decay of each channel, or as another family has it":
-        "kimi-linear bailingmoe3",
+    "it needs the gated delta rule as another family has it": "bailingmoe3",
     "it needs the recurrence of RWKV": "rwkv6 rwkv6qwen2 rwkv7 arwkv7",
     "it needs lightning attention": "minimax-01",
     "it needs attention with a latent cache (MLA), and an entry in families.py": "minicpm3 plm mistral4",

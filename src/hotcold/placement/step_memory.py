@@ -12,8 +12,8 @@ from hotcold.model.config import Config
 
 
 def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) -> int:
-    """Bytes of the batch, activations, logits, rope tables and masks of neurons, on one backend; ``split``:
-    with the two mailboxes between the sides of a layer."""
+    """Bytes of the batch, activations, logits, rope tables and masks of neurons, on one backend, and those of
+    the block that guesses tokens; ``split``: with the two mailboxes between the sides of a layer."""
     positions = limits.pages_per_sequence * PAGE
     latent = 2 * config.experts.latent if config.experts else 0
     row = ((7 if split else 3) + config.branches) * config.dim + latent + sum(_room_floats(config))
@@ -24,7 +24,8 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     batch = 4 * (5 * limits.tokens + limits.sequences * (limits.pages_per_sequence + 4) + limits.logits + 4)
     floats = limits.tokens * row + limits.logits * (config.dim + config.vocab)
     floats += positions * sum(rope.dim for rope in config.ropes)
-    return 4 * floats + limits.tokens * masks + batch
+    draft = buffer_bytes(config.draft, limits) if config.draft else 0
+    return 4 * floats + limits.tokens * masks + batch + draft
 
 
 def _room_floats(config: Config) -> list[int]:
