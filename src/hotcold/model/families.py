@@ -112,6 +112,8 @@ class Family:
     streams: bool = False
     #: In some layers only the largest gates of a token count
     gates_cut: bool = False
+    #: What attention's output matrix and down read is normalised before (BitNet)
+    norms_inside: bool = False
     #: Experts have an ordinary FFN beside them, each of the two with its norms; the router reads the stream
     beside_experts: bool = False
     #: Without a key the shape of down says whether its rows are neurons (PowerInfer's --transpose-down)
@@ -289,6 +291,7 @@ FAMILIES: dict[str, Family] = {
             experts_normalised=False,
             factor_of_input=True,
         ),
+        Family("bitnet", activation="relu2", norms_inside=True),  # b1.58
         Family("smollm3", rope_interleaved=True, unrotated=Every(4)),
         Family("qwen2moe", experts_normalised=False),
         Family("qwen3moe"),

@@ -193,6 +193,8 @@ def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, 
             if config.gated and not config.family.fused_gate:
                 matrices["ffn_gate"] = n, d
             matrices[down] = (n, d) if layout == "by_neuron" else (d, n)
+        if config.normed:
+            required |= config.normed[i].tensors(d, blk)
         required |= shapes[0] | {f"{blk}{name}.weight": shape for name, shape in matrices.items()}
         optional |= shapes[1] | {
             f"{blk}{name}.bias": (d if name == down else shape[0],) for name, shape in matrices.items()
@@ -266,9 +268,10 @@ class ModelReader(TensorReader):
             post_norm=None if own else self.own_norm(f"{blk}post_attention_norm"),
             beside=family.parallel,
         )
+        normed = self.config.normed[index].read(self, blk) if self.config.normed else None
         ffn: Block[MixerWeights | FeedForward] = Block(
             norm=between,
-            part=self._feed_forward(index, ffn_weights, late),
+            part=normed or self._feed_forward(index, ffn_weights, late),
             post_norm=self.own_norm(f"{blk}post_ffw_norm"),
         )
         blocks = [ffn, mixer] if family.parallel else [mixer, ffn]

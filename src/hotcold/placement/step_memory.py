@@ -109,6 +109,7 @@ def _shapes(
     """The shapes of steps, one for each kind of mixer."""
     attentions = [each.attention for each in config.mixers]
     widths = {(each.heads, each.kv_heads, each.head_dim) for each in attentions if each} or {(1, 1, 1)}
+    inner = max((each.neurons for each in config.normed), default=0)
     return [
         StepShape(
             limits=limits,
@@ -116,16 +117,17 @@ def _shapes(
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            neurons=max(1, *config.neurons),
+            neurons=max(1, inner, *config.neurons),
             hot=hot,
             types=types,
             gated=config.gated,
             down_layout=config.down_layout,
-            activation=config.activation,
+            activation="none" if config.normed else config.activation,
             rank=rank,
             experts=config.experts.count if config.experts else 1,
             chosen=config.experts.chosen if config.experts else 1,
             shared=config.experts.shared if config.experts else 0,
+            inner=inner,
         )
         for heads, kv_heads, head_dim in widths
     ]
