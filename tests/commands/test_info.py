@@ -256,7 +256,7 @@ def test_metadata_of_the_wrong_type_is_left_out(
 def test_a_block_that_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = write_hybrid(tmp_path / "plain.gguf", "qwen35")
     path = with_block(plain, tmp_path / "block.gguf", 1)
-    assert values(info(capsys, path))["guesses"] == "by 46.4 KiB of the file (blk.3)"
+    assert values(info(capsys, path))["guesses"] == "by 39.62 KiB of the file (blk.3)"
     lacking = changed(path, tmp_path / "lacking.gguf", {}, {"blk.3.nextn.enorm.weight": None})
-    said = "blk.3 guesses tokens, and is left out: tensor blk.3.nextn.enorm.weight is missing"
-    assert said.startswith(values(info(capsys, lacking))["guesses"][:40])
+    said = values(info(capsys, lacking))["guesses"]
+    assert said.startswith("blk.3 guesses tokens, and is left out: tensor blk.3.nextn.eno")
