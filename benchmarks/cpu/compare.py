@@ -5,6 +5,7 @@
     python benchmarks/cpu/compare.py --only Q6_K --prompts 16 512 --depths 32768 --sequences 1
     python benchmarks/cpu/compare.py --models smollm2.gguf gemma3.gguf --minutes 5 --out results
     python benchmarks/cpu/compare.py --experts mixtral --only Q4_0   # or qwen3moe
+    python benchmarks/cpu/compare.py --pure --only IQ4_XS Q3_K Q2_K IQ3_S IQ3_XXS TQ2_0 --layers 3
     python benchmarks/cpu/compare.py --only Q4_0 --layers 8 --powerinfer PowerInfer/build/bin/main
 
 Synthetic models of one seed: a layer of 4096/14336, with 8 heads for keys and values and 32 for queries, and
@@ -18,6 +19,9 @@ the last cache is larger than some layers or time does not matter. For every typ
   layout with its predictor, or, of types that llama.cpp quantises, a stock file in ``exact`` alone. Nobody
   else but PowerInfer gains from zeros, so they are compared with llama.cpp on the dense file;
 - ``powerinfer``: its ``main`` on the PWRI file, in F16 and Q4_0.
+
+``--pure`` has all matrices in one type, which need not be llama.cpp's quantiser's: random blocks of it,
+dense, made in a second.
 
 ``--ungated`` has squared ReLU without a gate (llama.cpp's arcee) in all of them, ``--experts`` a family's
 shapes. With ``--models`` files of yours take the place of the synthetic ones, dense, beside llama.cpp:
@@ -77,6 +81,7 @@ def add_model_options(add: Callable[..., Any]) -> None:
     add("--layers", type=int, default=1)
     add("--active", type=float, default=0.1, help="share of active neurons (0.1)")
     add("--ungated", action="store_true", help="squared ReLU without a gate (llama.cpp's arcee)")
+    add("--pure", action="store_true", help="dense, with all matrices in blocks of the type")
     add("--experts", choices=models.EXPERT_SHAPES, help="experts, in this shape instead of --shape")
     add("--work", type=Path, help="where models are written and reused (default: a temporary folder)")
     add("--threads", type=int, default=2)
@@ -144,11 +149,12 @@ class Files:
         dim, neurons, heads, kv_heads, vocab = args.shape
         shape = models.Shape(dim, neurons, args.layers, heads, kv_heads, vocab, 1 << 16)
         name = args.experts or "x".join(map(str, (*args.shape, args.layers)))
-        what = "silu" if active is None else f"{'ungated' if args.ungated else 'relu'}{active:g}"
+        dense = "pure" if getattr(args, "pure", False) else "silu"
+        what = dense if active is None else f"{'ungated' if args.ungated else 'relu'}{active:g}"
         path = self.folder / f"{name}-{type}-{what}-{layout}.gguf"
         if path.exists():
             return path
-        if type in WRITTEN:
+        if type in WRITTEN or getattr(args, "pure", False):
             made = models.EXPERT_SHAPES[args.experts] if args.experts else shape
             models.write(path, models.Recipe(made, type, active, layout, gated=not args.ungated))
         else:
@@ -351,6 +357,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             parser.error(f"{option} {path} is no file: give the path of one")
     if args.experts and args.ungated:
         parser.error("--experts have a gate: leave out --ungated")
+    if args.pure:
+        if args.experts or args.ungated:
+            parser.error("--pure models are dense: leave out --experts and --ungated")
+        args.no_sparse = True
     if args.experts and not {*(args.only or ("all",))} <= {*WRITTEN}:
         parser.error(f"--experts are written in {', '.join(WRITTEN)}: choose with --only")
     return args

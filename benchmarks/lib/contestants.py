@@ -63,6 +63,7 @@ class Plan:
     parallel_generate: int = 12
     layers: int = 1  #: of the models
     published: bool = False  #: whether they are files of somebody's, whose loading is timed, too
+    last_logits: bool = False  #: of a prompt only the last logits are asked for
 
     @property
     def measures(self) -> list[str]:

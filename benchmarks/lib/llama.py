@@ -109,7 +109,7 @@ class LlamaCpp:
     def __init__(self, path: Path, threads: int, plan: Plan) -> None:
         lib = self._lib = open_llama_cpp()
         self.path, self.threads, self.plan = path, threads, plan
-        self.all_logits = not plan.published
+        self.all_logits = not (plan.published or plan.last_logits)
         self.settings: dict[str, str] = {}  #: by measure, whether flash attention is on
         self._model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
         if not self._model:
@@ -118,16 +118,22 @@ class LlamaCpp:
             self._vocab = file.tensors["token_embd.weight"].shape[0]
             # A head of its own is read in each step; else the embedding is the head.
             unread = {"token_embd.weight"} if "output.weight" in file.tensors else set()
-            self._step_bytes = sum(info.nbytes for name, info in file.tensors.items() if name not in unread)
             keys = file.metadata
             arch = keys["general.architecture"]
-            if f"{arch}.expert_count" in keys:  # which of them a token reads is not known
-                self._step_bytes = 0
+            experts = int(keys.get(f"{arch}.expert_count", 0))
+            chosen = int(keys[f"{arch}.expert_used_count"]) if experts else 0
+            self._step_bytes = sum(
+                info.nbytes * chosen // experts if "_exps." in name else info.nbytes
+                for name, info in file.tensors.items()
+                if name not in unread
+            )
+            self._experts = experts > 0  # which of them several tokens read together is not known
             head_dim = keys.get(f"{arch}.attention.key_length")
             if head_dim is None:
                 head_dim = keys[f"{arch}.embedding_length"] // keys[f"{arch}.attention.head_count"]
-            kv_dim = keys[f"{arch}.attention.head_count_kv"] * head_dim
-            self._position_bytes = int(keys[f"{arch}.block_count"]) * 2 * 2 * int(kv_dim)
+            heads = np.asarray(keys[f"{arch}.attention.head_count_kv"])  # one number, or one of each layer
+            layers = int(keys[f"{arch}.block_count"]) if heads.ndim == 0 else 1
+            self._position_bytes = layers * 2 * 2 * int(heads.sum()) * int(head_dim)
         self._contexts: dict[str, Any] = {}
         self._make_contexts()
 
@@ -152,16 +158,19 @@ class LlamaCpp:
 
     def surprise(self, windows: list[list[int]]) -> float:
         """As ours, with the settings of generation."""
-        kind = f"single {self.settings[DECODE]}"
         found: list[float] = []
         for window in windows:
-            self._clear(kind)
-            self._decode(kind, [window], all_logits=True)
-            pointer = self._lib.llama_get_logits(self._contexts[kind])
-            logits = np.ctypeslib.as_array(pointer, (len(window), self._vocab))
-            for row, following in zip(logits, window[1:], strict=False):
+            for row, following in zip(self.logits(window), window[1:], strict=False):
                 found.append(-float(log_softmax(row)[following]))
         return float(np.mean(found))
+
+    def logits(self, window: list[int]) -> Any:
+        """Returns those after each token, ``[tokens, V]``: a view, valid until anything else is computed."""
+        kind = f"single {self.settings.get(DECODE, 'off')}"
+        self._clear(kind)
+        self._decode(kind, [window], all_logits=True)
+        pointer = self._lib.llama_get_logits(self._contexts[kind])
+        return np.ctypeslib.as_array(pointer, (len(window), self._vocab))
 
     def close(self) -> None:
         for context in self._contexts.values():
@@ -278,4 +287,4 @@ class LlamaCpp:
         )
         positions = count * sum(at + i + 1 for i in range(steps))
         nbytes = steps * self._step_bytes + positions * self._position_bytes
-        return Measured(steps * count, seconds, nbytes if self._step_bytes else None)
+        return Measured(steps * count, seconds, None if self._experts and count > 1 else nbytes)

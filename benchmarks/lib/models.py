@@ -32,6 +32,7 @@ from hotcold.formats.blocks import BlockType, Tensor, block_type, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.sparse.predictor import write_sidecar
+from lib.random_blocks import random_block_rows
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -104,12 +105,19 @@ class Recipe:
             raise ValueError(f"layout {self.layout} needs a sparse model: give the active share")
         if self.shape.experts and (self.layout != "by_output" or not self.gated):
             raise ValueError("experts have a gate, and down by output")
+        if self.active is not None and not self.written:
+            raise ValueError(f"{self.type} is not written: a sparse model needs a type that is")
         if self.predictor not in PREDICTOR_TYPES:
             raise ValueError(f"predictor type {self.predictor}: choose from {', '.join(PREDICTOR_TYPES)}")
 
     @property
     def architecture(self) -> str:
         return self.shape.architecture if self.gated else "arcee"
+
+    @property
+    def written(self) -> bool:
+        """Whether given values can be packed into its blocks, as the features of tokens have to be."""
+        return block_type(self.type).encode is not None
 
     @property
     def deciding(self) -> str:
@@ -125,8 +133,10 @@ def random_rows(rng: np.random.Generator, type: BlockType, rows: int, columns: i
     """Random weights of mean 0 and about this standard deviation, ``(rows, row_bytes)``.
 
     Every block of Q4_0 and Q8_0 has the same scale, and codes are symmetric about 0, so that such a matrix
-    can be transposed without a loss.
+    can be transposed without a loss. Types that nothing here quantises to get random blocks, too.
     """
+    if type.encode is None:
+        return random_block_rows(rng, type, rows, columns, std)
     if type.name in _CODES:
         blocks = np.empty((rows * columns // 32, type.nbytes), np.uint8)
         blocks[:, 2:] = _random_codes(rng, type, rows * columns).reshape(len(blocks), -1)
@@ -206,8 +216,8 @@ class Weights(Mapping[str, Tensor]):
     That function takes each twice, for its shape and then for its data: the first is an empty promise.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.shape, self.type = recipe, recipe.shape, block_type(recipe.type)
+    def __init__(self, recipe: Recipe, type: BlockType | None = None) -> None:
+        self.recipe, self.shape, self.type = recipe, recipe.shape, type or block_type(recipe.type)
         self._parts: dict[str, _Part] = {}
         self._promised: set[str] = set()
         self._features = self._random_features()
@@ -311,12 +321,15 @@ class Weights(Mapping[str, Tensor]):
 
     def _embedding(self) -> Bytes:
         rows = self._random("token_embd", self.shape.vocab, self.shape.dim, EMBEDDING_STD)
+        if not self.recipe.written:
+            return rows
         set_reserved(rows, self._features, self.type)
         return rows
 
     def _attention_output(self, name: str, columns: int) -> Bytes:
         rows = self._random(name, self.shape.dim, columns, UPDATE_STD / columns**0.5)
-        rows[-RESERVED:] = quantise(np.zeros((1, columns), np.float32), self.type).data
+        if self.recipe.written:
+            rows[-RESERVED:] = quantise(np.zeros((1, columns), np.float32), self.type).data
         return rows
 
     def _router(self, prefix: str) -> Bytes:
@@ -329,6 +342,8 @@ class Weights(Mapping[str, Tensor]):
         """``(N, D)`` or, by output, ``(D, N)``; nothing is added to the reserved dimensions."""
         dim, neurons = self.shape.dim, self.shape.neurons
         std = UPDATE_STD / (neurons * (self.recipe.active or 1)) ** 0.5
+        if not self.recipe.written:
+            return self._random(prefix + "down", dim, neurons, std)
         rows = self._random(prefix + "down", neurons, dim, std)
         if self.recipe.layout == "by_output":
             rows = transposed(rows, self.type, dim)

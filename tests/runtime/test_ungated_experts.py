@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,6 @@ from support.ungated_models import CHOSEN, EXPERTS, NEURONS, SHARED, ungated_mod
 import hotcold
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
-from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
@@ -231,8 +231,26 @@ def test_layers_without_an_ffn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert NeuronMap(exact.model).cells(np.hstack(fired))[1] == [(0, 0)]
 
 
-def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
-    options = {"context": 64, "backend": "reference"}
-    latent = golden("tiny-nemotron-latent", tmp_path).path
-    with pytest.raises(UserError, match="predictors of such experts are not supported yet"):
-        hotcold.fit_predictor(latent, text_file(tmp_path), **options)
+def test_latent_experts_are_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictors read the few values that such experts read; one that names all neurons gives `exact`."""
+    path, out = golden("tiny-nemotron-latent", tmp_path).path, tmp_path / "fitted.gguf"
+    monkeypatch.setattr(fitting, "RANK_STEP", 8)
+    options = {"context": 64, "tokens": 1024}
+    fitted = hotcold.fit_predictor(
+        path, text_file(tmp_path), output=out, max_share=1.0, type="F32", recall=0.95, **options
+    )
+    model = load(path, LoadOptions(sparsity="exact", threads=1))
+    latent = model.config.experts.latent
+    assert 0 < latent < model.config.dim
+    some = [fit for fit in fitted.layers if fit.rank]
+    assert some and all(fit.recall > 0.9 and fit.candidates < 1 for fit in some)
+    exact, predicted = model.session("exact"), model.session("predicted", out)
+    truth = logits(exact)
+    logits(predicted)
+    assert predicted.counters.rows[:, 0].sum() < exact.counters.rows[:, 0].sum()
+    tensors = [
+        each and replace(each, threshold=np.full_like(each.threshold, -1e9)) for each in fitted.tensors
+    ]
+    with open_gguf(path) as file:
+        write_sidecar(tmp_path / "all.gguf", file.fingerprint(), tensors, fitted.metadata)
+    np.testing.assert_array_equal(logits(model.session("predicted", tmp_path / "all.gguf")), truth)

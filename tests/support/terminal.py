@@ -55,7 +55,7 @@ class PseudoTerminal:
         return text
 
     def wait_for_raw(self, sequence: str) -> None:
-        """Waits until the program has written a text, escape sequences included: they come apart from what
+        """Waits until the program has written a text with escape sequences, which may come later than what
         they colour."""
         end = time.monotonic() + PATIENCE_S
         while sequence not in self.raw:

@@ -74,9 +74,10 @@ def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = N
         reads, relu, pays = _facts(file, config)
         _threshold(file)
         infos = _layer_infos(file, config)
-        for neurons, parts in zip(config.neurons, infos, strict=True):
+        for layer, (neurons, parts) in enumerate(zip(config.neurons, infos, strict=True)):
             if neurons:
-                _check_layer(parts, config.dim, neurons)
+                width = config.ffn_width(layer) if reads == "normed" else config.dim
+                _check_layer(parts, width, neurons)
         return PredictorFacts(
             path=file.path,
             input=reads,

@@ -22,7 +22,8 @@ from hotcold.model.layer import AnyFFN
 from hotcold.runtime.session import LoadedModel
 from hotcold.tasks.scoring import Scorer
 
-#: ``normed`` or ``residual`` -> ``[tokens, D]`` float32; ``ids`` -> ``[tokens, k]`` int32: experts
+#: ``normed`` or ``residual`` -> ``[tokens, D]`` float32, the first of fewer values where a layer's experts
+#: read fewer; ``ids`` -> ``[tokens, k]`` int32: experts
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 _SAVED_EVERY = 5.0  #: seconds between two notes of how far a collection in a folder is
@@ -99,7 +100,15 @@ def _check_room(model: LoadedModel, names: Collection[str], tokens: int) -> None
 
 def input_bytes(model: LoadedModel, names: Collection[str], tokens: int) -> int:
     """Bytes of the files for so many tokens."""
-    return 4 * tokens * model.config.dim * model.config.layers * len(names)
+    layers = range(model.config.layers)
+    return 4 * tokens * sum(_width(model, layer, name) for layer in layers for name in names)
+
+
+def _width(model: LoadedModel, layer: int, name: str) -> int:
+    """Values of one token in a file."""
+    if name == "ids":
+        return model.config.experts.chosen if model.config.experts else 0
+    return model.config.ffn_width(layer) if name == "normed" else model.config.dim
 
 
 def _close(files: list[dict[str, IO[bytes]]]) -> None:
@@ -121,7 +130,7 @@ def ffn_inputs(
 
     UserError: the folder for temporary files has no room, or ``folder`` cannot be written; OSError: the
     former could not be."""
-    dim, backends = model.config.dim, model.devices.layers
+    backends, decode = model.devices.layers, model.limits.decode
     buffers: list[dict[str, Buffer]] = []
     chosen_too = [*names, "ids"] if model.config.experts else [*names]
     inputs = FFNInputs(model, chosen_too, sum(len(window) - 1 for window in windows), folder)
@@ -132,15 +141,14 @@ def ffn_inputs(
         return inputs
     session = model.session("exact", wrap=lambda ffns: [*_watched(model, ffns, names, buffers)])
     scorer, routed = Scorer(session), session.transformer.chosen
-    zeros = np.zeros((model.limits.decode, dim), np.float32)
     noted = time.monotonic()
     try:
         for number, window in enumerate(windows[done:], done + 1):
             for logits in scorer.logits(window):
-                for ops, layer, files in zip(backends, buffers, inputs.files, strict=True):
-                    for name, buffer in layer.items():
+                for layer, (ops, own, files) in enumerate(zip(backends, buffers, inputs.files, strict=True)):
+                    for name, buffer in own.items():
                         _write(files[name], ops.read(buffer, 0, len(logits)))
-                        ops.write(buffer, zeros)
+                        ops.write(buffer, np.zeros((decode, _width(model, layer, name)), np.float32))
                 for ops, chosen, files in zip(backends, routed, inputs.files, strict=False):
                     _write(files["ids"], ops.read(chosen.ids, 0, len(logits)))
             if number == len(windows) or time.monotonic() > noted + _SAVED_EVERY:
@@ -161,8 +169,8 @@ def _watched(
 ) -> Iterator[AnyFFN]:
     """The FFNs, each of which also adds its inputs to buffers of its own, which are added to ``buffers``."""
 
-    def watched(ops: Backend, ffn: AnyFFN) -> AnyFFN:
-        own = {name: ops.zeros((model.limits.tokens, model.config.dim)) for name in names}
+    def watched(layer: int, ops: Backend, ffn: AnyFFN) -> AnyFFN:
+        own = {name: ops.zeros((model.limits.tokens, _width(model, layer, name))) for name in names}
         buffers.append(own)
 
         def run(
@@ -179,7 +187,8 @@ def _watched(
 
         return run
 
-    yield from map(watched, model.devices.layers, ffns)
+    for layer, (ops, ffn) in enumerate(zip(model.devices.layers, ffns, strict=False)):
+        yield watched(layer, ops, ffn)
 
 
 def _write(file: IO[bytes], values: npt.NDArray[Any]) -> None:
@@ -191,9 +200,7 @@ def _write(file: IO[bytes], values: npt.NDArray[Any]) -> None:
 
 def _go_on(model: LoadedModel, inputs: FFNInputs, tokens: int) -> None:
     """Drops from the files what lies after so many tokens: a part of a window that was not finished."""
-    experts = model.config.experts
-    row = {"ids": 4 * experts.chosen if experts else 0}
-    for layer in inputs.files:
-        for name, file in layer.items():
-            file.truncate(tokens * row.get(name, 4 * model.config.dim))
+    for layer, files in enumerate(inputs.files):
+        for name, file in files.items():
+            file.truncate(4 * tokens * _width(model, layer, name))
             file.seek(0, os.SEEK_END)

@@ -229,9 +229,6 @@ def _check_experts(path: Path) -> None:
 
 def _check_layers(model: LoadedModel, method: str) -> None:
     config = model.config
-    if config.experts is not None and config.experts.latent:
-        seen = f"experts of {printable(model.name)} read {config.experts.latent} values made of {config.dim}"
-        raise UserError(f"{seen}: predictors of such experts are not supported yet; use `sparsity=exact`")
     if method != "svd" and not all(config.neurons):
         seen = f"{config.neurons.count(0)} layers of {printable(model.name)} have no FFN"
         raise UserError(f"{seen}: predictors of the others can be made by `method=svd` alone")
