@@ -114,6 +114,24 @@ def test_a_table_longer_than_the_screen(capsys: pytest.CaptureFixture[str]) -> N
     assert [line.split() for line in lines[-39:-1]] == [[str(i), "x" * i] for i in range(2, 40)]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(f"{'  ' * i}- level{i}" for i in range(14)),
+        "\n".join(f"{'  ' * i}- level{i}" for i in range(60)),
+        "".join(f"{'>' * (i + 1)} level{i}\n\n" for i in range(60)),
+        "|".join(f"c{i}" for i in range(60)) + "\n" + "|".join(["-"] * 60) + "\n" + "|".join(
+            f"v{i}" for i in range(60)),
+    ],
+    ids=["list", "deep list", "quote", "table"],
+)  # fmt: skip
+def test_nothing_of_what_is_nested_deeply_is_left_out(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen().feed(drawn(capsys, text, len(text))).lines
+    assert max(map(len, screen)) <= 80
+    shown = "".join("".join(screen).split())
+    assert [word for word in re.findall(r"\w+", text) if word not in shown] == []
+
+
 def test_thinking_is_dim_and_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     thinking = f"{'long ' * 20}\n\n* no *Markdown*\n\n"
     screen = Screen().feed(drawn(capsys, "Yes", 4, thinking))

@@ -249,6 +249,14 @@ def test_a_client_that_waits_hears_pings(app_with: Any) -> None:
     assert 'event: ping\ndata: {"type":"ping"}\n\n' in text
 
 
+def test_calls_without_results_are_told_in_anthropics_words(app: Application) -> None:
+    call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [call]}]
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        error = app.client.post(path, json={**BODY, "messages": messages}).json()["error"]
+        assert "add a tool_result of each, in a message of role user" in error["message"], error
+
+
 HOSTILE = [
     {"messages": []},
     {"messages": [{"role": "user", "content": []}]},

@@ -1,4 +1,4 @@
-"""Bad requests to a real server: each is told so with the four keys of OpenAI's errors, and harms nobody."""
+"""Bad requests to a real server: each is told so in the form of its dialect, and harms nobody."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ POSTS = [
     pytest.param("/apply-template", marks=pytest.mark.full),
     pytest.param("/v1/responses", marks=pytest.mark.full),
     pytest.param("/detokenize", marks=pytest.mark.full),
+    pytest.param("/v1/embeddings", marks=pytest.mark.full),
+    pytest.param("/v1/messages", marks=pytest.mark.full),
+    pytest.param("/api/chat", marks=pytest.mark.full),
+    pytest.param("/api/generate", marks=pytest.mark.full),
 ]
 
 
@@ -55,6 +59,16 @@ def story(client: httpx.Client) -> str:
 
 def check_error(reply: httpx.Response, *statuses: int) -> dict[str, Any]:
     assert reply.status_code in (statuses or range(400, 500)), reply.text[:300]
+    path = reply.request.url.path
+    if path.startswith("/api/"):
+        error = reply.json()
+        assert list(error) == ["error"] and error["error"].isprintable()
+        return dict(error)
+    if path == "/v1/messages":
+        error = reply.json()["error"]
+        assert reply.json()["type"] == "error" and list(error) == ["type", "message"]
+        assert error["message"].isprintable() and 5 < len(error["message"]) < 600
+        return dict(error)
     (error,) = reply.json().values()
     assert list(error) == ["message", "type", "param", "code"]
     assert error["message"].isprintable() and 5 < len(error["message"]) < 600

@@ -124,5 +124,10 @@ def test_the_command(
     assert main(["embed", "-m", str(model), "-f", str(one)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
     assert np.array_equal(np.float32(report["embeddings"]), vectors[:3]) and report["pooling"] == "last"
+    one.write_text(f"a\n{'b ' * 400}\n")
+    assert main(["embed", "-m", str(model), "-p", "c", "-f", str(one)]) == 2
+    assert "line 2: the prompt" in capsys.readouterr().err
+    assert main(["embed", "-m", str(model), "-p", "c", "-p", "b " * 400]) == 2
+    assert "text 2 of `-p`: the prompt" in capsys.readouterr().err
     assert main(["embed", "-p", "a"]) == 2
     assert "its file names no pooling (bamboo.pooling_type)" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 from hotcold.commands import options
+from hotcold.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from hotcold.engine.request import Job, Request
 
     texts: list[str] = args.prompt
+    given = len(texts)
     if args.file is not None or not texts:
         lines = io.StringIO(options.read_text(args.file), newline=None)  # not at U+2028 and the like
         texts = [*texts, *(line.removesuffix("\n") for line in lines)]
@@ -39,8 +41,12 @@ def run(args: argparse.Namespace) -> int:
     engine = Engine(session)
     job = Job(max_tokens=1, pooling=pooling)
     requests = [Request(replace(job, prompt=model.tokenizer.encode(text))) for text in texts]
-    for request in requests:
-        engine.check(request)
+    for number, request in enumerate(requests, 1):
+        try:
+            engine.check(request)
+        except UserError as error:
+            place = f"text {number} of `-p`" if number <= given else f"line {number - given}"
+            raise UserError(f"{place}: {error}") from None
     engine.run(requests)
     if not args.json:
         for request in requests:

@@ -36,8 +36,14 @@ STYLES = Theme(
 #: A line that may become a list, a heading, a rule or a table once more of it is there.
 _UNDECIDED = re.compile(r"[ >]*(?:[-+*=#~`|:_.][-+*=#~`|:_. ]*|\d{1,9}[.)]? *)?")
 # HTML and definitions of links would be left out, and a picture would lose its address.
-_PARSER = MarkdownIt().enable(["strikethrough", "table"])
+_MOST_NESTING = 100  # lists in lists count twice
+_PARSER = MarkdownIt("commonmark", {"maxNesting": _MOST_NESTING}).enable(["strikethrough", "table"])
 _PARSER.disable(["html_block", "html_inline", "reference", "image"])
+
+
+_LEAST_ROOM = 8  # columns for text
+_LEAST_COLUMN = 5  # of a table, with the space beside it
+_INDENTS = {"bullet_list": 3, "ordered_list": 6, "blockquote": 4}  # columns that rich takes for each
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Block:
 
     start: int  #: of its text in the whole
     tokens: Sequence[Token]
+    text: str = ""  #: as it was written
 
 
 class _Heading(rich.Heading):
@@ -95,7 +102,8 @@ def blocks(text: str) -> list[Block]:
         _as_written(token)
         tokens.append(token)
         if token.level == 0 and token.nesting <= 0:
-            found.append(Block(start, tokens))
+            end = starts[tokens[0].map[1]] if tokens[0].map else len(text)
+            found.append(Block(start, tokens, text[start:end]))
             tokens = []
     return found
 
@@ -111,8 +119,23 @@ def _as_written(token: Token) -> None:
 
 
 def lines_of(block: Block, console: Console) -> list[str]:
-    """The lines of a block, none of them wider than the console."""
+    """The lines of a block, none of them wider than the console. One that is nested so deeply, or has so many
+    columns, that there would be no room for its text is shown as it was written."""
+    if _room(block, console.width) < _LEAST_ROOM:
+        return [line for text in block.text.split("\n") for line in plain_lines(text, "", console) or [""]]
     return _lines(_Markdown(block), console)
+
+
+def _room(block: Block, width: int) -> int:
+    """The columns that are left for the text of a block where it has the fewest of them."""
+    room = least = width
+    if any(token.level >= _MOST_NESTING - 2 for token in block.tokens):
+        return 0  # the parser may have left out what lies deeper
+    for token in block.tokens:
+        room -= token.nesting * _INDENTS.get(token.type.removesuffix("_open").removesuffix("_close"), 0)
+        least = min(least, room)
+    columns = sum(token.type == "th_open" for token in block.tokens)
+    return 0 if columns and width // columns < _LEAST_COLUMN else least
 
 
 def plain_lines(text: str, style: str, console: Console) -> list[str]:

@@ -11,10 +11,12 @@ Pooling: TypeAlias = Literal["mean", "last"]
 
 _NONE = "the model writes texts and gives no vectors: its file names no pooling"
 _FIX = "models such as Qwen3-Embedding do"
+_ALLOWED = "allowed are 1 (mean) and 3 (last)"
 _REFUSED = {
     0: f"{_NONE} ({{key}} is 0); {_FIX}",
-    2: "the file pools the first token ({key} is 2, cls), which in a causal model has seen no other",
-    4: "the file ranks pairs of texts ({key} is 4, rank), which is not supported",
+    2: "the file pools the first token ({key} is 2, cls), which in a causal model has seen no other: "
+    f"{_ALLOWED}",
+    4: f"the file ranks pairs of texts ({{key}} is 4, rank): {_ALLOWED}",
 }
 
 
@@ -28,5 +30,5 @@ def pooling_of(metadata: Mapping[str, Any]) -> Pooling:
         return "mean" if kind == 1 else "last"
     reason = _REFUSED.get(kind) if isinstance(kind, int) else None
     if reason is None:
-        raise UserError(f"{key} is {shown(kind)}: allowed are 1 (mean) and 3 (last)")
+        raise UserError(f"{key} is {shown(kind)}: {_ALLOWED}")
     raise UserError(reason.format(key=key))

@@ -9,7 +9,7 @@ from hotcold.server.protocol import chat, sampling
 from hotcold.server.protocol.anthropic_reply import MessagesReply
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.dialects import renamed
-from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.errors import APIError, invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
     Anything,
@@ -36,6 +36,7 @@ from hotcold.server.protocol.limits import (
     MAX_TOOLS,
 )
 from hotcold.server.protocol.messages import FUNCTION_NAME, ONLY_TEXT, TEXT_PART
+from hotcold.values import shown
 
 
 def _blocks(kind: Kind, low: int = 0) -> Either:
@@ -164,6 +165,12 @@ def parse_count(body: object, facts: Facts) -> MessagesCall:
 
 
 def _call(values: Mapping[str, Any], facts: Facts) -> MessagesCall:
+    last = values["messages"][-1]
+    if last["role"] == "assistant" and not isinstance(last["content"], str):
+        for part in last["content"]:
+            if part["type"] == "tool_use":
+                seen = f"messages ends with the call {shown(part['id'])}"
+                raise invalid(f"{seen}: add a tool_result of each, in a message of role user", "messages")
     try:
         return MessagesCall(**vars(chat.parse(_chat(values), facts)))
     except APIError as error:
