@@ -66,7 +66,7 @@ def _ranks(path: Path) -> dict[bytes, int]:
 
 
 def _parts(token: bytes, ranks: dict[bytes, int], rank: int) -> list[bytes]:
-    """What is left of a token's bytes when pairs have merged whose tokens have lower ranks."""
+    """The parts that are left of a token when pairs of its bytes have merged that have lower ranks."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         pairs = [ranks.get(parts[i] + parts[i + 1], rank) for i in range(len(parts) - 1)]
