@@ -14,7 +14,7 @@ from hotcold.chat.tool_formats import HERMES
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer
-from hotcold.server.protocol import chat, completion, native, tokens
+from hotcold.server.protocol import anthropic, chat, completion, native, responses, tokens
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 
@@ -27,6 +27,8 @@ PARSERS: list[Callable[..., Any]] = [
     chat.parse,
     completion.parse,
     native.parse,
+    responses.parse,
+    anthropic.parse,
     tokens.parse_tokenize,
     tokens.parse_detokenize,
 ]

@@ -345,7 +345,8 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     program = f"{reads}\nprintf '%s\\n' \"${{commands[@]}}\""
     done = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == readme_commands()
-    bare = [line for line in "\n".join(script).replace("\\\n", "").splitlines() if " .ci/bare " in line]
+    lines = "\n".join(script).replace("\\\n", "").splitlines()
+    bare = [line for line in lines if line.startswith('"${bare[@]}" ')]
     assert [re.findall(r"\$\{commands\[(\d)\]\}", line) for line in bare] == [["0", "1"], [], []]
     assert script[-1].startswith("pytest --full ")
 

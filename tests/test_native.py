@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,9 @@ LACKS_ISA = 77  #: exit code of hotcold_op_table when the processor lacks the in
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 ARM = platform.machine().lower() in ("aarch64", "arm64")
 #: With the stand-in for AVX-VNNI, which runs wherever AVX-512 does.
-ISAS_OF_X86 = ["avx2", "avxvnni", "avxvnni_evex", "avx512"]
+ISAS_OF_X86 = ["scalar", "avx2", "avxvnni", "avxvnni_evex", "avx512"]
 ISAS_OF_ARM = ["neon", "dotprod", "i8mm"]
-WHOLE = ["avx2", "avx512", "neon"]  #: that have all kernels of their own
+WHOLE = ["scalar", "avx2", "avx512", "neon"]  #: that have all kernels of their own
 NEWER = ["avxvnni", "i8mm"]  #: that only compilers of their time know
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
@@ -55,8 +57,11 @@ def check(command: list[str], isa: str, *rest: str) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("native"))
+def native() -> Iterator[Path]:
+    """It is built where pip builds, as deep in the checkout: ccache knows the objects by that."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="native-") as folder:
+        yield build(Path(folder))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +78,7 @@ def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.parametrize("isa", ["scalar", *ISAS_OF_X86 * X86, *ISAS_OF_ARM * ARM])
+@pytest.mark.parametrize("isa", [*ISAS_OF_X86 * X86, *ISAS_OF_ARM * ARM])
 def test_op_table(native: Path, isa: str) -> None:
     check([str(native)], isa)
 
@@ -99,10 +104,6 @@ def test_what_is_picked_for_a_processor(native: Path, cpu: str, picked: str) -> 
     command = ["qemu-x86_64", "-cpu", cpu, str(native), "", "picked"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == picked + "\n"
-
-
-def test_op_table_on_emulated_arm(aarch64: Path) -> None:
-    check([EMULATOR, str(aarch64)], "scalar")
 
 
 def test_op_table_on_emulated_arms_with_and_without_dot_products(aarch64: Path) -> None:
@@ -170,7 +171,7 @@ def objects(native: Path, source: str = "isa") -> dict[str, Path]:
     files = sorted(native.parent.glob(f"**/hotcold_isa_*.dir/**/{source}.cpp.o"))
     found = {file.as_posix().partition("hotcold_isa_")[2].partition(".")[0]: file for file in files}
     own = {isa for isa in (*ISAS_OF_X86 * X86, *ISAS_OF_ARM * ARM) if source == "isa" or isa in WHOLE}
-    assert {*found, *NEWER} == {"scalar", *NEWER, *own}
+    assert {*found, *NEWER} == {*NEWER, *own}
     return found
 
 

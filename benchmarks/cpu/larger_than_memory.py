@@ -2,10 +2,15 @@
 
     python benchmarks/cpu/larger_than_memory.py -m model.gguf --gib 12 8 4
     python benchmarks/cpu/larger_than_memory.py -m model.gguf --gib 8 4 --all --tokens 256 --rounds 5
+    python benchmarks/cpu/larger_than_memory.py -m q30.gguf --make 10 --gib 1.7 0.9  # a made-up model
+
+`--make` writes the model first where it is not there: so many layers of Qwen3-30B-A3B's shape, 337 MiB each,
+whose routers prefer a quarter of the experts (57 % of all choices). `--profile` counts routing on another
+text and adds rounds in which hot experts keep their places.
 
 Budgets take turns, each in a process of its own that begins with the file out of the system's cache
-(`--warm`: as it is). `--all` adds the whole model in memory. A round generates from the same prompt,
-greedily; the texts must be the same. Columns: tok/s of generation, the share of the experts that were named
+(`--warm`: as it is). `--all` adds the whole model in memory. A round generates from the same prompt;
+the texts must be the same. Columns: tok/s of generation, the share of the experts that were named
 and in memory, MiB of the file for a token, the rate of the disk while computing waited for it, waits and ms
 of waiting for a token. Bound the memory of all of it with a cgroup, `systemd-run --scope -p MemoryMax=...`,
 to see a machine that has no more; llama.cpp under the same bound is `llama-bench` with and without `-mmp 0`.
@@ -16,12 +21,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from lib.experts import write_experts
+
+#: Drawn, so that a made-up model does not repeat itself; the same in each round.
+HOW: dict[str, Any] = {"temperature": 1, "seed": 1, "ignore_eos": True}
+OTHER = "Once there was a town by the river, and nobody in it could sing. "
 PROMPT = "The sea was calm that morning, and the boat lay still. "
 
 
@@ -40,9 +52,9 @@ def measure(path: Path, budget: int | None, tokens: int, threads: int | None) ->
     import hotcold
 
     llm = hotcold.LLM(path, ram_budget=budget, threads=threads, gpu="off", draft_max=0)
-    llm.generate(PROMPT, temperature=0, max_tokens=8, ignore_eos=True)
+    llm.generate(PROMPT, **HOW, max_tokens=8)
     before = llm.session.counters.copy()
-    answer = llm.generate(PROMPT, temperature=0, max_tokens=tokens, ignore_eos=True)
+    answer = llm.generate(PROMPT, **HOW, max_tokens=tokens)
     counters = llm.session.counters.since(before)
     named = counters.expert_hits + counters.expert_misses
     per_token = 1 / max(1, counters.decode_tokens)
@@ -58,8 +70,26 @@ def measure(path: Path, budget: int | None, tokens: int, threads: int | None) ->
     }
 
 
-def apart(args: argparse.Namespace, budget: int | None) -> dict[str, Any]:
-    """:func:`measure` in a process of its own."""
+def count_routing(path: Path, budget: int | None) -> None:
+    """Writes a profile, of another text than :data:`PROMPT`, under a name of its own."""
+    import hotcold
+
+    counted(path).unlink(missing_ok=True)
+    llm = hotcold.LLM(path, ram_budget=budget, gpu="off", context=512, draft_max=0)
+    text = llm.generate(OTHER, **HOW | {"seed": 2}, max_tokens=200).text
+    hotcold.profile(llm, OTHER + text, output=counted(path))
+
+
+def counted(path: Path) -> Path:
+    return path.with_suffix(".counted.gguf")
+
+
+def apart(args: argparse.Namespace, budget: int | None, hot: bool) -> dict[str, Any]:
+    """:func:`measure` in a process of its own; ``hot``: with a profile beside the model."""
+    beside = args.model.with_suffix(".profile.gguf")
+    beside.unlink(missing_ok=True)
+    if hot:
+        shutil.copyfile(counted(args.model), beside)
     if not args.warm:
         forget(args.model)
     given = json.dumps([str(args.model), budget, args.tokens, args.threads])
@@ -79,6 +109,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-t", "--threads", type=int, help="of the pool (as many as cores)")
     parser.add_argument("--warm", action="store_true", help="leave the file in the system's cache")
+    parser.add_argument("--make", type=int, metavar="LAYERS", help="write the model, if it is not there")
+    parser.add_argument("--profile", action="store_true", help="each budget with a profile of routing, too")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one is not None:
@@ -88,19 +120,25 @@ def main() -> None:
     budgets = [None] * args.all + [int(each * 2**30) for each in args.gib]
     if args.model is None or not budgets:
         parser.error("a model (-m) and budgets (--gib, --all) are needed")
-    rounds: dict[int | None, list[dict[str, Any]]] = {budget: [] for budget in budgets}
+    if args.make and not args.model.exists():
+        write_experts(args.model, args.make)
+    ways = [(budget, False) for budget in budgets]
+    if args.profile:
+        count_routing(args.model, budgets[-1])
+        ways += [(budget, True) for budget in budgets if budget is not None]
+    rounds: dict[tuple[int | None, bool], list[dict[str, Any]]] = {way: [] for way in ways}
     for _ in range(args.rounds):
-        for budget in budgets:
-            rounds[budget].append(apart(args, budget))
+        for way in ways:
+            rounds[way].append(apart(args, *way))
     report = []
-    print("budget GiB   tok/s  hits   MiB/token  GB/s waited for  waits  ms waiting")
-    for budget, found in rounds.items():
-        row: dict[str, Any] = {"budget_bytes": budget}
+    print("budget GiB   tok/s  hits   MiB/token  GB/s waited for  waits  ms waiting  (h: hot ones stay)")
+    for (budget, hot), found in rounds.items():
+        row: dict[str, Any] = {"budget_bytes": budget, "profile": hot}
         for key in found[0].keys() - {"text"}:
             seen = [each[key] for each in found if each[key] is not None]
             row[key] = statistics.median(seen) if seen else None
         report.append(row)
-        size = "all" if budget is None else f"{budget / 2**30:.2f}"
+        size = "all" if budget is None else f"{budget / 2**30:.2f}{' h' * hot}"
         parts = [
             f"{size:>10} {row['tok_s']:7.2f} {row['hit_share']:5.1%}",
             f"{row['disk_bytes_per_token'] / 2**20:11.2f} {row['disk_gb_s'] or 0:16.2f}",

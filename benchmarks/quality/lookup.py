@@ -13,13 +13,22 @@ seconds on this machine.
 Greedy answers of small models end in loops, which look-up guesses: ``loops`` marks answers whose last 24
 tokens repeat a stretch of at most 12, and the sum is printed without them, too. The last line of stdout is a
 JSON object.
+
+With ``--llama FOLDER`` the program llama-lookup of that folder, llama.cpp's, answers the same prompts,
+greedily: with as many guesses a step as ours may have, and with the number that it takes of itself. Its rule
+depends on no cost, and its answers are its own: they part from ours where two tokens are nearly as likely.
+So our rules then follow its texts, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,6 +154,64 @@ def answered(session: Session, request: Request, speculation: Speculation | None
     return time.perf_counter() - start
 
 
+class Theirs(NamedTuple):
+    """Answers of llama-lookup."""
+
+    tokens: int
+    guessed: int
+    right: int
+
+    @property
+    def told(self) -> str:
+        a_step = self.tokens / (self.tokens - self.right)
+        return f"{self.right} of {self.guessed} right, {a_step:.2f} a step"
+
+
+def llama_lookup(args: argparse.Namespace, prompt: str, most: int | None) -> tuple[Theirs, str]:
+    """Runs the program, and returns its text, too. ``most`` guesses a step; None is what it takes of itself.
+
+    SystemExit: it fails, or prints no figures.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (file := Path(folder, "prompt.txt")).write_text(prompt, encoding="utf-8")
+        command = [str(args.llama / "llama-lookup"), "-m", str(args.model), "-f", str(file), "--temp", "0"]
+        command += ["-n", str(args.tokens), "-c", str(args.tokens + 600)]
+        command += ["--spec-draft-n-max", str(most)] if most is not None else []
+        command += ["-t", str(args.threads)] if args.threads else []
+        env = os.environ | {"LD_LIBRARY_PATH": str(args.llama)}
+        run = subprocess.run(command, capture_output=True, env=env, cwd=folder, check=False)
+    text, log = (each.decode(errors="replace") for each in (run.stdout, run.stderr))
+    seen = {name: re.search(rf"n_{name} += (\d+)", text + log) for name in ("predict", "drafted", "accept")}
+    counts = [int(match[1]) for match in seen.values() if match]
+    if run.returncode or len(counts) < len(seen):
+        raise SystemExit(f"llama-lookup ended with {run.returncode}: {log[-2000:]}")
+    return Theirs(*counts), text.partition(prompt)[2].strip()
+
+
+def beside(args: argparse.Namespace, session: Session, kind: str) -> list[dict[str, Any]]:
+    """The figures of llama-lookup for a kind: with our largest number of guesses, and with its own; and what
+    our rules do with its texts."""
+    model = session.model
+    chat = Chat(model.tokenizer, model.chat_metadata, model.name)
+    found: list[dict[str, Any]] = []
+    for most in (max(map(len, CURVES.values())) - 1, None):
+        rows, same = [], []
+        for task in TASKS[kind][: args.tasks]:
+            asked = [{"role": "user", "content": task}]
+            row, text = llama_lookup(args, chat.text(asked), most)
+            ids = model.tokenizer.encode(text, add_bos=False, parse_special=True)
+            rows.append(row)
+            followed = {name: follow(chat.ids(asked), ids, costs)._asdict() for name, costs in CURVES.items()}
+            same.append({"tokens": len(ids)} | followed)
+        total = Theirs(*(sum(column) for column in zip(*rows, strict=True)))
+        limit = "its own number of guesses" if most is None else f"at most {most} guesses"
+        print(f"llama-lookup, {limit}: {kind:8} {total.tokens:5} tokens; {total.told}", flush=True)
+        print(f"our rules on these texts: {kind:8} {_told(same)}", flush=True)
+        answers = [row._asdict() for row in rows]
+        found.append({"kind": kind, "most": most, "answers": answers, "ours": same})
+    return found
+
+
 def measured(
     session: Session, args: argparse.Namespace, kind: str, temperature: float
 ) -> list[dict[str, Any]]:
@@ -193,10 +260,14 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--real", action="store_true", help="also time answers with guesses")
+    parser.add_argument(
+        "--llama", type=Path, metavar="FOLDER", help="llama.cpp's programs: llama-lookup, too"
+    )
     args = parser.parse_args()
     options = LoadOptions(threads=args.threads, context=args.tokens + 600, gpu="off")
     session = load(args.model, options).session()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
     for temperature in args.temperatures:
         own = [row for kind in args.kinds for row in measured(session, args, kind, temperature)]
         for kind in args.kinds:
@@ -207,8 +278,11 @@ def main() -> None:
         if straight:
             print(f"all without loops, T={temperature}: {_told(straight)}")
         rows += own
+    if args.llama:
+        theirs = [row for kind in args.kinds for row in beside(args, session, kind)]
     session.model.close()
-    print(json.dumps({"model": args.model.name, "answers": rows, "commit": commit()}))
+    found = {"model": args.model.name, "answers": rows, "llama.cpp": theirs, "commit": commit()}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 // A disk's threads, and the places of a layer's experts that they fill.
 #include "bind/bind.h"
+#include "disk/probe.h"
 #include "disk/shelf.h"
 #include "pack/pack.h"
 
@@ -52,11 +53,30 @@ void bind_disk(nb::module_& m) {
                  return std::tuple{counts.bytes, counts.reads, counts.busy_ns};
              })
         .def_static("staging_bytes", &Disk::staging_bytes, "row_bytes"_a, "by_output"_a);
+    m.def(
+        "probe_disk",
+        [](int file, int64_t bytes, int depth, double seconds, bool sequential) {
+            nb::gil_scoped_release release;
+            const DiskSpeed speed = probe_disk(file, {bytes, depth, seconds, sequential});
+            return std::tuple{speed.bytes_per_s, speed.direct};
+        },
+        "file"_a, "bytes"_a, "depth"_a, "seconds"_a, "sequential"_a);
     nb::class_<Shelf>(m, "Shelf")
         .def(nb::init<std::shared_ptr<Disk>, std::string, int64_t, int64_t>(), "disk"_a, "name"_a,
              "experts"_a, "places"_a)
         .def("add", &add_part, "disk"_a, "weights"_a, "by_output"_a, "file"_a, "offsets"_a, "rows"_a,
              "row_bytes"_a)
+        .def(
+            "fill",
+            [](Shelf& shelf, const std::vector<int32_t>& experts, int64_t kept) {
+                const std::function<void()> check = check_signals();
+                nb::gil_scoped_release release;
+                shelf.fill(experts, kept, [&check] {
+                    if (check) check();
+                    return false;
+                });
+            },
+            "experts"_a, "kept"_a)
         .def_prop_ro("places", &Shelf::places)
         .def("counts", [](const Shelf& shelf) {
             const Shelf::Counts& c = shelf.counts();

@@ -28,14 +28,38 @@ Shelf::~Shelf() {
     if (!disk_->forked()) settle({});
 }
 
-int64_t Shelf::waves_of() const { return std::min(kWave, places() / 2); }
+int64_t Shelf::waves_of() const { return std::min(kWave, (places() - kept_) / 2); }
 
 // The first wave, and as many as all experts make: each takes waves_of() until none is left.
 int64_t Shelf::most_waves() const { return 1 + (experts() + waves_of() - 1) / waves_of(); }
 
 void Shelf::empty(Place& place) {
     if (place.expert >= 0) place_of_[size_t(place.expert)] = -1;
+    kept_ -= place.kept;
     place = {};
+}
+
+void Shelf::fill(const std::vector<int32_t>& experts, int64_t kept, const Disk::GiveUp& give_up) {
+    if (kept < 0 || kept > places() - 2 || kept > int64_t(experts.size()) || experts.size() > places_.size())
+        throw std::invalid_argument("two places at least must be free for experts that are not kept");
+    for (size_t i = 0; i < experts.size(); ++i) {
+        if (experts[i] < 0 || experts[i] >= this->experts() || place_of_[size_t(experts[i])] >= 0)
+            throw std::invalid_argument("experts that are read at loading must be there, once each");
+        read_into(int64_t(i), experts[i]);
+        Place& place = places_[i];
+        place.named = -1 - int64_t(i);  // whoever is wanted least makes room first
+        place.needed = false;
+        place.kept = int64_t(i) < kept;
+        kept_ += place.kept;
+    }
+    for (size_t i = 0; i < experts.size(); ++i) {
+        if (!disk_->wait(*places_[i].arrival, give_up)) return;
+        if (const int error = disk_->error_of(*places_[i].arrival)) {
+            empty(places_[i]);
+            raise(experts[i], error);
+        }
+        places_[i].arrival.reset();
+    }
 }
 
 // Ends what a step left that did not end: reads that nobody began are dropped, others are waited for. False
@@ -83,7 +107,7 @@ int64_t Shelf::victim() const {
     int64_t found = -1;
     for (int64_t i = 0; i < places(); ++i) {
         const Place& place = places_[size_t(i)];
-        if (place.needed) continue;
+        if (place.needed || place.kept) continue;
         if (place.expert < 0) return i;
         if (found < 0) {
             found = i;

@@ -27,8 +27,9 @@ struct ShelfPart {
 //
 // Which expert lies in which place depends on the experts that steps named alone, never on a time: the
 // absent ones take, in ascending order, the place of the expert that was named least recently, of several the
-// one with the smallest number; one that a wave is yet to use stays. Bits depend on nothing of this: every
-// expert's sum is made of the same weights, and sums are added in the order of experts.
+// one with the smallest number; one that a wave is yet to use stays, and so do those that keep their places.
+// Bits depend on nothing of this: every expert's sum is made of the same weights, and sums are added in the
+// order of experts.
 //
 // Called by one thread at a time, that of a step of one piece; in_wave() and place() by any.
 class Shelf {
@@ -45,6 +46,9 @@ class Shelf {
     Shelf& operator=(const Shelf&) = delete;
 
     void add(ShelfPart part) { parts_.push_back(std::move(part)); }
+    // Reads these experts now, once all parts are known and before any step: the one that is wanted most
+    // first. The first `kept` of them keep their places for good. DiskError: one cannot be read.
+    void fill(const std::vector<int32_t>& experts, int64_t kept, const Disk::GiveUp&);
     int64_t experts() const { return int64_t(place_of_.size()); }
     int64_t places() const { return int64_t(places_.size()); }
 
@@ -69,6 +73,7 @@ class Shelf {
         int64_t named = -1;   // the last step that named it
         bool needed = false;  // a wave is yet to use it
         std::shared_ptr<Arrival> arrival;
+        bool kept = false;  // it is nobody else's, ever
     };
 
     int64_t waves_of() const;
@@ -87,7 +92,7 @@ class Shelf {
     std::vector<int32_t> absent_;              // of this step
     size_t asked_ = 0;                         // how many of them are being read, or have come
     std::deque<int64_t> coming_;               // their places, in this order, before their wave
-    int64_t step_ = 0, wave_ = 0;
+    int64_t step_ = 0, wave_ = 0, kept_ = 0;
     Counts counts_;
 };
 

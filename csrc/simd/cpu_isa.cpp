@@ -176,7 +176,10 @@ const Kernels* find_kernels(const char* name) {
 #ifdef HC_HAVE_NEON
     if (wanted("neon")) return &kernels_neon;
 #endif
-    return wanted("scalar") ? &kernels_scalar : nullptr;
+#ifdef HC_HAVE_SCALAR
+    if (wanted("scalar")) return &kernels_scalar;
+#endif
+    return nullptr;
 }
 
 }  // namespace hc

@@ -17,19 +17,25 @@ from support.vocabulary_of_bytes import check, matches
 from hotcold.chat.chat import Chat
 from hotcold.chat.harmony import HarmonyStream
 from hotcold.chat.messages import check_messages
+from hotcold.chat.rendering import TemplateProcess
 from hotcold.chat.stream import ChatStream
 from hotcold.chat.tool_formats import (
     DEEPSEEK,
     DEEPSEEK_R1,
+    GEMMA4,
     GENERAL,
     GLM,
+    GLM_TIGHT,
     HARMONY,
     HERMES,
     KIMI,
+    LFM2,
     LLAMA,
+    MINIMAX,
     MISTRAL,
     MISTRAL_ARGS,
     MISTRAL_IDS,
+    NEMOTRON,
     QWEN_XML,
     ToolFormat,
 )
@@ -40,6 +46,8 @@ TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 FORMATS = {
     "gpt-oss": HARMONY, "qwen2.5": HERMES, "qwen3-coder": QWEN_XML, "mistral-nemo": MISTRAL,
     "mistral-small-3.2": MISTRAL_IDS, "glm-4.6": GLM, "deepseek-r1": DEEPSEEK_R1, "kimi-k2": KIMI,
+    "deepseek-v3.1": DEEPSEEK, "qwen3.5": QWEN_XML, "glm-4.7-flash": GLM_TIGHT, "minimax-m2": MINIMAX,
+    "ministral-3": MISTRAL_ARGS, "lfm2": LFM2, "lfm2.5": LFM2, "gemma-4": GEMMA4, "nemotron-v2": NEMOTRON,
 }  # fmt: skip
 SCHEMA = {
     "type": "object",
@@ -48,15 +56,22 @@ SCHEMA = {
         "days": {"type": "integer"},
         "places": {"type": "array", "items": {"type": "string"}},
         "more": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+        "warm": {"type": "boolean"},
     },
     "required": ["city"],
 }
-ARGUMENTS = {"city": 'Pa"ris\n <b> 5 [x]', "days": 3, "places": ["a", "<c>"], "more": {"x": None}}
+ARGUMENTS = {
+    "city": 'Pa"ris\n <b> 5 [x]', "days": 3, "places": ["a", "<c>"], "more": {"x": None}, "warm": True,
+}  # fmt: skip
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "weather", "description": "d", "parameters": SCHEMA}},
     {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
 ]  # fmt: skip
 USER = [{"role": "user", "content": "Hello"}]
+ENDS = (
+    "<|im_end|>", "<|end|>", "<|call|>", "<｜end▁of▁sentence｜>", "[e~[", "<|tool_response>", "<turn|>",
+    "<SPECIAL_12>",
+)  # fmt: skip
 
 
 def asked(*calls: tuple[str, dict[str, Any]], content: str | None = None) -> dict[str, Any]:
@@ -68,26 +83,37 @@ def asked(*calls: tuple[str, dict[str, Any]], content: str | None = None) -> dic
 
 
 def rendered(chat: Chat, messages: list[dict[str, Any]], generate: bool = True) -> str:
-    text, marks = chat._text(check_messages(messages), TOOLS, {}, generate, False)
-    return text.translate(marks.back)
+    thinks = {"enable_thinking": True}
+    return chat.text(check_messages(messages), TOOLS, kwargs=thinks, add_generation_prompt=generate)
 
 
 def written(chat: Chat, message: dict[str, Any]) -> str:
     """Returns what the template writes for an answer, up to the tokens that end it."""
     bare, full = rendered(chat, USER), rendered(chat, [*USER, message], False)
+    if not full.startswith(bare):
+        bare = bare.rstrip().removesuffix("<think>")
     assert full.startswith(bare), "the prompt has begun something else"
-    found = full[len(bare) :]
-    for end in ("\n", "<|im_end|>", "<|end|>", "<|call|>", "<｜end▁of▁sentence｜>"):
-        found = found.removesuffix(end)
-    return found.removeprefix("\n").removeprefix("<think></think>\n")
+    found = full[len(bare) :].rstrip()
+    for end in ENDS:
+        found = found.removesuffix(end).rstrip()
+    found = found.lstrip("\n").removeprefix("<think>").lstrip("\n")
+    return found.removeprefix("</think>").lstrip("\n")
+
+
+_shared = TemplateProcess()  # starting one for each template would take long
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _process() -> Iterator[None]:
+    yield
+    _shared.close()
 
 
 @pytest.fixture(scope="module", params=FORMATS)
 def native(request: pytest.FixtureRequest) -> Iterator[tuple[str, Chat]]:
-    template = (TEMPLATES / f"{request.param}.jinja").read_text("utf-8")
-    chat, _ = chat_of(chat_models.bpe(template.replace("<think>\\n", "")))
+    chat, _ = chat_of(chat_models.bpe((TEMPLATES / f"{request.param}.jinja").read_text("utf-8")))
+    chat._process = _shared
     yield request.param, chat
-    chat.close()
 
 
 @pytest.mark.parametrize(
@@ -117,6 +143,27 @@ def test_what_templates_write_is_read(
     assert not matches(lark, text.replace("weather", "wind").replace("now", "then"))
     auto = tools_grammar(TOOLS, "auto", True, chat.tool_format, {})
     assert auto is not None and matches(lark_of(auto, {}), text)
+
+
+CITIES = ("weather", {"city": "Rome"}), ("weather", {"city": "5", "places": [], "warm": False})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lfm2.5", "<|tool_call_start|>[weather(city='Rome'), weather(city='5', places=[], warm=False)]"
+         "<|tool_call_end|>"),
+        ("gemma-4", '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><|tool_call>call:weather'
+         '{city:<|"|>5<|"|>,places:[],warm:false}<tool_call|>'),
+        ("nemotron-v2", '<TOOLCALL>[{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "weather", '
+         '"arguments": {"city": "5", "places": [], "warm": false}}]</TOOLCALL>'),
+    ],
+)  # fmt: skip
+def test_templates_of_ours_write_what_the_publishers_do(name: str, text: str) -> None:
+    """The texts are what the published templates made of these calls."""
+    chat, _ = chat_of(chat_models.bpe((TEMPLATES / f"{name}.jinja").read_text("utf-8")))
+    chat._process = _shared
+    assert written(chat, asked(*CITIES)) == text
 
 
 def test_what_is_cut_off_is_text(native: tuple[str, Chat]) -> None:

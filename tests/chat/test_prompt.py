@@ -192,6 +192,12 @@ TRAITS = {
     "deepseek-r1": Traits(systems=False, null=True),
     "deepseek-v3.1": Traits(null=True),
     "kimi-k2": Traits(parts=True, null=True),
+    "qwen3.5": Traits(parts=True, systems=False, null=True),
+    "glm-4.7-flash": Traits(parts=True),
+    "minimax-m2": Traits(parts=True, systems=False),
+    "ministral-3": Traits(parts=True, systems=False, users=False),
+    "lfm2": Traits(calls=False),
+    "gemma-4": Traits(parts=True, null=True),
 }
 
 

@@ -2,8 +2,11 @@
 
     HOTCOLD_RECORD_CLIENTS=FOLDER pytest tests/clients
     python tests/clients/make_corpus.py FOLDER
+    python benchmarks/serving/agents.py -m FILE --record AGENTS
+    python tests/clients/make_corpus.py --agents AGENTS
 
-A seed is the body of a request, a field a line. It is named after its client and says what it is."""
+A seed is the body of a request, a field a line. It is named after its client and says what it is. Texts of
+agents, which are others', are cut: what counts is the form."""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE.parent / "corpus" / "client_requests"
@@ -42,17 +46,74 @@ SEEDS = {
 }
 
 
+#: The agent that sent it, and which of its requests it is.
+AGENTS = {
+    "aider_task": ("aider", 0),
+    "codex_task": ("codex", 0),
+    "codex_result": ("codex", 1),
+    "claude-code_task": ("claude", 1),
+    "claude-code_result": ("claude", 2),
+}
+#: Headers of a connection.
+CONNECTION = ("host", "connection", "content-length", "accept-encoding")
+TOOLS = ("Bash", "Read", "Edit", "exec_command", "view_image", "multi_agent_v1")  # that are kept
+MOST = 40  # characters of a text
+
+
 def main(folder: Path) -> None:
     headers: dict[str, dict[str, str]] = {}
     for seed, (name, number) in SEEDS.items():
         lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
         request = json.loads(lines[number])
         headers.setdefault(seed.partition("_")[0], request["headers"])
-        fields = [json.dumps({field: value}) for field, value in request["body"].items()]
-        text = re.sub(r"(call_)[0-9A-Za-z]+", r"\g<1>0", "\n".join(fields) + "\n")
-        (CORPUS / f"{seed}.jsonl").write_text(text, encoding="utf-8")
-    (HERE / "headers.json").write_text(json.dumps(headers, indent=1) + "\n", encoding="utf-8")
+        write(seed, request["body"])
+    write_headers(headers)
+
+
+def agents(folder: Path) -> None:
+    headers = {}
+    for seed, (name, number) in AGENTS.items():
+        text = (folder / name / f"{number:02}-request.json").read_text(encoding="utf-8")
+        request = json.loads(text)
+        kept = {key: value for key, value in request["headers"].items() if key not in CONNECTION}
+        headers[seed.partition("_")[0]] = without_ids(kept)
+        body = request["body"]
+        if "tools" in body:
+            body["tools"] = [each for each in body["tools"] if each["name"] in TOOLS]
+        write(seed, cut(without_ids(body)))
+    write_headers(headers)
+
+
+def cut(value: Any) -> Any:
+    """The value with the beginnings of its texts."""
+    if isinstance(value, dict):
+        return {name: cut(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [cut(each) for each in value]
+    return f"{value[:MOST]} ..." if isinstance(value, str) and len(value) > MOST else value
+
+
+def without_ids(value: Any) -> Any:
+    """The value without what identifies an installation or a session."""
+    text = re.sub(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}", "0", json.dumps(value))
+    return json.loads(re.sub(r"[0-9a-f]{20,}", "0", text))
+
+
+def write(seed: str, body: dict[str, Any]) -> None:
+    fields = [json.dumps({field: value}) for field, value in body.items()]
+    text = re.sub(r"(call_)[0-9A-Za-z]{8,}", r"\g<1>0", "\n".join(fields) + "\n")
+    (CORPUS / f"{seed}.jsonl").write_text(text, encoding="utf-8")
+
+
+def write_headers(headers: dict[str, dict[str, str]]) -> None:
+    """Puts headers of clients in the place of their old ones."""
+    path = HERE / "headers.json"
+    old = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(old | headers, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "--agents":
+        agents(Path(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]))

@@ -345,7 +345,9 @@ def test_what_is_typed_during_an_answer_comes_after_it() -> None:
         screen.send(f"{FOX}\n")
         screen.wait_for(f"{FOX}\n")
         screen.wait_for(r"\w+ \w+ ")
+        screen.process.send_signal(signal.SIGSTOP)  # so that the answer does not end first
         screen.send("xyzzy")
+        screen.process.send_signal(signal.SIGCONT)
         assert "xyzzy" not in screen.wait_for("60 tokens[^>]*> ")
         screen.wait_for("xyzzy")
         assert screen.lines[-1] == "> xyzzy" and "\x1b[2mprompt" in screen.raw

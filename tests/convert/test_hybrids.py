@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from support.checkpoints import change_config, change_tensors, copy_checkpoint, tensors_of, write_safetensors
-from support.golden import HYBRIDS
+from support.golden import HYBRIDS, LATENT_HYBRIDS
 
 from hotcold.convert import ConvertError, ConvertOptions, convert
 from hotcold.formats.gguf import open_gguf
@@ -30,7 +30,7 @@ def types(path: Path) -> dict[str, str]:
         return {name: info.type.name for name, info in file.tensors.items()}
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", (*HYBRIDS, *LATENT_HYBRIDS))
 def test_names_are_those_of_the_gguf_package(name: str, tmp_path: Path) -> None:
     metadata, tensors = converted(copy_checkpoint(tmp_path, name))
     architectures = {text: key for key, text in gguf.MODEL_ARCH_NAMES.items()}
@@ -39,10 +39,14 @@ def test_names_are_those_of_the_gguf_package(name: str, tmp_path: Path) -> None:
     assert plain <= {gguf.TENSOR_NAMES[each] for each in known}
 
 
-@pytest.mark.parametrize("name", ["tiny-lfm2", "tiny-qwen35", "tiny-nemotron-h", "tiny-mamba2"])
+@pytest.mark.parametrize(
+    "name", ["tiny-lfm2", "tiny-qwen35", "tiny-nemotron-h", "tiny-mamba2", "tiny-kimi-linear"]
+)
 def test_what_states_are_computed_with_stays_float32(name: str, tmp_path: Path) -> None:
     convert(copy_checkpoint(tmp_path, name), tmp_path / "out.gguf", ConvertOptions("F16"))
-    small = re.compile(r"(ssm_(conv1d|norm|dt|a|d)|shortconv\.conv|_norm)\b(?!\.proj)")
+    small = re.compile(
+        r"(ssm_(conv1d(_[qkv])?|norm|dt|a|d)|ffn_gate_inp|exp_probs_b|shortconv\.conv|_norm)\b(?!\.proj)"
+    )
     for tensor, type in types(tmp_path / "out.gguf").items():
         assert type == ("F32" if small.search(tensor) else "F16"), tensor
 
@@ -114,6 +118,21 @@ def test_a_vision_models_language_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(tensors[name], values)
 
 
+def test_keys_of_kimi_linear_that_llama_cpp_reads(tmp_path: Path) -> None:
+    metadata, tensors = converted(copy_checkpoint(tmp_path, "tiny-kimi-linear"))
+    wanted = {
+        "attention.head_count": 3, "attention.kv_lora_rank": 16, "attention.key_length": 24,
+        "attention.value_length": 16, "attention.key_length_mla": 20, "attention.value_length_mla": 10,
+        "rope.dimension_count": 8, "kda.head_dim": 8, "ssm.conv_kernel": 4, "leading_dense_block_count": 1,
+        "expert_shared_count": 1, "expert_gating_func": 2, "expert_feed_forward_length": 20,
+        "context_length": 128,
+    }  # fmt: skip
+    assert {key: metadata[f"kimi-linear.{key}"] for key in wanted} == wanted
+    assert [*metadata["kimi-linear.attention.head_count_kv"]] == [0, 0, 1, 0]
+    assert tensors["blk.0.ssm_conv1d_v.weight"].shape == (1, 24, 1, 4)
+    assert (tensors["blk.0.ssm_a"] < 0).all()
+
+
 def test_experts_with_fewer_dimensions_by_neuron_and_by_output(tmp_path: Path) -> None:
     checkpoint = copy_checkpoint(tmp_path, "tiny-nemotron-latent")
     by_neuron, by_output = (converted(checkpoint, down=down)[1] for down in ("by_neuron", "by_output"))
@@ -159,6 +178,11 @@ def test_kinds_of_layers_in_other_words(tmp_path: Path) -> None:
         ("tiny-nemotron-h", {"time_step_limit": [0.001, float("inf")]}, "time_step_limit is"),
         ("tiny-falcon-h1", {"time_step_limit": "none"}, "time_step_limit is 'none'"),
         ("tiny-nemotron-h", {"mamba_hidden_act": "relu"}, "mamba_hidden_act is 'relu': 'silu'"),
+        ("tiny-kimi-linear", {"mla_use_nope": False}, "mla_use_nope is False: true"),
+        ("tiny-kimi-linear", {"moe_router_activation_func": "softmax"}, "is 'softmax': 'sigmoid'"),
+        ("tiny-kimi-linear", {"linear_attn_config": ...}, "full_attn_layers is missing: a list of numbers"),
+        ("tiny-kimi-linear", {"num_hidden_layers": 5}, "kda_layers is .*: a list of those of 5 layers"),
+        ("tiny-kimi-linear", {"num_attention_heads": 2}, "num_heads is 3: num_attention_heads 2"),
         (
             "tiny-qwen35",
             {"linear_num_value_heads": 5},

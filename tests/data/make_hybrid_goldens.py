@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -160,10 +161,28 @@ GOLDENS: dict[str, dict[str, Any]] = {
         "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 20,
     },
     "tiny-gemma3n": GEMMA3N,
+    # Layers with a decay of each channel, and one with latent attention without rotation; its eps is not that
+    # of its latents.
+    "tiny-kimi-linear": {key: value for key, value in SMALL.items() if key != "max_position_embeddings"} | {
+        "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "hidden_act": "silu",
+        "num_key_value_heads": 3, "intermediate_size": 28, "rms_norm_eps": 1e-5, "head_dim": 8,
+        "linear_attn_config": {
+            "full_attn_layers": [3], "kda_layers": [1, 2, 4], "head_dim": 8, "num_heads": 3,
+            "short_conv_kernel_size": 4,
+        },
+        "mla_use_nope": True, "q_lora_rank": None, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12, "v_head_dim": 10, "model_max_length": 128, "first_k_dense_replace": 1,
+        "moe_intermediate_size": 20, "moe_layer_freq": 1, "moe_renormalize": True,
+        "moe_router_activation_func": "sigmoid", "num_expert_group": 1, "topk_group": 1, "num_experts": 6,
+        "num_experts_per_token": 3, "num_shared_experts": 1, "num_nextn_predict_layers": 0,
+        "routed_scaling_factor": 2.5, "rope_scaling": None, "rope_theta": 10000.0,
+    },
 }  # fmt: skip
 
 #: Their norms scale by weight + 1, those after the delta rule excepted.
 _LESS_ONE = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+#: Their classes compute prompts by the delta rule in chunks, which rounds more than the others do.
+_IN_CHUNKS = (*_LESS_ONE, "kimi_linear")
 
 
 def set_randomly(model: nn.Module, kind: str, seed: int) -> None:
@@ -188,8 +207,7 @@ def set_randomly(model: nn.Module, kind: str, seed: int) -> None:
             elif "conv" in name and "proj" not in name:
                 values = 0.5 * noise
             else:
-                # The delta rule in chunks, as its class computes prompts, rounds more than the others do.
-                gain = 1.0 if kind in _LESS_ONE else 1.6
+                gain = 1.0 if kind in _IN_CHUNKS else 1.6
                 values = gain * noise / min(parameter.shape[-2:]) ** 0.5
             parameter.copy_(values.to(torch.bfloat16).float())
 
@@ -211,7 +229,10 @@ def published(model: Any) -> dict[str, torch.Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tensors = load_file(Path(folder) / "model.safetensors")
-    return {name: value.to(torch.bfloat16).contiguous() for name, value in tensors.items()}
+    # The class of Kimi Linear saves dense layers under the experts' name; its publishers' code reads ``mlp``.
+    dense = re.compile(r"\.block_sparse_moe\.(?=(gate|up|down)_proj)")
+    named = {dense.sub(".mlp.", name): value for name, value in tensors.items()}
+    return {name: value.to(torch.bfloat16).contiguous() for name, value in named.items()}
 
 
 class Anew(nn.Module):

@@ -278,7 +278,7 @@ def test_partial_results_take_no_more_scratch_than_the_window_needs() -> None:
     batch = Batch(BatchLimits(5, 1, 800, 1))
     q, cache = np.zeros((5, 6, 8), np.float32), np.zeros((1, 2, PAGE, 8), np.float32)
     for window, splits in ((None, 100), (1, 1), (2, 2), (257, 2), (258, 3), (10**6, 100)):
-        program = _native.Program("scalar", _native.Pool(1), batch)
+        program = _native.Program("", _native.Pool(1), batch)
         program.attention(q, cache, cache, q.copy(), 1.0, window, False, None, None)
         assert program.scratch_bytes == -(-5 * 2 * splits * 3 * 10 * 4 // 64) * 64
 

@@ -26,7 +26,7 @@ def floats(*shape: int) -> np.ndarray:
 
 def program(tokens: int = ROWS, sequences: int = 1, pages: int = 1, logits: int = 1) -> _native.Program:
     batch = Batch(BatchLimits(tokens, sequences, pages, logits))
-    return _native.Program("scalar", _native.Pool(1), batch)
+    return _native.Program("", _native.Pool(1), batch)
 
 
 def matrix(type: str, rows: int, columns: int) -> Any:
@@ -184,19 +184,19 @@ def test_batches_that_do_not_fit_are_refused(changes: dict[str, np.ndarray], mes
     for name, array in changes.items():
         setattr(batch, name, array.astype(np.int32))
     with pytest.raises(ValueError, match=message):
-        _native.Program("scalar", _native.Pool(1), batch)
+        _native.Program("", _native.Pool(1), batch)
 
 
 def test_arrays_of_another_type_are_refused() -> None:
     batch = Batch(BatchLimits(ROWS, 1, 1, 1))
     batch.slots = np.zeros(ROWS, np.int64)  # type: ignore[assignment]
     with pytest.raises(TypeError, match="a batch's slots must be an array of int32"):
-        _native.Program("scalar", _native.Pool(1), batch)
+        _native.Program("", _native.Pool(1), batch)
 
 
 def test_a_batch_without_sequences_holds_no_row() -> None:
     batch = Batch(BatchLimits(ROWS, 0, 1, 1))
-    p = _native.Program("scalar", _native.Pool(1), batch)
+    p = _native.Program("", _native.Pool(1), batch)
     x = floats(ROWS, 8)
     p.add(x, x, 1.0, 1.0)
     p.run()

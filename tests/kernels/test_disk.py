@@ -3,7 +3,7 @@ recently named, and what they give, against all of them in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -55,15 +55,19 @@ class Steps:
         return out[:rows]
 
 
-def least_recently_named(steps: list[list[int]], places: int) -> tuple[int, int]:
-    """Hits and misses, where the experts of a step are read after those at hand were used."""
-    named: dict[int, int] = {}  # experts in memory: the last step that named them
+def least_recently_named(
+    steps: list[list[int]], places: int, hot: Sequence[int] = (), kept: int = 0
+) -> tuple[int, int]:
+    """Hits and misses, where the experts of a step are read after those at hand were used, and the first
+    ``kept`` of those that are hot never make room."""
+    for_good, places = set(hot[:kept]), places - kept
+    named = {expert: -1 - i for i, expert in enumerate(hot) if i >= kept}  # by the last step that named them
     hits = misses = 0
     for number, experts in enumerate(steps):
-        here = [e for e in experts if e in named]
+        here = [e for e in experts if e in named or e in for_good]
         absent = sorted(set(experts) - set(here))
         hits, misses = hits + len(here), misses + len(absent)
-        for expert in here:
+        for expert in set(here) - for_good:
             named[expert] = number
         for expert in absent:
             if len(named) == places:
@@ -91,6 +95,44 @@ def test_the_least_recently_named_make_room(
     assert (counts.hits, counts.misses) == least_recently_named(named, places)
 
 
+@given(seed=st.integers(0, 1000), hot=st.integers(1, 9), kept=st.integers(0, 5), rows=st.integers(1, 2))
+@settings(max_examples=15, deadline=None)
+def test_hot_experts_are_read_at_loading_and_some_keep_their_place(
+    seed: int, hot: int, kept: int, rows: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole, lying = stored(tmp_path_factory.mktemp("layer"))
+    order, places = tuple(rng("hot", seed).permutation(EXPERTS)[:hot].tolist()), 9
+    kept = min(kept, hot)
+    resident = Steps(whole)
+    shelved = Steps(replace(lying, places=places, hot_experts=order, kept=kept))
+    at_loading = shelved.ops.disk_counts()
+    assert at_loading is not None and at_loading.misses == 0
+    assert at_loading.nbytes >= hot * 3 * NEURONS * DIM
+    named = []
+    for step in range(8):
+        ids, factors = choices(("hot", seed, step), rows, EXPERTS, K)
+        named.append(sorted({*ids.ravel().tolist()}))
+        x = random_rows(rng("hot", seed, step), rows, DIM)
+        np.testing.assert_array_equal(shelved.run(ids, factors, x), resident.run(ids, factors, x))
+    counts = shelved.ops.disk_counts()
+    assert counts is not None
+    assert (counts.hits, counts.misses) == least_recently_named(named, places, order, kept)
+
+
+@pytest.mark.parametrize(("hot", "kept"), [(tuple(range(5)), 0), ((0, 1, 2), 3), ((0,), 2), ((0, 1), -1)])
+def test_hot_experts_leave_places_to_others(hot: tuple[int, ...], kept: int, tmp_path: Path) -> None:
+    _, lying = stored(tmp_path)
+    with pytest.raises(ValueError, match=f"{len(hot)} experts are read at loading, {kept} of them for good"):
+        Steps(replace(lying, places=4, hot_experts=hot, kept=kept))
+
+
+@pytest.mark.parametrize("hot", [(3, 3), (EXPERTS,), (-1,)])
+def test_hot_experts_are_experts(hot: tuple[int, ...], tmp_path: Path) -> None:
+    _, lying = stored(tmp_path)
+    with pytest.raises(ValueError, match="must be there, once each"):
+        Steps(replace(lying, places=4, hot_experts=hot))
+
+
 @pytest.mark.parametrize("places", [2, 3, 5])
 def test_a_step_may_name_more_than_there_are_places(places: int, tmp_path: Path) -> None:
     whole, lying = stored(tmp_path)
@@ -111,9 +153,8 @@ def test_a_file_that_cannot_be_opened_again_is_one_error(
         Steps(replace(lying, places=4))
 
 
-def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a descriptor in the file's place that cannot be read."""
-    _, lying = stored(tmp_path)
+def make_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a descriptor in the file's place that cannot be read."""
 
     @contextmanager
     def unreadable(self: RegularFile) -> Iterator[int]:
@@ -123,12 +164,24 @@ def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(RegularFile, "descriptor", unreadable)
     made: Any = cpu_disk.Disk
     monkeypatch.setattr("hotcold.kernels.cpu_weights.Disk", lambda: made(direct=False))
+
+
+def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, lying = stored(tmp_path)
+    make_unreadable(tmp_path, monkeypatch)
     steps = Steps(replace(lying, places=4))
     ids, factors = choices("fails", 1, EXPERTS, K)
     needed = f"layer.gguf, layer 7: expert {ids[0, 0]} cannot be read: Bad file descriptor"
     for _ in range(2):
         with pytest.raises(FileError, match=needed):
             steps.run(ids, factors, random_rows(rng("fails"), 1, DIM))
+
+
+def test_a_disk_that_fails_at_loading_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, lying = stored(tmp_path)
+    make_unreadable(tmp_path, monkeypatch)
+    with pytest.raises(FileError, match="layer 7: expert 11 cannot be read: Bad file descriptor"):
+        Steps(replace(lying, places=4, hot_experts=(11, 2), kept=1))
 
 
 @pytest.mark.parametrize("places", [1, EXPERTS])

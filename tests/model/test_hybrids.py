@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.changed_models import changed, config_of
-from support.golden import HYBRIDS, Golden, golden
+from support.golden import HYBRIDS, LATENT_HYBRIDS, Golden, golden
 from support.golden_logits import check_logits, close
 from support.runner import ROWS, Runner, exact
 
@@ -27,7 +27,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return open_backend(str(request.param))
 
 
-@pytest.fixture(scope="module", params=HYBRIDS)
+@pytest.fixture(scope="module", params=(*HYBRIDS, *LATENT_HYBRIDS))
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Golden:
     return golden(str(request.param), tmp_path_factory.mktemp("golden"))
 
@@ -114,6 +114,29 @@ def test_gate_and_up_of_experts_may_be_one(tmp_path: Path, backend: Backend) -> 
     close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
 
 
+def test_other_forms_of_kimi_linear(tmp_path: Path, backend: Backend) -> None:
+    """q, k and v in one matrix, keys and values of latents in one; dimensions of 1, more or fewer."""
+    tiny = golden("tiny-kimi-linear", tmp_path)
+    with open_gguf(tiny.path) as file:
+        other: dict[str, Tensor | None] = {}
+        for i in (0, 1, 3):
+            names = [f"blk.{i}.attn_{part}.weight" for part in "qkv"]
+            joined = np.concatenate([file.load(name).dequantise() for name in names])
+            other |= dict.fromkeys(names) | {f"blk.{i}.attn_qkv.weight": quantise(joined, "F32")}
+            for part, shape in (("q", (24, 4)), ("k", (24, 1, 4))):
+                name = f"blk.{i}.ssm_conv1d_{part}.weight"
+                assert file.tensors[name].shape == (1, 24, 1, 4)
+                other[name] = quantise(file.load(name).dequantise().reshape(shape), "F32")
+            decay = file.load(f"blk.{i}.ssm_a").dequantise()
+            other[f"blk.{i}.ssm_a"] = quantise(decay.reshape(1, 1, 3, 1), "F32")
+        keys, values = (file.load(f"blk.2.attn_{part}.weight").dequantise() for part in ("k_b", "v_b"))
+        other |= {f"blk.2.attn_{part}.weight": None for part in ("k_b", "v_b")}
+        joined = np.concatenate([keys.transpose(0, 2, 1), values], 1).reshape(-1, keys.shape[1])
+        other["blk.2.attn_kv_b.weight"] = quantise(joined, "F32")
+    path = changed(tiny.path, tmp_path / "other.gguf", {}, other)
+    close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
+
+
 def test_a_norm_may_lack_its_suffix(tmp_path: Path, backend: Backend) -> None:
     tiny = golden("tiny-falcon-h1", tmp_path)
     with open_gguf(tiny.path) as file:
@@ -155,7 +178,7 @@ def config_of_tensors(path: Path) -> list[str]:
 
 def test_kinds_of_layers(tmp_path: Path) -> None:
     """Each layer is what the keys of its file make it."""
-    of = {name: config_of(golden(name, tmp_path).path) for name in HYBRIDS}
+    of = {name: config_of(golden(name, tmp_path).path) for name in (*HYBRIDS, *LATENT_HYBRIDS)}
     kinds = {
         name: "".join(
             ("*" if mixer.page_bytes("f32") else "") + ("s" if mixer.slot_bytes else "") + ("f" if n else "")
@@ -177,11 +200,14 @@ def test_kinds_of_layers(tmp_path: Path) -> None:
         "tiny-granite-h-moe": "sfE *fE sfE sfE",
         "tiny-falcon-h1": "*sf *sf",
         "tiny-mamba2": "s s",
+        "tiny-kimi-linear": "sf sfE *fE sfE",
     }
     # A convolution's columns, and the states of heads, in float32.
     assert of["tiny-lfm2"].slot_bytes == 3 * 4 * 2 * 24
     assert of["tiny-qwen35"].slot_bytes == 3 * 4 * (3 * (2 * 2 * 8 + 48) + 6 * 8 * 8)
     assert of["tiny-mamba2"].slot_bytes == 2 * 4 * (3 * (48 + 2 * 2 * 16) + 6 * 8 * 16)
+    assert of["tiny-kimi-linear"].slot_bytes == 3 * 4 * (3 * 3 * 24 + 3 * 8 * 8)
+    assert {mixer.rope for mixer in of["tiny-kimi-linear"].mixers} == {None}
     assert {mixer.rope for mixer in of["tiny-nemotron-h"].mixers} == {None}
     assert {mixer.rope for mixer in of["tiny-granite-h"].mixers} == {None}
     assert of["tiny-nemotron-latent"].experts.latent == 16
@@ -205,6 +231,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"nemotron_h.feed_forward_length": np.array([0, 28, 0, 28, 0])},
         "blk.3.ffn_up.weight is",
     ),
+    ("tiny-kimi-linear", {"kimi-linear.kda.head_dim": None}, "kda.head_dim is missing"),
+    ("tiny-kimi-linear", {"kimi-linear.kda.head_dim": 12}, "tensor blk.0.attn_q.weight has shape"),
+    ("tiny-kimi-linear", {"kimi-linear.ssm.conv_kernel": 3}, "tensor blk.0.ssm_conv1d_q.weight has shape"),
+    ("tiny-kimi-linear", {"kimi-linear.attention.head_count_kv": np.array([0, 1])}, "one number or 4"),
     ("tiny-granite-h", {"granitehybrid.rope.scaling.finetuned": 3}, "finetuned is 3: a truth value"),
     ("tiny-lfm2moe", {"lfm2moe.leading_dense_block_count": 5}, "leading_dense_block_count is 5"),
 ]

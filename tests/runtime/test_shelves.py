@@ -5,24 +5,37 @@ from __future__ import annotations
 import _thread
 import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.guessing import Reckless
 from support.many_experts import budget, many_experts
 
 from hotcold.commands import cli
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
+from hotcold.engine.generation import stream
 from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
 from hotcold.formats.files import FileError
+from hotcold.formats.gguf import open_gguf
+from hotcold.hosting.state import ProcessStats
+from hotcold.kernels import cpu_disk
+from hotcold.model.config import Config
 from hotcold.placement import shelves
+from hotcold.placement.profiles import Profile, write_profile
+from hotcold.placement.shelves import Shelves
+from hotcold.placement.sizes import sizes_of_file
+from hotcold.processes.plain_data import from_plain, to_plain
+from hotcold.runtime import memory
 from hotcold.runtime.loading import load
-from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.options import LoadError, LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
+from hotcold.server.metrics import Metrics
 
 COUNT = 20
 #: Each way in which weights of experts lie in memory, and both ways to cut work.
@@ -124,6 +137,78 @@ def test_a_file_that_is_cut_ends_the_request_alone(tmp_path: Path) -> None:
     assert texts(session) == expected
 
 
+def with_bad_expert(path: Path, expert: int, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Session:
+    """A session for which this expert of layer 1 lies behind the end of the file."""
+    calls = []
+    plain = cpu_disk.Disk._experts
+
+    def placed(self: cpu_disk.Disk, tensor: Any, experts: int) -> tuple[int, list[int], Any]:
+        file, offsets, stored = plain(self, tensor, experts)
+        calls.append(tensor)
+        if len(calls) > 3:  # gate, up and down of layer 0 come first
+            offsets[expert] = 1 << 40
+        return file, offsets, stored
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_disk.Disk, "_experts", placed)
+        return opened(path, 0.5, **more)
+
+
+def ends(engine: Engine, prompts: list[list[int]], tokens: int = 4) -> list[Request]:
+    params = SamplingParams(temperature=0)
+    requests = [Request(Job(prompt, params, max_tokens=tokens, ignore_eos=True)) for prompt in prompts]
+    for request in requests:
+        engine.add(request)
+    while not all(request.finished for request in requests):
+        engine.step()
+    return requests
+
+
+PROMPTS = [[1, 40, 77], [1, 9, 200], [1, 150, 30]]
+
+
+def test_an_expert_that_cannot_be_read_ends_the_request_that_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    expected = [each.output for each in ends(Engine(opened(path, None)), PROMPTS)]
+    seen = set()
+    for expert in range(COUNT):
+        alone = [ends(Engine(with_bad_expert(path, expert, monkeypatch)), [each])[0] for each in PROMPTS]
+        bad = [each.error is not None for each in alone]
+        if sum(bad) in (0, 3) or sum(bad) in seen:
+            continue
+        seen.add(sum(bad))
+        engine = Engine(with_bad_expert(path, expert, monkeypatch))
+        for _ in range(2):  # the engine goes on
+            together = ends(engine, PROMPTS)
+            assert [each.error is not None for each in together] == bad
+            for request, output, own in zip(together, expected, alone, strict=True):
+                assert request.output == (own.output if own.error else output)
+                if request.error is not None:
+                    assert request.finish_reason == "error" and isinstance(request.error, FileError)
+                    assert f"layer 1: expert {expert} cannot be read" in str(request.error)
+        if seen == {1, 2}:
+            return
+    assert 1 in seen
+
+
+def test_a_guess_that_needs_a_bad_expert_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not needed without guesses is not needed with them."""
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    failed = 0
+    for expert in range(0, COUNT, 4):
+        plain = ends(Engine(with_bad_expert(path, expert, monkeypatch)), PROMPTS[:1], tokens=8)[0]
+        reckless = Reckless(lambda request: (), 0.0, 288)
+        engine = Engine(with_bad_expert(path, expert, monkeypatch), speculation=reckless)
+        found = ends(engine, PROMPTS[:1], tokens=8)[0]
+        assert found.output == plain.output and (found.error is None) == (plain.error is None)
+        failed += plain.error is None
+    assert failed
+
+
 def test_a_file_that_is_replaced_under_its_name_is_read_on(tmp_path: Path) -> None:
     path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     session = opened(path, 0.3)
@@ -142,8 +227,8 @@ def test_an_interrupt_ends_a_wait_for_the_disk(tmp_path: Path) -> None:
     assert disk is not None
     disk.native.hold(True)
     timer = threading.Timer(0.2, _thread.interrupt_main)
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         texts(session)
     timer.join()
     disk.native.hold(False)
@@ -184,6 +269,111 @@ def test_a_budget_is_for_the_cpu_alone(options: dict[str, Any], needed: str, tmp
 def test_a_budget_is_for_experts() -> None:
     with pytest.raises(UserError, match="`ram_budget` is for models of experts: this model has none"):
         load(model_path(), LoadOptions(ram_budget=1 << 40))
+
+
+def write_routing(path: Path, hot: list[int]) -> None:
+    """A profile beside a model, by which these experts are chosen much more often than others."""
+    with open_gguf(path) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        sizes = sizes_of_file(file, config, 64, "f16")
+    shares = np.full(COUNT, 0.1)
+    shares[hot] = 0.9 - 0.01 * np.arange(len(hot))
+    firing = [np.full(n, 0.5) for n in sizes.neurons]
+    profile = Profile(firing, "made up", routing=[shares] * len(firing))
+    write_profile(path.with_suffix(".profile.gguf"), profile, {"model_fingerprint": sizes.fingerprint})
+
+
+def test_hot_experts_of_a_profile_are_read_at_loading(tmp_path: Path) -> None:
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    expected = texts(opened(path, None))
+    without = opened(path, 0.5)
+    assert texts(without) == expected
+    cold = without.model.disk_counts()
+    hot = [7, 3, 12, 0, 19, 5, 8, 2, 14, 11, 1, 4]
+    write_routing(path, hot)
+    session = opened(path, 0.5)
+    shelves = session.model.shelves
+    assert shelves is not None and shelves.hot == ((*hot[:10],),) * 2 and shelves.kept == (7, 7)
+    note = f"10 of {COUNT} experts of each layer (50% of their bytes), of which 7 keep their place"
+    assert any(note in each and "profile.gguf: made up" in each for each in session.notes)
+    loaded = session.model.disk_counts()
+    assert cold is not None and loaded is not None
+    assert loaded.misses == 0 and loaded.nbytes >= 2 * 10 * min(shelves.unit_bytes)
+    assert texts(session) == expected
+    assert session.model.shelves.report()["kept"] == [7, 7]
+
+
+def test_a_profile_without_routing_changes_nothing(tmp_path: Path) -> None:
+    shelves = Shelves(1 << 20, {}, COUNT, (64,), (10,))
+    assert shelves.by_profile(Profile([np.ones(4)], "firing alone"), 3) is shelves
+
+
+def free_memory(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: nbytes)
+    monkeypatch.setattr(memory, "_RESERVE", 100)
+
+
+def test_a_model_that_does_not_fit_gets_a_budget_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    expected = texts(opened(path, None))
+    alone = OPTIONS | {"sequences": 1}  # several share a smaller KV cache first
+    free = budget(path, 0.4, **alone) * 101 // 100
+    free_memory(monkeypatch, free)
+    session = opened(path, None, sequences=1)
+    shelves = session.model.shelves
+    assert shelves is not None and not shelves.all_fit
+    assert shelves.budget_bytes == free - free // 100
+    note = f"memory does not suffice for all of it: `ram_budget={free - free // 100}`"
+    assert any(note in each and "of what is free to others" in each for each in session.notes)
+    assert texts(session) == expected
+
+
+@pytest.mark.parametrize(
+    "options", [{"hot_backend": "cpu", "vram_budget": 1 << 30}, {"backend": "reference"}]
+)
+def test_no_budget_by_itself_where_others_compute(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    free_memory(monkeypatch, budget(path, 0, **OPTIONS) // 2)
+    with pytest.raises(LoadError, match="not enough memory: the model needs"):
+        load(path, LoadOptions(**OPTIONS, **options))  # type: ignore[typeddict-item]
+
+
+def test_without_room_for_two_experts_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    free_memory(monkeypatch, budget(path, 0, **OPTIONS) // 2)
+    with pytest.raises(LoadError, match="not enough memory: the model needs"):
+        load(path, LoadOptions(**OPTIONS))
+
+
+def test_statistics_have_what_was_read(tmp_path: Path) -> None:
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    session = opened(path, 0.3)
+    texts(session)
+    engine, counts = Engine(session), session.model.disk_counts()
+    stats = engine.stats()
+    assert counts is not None and counts.misses > 0
+    found = (stats.expert_hits, stats.expert_misses, stats.disk_bytes, stats.stalls, stats.stall_s)
+    assert found == (counts.hits, counts.misses, counts.nbytes, counts.stalls, counts.stall_s)
+    process = from_plain(ProcessStats, to_plain(ProcessStats(**asdict(stats))))
+    lines = [line.split() for line in Metrics().text(1.0, process).decode().splitlines()]
+    told = {line[0]: float(line[1]) for line in lines if line[0] != "#"}
+    names = ("expert_hits", "expert_misses", "disk_read_bytes", "disk_waits", "disk_wait_seconds")
+    assert tuple(told[f"hotcold_{name}_total"] for name in names) == found
+
+
+def test_a_watched_answer_has_what_was_read(tmp_path: Path) -> None:
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    job = Job([1, 5, 9, 40], SamplingParams(temperature=0), max_tokens=12, ignore_eos=True, picture=True)
+    pieces = list(stream(Engine(opened(path, 0.3)), Request(job)))
+    rates = [each.frame.rates for each in pieces if each.frame is not None][-1]
+    assert rates is not None and rates.expert_hit_share is not None and 0 < rates.expert_hit_share < 1
+    assert rates.disk_bytes_per_token and rates.stalls_per_token is not None
 
 
 def test_generate_says_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

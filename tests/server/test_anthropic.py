@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from support.api_pieces import Marked, facts, piece, pieces_of
 
 from hotcold.chat.messages import CUT_OFF
 from hotcold.server.protocol import anthropic, chat
+from hotcold.server.protocol.dialects import anthropic_error
 from hotcold.server.protocol.errors import APIError
 from tests.server.conftest import Application
 
@@ -226,6 +228,18 @@ def test_errors_have_its_form(app_with: Any) -> None:
     text = app.client.post("/v1/messages", json={**BODY, "stream": True}).text
     assert text.rstrip().split("\n\n")[-1].startswith('event: error\ndata: {"type":"error","error":{')
     assert app.llm.running == 0
+
+
+def test_a_prompt_that_is_too_long_is_told_in_words_that_claude_code_knows(app: Application) -> None:
+    """It shortens its conversation by this expression of its own."""
+    with pytest.raises(APIError) as caught:
+        facts(context=8).check_ids([1] * 9, "prompt")
+    told = anthropic_error(caught.value)["error"]["message"]
+    found = re.match(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", told)
+    assert found and found.groups() == ("9", "7") and told.endswith(caught.value.message)
+    body = {**BODY, "messages": [{"role": "user", "content": "word " * 1000}]}
+    error = app.client.post("/v1/messages", json=body).json()["error"]
+    assert error["type"] == "invalid_request_error" and error["message"].startswith("prompt is too long: ")
 
 
 def test_a_client_that_waits_hears_pings(app_with: Any) -> None:

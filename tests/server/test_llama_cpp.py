@@ -154,7 +154,13 @@ IN_PARTS = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}"
     "{{ m.role }}: {% for part in m.content %}{{ part.text }}{% endfor %}\n{% endfor %}"
 )
+#: Tools in no prompt, but calls in what was said: DeepSeek V3.1.
+WITH_CALLS = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+{%- for call in m.tool_calls or [] %}<{{ call.function.name }}>{{ call.function.arguments | tojson }}
+{%- endfor %}
+{% endfor %}"""
 CAPS = [
+    (WITH_CALLS, {"string_content", "system_role", "tool_calls", "parallel_tool_calls", "object_arguments"}),
     (CHATML, {"string_content", "system_role"}),
     (IN_PARTS, {"typed_content"}),
     (
@@ -165,7 +171,7 @@ CAPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("template", "expected"), CAPS, ids=["chatml", "parts", "tools"])
+@pytest.mark.parametrize(("template", "expected"), CAPS, ids=["calls", "chatml", "parts", "tools"])
 def test_what_a_template_can_do(template: str, expected: set[str]) -> None:
     chat, _ = chat_of(bpe(template))
     found = props.caps(chat)
@@ -185,7 +191,7 @@ def test_properties(app: Application) -> None:
 
 def test_slots(live: Any) -> None:
     server = live()
-    server.llm.pace_s = 2.0
+    server.llm.pace_s = 600.0  # the answer ends when nobody asks for it any more
     asking, looking = (http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(2))
     body = {"prompt": "secret", "n_predict": 3, "stream": True}
     asking.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})

@@ -26,6 +26,19 @@ from support.made_up_llm import MadeUpLLM
 from hotcold.watch.live import Frame
 from tests.server.conftest import Live
 
+#: Looks at the text and the picture whenever the page has drawn: a test that asks from outside sees what it
+#: is fast enough to see.
+LOOK = """window.seen = {lengths: [], pictures: []};
+window.looking = true;
+const look = () => {
+  const length = [...document.querySelectorAll('.said')].map((each) => each.textContent).join('').length;
+  if (length !== window.seen.lengths.at(-1)) {
+    window.seen.lengths.push(length);
+    window.seen.pictures.push(document.getElementById('map').toDataURL());
+  }
+  if (window.looking) requestAnimationFrame(look);
+};
+look();"""
 OPENING = "Once upon a time there was a little fox who"
 pytestmark = pytest.mark.skipif(not (DRIVER and CHROMIUM), reason="needs chromium and chromium-driver")
 
@@ -129,20 +142,14 @@ def test_the_dialog_for_the_key_can_be_left(page: Page, leave: str) -> None:
 
 def test_text_streams_in_and_the_picture_shows_what_fires(page: Page) -> None:
     page.open(settings={"temperature": 0, "max_tokens": 100})
-    resting, shown = page.pixels, set()
+    resting = page.pixels
     assert page["tok-s"].text == page["active"].text == "–"
+    page.js(LOOK)
     page.send(OPENING)
-    lengths = []
-
-    def watch() -> bool:
-        lengths.append(len(page.story))
-        shown.add(page.pixels)
-        return not page.running
-
-    page.wait(watch, "the answer ends")
     page.done()
-    assert lengths == sorted(lengths) and len(set(lengths)) > 3  # it grows
-    assert len(shown - {resting}) > 3  # and the picture changes
+    seen = page.js("window.looking = false; return window.seen")
+    assert seen["lengths"] == sorted(seen["lengths"]) and len(set(seen["lengths"])) > 3  # it grows
+    assert len({*seen["pictures"]} - {resting}) > 3  # and the picture changes
     body = {"prompt": OPENING, "max_tokens": 100, "temperature": 0}
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     asked = urllib.request.Request(f"{page.url}/v1/completions", json.dumps(body).encode(), headers)

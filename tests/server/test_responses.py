@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from support.api_pieces import Marked, facts, pieces_of
 
-from hotcold.server.protocol import chat, responses
+from hotcold.server.protocol import chat, kept_items, responses
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.kept_items import KeptItems
 from tests.server.conftest import Application
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": None}
@@ -64,7 +65,82 @@ def test_a_request_is_one_of_the_chat_route() -> None:
         },
         call.facts,
     )
-    assert {name: value for name, value in vars(call).items() if name != "told"} == vars(same)
+    own = ("told", "names", "keep")
+    assert {name: value for name, value in vars(call).items() if name not in own} == vars(same)
+
+
+NAMESPACE = {"type": "namespace", "name": "mcp__eyes", "description": "Eyes.", "tools": [TOOL]}
+
+
+def test_functions_of_a_namespace() -> None:
+    """Codex gives its tools of agents and of MCP servers so; a call has both names, wherever it stands."""
+    shut = {**TOOL, "name": "shut", "description": "Shuts them."}
+    called = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    call = parse(
+        input=[
+            {"role": "user", "content": "Look."},
+            {**called, "namespace": "mcp__eyes"},
+            {**called, "call_id": "c2"},
+            {"type": "function_call_output", "call_id": "c1", "output": "a"},
+            {"type": "function_call_output", "call_id": "c2", "output": "b"},
+        ],
+        tools=[TOOL, {**NAMESPACE, "tools": [TOOL, shut]}],
+        tool_choice={"type": "function", "name": "shut"},
+    )
+    functions = {each["function"]["name"]: each["function"].get("description") for each in call.tools}
+    assert functions == {"look": None, "mcp__eyes__look": "Eyes.", "mcp__eyes__shut": "Shuts them."}
+    assert call.tool_choice["function"]["name"] == "mcp__eyes__shut"
+    names = [each["function"]["name"] for each in call.messages[1]["tool_calls"]]
+    assert names == ["mcp__eyes__look", "look"]
+    reply = call.reply(Marked)
+    for one in pieces_of("[mcp__eyes__shut {}][look {}]"):
+        reply.add(0, one)
+    first, second = reply.whole()["output"]
+    assert (first["name"], first["namespace"]) == ("shut", "mcp__eyes")
+    assert second["name"] == "look" and "namespace" not in second
+    openai = pytest.importorskip("openai.types.responses")
+    read = openai.Response.model_validate(reply.whole())
+    assert read.tools[1].tools[1].name == "shut" and read.output[0].namespace == "mcp__eyes"
+
+
+def answered(known: Any, **fields: Any) -> list[dict[str, Any]]:
+    """Items of an answer with everything that items can be."""
+    reply = responses.parse({"input": "Hello", **fields}, known).reply(Marked)
+    for one in pieces_of("<why>Hi [look {}]"):
+        reply.add(0, one)
+    items: list[dict[str, Any]] = reply.whole()["output"]
+    return items
+
+
+def test_a_reference_stands_for_an_item_of_an_answer_before() -> None:
+    """Vercel's SDK refers to what was thought and said, where store is not false."""
+    known = facts()
+    items = answered(known)
+    result = {"type": "function_call_output", "call_id": items[2]["call_id"], "output": "nothing"}
+    references = [{"type": "item_reference", "id": item["id"]} for item in items]
+    by_reference = responses.parse({"input": [*references, result]}, known)
+    in_full = responses.parse({"input": [*items, result], "store": False}, known)
+    assert by_reference.messages == in_full.messages and len(by_reference.messages) == 2
+    (forgotten, *_) = answered(known, store=False)
+    with pytest.raises(APIError, match="not among the last items that are kept") as caught:
+        responses.parse({"input": [{"type": "item_reference", "id": forgotten["id"]}]}, known)
+    assert caught.value.param == "input[0].id"
+
+
+def test_few_items_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeptItems()
+    monkeypatch.setattr(kept_items, "MOST_ITEMS", 3)
+    monkeypatch.setattr(kept_items, "MOST_BYTES", 100)
+    kept.add({"id": str(number)} for number in range(4))
+    assert kept.find("1", "input[0].id") == {"id": "1"}
+    kept.add([{"id": "long", "text": "a" * 60}])
+    assert kept.find("long", "input[0].id")["text"] == "a" * 60
+    for gone in ("0", "1"):
+        with pytest.raises(APIError):
+            kept.find(gone, "input[0].id")
+    kept.add([{"id": "longer", "text": "a" * 100}])
+    with pytest.raises(APIError):
+        kept.find("longer", "input[0].id")
 
 
 def messages(*items: dict[str, Any]) -> list[dict[str, Any]]:
@@ -102,9 +178,11 @@ def test_a_call_without_its_output_says_what_is_missing() -> None:
         ({"background": True}, "background"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"truncation": "auto"}, "truncation"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, {**NAMESPACE, "tools": [{"type": "custom"}]}]}, "tools[1].tools[0].type"),
+        ({"tools": [{**NAMESPACE, "name": "a" * 60}]}, "tools[0].tools[0].name"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "what"}}}}, "text.format"),
     ],
 )
@@ -184,6 +262,9 @@ HOSTILE = [
     {"input": [{"role": "user", "content": [{"type": "input_text", "text": "\ud800"}]}]},
     {"max_output_tokens": 0},
     {"tools": [TOOL, TOOL]},
+    {"tools": [NAMESPACE, NAMESPACE]},
+    {"tools": [{**NAMESPACE, "tools": []}]},
+    {"tools": [{**NAMESPACE, "tools": [NAMESPACE]}]},
     {"tool_choice": {"type": "function", "name": "nobody"}},
     {"text": {"format": {"type": "json_schema", "schema": 5}}},
     {"reasoning": {"effort": "much"}},

@@ -55,8 +55,8 @@ class PseudoTerminal:
         return text
 
     def wait_for_raw(self, sequence: str) -> None:
-        """Waits until the program has written a text, escape sequences included: they come apart from what they
-        colour."""
+        """Waits until the program has written a text with escape sequences, which may come later than what
+        they colour."""
         end = time.monotonic() + PATIENCE_S
         while sequence not in self.raw:
             assert time.monotonic() < end, f"{sequence!r} did not come: {self.raw!r}"

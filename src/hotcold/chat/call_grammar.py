@@ -4,18 +4,20 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hotcold.chat.call_readers import types_of
-from hotcold.chat.tool_formats import CallKind, JSONCall, NamedCall, TaggedCall
+from hotcold.chat.call_readers import PYTHON_WORDS, types_of
+from hotcold.chat.literal_grammar import literal_rules
+from hotcold.chat.tool_formats import CallKind, JSONCall, LiteralCall, NamedCall, TaggedCall
 from hotcold.engine.request import Grammar
 from hotcold.grammar.compiler import escaped_regex
 
 
 class Terms:
     """Texts as terms of a grammar, in which the names of control tokens are those tokens. :attr:`lines` are
-    rules that the terms need."""
+    rules that the terms need, :attr:`notes` say of tools what these rules do not hold an answer to."""
 
     def __init__(self, token_ids: Mapping[str, int]) -> None:
         self.lines: list[str] = []
+        self.notes: dict[tuple[str, str], None] = {}  # (tool, what is not enforced)
         #: the longest first, so that one which begins another does not hide it
         self._token_ids = dict(sorted(token_ids.items(), key=lambda each: -len(each[0])))
         self._texts: dict[str, str] = {}
@@ -96,6 +98,9 @@ def call_rules(
         elif isinstance(kind, NamedCall):
             head = f"{terms.literal(kind.prefix)} {terms.quoted(name)} {_mark(terms, kind.mark)}"
             lines.append(f"call{i}: {head} {terms.literal(kind.separator)} {json_term(schema)}")
+        elif isinstance(kind, LiteralCall):
+            assert isinstance(schema, Mapping)
+            lines += literal_rules(terms, kind, f"call{i}", name, schema)
         else:
             assert isinstance(kind, TaggedCall)
             lines += _tagged(terms, kind, f"call{i}", name, schema)
@@ -141,4 +146,6 @@ def _tagged_value(terms: Terms, behind: str, schema: Mapping[str, Any], name: st
     if "string" in types or not types:
         return terms.text_until(behind)
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    return f"{json_term({**own, **shared})} {terms.literal(behind)}"
+    # Templates write what Python does of these.
+    words = "".join(f' | "{word}"' for word, type in PYTHON_WORDS.items() if type in types)
+    return f"({json_term({**own, **shared})}{words}) {terms.literal(behind)}"

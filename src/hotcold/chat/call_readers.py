@@ -5,8 +5,18 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from hotcold.chat.tool_formats import ARGUMENT_KEYS, CallKind, JSONCall, NamedCall, TaggedCall
+from hotcold.chat.literals import LiteralReader
+from hotcold.chat.tool_formats import (
+    ARGUMENT_KEYS,
+    CallKind,
+    JSONCall,
+    LiteralCall,
+    NamedCall,
+    TaggedCall,
+)
 
+#: What templates write between tags, and the type of each.
+PYTHON_WORDS = {"True": "boolean", "False": "boolean", "None": "null"}
 _NAME = r"[^\s<>\[\]{}\"|]{1,256}"
 _MOST_HEAD = 1024  # characters before the arguments of a call
 _MOST_ENDINGS = 1000  # limit of end tags within the values of a call
@@ -30,6 +40,8 @@ def call_reader(kind: CallKind, tools: Mapping[str, object]) -> CallReader:
         return JSONReader()
     if isinstance(kind, NamedCall):
         return NamedReader(kind)
+    if isinstance(kind, LiteralCall):
+        return LiteralReader(kind.prefix, kind.notation)
     assert isinstance(kind, TaggedCall)
     return TaggedReader(kind, tools)
 
@@ -139,6 +151,7 @@ class TaggedReader:
         self.done = False
         self.broken = False
         self._kind = kind
+        self._suffix = kind.suffix.strip()
         self._tools = tools
         self._head = re.compile(
             rf"{re.escape(kind.prefix)}\s*({_NAME})\s*{re.escape(kind.separator.strip())}"
@@ -151,7 +164,7 @@ class TaggedReader:
         self._text += character
         if self.name is None and not self._text.isspace():
             self._read_name()
-        if self._text.endswith(self._kind.suffix) and not self.broken:
+        if self._text.endswith(self._suffix) and not self.broken:
             self._endings += 1
             values = self._values()
             if values is not None:
@@ -187,7 +200,7 @@ class TaggedReader:
             return None
         middle = re.sub(r"\s+", r"\\s*", re.escape(between).replace("\\\n", "\n"))
         key_form = re.compile(rf"\s*{re.escape(before)}(.*?){middle}", re.DOTALL)
-        next_form = re.compile(rf"\s*(?:{re.escape(before)}|{re.escape(self._kind.suffix)}\Z)")
+        next_form = re.compile(rf"\s*(?:{re.escape(before)}|{re.escape(self._suffix)}\Z)")
         schema = self._tools.get(self.name)
         values: dict[str, Any] = {}
         at = head.end()
@@ -203,7 +216,7 @@ class TaggedReader:
             values[key[1].strip()] = typed(text, schema, key[1].strip())
             at = end + len(behind)
         rest = self._text[at:].strip()
-        return values if rest == self._kind.suffix else None
+        return values if rest == self._suffix else None
 
 
 def typed(text: str, schema: object, name: str) -> Any:
@@ -212,6 +225,8 @@ def typed(text: str, schema: object, name: str) -> Any:
     types = types_of(schema, name)
     if types == {"string"}:
         return text
+    if (word := text.strip()) in PYTHON_WORDS and PYTHON_WORDS[word] in types:
+        return {"True": True, "False": False, "None": None}[word]
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -1,12 +1,13 @@
 """Conversations with one model: its chat template turns messages into tokens."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotcold.chat.call_ids import CallIds, call_ids_of
 from hotcold.chat.harmony import EFFORTS, HarmonyStream
 from hotcold.chat.messages import Message, TemplateValue, content_text
-from hotcold.chat.prompt import fitted
+from hotcold.chat.prompt import CALL_MARKS, fitted
 from hotcold.chat.rendering import TemplateError, TemplateProcess, check_extra
 from hotcold.chat.stand_ins import StandIns, encode_rendered, stand_ins, texts_of
 from hotcold.chat.stream import AnswerStream as AnswerStream
@@ -23,6 +24,8 @@ from hotcold.values import shown
 _END = "\ufdd0"
 ANSWER_TOKENS = 512  #: the most of an answer in a conversation, unless somebody says otherwise
 PARAGRAPH = "\n\n"  #: between what was written and what a user writes next, without a template
+#: A template that asks for ``thinking``: DeepSeek's, Granite's. Others call it ``enable_thinking``.
+_OTHER_NAME = re.compile(r"\bthinking is (?:not )?defined\b|\bif (?:not )?thinking\b")
 _TAIL = 32  # tokens of a prompt, which may be the name that opens thinking and spaces
 _TEMPLATE = "tokenizer.chat_template"
 _SPECIAL_TOKENS = {
@@ -174,6 +177,8 @@ class Chat:
 
     def _values(self, kwargs: Mapping[str, TemplateValue] | None) -> dict[str, TemplateValue]:
         values = dict(kwargs or {})
+        if "enable_thinking" in values and _OTHER_NAME.search(self.template or ""):
+            values.setdefault("thinking", values["enable_thinking"])
         if self._harmony and isinstance(effort := values.get("reasoning_effort"), str):
             values["reasoning_effort"] = EFFORTS.get(effort, effort)
         return values
@@ -181,7 +186,7 @@ class Chat:
     def _shown(self) -> tuple[int, ...]:
         wanted = {*self.tool_format.tokens, *(HARMONY.tokens if self._harmony else ())}
         if self._thinking is not None:
-            wanted |= {self._thinking.start, self._thinking.end}
+            wanted.update(self._thinking.tokens or (self._thinking.start, self._thinking.end))
         return tuple(id for id, name in self._tokenizer.control_names.items() if name in wanted)
 
     def _text(
@@ -206,8 +211,8 @@ class Chat:
         )
         names = [*self._tokenizer.control_names.values()]
         texts = [template, *names, *texts_of(messages), *texts_of(tools), *texts_of(values)]
-        # One more character of no text marks where the last message ends.
-        marks = stand_ins([*names, _END], texts)
+        # Characters of no text mark where the last message ends, and stand for the marks of calls.
+        marks = stand_ins([*names, _END, *CALL_MARKS], texts)
         end = marks.forward.get(ord(_END), "")
         if continue_last:
             _mark_end(messages[-1])
@@ -222,6 +227,8 @@ class Chat:
         }
         request["users" if tools else "values"]["tools"] = tools or None  # type: ignore[index]
         text = self._process.render(request)
+        for mark, name in zip(CALL_MARKS, self.tool_format.tokens, strict=False):
+            text = text.replace(marks.forward[ord(mark)], name)
         if not continue_last:
             return text, marks
         if end not in text:

@@ -21,6 +21,16 @@ To call a function, answer with its name and its arguments, which match its para
 Its result comes in the next message, between <tool_response> and </tool_response>. Where no function helps, \
 answer in plain words."""
 
+_OF_DEEPSEEK = "## Tools\nYou have access to the following tools:\n"
+_FORM_OF_DEEPSEEK = """IMPORTANT: ALWAYS adhere to this exact format for tool use:
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>tool_call_arguments<｜tool▁call▁end｜>\
+{additional_tool_calls}<｜tool▁calls▁end｜>
+
+Where:
+- `tool_call_name` must be an exact match to one of the available tools
+- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema
+- For multiple tool calls, chain them directly without separators or spaces"""
+
 
 def described(tools: Sequence[dict[str, Any]]) -> str:
     """The text that describes tools to a model."""
@@ -54,6 +64,16 @@ def with_tools_in_channels(messages: Sequence[Message], tools: Sequence[dict[str
     lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = "# Tools\n\nCalls to these functions must go to the commentary channel, as functions.NAME:\n"
     return _told(messages, text + "\n".join(lines))
+
+
+def with_tools_of_deepseek(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+    """Adds the description of tools that DeepSeek publishes for V3.1, whose template has none."""
+    parts = [
+        f"### {function['name']}\nDescription: {function.get('description') or ''}\n\n"
+        f"Parameters: {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}\n"
+        for function in (tool["function"] for tool in tools)
+    ]
+    return _told(messages, "\n".join([_OF_DEEPSEEK, *parts, _FORM_OF_DEEPSEEK]))
 
 
 def _told(messages: Sequence[Message], text: str) -> list[Message]:

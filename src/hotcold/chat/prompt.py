@@ -5,12 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from hotcold.chat.call_ids import CallIds, with_fitting_ids
-from hotcold.chat.general_tools import with_tools, with_tools_in_channels
+from hotcold.chat.general_tools import with_tools, with_tools_in_channels, with_tools_of_deepseek
+from hotcold.chat.literals import written_call
 from hotcold.chat.messages import Message, content_text
-from hotcold.chat.tool_formats import GENERAL, HARMONY, ToolFormat, knows_tools
+from hotcold.chat.tool_formats import DEEPSEEK, GENERAL, HARMONY, LiteralCall, ToolFormat, knows_tools
 from hotcold.chat.traits import Traits
 
 _SYSTEMS = ("system", "developer")
+#: Noncharacters, which no text may have: they stand for the first tokens of a format, in the text of calls
+#: that are written into content.
+CALL_MARKS = ("\ufdd1", "\ufdd2")
 
 
 def fitted(
@@ -27,8 +31,14 @@ def fitted(
         found = [{**each, "role": "system"} if each["role"] == "developer" else each for each in found]
     if format is GENERAL:
         found, tools = with_tools(found, tools), ()
+    elif format is DEEPSEEK and tools and not knows_tools(template):
+        found, tools = with_tools_of_deepseek(found, tools), ()
     elif format is HARMONY and tools and not knows_tools(template):
         found, tools = with_tools_in_channels(found, tools), ()
+    elif not traits.calls and isinstance(format.call, LiteralCall):
+        found = [_with_written_calls(each, format, format.call) for each in found]
+    if "tool_responses" in template and "tool_call_id" not in template:
+        found = with_responses(found)
     found = with_fitting_ids(found, ids)
     if not traits.several_calls:
         found = with_one_call_each(found)
@@ -39,7 +49,7 @@ def fitted(
     if not traits.users:
         found = with_one_user_at_a_time(found)
     for message in found:
-        _fit(message, template, traits)
+        _fit(message, template, traits, format)
     return found, [*tools] if traits.bare_tools else [_complete(tool) for tool in tools]
 
 
@@ -114,6 +124,44 @@ def with_one_call_each(messages: Sequence[Message]) -> list[Message]:
     return found
 
 
+def with_responses(messages: Sequence[Message]) -> list[Message]:
+    """Puts results into the message with their calls, and the answer behind them, too: Gemma 4's first
+    template knows no role ``tool``."""
+    found: list[Message] = []
+    for message in messages:
+        last = found[-1] if found else {}
+        calls = last.get("tool_calls", ())
+        if message["role"] == "tool" and calls:
+            given = last.setdefault("tool_responses", [])
+            named = {call.get("id"): call["function"]["name"] for call in calls}
+            named[None] = calls[min(len(given), len(calls) - 1)]["function"]["name"]
+            name = named.get(message.get("tool_call_id"), named[None])
+            given.append({"name": name, "response": content_text(message["content"])})
+        elif message["role"] == "assistant" and last.get("tool_responses") and "tool_calls" not in message:
+            last["content"] = "\n".join(filter(None, map(_content, (last, message))))
+        else:
+            found.append(dict(message))
+    return found
+
+
+def _content(message: Message) -> str:
+    return content_text(message["content"])
+
+
+def _with_written_calls(message: Message, format: ToolFormat, kind: LiteralCall) -> Message:
+    """Writes calls into content, as the model does, for a template that leaves them out."""
+    if not (calls := message.get("tool_calls")):
+        return message
+    functions = (call["function"] for call in calls)
+    written = (written_call(each["name"], each["arguments"], kind.notation) for each in functions)
+    before, after = format.before, format.after
+    for mark, token in zip(CALL_MARKS, format.tokens, strict=False):
+        before, after = before.replace(token, mark), after.replace(token, mark)
+    text = f"{before}{(format.between or '').join(written)}{after}"
+    rest = {name: each for name, each in message.items() if name != "tool_calls"}
+    return {**rest, "content": _content(message) + text}
+
+
 def _add(message: Message, other: Message, between: str) -> None:
     """Appends the text of another message to this one's."""
     texts = [content_text(message["content"]), content_text(other["content"])]
@@ -122,7 +170,7 @@ def _add(message: Message, other: Message, between: str) -> None:
         message.setdefault(name, value)
 
 
-def _fit(message: Message, template: str, traits: Traits) -> None:
+def _fit(message: Message, template: str, traits: Traits, format: ToolFormat) -> None:
     content = message["content"]
     if content is None and not ("tool_calls" in message and traits.null):
         content = ""
@@ -138,14 +186,21 @@ def _fit(message: Message, template: str, traits: Traits) -> None:
                 **function,
                 "arguments": json.dumps(function["arguments"], ensure_ascii=False),
             }
-    if "reasoning_content" in message and "message.thinking" in template:
-        _think(message)
+    if "reasoning_content" in message:
+        _fit_thinking(message, template, harmony=format is HARMONY)
 
 
-def _think(message: Message) -> None:
-    """Renames thinking for gpt-oss's template, which has no room for thinking and text beside a call."""
+def _fit_thinking(message: Message, template: str, *, harmony: bool) -> None:
+    """Puts thinking where a template looks for it. That of gpt-oss has no room for thinking and text beside a
+    call."""
+    if "block['thinking']" in template:  # Mistral's
+        thought, content = message.pop("reasoning_content"), message["content"]
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+        message["content"] = [{"type": "thinking", "thinking": thought}, *parts]
+    if "message.thinking" not in template:
+        return
     thought = message.pop("reasoning_content")
-    if "tool_calls" in message:
+    if harmony and "tool_calls" in message:
         own = content_text(message["content"])
         thought, message["content"] = "\n".join(filter(None, (thought, own))), ""
     message["thinking"] = thought

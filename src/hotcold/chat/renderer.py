@@ -51,6 +51,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
         del self.globals["lipsum"]
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Lists of the template's own may grow and shrink: some keep a queue."""
+        if type(obj) is list and attr in ("append", "pop"):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
     def concat(self, parts: Iterable[str]) -> str:
         return MarkedText("".join(parts), self.stand_ins)
 
@@ -92,6 +98,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return MarkedText(text, self.stand_ins)
 
 
+class _Given(list[Any]):
+    """Messages, which stay as they are."""
+
+
 def _listed(value: object) -> list[Any]:
     """A list of the results of Jinja's filters, such as ``map``."""
     if isinstance(value, Iterator):
@@ -131,10 +141,10 @@ def render(request: dict[str, Any]) -> str:
     are Jinja's, or any that a template causes."""
     stand_ins = StandIns(*request["stand_ins"])
     _environment.stand_ins = stand_ins
-    messages = [
+    messages = _Given(
         {key: value if key == "role" else stand_ins.mark(value) for key, value in message.items()}
         for message in request["messages"]
-    ]
+    )
     users = {name: stand_ins.mark(value) for name, value in request["users"].items()}
     parts: list[str] = []
     size = 0

@@ -6,7 +6,7 @@ from typing import Literal
 
 from hotcold.chat.call_readers import CallReader, call_reader, valid_arguments
 from hotcold.chat.thinking import Thinking
-from hotcold.chat.tool_formats import JSONCall, ToolFormat
+from hotcold.chat.tool_formats import JSONCall, LiteralCall, ToolFormat
 
 PartKind = Literal["content", "reasoning", "call_start", "call_arguments"]
 
@@ -57,7 +57,8 @@ class ChatStream(AnswerStream):
     """Divides an answer with marks. Nothing is given out that may yet become a marker, or a part of one; the
     spaces around thinking and calls belong to neither.
 
-    ``opened`` says that the prompt has begun the thinking. With ``format`` calls are looked for; those of
+    ``opened`` says that the prompt has begun the thinking. Where thinking may be ``anywhere``, its end
+    without a beginning is left out. With ``format`` calls are looked for; those of
     tools other than ``tools`` (schemas of arguments by name), where these are given, are no calls. Where text
     only looks like a call, it is content. A call is given when it has come to its end and its arguments are
     JSON; what is not, or was cut off, is content, too. ``sure`` says that a grammar sees to that: then
@@ -126,27 +127,38 @@ class ChatStream(AnswerStream):
         yield from ()
 
     def _content(self, end: bool) -> Iterable[Part]:
-        if self._format is None:
-            text, self._held = self._held, ""
-            yield Part("content", text)
-            return
-        marks = self._format.marks
+        marks = () if self._format is None else self._format.marks
+        if self._thinking is not None and self._thinking.anywhere:
+            marks += (self._thinking.start, self._thinking.end)
         held = self._held
         if found := [(at, each) for each in marks if (at := held.find(each)) >= 0]:
             at, marker = min(found)
             text = held[:at].rstrip()
             self._raw, self._held = held[len(text) : at], held[at:]
-            if marker == self._format.marker:
-                self._raw, self._held = self._raw + marker, self._held.removeprefix(marker)
-            self._state = self._between
-            self._expected = not self._format.opens or isinstance(self._format.call, JSONCall)
+            self._begin(marker)
             yield Part("content", text)
+            return
+        if not marks:
+            self._held = ""
+            yield Part("content", held)
             return
         keep = 0 if end else kept(held, marks)
         text = held[: len(held) - keep]
         shown = text if end else text.rstrip()
         self._held = held[len(shown) :]
         yield Part("content", shown)
+
+    def _begin(self, marker: str) -> None:
+        """Goes on behind this marker, with which the text that is held begins."""
+        if self._format is not None and marker in self._format.marks:
+            if marker == self._format.marker:
+                self._raw, self._held = self._raw + marker, self._held.removeprefix(marker)
+            self._state = self._between
+            self._expected = self._format.shows_itself
+            return
+        self._held, self._raw, self._fresh = self._held.removeprefix(marker), "", True
+        thinks = self._thinking is not None and marker == self._thinking.start
+        self._state = self._think if thinks else self._answer
 
     def _between(self, end: bool) -> Iterable[Part]:
         """Behind a marker or a call: another one begins, or content again."""
@@ -162,7 +174,7 @@ class ChatStream(AnswerStream):
                 if each == format.marker or self._raw:
                     self._raw += each
                 if each == format.marker:
-                    self._expected = not format.opens or isinstance(format.call, JSONCall)
+                    self._expected = format.shows_itself
                 else:
                     self._expected = each in format.opens
                 return
@@ -214,7 +226,7 @@ class ChatStream(AnswerStream):
             self._raw = ""
             yield from self._called(call.name, arguments)
         self._state = self._between
-        self._expected = self._format is not None and isinstance(self._format.call, JSONCall)
+        self._expected = self._format is not None and isinstance(self._format.call, JSONCall | LiteralCall)
 
     def _give_up(self, end: bool = False) -> Iterable[Part]:
         """Gives text as content that was held back as a possible call, but not the beginning of another call

@@ -9,9 +9,13 @@ class Thinking:
 
     start: str
     end: str
+    #: The control tokens in these texts; empty where each text is one.
+    tokens: tuple[str, ...] = ()
+    #: whether it may begin anywhere in an answer, and may be left without having begun
+    anywhere: bool = False
 
 
-#: Marks of known models: QwQ, Qwen3 and DeepSeek-R1; Magistral; Command A; Seed-OSS; others.
+#: Marks of known models: QwQ, Qwen3 and DeepSeek-R1; Magistral; Command A; Seed-OSS; others; Gemma 4.
 KNOWN = (
     Thinking("<think>", "</think>"),
     Thinking("[THINK]", "[/THINK]"),
@@ -19,6 +23,7 @@ KNOWN = (
     Thinking("<seed:think>", "</seed:think>"),
     Thinking("<thinking>", "</thinking>"),
     Thinking("<reasoning>", "</reasoning>"),
+    Thinking("<|channel>thought", "<channel|>", tokens=("<|channel>", "<channel|>"), anywhere=True),
 )
 
 

@@ -5,6 +5,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from hotcold.chat.literals import GEMMA, PYTHON, Notation
+
 
 @dataclass(frozen=True)
 class JSONCall:
@@ -53,6 +55,20 @@ class TaggedCall:
 
 
 @dataclass(frozen=True)
+class LiteralCall:
+    """A call is ``prefix``, its name, and its arguments in a notation that is not JSON."""
+
+    notation: Notation
+    prefix: str = ""
+
+    def begins(self, text: str) -> bool:
+        return text.startswith(self.prefix) if self.prefix else text[:1].isidentifier()
+
+    def may_begin(self, text: str) -> bool:
+        return self.prefix.startswith(text)
+
+
+@dataclass(frozen=True)
 class HarmonyCall:
     """A call is a message in a channel of its own: see ``harmony.py``."""
 
@@ -63,7 +79,7 @@ class HarmonyCall:
         return False
 
 
-CallKind: TypeAlias = JSONCall | NamedCall | TaggedCall | HarmonyCall
+CallKind: TypeAlias = JSONCall | NamedCall | TaggedCall | LiteralCall | HarmonyCall
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 
@@ -90,6 +106,11 @@ class ToolFormat:
         """Texts with which calls begin in an answer: models may leave the marker before tags out."""
         tag = self.call.prefix if isinstance(self.call, TaggedCall) else ""
         return (self.marker, tag) if tag else (self.marker,)
+
+    @property
+    def shows_itself(self) -> bool:
+        """Whether a call is known by itself, so that nothing must open it behind the marker."""
+        return not self.opens or isinstance(self.call, JSONCall | LiteralCall)
 
 
 HERMES = ToolFormat(
@@ -124,7 +145,19 @@ MISTRAL = ToolFormat(
     closes=("]",),
     tokens=("[TOOL_CALLS]",),
 )
-#: Devstral, Magistral, Ministral.
+#: Nemotron Nano v2
+NEMOTRON = ToolFormat(
+    name="nemotron",
+    call=JSONCall("arguments"),
+    before="<TOOLCALL>[",
+    between=", ",
+    after="]</TOOLCALL>",
+    marker="<TOOLCALL>",
+    opens=("[", ","),
+    closes=("]", "</TOOLCALL>"),
+    tokens=("<TOOLCALL>", "</TOOLCALL>"),
+)
+#: Devstral, Magistral, Ministral 3
 MISTRAL_ARGS = ToolFormat(
     name="mistral-args",
     call=NamedCall("[ARGS]"),
@@ -163,6 +196,54 @@ GLM = ToolFormat(
     between="\n<tool_call>",
     marker="<tool_call>",
     tokens=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+#: GLM 4.7
+GLM_TIGHT = replace(
+    GLM,
+    name="glm-tight",
+    call=TaggedCall(
+        separator="",
+        argument=("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
+        suffix="</tool_call>",
+    ),
+    between="<tool_call>",
+)
+#: MiniMax M2
+MINIMAX = ToolFormat(
+    name="minimax",
+    call=TaggedCall(
+        prefix='<invoke name="',
+        separator='">\n',
+        argument=('<parameter name="', '">', "</parameter>\n"),
+        suffix="</invoke>\n",
+    ),
+    before="<minimax:tool_call>\n",
+    between="",
+    after="</minimax:tool_call>",
+    marker="<minimax:tool_call>",
+    closes=("</minimax:tool_call>",),
+    tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
+)
+LFM2 = ToolFormat(
+    name="lfm2",
+    call=LiteralCall(PYTHON),
+    before="<|tool_call_start|>[",
+    between=", ",
+    after="]<|tool_call_end|>",
+    marker="<|tool_call_start|>",
+    opens=("[", ","),
+    closes=("]", "<|tool_call_end|>"),
+    tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+)
+GEMMA4 = ToolFormat(
+    name="gemma4",
+    call=LiteralCall(GEMMA, prefix="call:"),
+    before="<|tool_call>",
+    between="<tool_call|><|tool_call>",
+    after="<tool_call|>",
+    marker="<|tool_call>",
+    closes=("<tool_call|>",),
+    tokens=("<|tool_call>", "<tool_call|>", '<|"|>'),
 )
 KIMI = ToolFormat(
     name="kimi",
@@ -216,7 +297,14 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (DEEPSEEK_R1, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json")),
     (DEEPSEEK, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
     (QWEN_XML, ("<tool_call>", "<function=", "<parameter=")),
+    (GLM_TIGHT, ("<tool_call>", "</arg_key><arg_value>")),
     (GLM, ("<tool_call>", "<arg_key>", "<arg_value>")),
+    (MINIMAX, ("<minimax:tool_call>", "<invoke name=", "<parameter name=")),
+    (LFM2, ("<|tool_call_start|>",)),
+    (LFM2, ("<|tool_list_start|>",)),
+    (LFM2, ("List of tools: [",)),
+    (GEMMA4, ("<|tool_call>call:",)),
+    (NEMOTRON, ("<TOOLCALL>[", "</TOOLCALL>")),
     (MISTRAL_IDS, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
     (MISTRAL_ARGS, ("[TOOL_CALLS]", "[ARGS]")),
     (MISTRAL, ("[TOOL_CALLS]",)),
@@ -233,7 +321,9 @@ def knows_tools(template: str) -> bool:
 def tool_format(template: str) -> ToolFormat:
     """The format that a chat template uses; :data:`GENERAL` if it has no tools, or an unknown format."""
     if not knows_tools(template):
-        return GENERAL
+        # That of DeepSeek V3.1 writes calls, and leaves it to its users to describe tools.
+        writes = "tool_calls" in template and "<｜tool▁sep｜>" in template and "```json" not in template
+        return DEEPSEEK if writes else GENERAL
     for format, signs in _SIGNS:
         if all(sign in template for sign in signs):
             return format

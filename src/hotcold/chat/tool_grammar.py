@@ -8,7 +8,7 @@ from hotcold.chat.harmony_grammar import harmony_rules
 from hotcold.chat.tool_formats import HARMONY, ToolFormat
 from hotcold.engine.request import Grammar
 from hotcold.grammar.error import GrammarError
-from hotcold.grammar.json_schema import read
+from hotcold.grammar.json_schema import read, told_of_strict
 from hotcold.grammar.schema_rewriting import Rewritten
 from hotcold.values import shown
 
@@ -55,6 +55,11 @@ def tools_grammar(
     else:
         several = parallel and format.between is not None
         lines = _rules(terms, named, several, format, free=free, content=content)
+    strict = {each["name"] for each in functions if each.get("strict") is True}
+    for name, note in terms.notes:
+        if name in strict:
+            raise GrammarError(f"the tool {shown(name)}: {told_of_strict(note)}")
+        notes.append(f"tool {shown(name)}: {note}")
     return Grammar("lark", "\n".join([*lines, *terms.lines]) + "\n", tuple(notes))
 
 

@@ -39,7 +39,9 @@ class Traits:
     null: bool = False  #: whether null content of an assistant that calls tools is wanted
     object_arguments: bool = True  #: whether arguments of calls are objects; else JSON in a text
     bare_tools: bool = True  #: whether tools may lack descriptions and parameters
+    calls: bool = True  #: whether calls of earlier messages are written
     several_calls: bool = True  #: whether a message may have several calls
+    calls: bool = True  #: whether calls are shown at all
     users: bool = True  #: whether there may be several messages of the user in a row
 
 
@@ -122,7 +124,8 @@ def traits_of(texts: Sequence[str | None]) -> Traits:
     text, parts = _shows(plain, _USER), _walks(in_parts)
     if not text and not parts:
         return Traits()  # it shows no user messages, so nothing can be found out
-    no_null = null is None or null.count("None") > (empty or "").count("None")
+    words = ("None", "null")
+    no_null = null is None or any(null.count(word) > (empty or "").count(word) for word in words)
     objects = _shows(empty, _VALUE) and f"{{'{_KEY}'" not in (empty or "")
     return Traits(
         text=text,
@@ -132,6 +135,7 @@ def traits_of(texts: Sequence[str | None]) -> Traits:
         null=not no_null,
         object_arguments=objects or not _shows(as_text, _VALUE),
         bare_tools=tool is None or all(each is not None for each in bare),
+        calls=_shows(empty, _VALUE) or _shows(as_text, _VALUE) or _shows(null, _VALUE),
         several_calls=not _shows(empty, _VALUE) or (_shows(two, _VALUE) and _shows(two, _OTHER)),
         users=_shows(users, _USER) and _shows(users, _SECOND),
     )

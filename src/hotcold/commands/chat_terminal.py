@@ -101,6 +101,10 @@ class Terminal:
         self.chat.close()
 
     def _answer(self, go_on: bool = False) -> None:
+        with unseen_typing():  # until its figures and notes are printed, too
+            self._answer_and_figures(go_on)
+
+    def _answer_and_figures(self, go_on: bool) -> None:
         messages = self.conversation.messages
         ids = self._prompt(go_on)
         request = Request(Job(ids, self.params, max_tokens=self.max_tokens, shown=self.chat.shown))
@@ -155,7 +159,7 @@ class Terminal:
         """Prints an answer as it is generated. Ctrl-C ends it; the part so far stays."""
         self.interrupted = False
         try:
-            with unseen_typing(), self._interrupts.heard():
+            with self._interrupts.heard():
                 for piece in stream(self._engine, request):
                     printer.show(divide.push(piece.text))
         except KeyboardInterrupt:

@@ -18,13 +18,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also write the figures to a new file, for hotcold plan --hardware",
     )
+    parser.add_argument(
+        "--disk",
+        type=options.file_path,
+        metavar="FILE",
+        help="also measure the disk of a large file, such as a model, by reads of it for some seconds",
+    )
     options.add_gpu_option(parser)
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     with phases() as advance:
-        found = hotcold.doctor(gpu=args.gpu, again=args.again, output=args.output, progress=advance)
+        found = hotcold.doctor(
+            gpu=args.gpu, again=args.again, output=args.output, disk=args.disk, progress=advance
+        )
     print(in_flags(str(found)))
     options.print_notes(found.notes)
     return options.end(args, found.report() | {"gpu_reason": in_flags(found.gpu_reason)})

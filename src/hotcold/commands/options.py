@@ -186,12 +186,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         metavar="FILE",
         help="file of fit-predictor (default: MODEL.predictor.gguf beside the model)",
     )
-    parser.add_argument(
+    add(
         "--ram-budget",
         type=byte_size,
         metavar="SIZE",
         help="for models of experts: RAM that weights, KV cache and steps may take, such as 8GiB; experts "
-        "that do not fit stay in the model's file and are read when they are named (default: all in memory)",
+        "that do not fit stay in the model's file and are read when they are named (default: all in "
+        "memory where they fit, else as many as do)",
     )
     _add_hybrid_options(parser)
 

@@ -4,6 +4,8 @@ import argparse
 
 import hotcold
 from hotcold.commands import options
+from hotcold.commands.progress import phases
+from hotcold.errors import UserError
 from hotcold.placement.hardware import DEFAULT, PRESETS
 from hotcold.placement.sizes import SHAPES
 from hotcold.tasks.planning import OBJECTIVES
@@ -33,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "minus 1 GiB, or minus 1/8 on cards under 8 GiB); for several GPUs one each: 8GiB,4GiB",
     )
     add(
+        "--ram-budget",
+        type=options.byte_size,
+        metavar="SIZE",
+        help="instead, for the CPU alone and a model of experts: RAM that it may take; measures the disk of "
+        "the model's file for some seconds, and says what of the experts fits and how fast that is",
+    )
+    add(
         "--profile",
         type=path,
         metavar="FILE",
@@ -58,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.ram_budget is not None:
+        return _run_ram(args)
     plan = hotcold.plan(
         options.local_model(args.model),
         shape=args.shape,
@@ -71,5 +82,28 @@ def run(args: argparse.Namespace) -> int:
         placement=args.placement,
         output=args.output,
     )
+    print(plan)
+    return options.end(args, plan.report())
+
+
+def _run_ram(args: argparse.Namespace) -> int:
+    from hotcold.tasks.ram_planning import plan_ram
+
+    for_gpus = {"shape": args.shape, "vram_budget": args.vram_budget, "placement": args.placement}
+    for_gpus |= {"objective": None if args.objective == "time" else args.objective, "output": args.output}
+    if given := [name for name, value in for_gpus.items() if value is not None]:
+        raise UserError(f"`ram_budget` plans for the CPU alone: leave out `{given[0]}`")
+    if args.hardware is not None and len(args.hardware) > 1:
+        raise UserError("`ram_budget` plans for one machine: give `hardware` once")
+    with phases() as advance:
+        plan = plan_ram(
+            options.local_model(args.model),
+            args.ram_budget,
+            context=args.ctx_size,
+            cache_type=options.cache_type(args),
+            profile=args.profile,
+            hardware=args.hardware[0] if args.hardware else None,
+            progress=advance,
+        )
     print(plan)
     return options.end(args, plan.report())

@@ -1,6 +1,8 @@
-"""Serves a model over HTTP, with OpenAI's API and llama.cpp's. SIGTERM and Ctrl-C let running requests
-finish; a second signal ends the server at once. Exit codes: 0 stopped; 2 a mistake, such as a port in use or
-a model that cannot be loaded; 70 the engine process died."""
+"""Serves a model over HTTP: a web page, and the APIs of OpenAI, Anthropic, Ollama and llama.cpp. It prints
+its address, such as http://127.0.0.1:8080: the page is there, clients of OpenAI want /v1 after it, and
+others want it as it is; /openapi.json lists the routes. SIGTERM and Ctrl-C let running requests finish; a
+second signal ends the server at once. Exit codes: 0 stopped; 2 a mistake, such as a port in use or a model
+that cannot be loaded; 70 the engine process died."""
 
 import argparse
 import importlib.util

@@ -14,6 +14,7 @@ import numpy as np
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
 from hotcold.convert.layouts import Layout, activation, find_layout
 from hotcold.convert.metadata import dimensions, model_metadata, rope_notes
+from hotcold.convert.pooling import pooling_metadata
 from hotcold.convert.predictors import predictor_metadata, predictor_sources
 from hotcold.convert.settings import ConvertError
 from hotcold.convert.source import Source
@@ -113,7 +114,9 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     notes = _check_dense(options, layout, kind) if options.dense else []
     if layout.left_out:
         notes += _left_out(checkpoint, layout.left_out)
-    by_neuron = kind in _SPARSE and not options.dense
+    if layout.whole_ffn and options.down == "by_neuron":
+        raise ConvertError(f"`down=by_neuron`: the FFN of {layout.architecture} needs all neurons: by_output")
+    by_neuron = kind in _SPARSE and not (options.dense or layout.whole_ffn)
     down_layout = options.down or ("by_neuron" if by_neuron else "by_output")
     facts = model_metadata(config, layout)
     notes += rope_notes(config)
@@ -128,6 +131,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
         **general,
         "general.license": options.license or None,
         **facts,
+        **pooling_metadata(checkpoint, layout.architecture, notes),
         "general.file_type": FILE_TYPES[options.type],
         "general.quantization_version": 2 if block_type(options.type).weights > 1 else None,
         "hotcold.ffn.activation": kind,

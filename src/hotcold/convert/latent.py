@@ -9,11 +9,21 @@ from hotcold.convert.adapting import Facts, expert_keys, refuse_others
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import Settings
 from hotcold.convert.source import Source, loaded
+from hotcold.convert.stateful import minus_exp
 from hotcold.convert.tensor_files import Array
 
 Sizes = Mapping[str, int]
 
 _TYPES = "mlp_layer_types"
+
+_DELTA = "linear_attn_config"
+
+#: Keys of Kimi Linear, by those of DeepSeek-V3.
+_KIMI = {
+    "n_routed_experts": "num_experts", "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts", "n_group": "num_expert_group",
+    "norm_topk_prob": "moe_renormalize", "max_position_embeddings": "model_max_length",
+}  # fmt: skip
 
 
 def deepseek_v2(config: Settings) -> Facts:
@@ -35,6 +45,32 @@ def deepseek_v3(config: Settings) -> Facts:
     refuse_others(config, scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True)
     dense = 1 if config.text("model_type") == "glm4_moe_lite" else 3
     return _latent(config, dense, shared=1) | {"groups": _groups(config), "score": 2}
+
+
+def kimi_linear(config: Settings) -> Facts:
+    """Kimi Linear, whose layers have latent attention without rotation, or Kimi delta attention."""
+    refuse_others(config, mla_use_nope=True, moe_router_activation_func="sigmoid")
+    named = {ours: config.values[theirs] for ours, theirs in _KIMI.items() if theirs in config}
+    config = Settings(config.path, {**config.values, **named})
+    delta, layers = config.section(_DELTA), config.integer("num_hidden_layers")
+    attends = _numbers(delta, "full_attn_layers", layers)
+    kept = sorted([*attends, *_numbers(delta, "kda_layers", layers)])
+    if kept != [*range(1, layers + 1)]:
+        raise delta.error("kda_layers", f"a list of those of {layers} layers that full_attn_layers lacks")
+    heads = config.integer("num_attention_heads")
+    if delta.integer("num_heads") != heads:
+        raise delta.error("num_heads", f"num_attention_heads {heads}")
+    facts = named | _latent(config, dense=1, shared=1) | {"groups": _groups(config), "score": 2}
+    attention = [i + 1 in attends for i in range(layers)]
+    return facts | {"attention_layers": attention, "state_layers": [not each for each in attention]}
+
+
+def _numbers(config: Settings, key: str, layers: int) -> list[int]:
+    """Numbers of layers, of which the first is 1."""
+    values: Any = config.values.get(key)
+    if not isinstance(values, list) or any(type(n) is not int or not 1 <= n <= layers for n in values):
+        raise config.error(key, f"a list of numbers from 1 to {layers}")
+    return values
 
 
 def _latent(config: Settings, dense: int, shared: int) -> Facts:
@@ -98,6 +134,15 @@ def latent_keys(config: Settings) -> Facts:
     return keys
 
 
+def kimi_linear_keys(config: Settings) -> Facts:
+    delta = config.section(_DELTA)
+    return latent_keys(config) | {
+        "attention.head_count_kv": [int(each) for each in config.values["attention_layers"]],
+        "kda.head_dim": delta.integer("head_dim"),
+        "ssm.conv_kernel": delta.integer("short_conv_kernel_size"),
+    }
+
+
 def indexed_keys(config: Settings) -> Facts:
     return latent_keys(config) | {
         "attention.indexer.head_count": config.integer("index_n_heads"),
@@ -108,7 +153,21 @@ def indexed_keys(config: Settings) -> Facts:
 
 def latent_attention(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
     """A layer's attention, and where the router has one the bias of its choice."""
-    config, dim = checkpoint.config, sizes["D"]
+    found = _attention(checkpoint, layer, sizes["D"])
+    return found + _router_bias(checkpoint, layer, sizes, "mlp")
+
+
+def _router_bias(checkpoint: Checkpoint, layer: int, sizes: Sizes, mlp: str) -> list[Source]:
+    """The bias of a choice of experts, where a layer has one; ``mlp`` is HF's name of the FFN."""
+    config, target = checkpoint.config, f"blk.{layer}.exp_probs_b.bias"
+    if not config.values["expert_layers"][layer] or config.values["score"] != 2:
+        return []
+    origin = f"model.layers.{layer}.{mlp}.gate.e_score_correction_bias"
+    return [loaded(checkpoint, target, [origin], (sizes["E"],))]
+
+
+def _attention(checkpoint: Checkpoint, layer: int, dim: int) -> list[Source]:
+    config = checkpoint.config
     hf, blk = f"model.layers.{layer}.self_attn.", f"blk.{layer}."
     heads, latent = config.integer("num_attention_heads"), config.integer("kv_lora_rank")
     rotated, plain = config.integer("qk_rope_head_dim"), config.integer("qk_nope_head_dim")
@@ -135,17 +194,56 @@ def latent_attention(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layo
     else:
         found = [one("attn_q", "q_proj", queries, dim)]
     origin, shape = [f"{hf}kv_b_proj.weight"], (heads * (plain + value), latent)
-    found += [
+    return [
+        *found,
         one("attn_kv_a_mqa", "kv_a_proj_with_mqa", latent + rotated, dim),
         one("attn_kv_a_norm", "kv_a_layernorm", latent),
         loaded(checkpoint, f"{blk}attn_k_b.weight", origin, shape, keys, (heads, latent, plain)),
         loaded(checkpoint, f"{blk}attn_v_b.weight", origin, shape, values, (heads, value, latent)),
         one("attn_output", "o_proj", dim, heads * value),
     ]
-    if config.values["expert_layers"][layer] and config.values["score"] == 2:
-        bias = [f"model.layers.{layer}.mlp.gate.e_score_correction_bias"]
-        found.append(loaded(checkpoint, f"{blk}exp_probs_b.bias", bias, (sizes["E"],)))
-    return found
+
+
+def kimi_layer(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
+    """A layer's attention of either kind, and the bias of its router."""
+    keeps = checkpoint.config.values["state_layers"][layer]
+    found = (_kimi_delta if keeps else _attention)(checkpoint, layer, sizes["D"])
+    return found + _router_bias(checkpoint, layer, sizes, "block_sparse_moe")
+
+
+def _kimi_delta(checkpoint: Checkpoint, layer: int, dim: int) -> list[Source]:
+    delta, hf, blk = checkpoint.config.section(_DELTA), f"model.layers.{layer}.self_attn.", f"blk.{layer}."
+    heads, length = delta.integer("num_heads"), delta.integer("head_dim")
+    rows, taps = heads * length, delta.integer("short_conv_kernel_size")
+    matrices = {
+        "attn_q": ("q_proj", (rows, dim)),
+        "attn_k": ("k_proj", (rows, dim)),
+        "attn_v": ("v_proj", (rows, dim)),
+        "ssm_f_a": ("f_a_proj", (length, dim)),
+        "ssm_f_b": ("f_b_proj", (rows, length)),
+        "ssm_g_a": ("g_a_proj", (length, dim)),
+        "ssm_g_b": ("g_b_proj", (rows, length)),
+        "ssm_beta": ("b_proj", (heads, dim)),
+        "ssm_norm": ("o_norm", (length,)),
+        "attn_output": ("o_proj", (dim, rows)),
+    }
+
+    def conv(array: Array) -> Array:
+        return array.reshape(1, rows, 1, taps)
+
+    def decay(array: Array) -> Array:
+        return minus_exp(array.reshape(heads, 1))
+
+    found = [
+        loaded(checkpoint, f"{blk}{target}.weight", [f"{hf}{origin}.weight"], shape)
+        for target, (origin, shape) in matrices.items()
+    ]
+    for part in "qkv":
+        target, origin = f"{blk}ssm_conv1d_{part}.weight", [f"{hf}{part}_conv1d.weight"]
+        found.append(loaded(checkpoint, target, origin, (rows, 1, taps), conv, (1, rows, 1, taps)))
+    found.append(loaded(checkpoint, f"{blk}ssm_dt.bias", [f"{hf}dt_bias"], (rows,)))
+    shape = 1, 1, heads, 1
+    return [*found, loaded(checkpoint, f"{blk}ssm_a", [f"{hf}A_log"], shape, decay, (heads, 1))]
 
 
 def indexed_attention(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:

@@ -23,6 +23,8 @@ _REDUNDANT = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attention\.masked_bias$
 def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[Source]:
     """All GGUF tensors in file order. ConvertError: one is missing, unknown, or of another shape."""
     config, sizes = checkpoint.config, dimensions(checkpoint.config)
+    if "embed_tokens.weight" in checkpoint.files:  # saved without a head, as Qwen3-Embedding is
+        checkpoint = checkpoint.renamed({"": "model."}, ())
     drafting = (f"model.layers.{sizes['L']}.",) if layout.drafting else ()
     unread = config.values.get("unread", ())
     checkpoint = checkpoint.renamed(layout.prefixes, (*layout.ignored, *drafting, *unread))

@@ -12,6 +12,7 @@ from hotcold.convert.chat_templates import chat_template_metadata
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.sentencepiece_model import Piece, read_sentencepiece_model
 from hotcold.convert.settings import MAX_JSON, ConvertError, Settings
+from hotcold.convert.tiktoken_model import read_tiktoken
 from hotcold.convert.tokenizer_json import Trained, adds, trained_vocabulary
 from hotcold.model.end_tokens import ends_by_name
 from hotcold.model.spm import SPACE
@@ -47,10 +48,12 @@ def vocabulary_metadata(
     elif (checkpoint.folder / "tokenizer.json").is_file():
         merged = (general or {}).get("general.architecture") == "gemma4"  # whose readers know its merges
         keys = _from_json(checkpoint.settings("tokenizer.json"), settings, tokens, beyond, merged=merged)
+    elif (path := checkpoint.folder / "tiktoken.model").is_file():
+        keys = _from_json(read_tiktoken(path, settings), settings, tokens, beyond)
     elif (checkpoint.folder / "vocab.json").is_file():
         keys = _from_json(_gpt2(checkpoint, settings), settings, tokens, beyond)
     else:
-        wanted = "tokenizer.model nor tokenizer.json (nor vocab.json)"
+        wanted = "tokenizer.model nor tokenizer.json (nor vocab.json, nor tiktoken.model)"
         raise ConvertError(f"{checkpoint.folder} has neither {wanted}: download its tokenizer as well")
     for name, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
         # config.json takes precedence over the tokenizer: fine-tuning may have moved BOS and EOS.

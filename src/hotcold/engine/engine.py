@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from hotcold.engine.sampler import Sampler
 from hotcold.engine.scheduler import Scheduler, Step
 from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
+from hotcold.kernels.backend import DiskCounts, ExpertReadError
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.session import Session
 from hotcold.watch.live import Live
@@ -50,6 +52,13 @@ class EngineStats:
     active_share: float | None  #: of the neurons, in generation
     guessed_tokens: int = 0  #: that steps verified
     accepted_tokens: int = 0  #: of those, the ones that were right
+    #: where not all experts lie in memory: those that steps named and that were there, those that were read,
+    #: what was read of the file, and how often and how long computing waited for that
+    expert_hits: int | None = None
+    expert_misses: int | None = None
+    disk_bytes: int | None = None
+    stalls: int | None = None
+    stall_s: float | None = None
 
 
 class Engine:
@@ -123,9 +132,10 @@ class Engine:
         :class:`Finished` for each that ended by itself. Empty when nothing was to do, or only a part of a
         prompt was read. Whoever calls :meth:`finish` knows, and gets no event.
 
-        A request whose token cannot be chosen ends alone, with :attr:`Request.error`. An exception from here
-        is one of the model, or Ctrl-C. It cancels the requests that ran: they keep their tokens, their error
-        says why they ended, and their pages are free. Those that wait start in the next step."""
+        A request whose token cannot be chosen ends alone, with :attr:`Request.error`, and so does one whose
+        expert cannot be read, unless layers keep states, which a step cannot compute again. An exception
+        from here is one of the model, or Ctrl-C. It cancels the requests that ran: they keep their tokens,
+        their error says why they ended, and their pages are free. Those that wait start in the next step."""
         try:
             return self._step()
         except BaseException as error:
@@ -139,7 +149,12 @@ class Engine:
             return _ends(step.ended)
         for request in step.started:
             self._prepare(request)
-        self._run(step)  # from the batch to logits
+        try:
+            self._run(step)  # from the batch to logits
+        except ExpertReadError as error:
+            if self.session.slots is not None:
+                raise
+            return _ends(step.ended + self.scheduler.fail(step, error))
         for request, position, row in step.scored:
             self._score(request, position, row)
         for request, position, row, count in step.pooled:
@@ -147,6 +162,8 @@ class Engine:
         events: list[Event] = []
         for request, row in step.sampled:
             events += self._verify(step, request, row)
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.read([*step.decode, *step.prompts])
         ended = step.ended + self.scheduler.advance(step)
         self._steps += 1
         self._generated += len(events)
@@ -188,6 +205,7 @@ class Engine:
             active_share=figures.active_share,
             guessed_tokens=speculation.guessed if speculation else 0,
             accepted_tokens=speculation.accepted if speculation else 0,
+            **_of_disk(self.model.disk_counts()),
         )
 
     def run(self, requests: Sequence[Request]) -> None:
@@ -314,6 +332,19 @@ class Engine:
             return self.sampler.sample(logits, row, params, position, recent)
         mask, bias = request.constraint(request.output) if request.constraint else (None, None)
         return self.sampler.sample(logits, row, params, position, recent, mask, bias, request.output)
+
+
+def _of_disk(counts: DiskCounts | None) -> dict[str, Any]:
+    """The fields of :class:`EngineStats` that tell what was read of experts."""
+    if counts is None:
+        return {}
+    return {
+        "expert_hits": counts.hits,
+        "expert_misses": counts.misses,
+        "disk_bytes": counts.nbytes,
+        "stalls": counts.stalls,
+        "stall_s": counts.stall_s,
+    }
 
 
 def _ends(requests: Sequence[Request]) -> list[Event]:

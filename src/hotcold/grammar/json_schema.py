@@ -48,9 +48,13 @@ def read(schema: object, *, strict: bool = False, open: bool = False) -> Rewritt
     _check_bytes(len(json.dumps(schema)))
     found = _read(schema, open)
     if strict and found.notes:
-        told = f"{found.notes[0]} cannot be enforced"
-        raise GrammarError(f"{told}: leave it out, or leave strict out and it will not be enforced")
+        raise GrammarError(told_of_strict(found.notes[0]))
     return found
+
+
+def told_of_strict(note: str) -> str:
+    """The message where something strict has what cannot be enforced."""
+    return f"{note} cannot be enforced: leave it out, or leave strict out and it will not be enforced"
 
 
 def _lark_term(schema: object, notes: list[str] | None) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType, Tensor
+from hotcold.formats.files import FileError
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.head_ops import HeadOps
 from hotcold.kernels.state_ops import StateOps
@@ -33,6 +34,11 @@ Buffer: TypeAlias = Any
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int32]
 Masks: TypeAlias = npt.NDArray[np.uint64]
+
+
+class ExpertReadError(FileError):
+    """An expert of a running model could not be read of its file."""
+
 
 PAGE = 32  #: positions in one page of the KV cache
 SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads
@@ -205,6 +211,10 @@ class FFNTensors:
     #: how many experts lie in memory at a time; the others are read from their file when a step names them.
     #: 0: all lie in memory
     places: int = 0
+    #: those of them that are read at loading, the one that is wanted most first, and how many of these keep
+    #: their place
+    hot_experts: tuple[int, ...] = ()
+    kept: int = 0
     label: str = ""  #: says in errors of such reads which layer of which file it is
 
     @property

@@ -85,6 +85,12 @@ def check_ffn(tensors: FFNTensors) -> None:
     if tensors.places and not 2 <= tensors.places < tensors.experts:
         seen = f"places for {tensors.places} of {tensors.experts} experts"
         raise ValueError(f"{seen}: 2 at least and fewer than all are needed, or 0 for all")
+    hot, kept = tensors.hot_experts, tensors.kept
+    if len(hot) > tensors.places or not 0 <= kept <= min(len(hot), max(0, tensors.places - 2)):
+        seen = (
+            f"{len(hot)} experts are read at loading, {kept} of them for good, into {tensors.places} places"
+        )
+        raise ValueError(f"{seen}: as many as places are allowed, and all but 2 for good")
     if tensors.down_layout not in DOWN_LAYOUTS:
         raise ValueError(f"down layout {tensors.down_layout!r}: choose from {', '.join(DOWN_LAYOUTS)}")
     down = (n, d) if tensors.down_layout == "by_neuron" else _by_output(tensors)

@@ -10,7 +10,8 @@ from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels import _native
 from hotcold.kernels.backend import DiskCounts, FFNTensors, is_dense
 
-READERS = 4  #: threads: so many reads of 2 MiB are under way at once
+READERS = 8  #: threads: so many reads are under way at once
+READ_BYTES = 2 << 20  #: of the largest (kRead of csrc/disk/disk.cpp)
 
 
 def reading_bytes(row_bytes: Sequence[int]) -> int:
@@ -88,6 +89,11 @@ class Disk:
             at = up_size if paired else 0
             rows = _native.WeightRows(memory, at, stride, count, dim, down.type.id)
             own = part(rows, down, by_output=by_output)
+        if tensors.hot_experts:
+            try:
+                shelf.fill(list(tensors.hot_experts), tensors.kept)
+            except _native.DiskError as error:
+                raise FileError(str(error)) from None
         self._shelves.append(shelf)
         return gate, up, own, shelf
 

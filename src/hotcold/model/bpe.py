@@ -28,6 +28,7 @@ _PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
 #: GPT-2's alphabet: printable Latin-1 characters stand for themselves, the rest follows from U+0100
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
+_SPELLED = {byte: character for character, byte in _BYTES.items()}
 _IN_NO_TEXT = {0xC0, 0xC1, *range(0xF5, 0x100)}  # bytes that UTF-8 never has
 
 
@@ -88,6 +89,11 @@ def pre_tokenizer(kind: str) -> Any:
     cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PRE_TOKENIZERS[kind]]
     spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*cuts, spelling])
+
+
+def spell_bytes(token: bytes) -> str:
+    """A token's bytes in GPT-2's alphabet."""
+    return "".join(map(_SPELLED.__getitem__, token))
 
 
 def _spelled(token: str) -> bytes:

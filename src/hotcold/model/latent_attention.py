@@ -37,7 +37,7 @@ class LatentShape(MixerShape):
     value_dim: int  #: of a head
     query_latent: int  #: values that queries are made of; 0: they are made of the layer's input
     scale: float = 1.0  #: of scores
-    rope: Rope | None = None
+    rope: Rope | None = None  #: None: ``rotated`` values are as the others (Kimi Linear)
     index: tuple[int, int] | None = None  #: heads and length of the index's, whose tensors are not read
 
     @property
@@ -151,8 +151,7 @@ class LatentWeights:
     def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
         ops, shape, (cache,) = side.ops, self.shape, state
         room = {name.removeprefix("mla "): side.room(name, *row) for name, row in shape.rooms.items()}
-        assert shape.rope is not None
-        table = side.ropes[shape.rope]
+        table = None if shape.rope is None else side.ropes[shape.rope]
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             keys, into = [self.key, self.latent], [room["key"], room["latent"]]
@@ -165,10 +164,12 @@ class LatentWeights:
                 ops.linear(room["q latent"], queries, batch, made)
             ops.linear_heads(room["plain"], self.absorbed, batch, room["absorbed"])
             ops.join_heads(room["rotated"], room["absorbed"], batch, room["q"])
-            ops.rope(room["q"], table, batch)
+            if table is not None:
+                ops.rope(room["q"], table, batch)
             ops.norm(room["latent"], self.norm, batch, room["latent"])
             ops.join_heads(room["key"], room["latent"], batch, room["k"])
-            ops.rope(room["k"], table, batch)
+            if table is not None:
+                ops.rope(room["k"], table, batch)
             ops.store_kv(room["k"], room["k"], batch, cache, cache)
             ops.attention(room["q"], cache, cache, batch, room["mixed"], shape.scale)
             ops.linear_heads(room["mixed"], self.values, batch, room["values"])
@@ -218,7 +219,7 @@ def read_latent(keys: Keys, family: Family, layers: int, context: int, scale: fl
         plain=length - rotated,
         value_dim=keys.whole(f"attention.value_length{kind}", 1, _MOST),
         query_latent=keys.whole("attention.q_lora_rank", 0, _MOST, default=0),
-        scale=(scale or 1 / math.sqrt(length)) * latent_growth(keys),
+        scale=scale or 1 / math.sqrt(length),
         index=_read_index(keys) if family.indexed else None,
     )
     positions = read_positions(keys, family, layers, rotated, context)
@@ -226,4 +227,6 @@ def read_latent(keys: Keys, family: Family, layers: int, context: int, scale: fl
         raise ModelError(
             f"{keys.name('attention.sliding_window')}: latent attention with a window is not known"
         )
-    return replace(shape, rope=positions[0].rope)
+    if (rope := positions[0].rope) is None:
+        return shape
+    return replace(shape, rope=rope, scale=shape.scale * latent_growth(keys))

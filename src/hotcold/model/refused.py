@@ -25,15 +25,14 @@ _REASONS = {
         "gptj gptneox phi2 stablelm codeshell plamo",
     "it needs layers of different shapes": "deci openelm plamo3 step35 mimo2 laguna",
     "it needs the recurrence of Mamba 1": "mamba jamba plamo2",
-    "it needs the gated delta rule with a decay of each channel, or as another family has it":
-        "kimi-linear bailingmoe3",
+    "it needs the gated delta rule as another family has it": "bailingmoe3",
     "it needs the recurrence of RWKV": "rwkv6 rwkv6qwen2 rwkv7 arwkv7",
     "it needs lightning attention": "minimax-01",
     "it needs attention with a latent cache (MLA), and an entry in families.py": "minicpm3 plm mistral4",
     "it needs attention by an index of keys": "minimax-m3 hy_v4 dots3note",
     "it needs several residual streams": "deepseek4 glm5-next kimi-k3 qwen4exp",
     "it needs a dense FFN beside its experts": "arctic grok grovemoe",
-    "it needs an activation of its own": "bitnet apertus maple",
+    "it needs an activation of its own": "apertus maple",
     "it needs a router of its own": "phimoe olmoe",
     _ENTRY:
         "dots1 bailingmoe bailingmoe2 deepseek exaone-moe afmoe hy_v3 cohere2moe qwen orion internlm2 "

@@ -6,18 +6,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels.backend import FFNTensors, FFNWeights
 from hotcold.kernels.cpu_disk import reading_bytes
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.placement.profiles import Profile
 from hotcold.values import printable, size
 
 LEAST_PLACES = 2  #: of a layer: one is read while another is used
 
+#: The part of a layer's places that hot experts keep; others come and go. Measured with made-up routing, from
+#: equal tokens to tokens of which 80 % is their predecessor's (docs/results.md).
+_KEPT = 3 / 4
+
 _EXPERT_SCALE = re.compile(r"blk\.\d+\.ffn_\w+_exps\.scale")
 _EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight")
+
+
+class NoExpertsError(UserError):
+    """A model without experts that could be left in the file."""
+
+
+class NoRoomError(UserError):
+    """A budget that does not even hold :data:`LEAST_PLACES` experts of each layer."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +44,28 @@ class Shelves:
     experts: int  #: of a layer
     unit_bytes: tuple[int, ...]  #: of one expert, by layer; 0 in layers without experts
     places: tuple[int, ...]  #: how many lie in memory at a time, by layer
+    #: those that are read at loading, by layer, the one that is wanted most first; none without a profile
+    hot: tuple[tuple[int, ...], ...] = ()
+    kept: tuple[int, ...] = ()  #: how many of these keep their place, by layer
+    profile: str = ""  #: that says so
 
     @classmethod
     def fit(cls, budget: int, bill: Mapping[str, int], file: GGUFFile, config: Config) -> "Shelves":
         """Gives each layer as many places as the others, and the first ones one more where that still fits.
-        ``bill`` has what else is in memory. UserError: not even :data:`LEAST_PLACES` of each layer fit."""
+        ``bill`` has what else is in memory. NoRoomError: not even :data:`LEAST_PLACES` of each layer fit."""
         experts, units = config.experts, expert_bytes(file, config)
         if experts is None or not any(units):
-            raise UserError(
+            raise NoExpertsError(
                 "`ram_budget` is for models of experts: this model has none, so all of it is read"
             )
         if experts.count <= LEAST_PLACES:
-            raise UserError(f"`ram_budget` is for models of more than {LEAST_PLACES} experts")
+            raise NoExpertsError(f"`ram_budget` is for models of more than {LEAST_PLACES} experts")
         whole = {**bill, "reading": 0}
         if sum(whole.values()) + experts.count * sum(units) <= budget:
             return cls(budget, whole, experts.count, units, tuple(experts.count * bool(n) for n in units))
         if scales := [name for name in file.tensors if _EXPERT_SCALE.fullmatch(name) and not experts.beside]:
             seen = f"tensor {scales[0]} multiplies experts, which cannot be read when they are named then"
-            raise UserError(
+            raise NoExpertsError(
                 f"`ram_budget` of {size(budget)}: {seen}: give none, or as much as holds all experts"
             )
         bill = {**bill, "reading": reading_bytes(_row_bytes(file, config))}
@@ -57,13 +76,31 @@ class Shelves:
             rest = ", ".join(f"{what} {size(n)}" for what, n in bill.items() if n)
             needs = f"this model needs {least} ({rest}, and {LEAST_PLACES} experts of each layer)"
             fix = "give as much, or a smaller context (`context`)"
-            raise UserError(f"`ram_budget` of {size(budget)}: {needs}: {fix}")
+            raise NoRoomError(f"`ram_budget` of {size(budget)}: {needs}: {fix}")
         left, places = room - each * sum(units), []
         for unit in units:
             more = 0 < unit <= left
             left -= unit * more
             places.append(min(experts.count, each + more) * bool(unit))
         return cls(budget, bill, experts.count, units, tuple(places))
+
+    def by_profile(self, profile: Profile, chosen: int) -> "Shelves":
+        """The experts that a profile finds hot are read at loading, and most of them keep their place;
+        ``chosen`` is how many a token chooses. Nothing changes where routing was not counted."""
+        if profile.routing is None or self.all_fit:
+            return self
+        hot, kept = [], []
+        for layer, (n, routing) in enumerate(zip(self.places, profile.routing, strict=True)):
+            if not n or n == self.experts:
+                hot.append(())
+                kept.append(0)
+                continue
+            order = np.argsort(-np.asarray(routing), kind="stable")
+            if len(order) != self.experts:
+                raise ValueError(f"the profile has {len(order)} experts in layer {layer}, not {self.experts}")
+            hot.append(tuple(order[:n].tolist()))
+            kept.append(max(0, min(int(n * _KEPT), n - max(LEAST_PLACES, chosen))))
+        return replace(self, hot=tuple(hot), kept=tuple(kept), profile=profile.source)
 
     @property
     def expert_bytes(self) -> int:
@@ -84,7 +121,8 @@ class Shelves:
         if self.all_fit:
             return one
         places = [0 if n == self.experts else n for n in self.places]
-        return ShelvedDevices(one.embedding, one.layers, one.head, places, name)
+        hot, kept = self.hot or ((),) * len(places), self.kept or (0,) * len(places)
+        return ShelvedDevices(one.embedding, one.layers, one.head, places, hot, kept, name)
 
     def __str__(self) -> str:
         parts = [*self.bill.items(), ("experts", self.expert_bytes)]
@@ -94,6 +132,10 @@ class Shelves:
         some = sorted({n for n in self.places if n})
         count = f"{some[0]}" if len(some) == 1 else f"{some[0]} to {some[-1]}"
         seen = f"{count} of {self.experts} experts of each layer ({self.share:.0%} of their bytes)"
+        if self.profile:
+            own = sorted({n for n, unit in zip(self.kept, self.unit_bytes, strict=True) if unit})
+            most = f"{own[0]}" if len(own) == 1 else f"{own[0]} to {own[-1]}"
+            seen += f", of which {most} keep their place ({printable(self.profile)}),"
         return f"{seen} fit in {size(self.budget_bytes)}, others are read when they are named: {bill}"
 
     def report(self) -> dict[str, Any]:
@@ -106,6 +148,8 @@ class Shelves:
             "places": list(self.places),
             "experts": self.experts,
             "share": self.share,
+            "kept": list(self.kept),
+            "profile": self.profile or None,
         }
 
 
@@ -114,11 +158,20 @@ class ShelvedDevices(Devices):
     """One backend, in whose memory not all experts lie."""
 
     places: Sequence[int]  #: of each layer; 0: all of its weights lie in memory
+    hot: Sequence[tuple[int, ...]]  #: of each layer, as in :class:`Shelves`, and so ``kept``
+    kept: Sequence[int]
     name: str
 
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
         label = f"{printable(self.name)}, layer {layer}"
-        return super().ffn_weights(layer, replace(tensors, places=self.places[layer], label=label))
+        shelved = replace(
+            tensors,
+            places=self.places[layer],
+            hot_experts=self.hot[layer],
+            kept=self.kept[layer],
+            label=label,
+        )
+        return super().ffn_weights(layer, shelved)
 
 
 def expert_bytes(file: GGUFFile, config: Config) -> tuple[int, ...]:

@@ -14,17 +14,26 @@ from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.kernels.gpu import GPUError, GPUMemoryError
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.model.draft_block import draft_bytes, load_draft, with_draft
 from hotcold.model.kv_cache import slots_of, spare_slots_of
 from hotcold.model.reading import Progress
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.weights import Weights, check_tensors, load_weights
-from hotcold.placement.shelves import Shelves, expert_bytes
+from hotcold.placement.profiles import Profile, find_profile
+from hotcold.placement.shelves import NoExpertsError, NoRoomError, Shelves, expert_bytes
+from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.drafts import check_draft
-from hotcold.runtime.memory import affordable_bytes, check_memory, memory_bill
+from hotcold.runtime.memory import (
+    MemoryShortError,
+    affordable_bytes,
+    check_memory,
+    memory_bill,
+    own_budget,
+)
 from hotcold.runtime.mode import choose_mode
 from hotcold.runtime.named_templates import with_template
 from hotcold.runtime.options import LoadError, LoadOptions, complete
-from hotcold.runtime.placing import Decision, ToLoad, decide
+from hotcold.runtime.placing import Decision, ToLoad, beside_ram_budget, decide
 from hotcold.runtime.sampling import sampling_of_file
 from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors, predictor_names
@@ -42,19 +51,41 @@ def load(path: Path | None, options: Mapping[str, Any], progress: Progress | Non
     wanted = complete(options)
     with open_gguf(located(path or model_path())) as file:
         try:
-            return _load(file, wanted, progress)
+            return _load_as_it_fits(file, wanted, progress)
         except UserError:
             raise
         except ValueError as error:  # a shape that is right and that a kernel has no room for, say
             raise LoadError(f"{printable(file.path.name)} cannot run here: {error}") from error
 
 
-def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> LoadedModel:
+def _load_as_it_fits(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> LoadedModel:
+    """Loads all of a model, or, where memory is short of that, as many of its experts as fit."""
+    try:
+        return _load(file, options, progress)
+    except MemoryShortError as error:
+        own = own_budget()
+        if own is None or options["ram_budget"] is not None or beside_ram_budget(options) is not None:
+            raise
+        budget, reserve = own
+        smaller = LoadOptions(**{**options, "ram_budget": budget})
+        chosen = f"memory does not suffice for all of it: `ram_budget={budget}` ({size(budget)}) was chosen"
+        note = f"{chosen}, which leaves {size(reserve)} of what is free to others"
+        try:
+            return _load(file, smaller, progress, (note,))
+        except (NoRoomError, NoExpertsError, MemoryShortError):
+            raise error from None
+
+
+def _load(
+    file: GGUFFile, options: LoadOptions, progress: Progress | None, notes: tuple[str, ...] = ()
+) -> LoadedModel:
+    """``notes`` are told before others."""
     named = None if options["predictor"] is None else Path(options["predictor"])
     factors, predictor = predictor_names(file), find_predictors(file, named)
     config = Config.from_metadata(file.metadata, file.magic, file.tensors)
     fingerprint = file.fingerprint()
-    weight_bytes = check_tensors(file, config, factors)
+    config, block_note = _with_draft(config, file, options)
+    weight_bytes = check_tensors(file, config, factors) + draft_bytes(file, config)
     mode = choose_mode(options["sparsity"], config, file.path, predictor, fingerprint)
     limits, context, chunk = _limits(config, options)
     tokenizer = Tokenizer.from_metadata(file.metadata)
@@ -73,11 +104,14 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     shelves = None
     if budget is not None:
         bill = memory_bill(resident, options["cache_type"], config, limits, pages, slots)
-        shelves = Shelves.fit(budget, bill, file, config)
+        shelves = _fit(budget, bill, file, config, options)
         weight_bytes = resident + shelves.expert_bytes + shelves.bill["reading"]
     model = ToLoad(file, config, options, limits, pages, slots, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors, shelves)
     decision, devices, weights = _read_where_it_fits(reading)
+    if config.draft and not weights.draft:
+        config = replace(config, draft=None)
+        block_note = "the block that guesses tokens is left out: it runs on the CPU alone"
     sampling, sampling_notes = sampling_of_file(file.metadata)
     draft, draft_note = _load_draft(drafts, options, min(context, its_context)) if drafts else (None, "")
     plain = {key: value for key, value in file.metadata.items() if isinstance(value, str | int | float)}
@@ -98,6 +132,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         sparsity=options["sparsity"],
         predictor=predictor,
         notes=(
+            *notes,
             *config.notes,
             *tokenizer.notes,
             *slot_notes,
@@ -106,6 +141,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
             *decision.notes,
             *([] if shelves is None else [str(shelves)]),
             *([draft_note] if draft else []),
+            *([block_note] if block_note else []),
         ),
         on_gpus=decision.on_gpus,
         shelves=shelves,
@@ -116,9 +152,50 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     )
 
 
+def _with_draft(config: Config, file: GGUFFile, options: LoadOptions) -> tuple[Config, str]:
+    """The configuration with the file's block that guesses tokens, where it is to be used; or why not."""
+    if not options["draft_max"] or options["draft"] is not None:
+        return config, ""
+    if config.drafting and options["ram_budget"] is not None:
+        return config, "no block guesses tokens: it would take memory of `ram_budget`"
+    return with_draft(config, file.tensors)
+
+
+def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Shelves:
+    """What of a model's experts :func:`load` would keep in memory with these options and a ``ram_budget``,
+    without predictors. Errors as there."""
+    wanted = complete(options)
+    resident = check_tensors(file, config, predictor_names(file)) - _all_experts(file, config)
+    limits, _, _ = _limits(config, wanted)
+    slots, _, _ = _slots(config, wanted, limits, resident)
+    pages, _ = _pool(config, wanted, limits, resident + slots * config.slot_bytes)
+    bill = memory_bill(resident, wanted["cache_type"], config, limits, pages, slots)
+    assert wanted["ram_budget"] is not None
+    return _fit(wanted["ram_budget"], bill, file, config, wanted)
+
+
+def _fit(
+    budget: int, bill: Mapping[str, int], file: GGUFFile, config: Config, options: LoadOptions
+) -> Shelves:
+    shelves = Shelves.fit(budget, bill, file, config)
+    assert config.experts is not None
+    if shelves.all_fit or (profile := _routing_beside(file, config, options)) is None:
+        return shelves
+    return shelves.by_profile(profile, config.experts.chosen)
+
+
 def _all_experts(file: GGUFFile, config: Config) -> int:
     """Bytes of all experts' matrices."""
     return config.experts.count * sum(expert_bytes(file, config)) if config.experts else 0
+
+
+def _routing_beside(file: GGUFFile, config: Config, options: LoadOptions) -> Profile | None:
+    """The profile beside a model, ``MODEL.profile.gguf``, where there is one that counts routing."""
+    if not file.path.with_suffix(".profile.gguf").exists():
+        return None
+    sizes = sizes_of_file(file, config, PAGE, options["cache_type"])
+    found = find_profile(sizes, None, file.path)
+    return None if found.routing is None else found
 
 
 def _load_draft(path: Path, options: LoadOptions, context: int) -> tuple[LoadedModel, str]:
@@ -153,17 +230,21 @@ class _Reading:
             devices = self.shelves.devices(devices, model.file.path.name)
         if "output.weight" not in tensors and devices.head is not devices.embedding:
             weight_bytes += tensors["token_embd.weight"].nbytes  # each of the two has the table
+        config = replace(model.config, draft=None) if devices.gpus else model.config
         check_memory(
             weight_bytes,
             model.options["cache_type"],
-            model.config,
+            config,
             model.limits,
             model.pages,
             model.slots,
             devices,
             decision.on_gpus,
         )
-        return devices, load_weights(model.file, model.config, devices, self.progress, self.factors)
+        weights = load_weights(model.file, config, devices, self.progress, self.factors)
+        if config.draft:
+            weights = replace(weights, draft=load_draft(model.file, config, devices.head, weights))
+        return devices, weights
 
 
 def _read_where_it_fits(reading: _Reading) -> tuple[Decision, Devices, Weights]:

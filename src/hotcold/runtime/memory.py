@@ -15,9 +15,16 @@ from hotcold.runtime.placing import OnGPU
 #: A cgroup v1 limit at or above this means "no limit" (the kernel rounds 2**63 down to a page).
 _UNLIMITED = 1 << 60
 
+#: What a budget by itself leaves to the system and other programs: this part of what is free, 1 GiB at most.
+_RESERVE = 8
+
 #: Files with the limit and the use, and the line of memory.stat with the file cache that can be dropped.
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+class MemoryShortError(LoadError):
+    """A model that is larger than the memory that this process may still take."""
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -56,6 +63,16 @@ def affordable_bytes(weight_bytes: int, config: Config, limits: BatchLimits) -> 
     return max(0, left * 9 // 10)
 
 
+def own_budget() -> tuple[int, int] | None:
+    """Bytes of a budget that nobody gave, and the bytes that it leaves free; None where the system does not
+    state how many are."""
+    free = available_memory()
+    if free is None:
+        return None
+    reserve = min(1 << 30, free // _RESERVE)
+    return free - reserve, reserve
+
+
 def memory_bill(
     weight_bytes: int, cache_type: str, config: Config, limits: BatchLimits, pages: int, slots: int
 ) -> dict[str, int]:
@@ -79,9 +96,9 @@ def check_memory(
     on_gpus: Sequence[OnGPU] = (),
     what: str = "the model needs",
 ) -> None:
-    """Raises LoadError when weights, KV cache, states, buffers and scratch are more than this process may
-    still take; ``what`` begins the sentence that says what needs the weights. What lies in a GPU's own memory
-    does not count; ``weight_bytes`` may hold the weights there, or none of them."""
+    """Raises MemoryShortError when weights, KV cache, states, buffers and scratch are more than this process
+    may still take; ``what`` begins the sentence that says what needs the weights. What lies in a GPU's own
+    memory does not count; ``weight_bytes`` may hold the weights there, or none of them."""
     cache_bytes = pages * config.page_bytes(cache_type)
     state_bytes = slots * config.slot_bytes
     backends = len(set(devices.parts))
@@ -107,4 +124,6 @@ def check_memory(
             needs += f", {slots} states of sequences {states}"
         if config.experts is not None and weight_bytes >= free:
             smaller += ", or leave experts in the file (`ram_budget`)"
-        raise LoadError(f"not enough memory: {needs}, but {left} are available: use a smaller {smaller}")
+        raise MemoryShortError(
+            f"not enough memory: {needs}, but {left} are available: use a smaller {smaller}"
+        )

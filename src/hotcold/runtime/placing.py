@@ -182,14 +182,22 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
     return Decision((note,) if note else ())
 
 
-def _in_ram(options: LoadOptions) -> Decision:
-    """The CPU alone, whose memory has a budget."""
+def beside_ram_budget(options: LoadOptions) -> str | None:
+    """Names an option that does not go with a budget of RAM; None where there is none."""
     if options["backend"] != "cpu":
-        raise UserError(f"`ram_budget` needs the backend cpu, not {options['backend']}")
+        return "backend"
     others = ("placement", "vram_budget", "hot_backend", "hot_threads")
     given = next((name for name in others if options[name] is not None), None)  # type: ignore[literal-required]
     if given is None and options["gpu"] not in (None, OFF):
         given = "gpu"
+    return given
+
+
+def _in_ram(options: LoadOptions) -> Decision:
+    """The CPU alone, whose memory has a budget."""
+    given = beside_ram_budget(options)
+    if given == "backend":
+        raise UserError(f"`ram_budget` needs the backend cpu, not {options['backend']}")
     if given is not None:
         raise UserError(f"`ram_budget` is for the CPU alone today: leave out `{given}`")
     note = "no GPU is used: `ram_budget` is for the CPU alone today"

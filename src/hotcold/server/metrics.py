@@ -46,6 +46,11 @@ _OF_ENGINE = {
     "decode_s": _Figure("decode_seconds", "Time of steps that only generate", True),
     "active_share": _Figure("active_share", "Share of neurons that generated tokens computed", False),
     "gb_s": _Figure("read_gigabytes_per_second", "Weights read for generated tokens", False),
+    "expert_hits": _Figure("expert_hits", "Experts that a step named and that were in memory", True),
+    "expert_misses": _Figure("expert_misses", "Experts that were read of the model's file", True),
+    "disk_bytes": _Figure("disk_read_bytes", "Read of the model's file for experts", True),
+    "stalls": _Figure("disk_waits", "Times that computing waited for experts", True),
+    "stall_s": _Figure("disk_wait_seconds", "Time that computing waited for experts", True),
     "rss_bytes": _Figure("engine_memory_bytes", "Memory of the engine's process, weights included", False),
 }
 

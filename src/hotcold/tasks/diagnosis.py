@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.kernels.gpu import GPU
+from hotcold.placement.disk_speed import DiskSpeed
 from hotcold.placement.hardware import Hardware
 from hotcold.placement.measuring import RUNS
 from hotcold.values import printable, size
@@ -48,6 +49,7 @@ class Diagnosis:
     gpus: tuple[GPU, ...]
     gpu: GPU | None  #: the one that the figures are of
     gpu_reason: str  #: why there is none
+    disk: DiskSpeed | None = None  #: of the file that was named
 
     @property
     def unmeasured(self) -> list[str]:
@@ -65,6 +67,7 @@ class Diagnosis:
             "gpu": self.gpu and self.gpu.index,
             "gpu_reason": self.gpu_reason,
             "hardware": asdict(self.hardware),
+            "disk": self.disk and self.disk.report(),
         }
 
     def __str__(self) -> str:
@@ -76,6 +79,8 @@ class Diagnosis:
         for extra in self.machine["missing_extras"]:
             lines.append(f"{'missing':<12}for {EXTRAS[extra][1]}: pip install '.[{extra}]'")
         lines += ["", self.hardware.source, *_HEADING.split("\n"), *tables(self.hardware), ""]
+        if self.disk is not None:
+            lines += [*str(self.disk).split("\n"), ""]
         if self.unmeasured:
             lines.append(f"not measured: {', '.join(self.unmeasured)}")
         return "\n".join(printable(line, 80) for line in lines)

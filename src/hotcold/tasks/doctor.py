@@ -20,6 +20,7 @@ from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read
 from hotcold.kernels.cpu import default_isa, fetching
 from hotcold.kernels.gpu import GPU, GPUError
 from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
+from hotcold.placement.disk_speed import measure_disk
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.placement.measuring import Bandwidth, GPUSpeed, buffer_bytes, measure, measure_gpu
 from hotcold.runtime.machine import cache_path, machine_name, processor
@@ -41,6 +42,7 @@ def doctor(
     gpu: str | None = None,
     again: bool = False,
     output: str | os.PathLike[str] | None = None,
+    disk: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
     """Says what this machine has, and how fast it and its GPU read memory: measured once, in about 10 s, and
@@ -52,9 +54,11 @@ def doctor(
         gpu: a part of the GPU's name, or its number; ``off`` measures the CPU alone.
         again: whether to measure even if there are figures of an earlier call.
         output: a new file for the figures, which ``hotcold.plan(hardware=...)`` takes.
-        progress: is told of the phases ``measuring`` and ``measuring the GPU``.
+        disk: a large file, such as a model, whose disk is measured, too: by reads of it, each time.
+        progress: is told of the phases ``measuring``, ``measuring the GPU`` and ``measuring the disk``.
 
-    UserError: a GPU that is not there, a file that exists, or too little memory."""
+    UserError: a GPU that is not there, a file that exists, too little memory, or a file for ``disk`` that is
+    small or cannot be read."""
     to_write = None if output is None else new_file(output)
     notes: list[str] = []
     devices, chosen, reason = _gpus(gpu, notes)
@@ -69,7 +73,9 @@ def doctor(
         notes.append(f"figures from {path}; `again` measures")
     if to_write is not None:
         _write(to_write, hardware)
-    return Diagnosis(machine, hardware, from_cache, path, tuple(notes), tuple(devices), chosen, reason)
+    told = progress or (lambda phase, done, total: None)
+    speed = None if disk is None else measure_disk(Path(disk), partial(told, "measuring the disk"))
+    return Diagnosis(machine, hardware, from_cache, path, tuple(notes), tuple(devices), chosen, reason, speed)
 
 
 def _gpus(asked: str | None, notes: list[str]) -> tuple[list[GPU], GPU | None, str]:

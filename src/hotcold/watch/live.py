@@ -33,6 +33,12 @@ class Rates:
     gpu_share: float | None  #: of the bytes of weights read for this request's steps
     guessed: int = 0  #: tokens of this request so far that were guessed and verified
     accepted: int = 0  #: of those, the ones that were right
+    #: of the whole engine, where not all experts lie in memory: the share of those named that were there, and
+    #: for each token the bytes read of the file, how often computing waited for that, and the seconds
+    expert_hit_share: float | None = None
+    disk_bytes_per_token: float | None = None
+    stalls_per_token: float | None = None
+    stall_s_per_token: float | None = None
 
 
 @dataclass(frozen=True)
@@ -186,7 +192,15 @@ class _Moment:
         new = self.tokens - before.tokens
         tok_s = new / seconds if new > 0 and seconds > 0 else None
         gpu, cpu = _bytes_read(live, counters, self.sides - before.sides, self.steps - before.steps)
-        return Rates(tok_s, figures.gb_s, gpu / (gpu + cpu) if gpu + cpu else None)
+        return Rates(
+            tok_s,
+            figures.gb_s,
+            gpu / (gpu + cpu) if gpu + cpu else None,
+            expert_hit_share=figures.expert_hit_share,
+            disk_bytes_per_token=figures.disk_bytes_per_token,
+            stalls_per_token=figures.stalls_per_token,
+            stall_s_per_token=figures.stall_s_per_token,
+        )
 
 
 def _bytes_read(live: Live, counters: Counters, sides: npt.NDArray[np.int64], steps: int) -> tuple[int, int]:

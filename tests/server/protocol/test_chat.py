@@ -183,6 +183,18 @@ def test_tools_and_what_must_be_done_with_them() -> None:
     assert parse(tools=[], tool_choice="auto").tool_choice == "none"
 
 
+def test_what_a_tool_does_not_say_is_not_in_its_prompt() -> None:
+    """Templates print a tool's fields, whatever they are; models know no `"strict": null`."""
+    given = {"type": "function", "function": {"name": "look", "parameters": {"default": None}}}
+    assert parse(tools=[given]).tools == [given]
+    more = {"name": "look", "description": None, "parameters": None, "strict": None, "unknown": 1}
+    assert parse(tools=[{**given, "function": more}]).tools[0]["function"] == {"name": "look"}
+    assert parse(tools=[{**given, "function": {"name": "look", "strict": True}}]).callable[0]["function"] == {
+        "name": "look",
+        "strict": True,
+    }
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_some_of_the_tools_are_allowed(mode: str) -> None:
     """The model is told of all, as it was before, and may call these."""

@@ -2,7 +2,7 @@
 
 const NAMES = {
   neurons: "neurons", attention: "attention", predictor: "predictors", head: "head", embedding: "embedding",
-  kv: "keys and values", states: "states", buffers: "buffers",
+  kv: "keys and values", states: "states", draft: "guesses", buffers: "buffers",
 };
 const $ = (id) => document.getElementById(id);
 
@@ -29,6 +29,18 @@ export function showRates(rates, gpu) {
   if (rates.guessed) $("guesses").textContent = `${rates.accepted} of ${rates.guessed}`;
   if (rates.gb_s) $("gb-s").textContent = rates.gb_s >= 0.05 ? rate(rates.gb_s) : rates.gb_s.toFixed(3);
   if (rates.gpu_share !== null && rates.gpu_share !== undefined) showWork(rates.gpu_share, gpu);
+  if (rates.expert_hit_share !== null && rates.expert_hit_share !== undefined) showDisk(rates);
+}
+
+/** What was read of experts that do not lie in memory. */
+function showDisk(rates) {
+  const part = (words, text) => element("span", {}, words, element("b", { text }));
+  $("disk").hidden = false;
+  $("disk").replaceChildren(
+    part("experts in memory", percent(rates.expert_hit_share)),
+    part("read from disk per token", size(rates.disk_bytes_per_token)),
+    part("waits per token", `${rates.stalls_per_token.toFixed(1)}, ${(1000 * rates.stall_s_per_token).toFixed(1)} ms`),
+  );
 }
 
 export function showActive(share) {

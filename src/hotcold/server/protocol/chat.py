@@ -252,7 +252,7 @@ def _tools(
     values: Mapping[str, Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], ToolChoice]:
     """The tools that the model is told of, those which it may call, and what it must do with them."""
-    tools = values["tools"] or []
+    tools = [_as_given(each) for each in values["tools"] or []]
     choice: ToolChoice = values["tool_choice"] or ("auto" if tools else "none")
     names = [each["function"]["name"] for each in tools]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
@@ -272,6 +272,12 @@ def _tools(
     if choice == "none":
         return [], [], choice
     return tools, [each for each in tools if each["function"]["name"] in allowed], choice
+
+
+def _as_given(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the fields that the client left out, which templates would print as null."""
+    function = {name: value for name, value in tool["function"].items() if value is not None}
+    return {**tool, "function": function}
 
 
 def _check_chosen(chosen: Sequence[str], names: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """The form of errors in each dialect; a route's path says which dialect it speaks."""
 
+import re
 from typing import Any
 
 from hotcold.server.protocol.errors import APIError
@@ -27,10 +28,23 @@ def error_body(error: APIError, path: str) -> dict[str, Any]:
     return error.body()
 
 
+_TOO_LONG = re.compile(r"(\d+) tokens and the context holds (\d+)")
+
+
+def _in_anthropics_words(error: APIError) -> str:
+    """The message; where a prompt is too long, after Anthropic's own words, by which Claude Code knows that
+    it has to shorten its conversation."""
+    if error.code != "context_length_exceeded":
+        return error.message
+    found = _TOO_LONG.search(error.message)
+    counts = f"{found[1]} tokens > {int(found[2]) - 1} maximum: " if found else ""
+    return f"prompt is too long: {counts}{error.message}"
+
+
 def anthropic_error(error: APIError) -> dict[str, Any]:
     """The error as Anthropic's clients read it, in a reply or as an event."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else _ANTHROPIC_TYPES[400])
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    return {"type": "error", "error": {"type": kind, "message": _in_anthropics_words(error)}}
 
 
 def ollama_error(error: APIError) -> dict[str, Any]:

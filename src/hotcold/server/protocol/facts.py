@@ -12,6 +12,7 @@ from hotcold.runtime.pooling import Pooling
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import prompts
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.kept_items import KeptItems
 
 DEFAULT_MAX_TOKENS = 2048
 """Tokens of an answer whose request states no length, of OpenAI's completions 16, unless the server was told
@@ -39,6 +40,7 @@ class Facts:
     pooling: Pooling | None = None  #: how texts become vectors; None: they cannot
     not_pooled: str = ""  #: and why
     open_schemas: bool = False  #: as :attr:`hotcold.server.settings.Settings.open_schemas`
+    kept: KeptItems = field(default_factory=KeptItems, compare=False)
 
     @property
     def vocab(self) -> int:

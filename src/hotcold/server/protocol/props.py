@@ -49,11 +49,11 @@ def caps(known: Chat) -> dict[str, bool]:
     if not known.has_template:
         return {}
     traits, with_tools = known.traits(), known.traits(tools=True)
-    calls = known.tool_format is not GENERAL
+    calls = with_tools.calls
     return {
         "supports_string_content": traits.text,
         "supports_typed_content": traits.parts,
-        "supports_tools": calls,
+        "supports_tools": known.tool_format is not GENERAL,
         "supports_tool_calls": calls,
         "supports_parallel_tool_calls": calls and with_tools.several_calls,
         "supports_system_role": traits.system,

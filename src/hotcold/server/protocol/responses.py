@@ -26,9 +26,10 @@ from hotcold.server.protocol.fields import (
     Whole,
     check_depth,
 )
-from hotcold.server.protocol.limits import LARGEST, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
-from hotcold.server.protocol.messages import FUNCTION_NAME, ONLY_TEXT, REFUSAL_PART, TEXT_PART
+from hotcold.server.protocol.limits import LARGEST, MAX_MESSAGES, MAX_PARTS
+from hotcold.server.protocol.messages import ONLY_TEXT, REFUSAL_PART, TEXT_PART
 from hotcold.server.protocol.responses_reply import ResponsesReply
+from hotcold.server.protocol.responses_tools import TOOL_CHOICE, TOOLS, Names
 from hotcold.values import shown
 
 _CONTENT = Either(
@@ -65,6 +66,7 @@ _ITEM = Tagged(
             {
                 "call_id": Field(Text(0, 256), required=True),
                 "name": Field(Text(1, 256), required=True),
+                "namespace": Field(Text(0, 256)),
                 "arguments": Field(Text(), required=True),
             }
         ),
@@ -77,8 +79,8 @@ _ITEM = Tagged(
                 "summary": Field(Items(_THOUGHT, 0, MAX_PARTS)),
             }
         ),
+        "item_reference": Shape({"id": Field(Text(1, 256), required=True)}),
     },
-    "; nothing is kept here that could be referred to",
 )
 
 
@@ -96,34 +98,6 @@ class Item:
         return {"anyOf": [_ITEM.schema(), untyped]}
 
 
-_TOOL = Tagged(
-    "type",
-    {
-        "function": Shape(
-            {
-                "name": Field(FUNCTION_NAME, required=True),
-                "description": Field(Text()),
-                "parameters": Field(Anything(), note="JSON Schema of the arguments."),
-                "strict": Field(Flag(), note="Arguments always fit, whatever this says."),
-            }
-        )
-    },
-    "; the tools that OpenAI itself runs are not here",
-)
-_NAMED = Shape({"name": Field(Text(1, 256), required=True)})
-_ALLOWED = Shape(
-    {
-        "mode": Field(Choice(("auto", "required")), "auto"),
-        "tools": Field(Items(Tagged("type", {"function": _NAMED}), 1, MAX_TOOLS), required=True),
-    }
-)
-_TOOL_CHOICE = Either(
-    {
-        str: Choice(("none", "auto", "required")),
-        dict: Tagged("type", {"function": _NAMED, "allowed_tools": _ALLOWED}),
-    },
-    "none, auto, required, or an object that names functions,",
-)
 _FORMAT = Tagged(
     "type",
     {
@@ -164,14 +138,14 @@ FIELDS: Fields = {
     "instructions": Field(Text(), None, "What comes before the input."),
     "max_output_tokens": Field(Whole(1, LARGEST), None, "The most tokens of the answer."),
     "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
-    "tools": Field(Items(_TOOL, 0, MAX_TOOLS), None, "Functions that the model may call."),
-    "tool_choice": Field(_TOOL_CHOICE, None, "auto where there are tools."),
+    "tools": Field(TOOLS, None, "Functions that the model may call."),
+    "tool_choice": Field(TOOL_CHOICE, None, "auto where there are tools."),
     "parallel_tool_calls": Field(Flag(), None, "Whether an answer may have several calls."),
     "text": Field(Shape({"format": Field(_FORMAT)}), None, "The form of the answer."),
     "reasoning": Field(_REASONING, None, "For the model's template."),
     **sampling.SHARED,
     "include": Field(Items(Choice(_INCLUDED), 0, 64), None, "No effect: there is nothing of these to add."),
-    "store": Field(Neutral((False,)), note="Nothing is kept."),
+    "store": Field(Neutral((False,)), note="No response is kept; false: no item of it, either."),
     "previous_response_id": Field(Neutral(), note="Nothing is kept: send the conversation."),
     "conversation": Field(Neutral(), note="Nothing is kept: send the conversation."),
     "background": Field(Neutral((False,))),
@@ -190,21 +164,37 @@ class ResponsesCall(ChatCall):
     """The job and options of one request."""
 
     told: dict[str, Any] = field(default_factory=dict)  #: of the request, in the response
+    names: Names = field(default_factory=Names)  #: of its functions
+    keep: bool = True  #: whether later requests may refer to items of the answer
 
     def reply(self, parts: Callable[[], AnswerStream]) -> ResponsesReply:
-        return ResponsesReply(self.facts, parts(), self.told, stream=self.stream)
+        return ResponsesReply(self.facts, parts(), self.told, self.names, stream=self.stream, keep=self.keep)
 
 
 def parse(body: object, facts: Facts) -> ResponsesCall:
     """APIError for what is wrong. Unknown fields are ignored."""
     check_depth(body)
     values = BODY.read(body, "")
+    if not isinstance(values["input"], str):
+        values["input"] = [*_found(values["input"], facts)]
     _check_calls(values["input"])
+    names = Names(values["tools"] or ())
     try:
-        call = chat.parse(_chat(values), facts)
+        call = chat.parse(_chat(values, names), facts)
     except APIError as error:
         raise renamed(error, _NAMES) from None
-    return ResponsesCall(**vars(call), told=_told(values, call))
+    keep = isinstance(body, dict) and body.get("store") is None
+    return ResponsesCall(**vars(call), told=_told(values, call), names=names, keep=keep)
+
+
+def _found(items: list[dict[str, Any]], facts: Facts) -> Iterator[dict[str, Any]]:
+    """The items, with those that are kept in the place of references to them."""
+    for place, item in enumerate(items):
+        param = f"input[{place}]"
+        if item["type"] == "item_reference":
+            yield _ITEM.read(facts.kept.find(item["id"], f"{param}.id"), param)
+        else:
+            yield item
 
 
 def _check_calls(items: str | list[dict[str, Any]]) -> None:
@@ -236,10 +226,10 @@ def _without_absent(shape: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in shape.items() if value is not None}
 
 
-def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
+def _chat(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
     """The same request as the chat route takes it."""
     body: dict[str, Any] = {
-        "messages": [*_messages(values)],
+        "messages": [*_messages(values, names)],
         "max_tokens": values["max_output_tokens"],
         "stream": values["stream"],
         "parallel_tool_calls": values["parallel_tool_calls"],
@@ -253,30 +243,13 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
         named = {name: format[name] for name in ("name", "schema", "strict") if format[name] is not None}
         body["response_format"] = {"type": "json_schema", "json_schema": named}
     if values["tools"]:
-        body["tools"] = [_function(each) for each in values["tools"]]
+        body["tools"] = names.functions
     if values["tool_choice"] is not None:
-        body["tool_choice"] = _choice(values["tool_choice"])
+        body["tool_choice"] = names.choice(values["tool_choice"])
     return body
 
 
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool, or its name, as the chat route has it."""
-    return {
-        "type": "function",
-        "function": {name: value for name, value in tool.items() if name != "type" and value is not None},
-    }
-
-
-def _choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
-    if isinstance(choice, str):
-        return choice
-    if choice["type"] == "function":
-        return _function(choice)
-    tools = [_function(each) for each in choice["tools"]]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": choice["mode"], "tools": tools}}
-
-
-def _messages(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _messages(values: Mapping[str, Any], names: Names) -> Iterator[dict[str, Any]]:
     """Messages of the items: what an assistant thought, said and called after each other is one message."""
     if values["instructions"]:
         yield {"role": "system", "content": values["instructions"]}
@@ -290,7 +263,7 @@ def _messages(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             if begins and (own.get("content") is not None or "tool_calls" in own):
                 yield own
                 own = {}
-            _take_in(own, item)
+            _take_in(own, item, names)
             continue
         if own:
             yield own
@@ -308,7 +281,7 @@ def _is_own(item: Mapping[str, Any]) -> bool:
     return item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant"
 
 
-def _take_in(own: dict[str, Any], item: Mapping[str, Any]) -> None:
+def _take_in(own: dict[str, Any], item: Mapping[str, Any], names: Names) -> None:
     """Adds an item to the assistant's message; thoughts without a text add nothing."""
     thoughts: list[str] = []
     if item["type"] == "reasoning":
@@ -323,7 +296,8 @@ def _take_in(own: dict[str, Any], item: Mapping[str, Any]) -> None:
     elif item["type"] == "message":
         own["content"] = _text(item["content"])
     else:
-        function = {"name": item["name"], "arguments": item["arguments"]}
+        name = names.joined(item["name"], item["namespace"])
+        function = {"name": name, "arguments": item["arguments"]}
         own.setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
 
 

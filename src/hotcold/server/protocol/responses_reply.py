@@ -9,6 +9,7 @@ from hotcold.engine.generation import Piece
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.replies import Framing, Reply
+from hotcold.server.protocol.responses_tools import Names
 from hotcold.server.protocol.usage import usage
 
 _KINDS = {
@@ -27,15 +28,27 @@ _EVENTS = {
 
 
 class ResponsesReply(Reply):
-    """See :class:`Reply`; of one job. ``told`` are fields of the request that the response repeats."""
+    """See :class:`Reply`; of one job. ``told`` are fields of the request that the response repeats, ``names``
+    those of its functions; ``keep``: whether its items are kept for later requests."""
 
     framing: ClassVar[Framing] = "responses"
 
-    def __init__(self, facts: Facts, splitter: AnswerStream, told: dict[str, Any], *, stream: bool) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        splitter: AnswerStream,
+        told: dict[str, Any],
+        names: Names,
+        *,
+        stream: bool,
+        keep: bool,
+    ) -> None:
         super().__init__(facts, 1, prefix="resp_")
         self._splitter = splitter
         self._told = told
+        self._names = names
         self._stream = stream
+        self._keep = keep
         self._items: list[dict[str, Any]] = []  # as they are at their end
         self._text = ""  # of the last one, so far
         self._open = False  # whether the last one may go on
@@ -67,6 +80,8 @@ class ResponsesReply(Reply):
             events += self._add(part)
         if reason is not None:
             events += self._closed("incomplete" if reason == "length" else "completed")
+            if self._keep:
+                self._facts.kept.add(self._items)
         return events if self._stream else []
 
     def end(self) -> list[dict[str, Any]]:
@@ -134,7 +149,7 @@ class ResponsesReply(Reply):
         item: dict[str, Any] = {"id": id, "type": kind, "status": "in_progress"}
         if kind == "function_call":
             call_id = new_call_id(self._facts.call_ids, part.name, part.index)
-            item |= {"call_id": call_id, "name": part.name, "arguments": ""}
+            item |= {"call_id": call_id, **self._names.divided(part.name), "arguments": ""}
         elif kind == "reasoning":
             item |= {"summary": [], "content": []}
         else:

@@ -1,0 +1,180 @@
+"""A server whose model's answers are written beforehand, for programs that no small model can work for: HTTP,
+dialects, chat template, tools and grammars are Hotcold's own, only the tokens are not computed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hotcold.engine.generation import Piece
+from hotcold.engine.request import Grammar, Job, RequestError, Timings
+from hotcold.grammar.constraint import Grammars
+from hotcold.hosting.model_file import ModelFile
+from hotcold.hosting.state import ModelInfo
+from hotcold.server.run import http_server
+from hotcold.server.service import Service
+from hotcold.server.settings import Settings, listening_sockets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_SECRET = ("authorization", "x-api-key")
+CONTEXT = 1 << 17  # agents' prompts have some ten thousand tokens
+
+
+class ScriptedLLM:
+    """Stands for ``AsyncLLM``, with a file's tokenizer and another chat template. ``answer`` gets a prompt's
+    text, control tokens by name, and returns what the model answers. An answer that the request's grammar
+    does not allow ends the request with an error."""
+
+    def __init__(self, model: Path, template: str, answer: Callable[[str], str]) -> None:
+        file = ModelFile.read(model, template)
+        self.tokenizer, self.metadata, self.sampling = file.tokenizer, file.metadata, file.sampling
+        self.status, self.loaded, self.error = "ready", 1.0, None
+        self._answer, self._grammars = answer, Grammars(file.tokenizer)
+        self.info = file.complete(
+            ModelInfo(
+                name=model.stem,
+                path=str(model),
+                fingerprint=file.fingerprint,
+                context=CONTEXT,
+                vocab=file.tokenizer.vocab_size,
+                family="llama",
+                sparsity="off",
+                notes=(),
+                slots=4,
+                chunk=128,
+                cache_type="f16",
+                cache_positions=4 * CONTEXT,
+                threads=1,
+                layers=2,
+                neurons=(64, 64),
+            )
+        )
+
+    async def start(self) -> None: ...
+
+    async def ready(self) -> None: ...
+
+    async def close(self, drain_s: float = 0) -> None:
+        self._grammars.close()
+
+    async def stats(self, *, steps: bool = False) -> Any:
+        raise RequestError("no engine runs here", "engine_failed")
+
+    async def check(self, grammar: Grammar) -> Grammar:
+        return await asyncio.wrap_future(self._grammars.checking(grammar))
+
+    async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
+        prompt = "".join(self.tokenizer.piece(each).decode(errors="replace") for each in job.prompt)
+        ids = self.tokenizer.encode(self._answer(prompt), add_bos=False, parse_special=True)
+        if job.grammar is not None:
+            checked = job.grammar if job.grammar.kind == "checked" else await self.check(job.grammar)
+            possible: Any = self._grammars.constraint(checked)
+            if (fits := possible.possible([], ids)) < len(ids):
+                wrong = self.tokenizer.decode(ids[: fits + 1])
+                raise RequestError(f"the script's answer is not allowed from its end on: {wrong!r}")
+        timings = Timings(added=time.perf_counter(), started=time.perf_counter())
+        decoder = self.tokenizer.stream_decoder(job.shown)
+        for place, token in enumerate(ids[: job.max_tokens]):
+            await asyncio.sleep(0)
+            timings.first_token = timings.first_token or time.perf_counter()
+            last, whole = place == min(len(ids), job.max_tokens) - 1, len(ids) <= job.max_tokens
+            yield Piece(
+                text=decoder.push(token) + (decoder.flush() if last else ""),
+                ids=(token,),
+                logprobs=(),
+                finish_reason=("stop" if whole else "length") if last else None,
+                stop=None,
+                context_full=False,
+                prompt_tokens=len(job.prompt),
+                seed=1,
+                timings=timings,
+            )
+
+
+@dataclass
+class Exchange:
+    """A request that was answered."""
+
+    method: str
+    path: str
+    headers: dict[str, str] = field(default_factory=dict)  #: of the request, without keys
+    body: bytes = b""
+    status: int = 0
+    reply: bytes = b""
+
+
+class Recorder:
+    """Notes what passes to an application and back."""
+
+    def __init__(self, app: ASGIApp, found: list[Exchange]) -> None:
+        self._app, self._found = app, found
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        query = f"?{scope['query_string'].decode()}" if scope["query_string"] else ""
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
+        known = {name: value for name, value in headers.items() if name not in _SECRET}
+        exchange = Exchange(scope["method"], scope["path"] + query, known)
+        self._found.append(exchange)
+
+        async def heard() -> Message:
+            message = await receive()
+            exchange.body += message.get("body", b"")
+            return message
+
+        async def told(message: Message) -> None:
+            exchange.status = message.get("status", exchange.status)
+            exchange.reply += message.get("body", b"")
+            await send(message)
+
+        await self._app(scope, heard, told)
+
+
+@dataclass
+class Scripted:
+    url: str
+    exchanges: list[Exchange] = field(default_factory=list)
+
+
+@contextmanager
+def scripted_server(model: Path, template: str, answer: Callable[[str], str]) -> Iterator[Scripted]:
+    """Runs a server on a free port of this machine, in a thread."""
+    settings = Settings(port=0, log=False)
+    sockets = listening_sockets(settings)
+    host, port = sockets[0].getsockname()[:2]
+    found = Scripted(f"http://{host}:{port}")
+    started = threading.Event()
+    servers: list[Any] = []
+
+    async def run() -> None:
+        llm: Any = ScriptedLLM(model, template, answer)
+        service = Service(llm, settings, "scripted")
+        await service.load()
+        server = http_server(service, None)
+        server.config.app = Recorder(server.config.app, found.exchanges)
+        servers.append(server)
+        started.set()
+        await server.serve(sockets)
+        await llm.close()
+        service.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    if not started.wait(60):
+        raise SystemExit("the scripted server did not start")
+    try:
+        yield found
+    finally:
+        servers[0].should_exit = True
+        thread.join(30)

@@ -1,0 +1,178 @@
+"""Kimi delta attention (arXiv 2510.26692), a gated delta net whose states decay by channels of keys: its
+shape, its tensors, and its ops in a step."""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
+from hotcold.model.keys import Keys
+from hotcold.model.mixer import Arrays, MixerShape, Tensors, state_array
+from hotcold.model.reading import Shape, TensorReader, upload
+from hotcold.model.short_conv import LEAST_TAPS, MOST_TAPS
+from hotcold.model.side import Mixer, Side
+
+_EPS = 1e-6  # of the norms of q and k, whatever that of the others is
+_QKV = ("q", "k", "v")
+
+
+@dataclass(frozen=True)
+class KimiDeltaShape(MixerShape):
+    """Each of ``heads`` has a state ``[head_dim, head_dim]``."""
+
+    heads: int
+    head_dim: int
+    taps: int  #: of the convolutions
+
+    @property
+    def rows(self) -> int:
+        """Values of q, as of k, of v and of the output."""
+        return self.heads * self.head_dim
+
+    @property
+    def rooms(self) -> dict[str, Shape]:
+        heads, rows = (self.heads, self.head_dim), self.rows
+        return {
+            "kda q": (1, rows),
+            "kda k": (1, rows),
+            "kda v": (1, rows),
+            "kda qk": (1, 2 * rows),
+            "kda qkv": (1, 3 * rows),
+            "kda mixed": (3 * rows,),
+            "kda decay latent": (self.head_dim,),
+            "kda gate latent": (self.head_dim,),
+            "kda beta": (self.heads,),
+            "kda decay": heads,
+            "kda gate": heads,
+            "kda out": heads,
+        }
+
+    def slot_arrays(self) -> Arrays:
+        return [
+            state_array(self.taps - 1, 3 * self.rows),
+            state_array(self.heads, self.head_dim, self.head_dim),
+        ]
+
+    def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:
+        heads, length, rows = self.heads, self.head_dim, self.rows
+        shapes: dict[str, Shape] = {
+            f"{blk}{name}.weight": (3 * rows if name == "attn_qkv" else rows, dim)
+            for name in _inputs(blk, present)
+        }
+        # llama.cpp's files have convolutions as four dimensions.
+        shapes |= {f"{blk}ssm_conv1d_{part}.weight": (1, rows, 1, self.taps) for part in _QKV}
+        matrices: dict[str, Shape] = {
+            "ssm_f_a": (length, dim),
+            "ssm_f_b": (rows, length),
+            "ssm_g_a": (length, dim),
+            "ssm_g_b": (rows, length),
+            "ssm_beta": (heads, dim),
+            "ssm_norm": (length,),
+            "attn_output": (dim, rows),
+        }
+        shapes |= {f"{blk}{name}.weight": shape for name, shape in matrices.items()}
+        return shapes | {f"{blk}ssm_dt.bias": (rows,), f"{blk}ssm_a": (heads,)}, {}
+
+    def read(self, reader: TensorReader, blk: str) -> "KimiDeltaWeights":
+        return KimiDeltaWeights(
+            shape=self,
+            qkv=tuple(reader.matrix(f"{blk}{name}") for name in _inputs(blk, reader.file.tensors)),
+            conv=upload(reader.backend, np.concatenate([self._conv(reader, blk, part) for part in _QKV])),
+            decay_in=reader.matrix(f"{blk}ssm_f_a"),
+            decay_out=reader.matrix(f"{blk}ssm_f_b"),
+            gate_in=reader.matrix(f"{blk}ssm_g_a"),
+            gate_out=reader.matrix(f"{blk}ssm_g_b"),
+            beta=reader.matrix(f"{blk}ssm_beta"),
+            dt_bias=reader.needed_buffer(f"{blk}ssm_dt.bias"),
+            a=reader.needed_buffer(f"{blk}ssm_a"),
+            norm=reader.norm(f"{blk}ssm_norm"),
+            out=reader.matrix(f"{blk}attn_output"),
+        )
+
+    def _conv(self, reader: TensorReader, blk: str, part: str) -> np.ndarray:
+        values = reader.vector(f"{blk}ssm_conv1d_{part}.weight")
+        assert values is not None
+        return values.reshape(self.rows, self.taps)
+
+
+@dataclass(frozen=True)
+class KimiDeltaWeights:
+    shape: KimiDeltaShape
+    qkv: tuple[Matrix, ...]  # (H * head_dim, D) of q, of k, of v; or all in one
+    conv: Buffer  # [3 * H * head_dim, taps]
+    decay_in: Matrix  # (head_dim, D), as is gate_in
+    decay_out: Matrix  # (H * head_dim, head_dim), as is gate_out
+    gate_in: Matrix
+    gate_out: Matrix
+    beta: Matrix  # (H, D)
+    dt_bias: Buffer  # [H * head_dim]
+    a: Buffer  # [H]
+    norm: Norm  # over head_dim
+    out: Matrix  # (D, H * head_dim)
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        return [
+            *self.qkv,
+            self.decay_in,
+            self.gate_in,
+            self.beta,
+            self.decay_out,
+            self.gate_out,
+            self.out,
+        ]
+
+    def names(self, blk: str, present: Container[str]) -> list[str]:
+        others = "ssm_f_a", "ssm_g_a", "ssm_beta", "ssm_f_b", "ssm_g_b", "attn_output"
+        return [f"{blk}{name}.weight" for name in (*_inputs(blk, present), *others)]
+
+    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+        ops, shape, (columns, states) = side.ops, self.shape, state
+        rooms = (side.room(name, *row) for name, row in shape.rooms.items())
+        q, k, v, qk, qkv, mixed, decay_latent, gate_latent, beta, decay, gate, result = rooms
+        joined = len(self.qkv) == 1
+
+        def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+            matrices = [*self.qkv, self.decay_in, self.gate_in, self.beta]
+            into = [*([qkv] if joined else [q, k, v]), decay_latent, gate_latent, beta]
+            ops.linear(read, matrices, batch, into)
+            if not joined:
+                ops.join_heads(q, k, batch, qk)
+                ops.join_heads(qk, v, batch, qkv)
+            ops.short_conv(qkv, self.conv, None, batch, columns, mixed, activation="silu")
+            ops.linear(decay_latent, [self.decay_out], batch, [decay])
+            ops.linear(gate_latent, [self.gate_out], batch, [gate])
+            ops.decay(decay, self.dt_bias, self.a, batch, decay)
+            ops.gated_delta(
+                mixed,
+                decay,
+                beta,
+                batch,
+                states,
+                result,
+                keys=shape.heads,
+                key_dim=shape.head_dim,
+                tiled=False,
+                eps=_EPS,
+            )
+            ops.norm(result, self.norm, batch, result)
+            ops.multiply(result, gate, batch, result, activation="sigmoid")
+            ops.linear(result, [self.out], batch, [out], accumulate=add)
+
+        return mix
+
+
+def _inputs(blk: str, present: Container[str]) -> list[str]:
+    """Names of the matrices that make q, k and v."""
+    fused = f"{blk}attn_qkv.weight" in present
+    return ["attn_qkv"] if fused else [f"attn_{part}" for part in _QKV]
+
+
+def read_kimi_delta(keys: Keys, layers: int) -> KimiDeltaShape:
+    """The shape of all of a model's layers that have one; ModelError as :class:`Keys`."""
+    return KimiDeltaShape(
+        heads=keys.alike("attention.head_count", 1, 4096, layers),
+        head_dim=keys.whole("kda.head_dim", 1, 1024),
+        taps=keys.whole("ssm.conv_kernel", LEAST_TAPS, MOST_TAPS),
+    )

@@ -1,0 +1,99 @@
+"""Measures how fast a file's disk reads, past the system's cache where that can be."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hotcold.errors import UserError
+from hotcold.formats.files import RegularFile
+from hotcold.kernels import _native
+from hotcold.values import printable, size
+
+#: Bytes of random reads, and how many are under way at once.
+SIZES = (4 << 10, 64 << 10, 512 << 10, 2 << 20)
+DEPTHS = (1, 4, 8)
+_SECONDS = 0.25  # of each
+
+
+@dataclass(frozen=True)
+class Reads:
+    """One measurement."""
+
+    nbytes: int  #: of one read
+    depth: int  #: reads under way at once
+    sequential: bool
+    gb_s: float  #: 1e9 bytes a second
+
+
+@dataclass(frozen=True)
+class DiskSpeed:
+    """What was measured of the disk that a file lies on; ``str()`` gives a table."""
+
+    path: str
+    direct: bool  #: past the system's cache; else figures may be the cache's
+    reads: tuple[Reads, ...]
+
+    def gb_s(self, nbytes: float, depth: float) -> float:
+        """The rate of random reads, interpolated between those that were measured, by logarithms."""
+        return _between({n: self._at(n, depth) for n in SIZES}, nbytes)
+
+    def _at(self, nbytes: int, depth: float) -> float:
+        own = {each.depth: each.gb_s for each in self.reads if each.nbytes == nbytes and not each.sequential}
+        return _between(own, depth)
+
+    @property
+    def sequential_gb_s(self) -> float:
+        return next(each.gb_s for each in self.reads if each.sequential)
+
+    def report(self) -> dict[str, Any]:
+        """The report for ``--json``."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        how = "past the system's cache" if self.direct else "through the system's cache, which may have them"
+        lines = [
+            f"{'disk':<12}of {printable(self.path, 60)}",
+            f"{'':<12}{how}",
+            f"{'':<12}one after another: {self.sequential_gb_s:.2f} GB/s",
+            "",
+            f"{'GB/s, random':<14}" + "".join(f"{size(n):>12}" for n in SIZES),
+        ]
+        for depth in DEPTHS:
+            row = "".join(f"{self._at(n, depth):12.3f}" for n in SIZES)
+            lines.append(f"{f'{depth} at once':<14}{row}")
+        return "\n".join(lines)
+
+
+def _between(known: dict[int, float], at: float) -> float:
+    """The value at a number, interpolated by logarithms; that of the nearest known one outside of them."""
+    below = max((n for n in known if n <= at), default=min(known))
+    above = min((n for n in known if n >= at), default=max(known))
+    if below == above:
+        return known[below]
+    part = math.log(at / below) / math.log(above / below)
+    return math.exp((1 - part) * math.log(known[below]) + part * math.log(known[above]))
+
+
+def measure_disk(path: Path, advance: Callable[[int, int], None] | None = None) -> DiskSpeed:
+    """Reads a file in several ways, for some seconds in all; ``advance`` is told what is done of how much.
+    UserError: it is too short, or cannot be read."""
+    kinds = [(SIZES[-1], DEPTHS[-1], True)]
+    kinds += [(nbytes, depth, False) for nbytes in SIZES for depth in DEPTHS]
+    file, found, direct = RegularFile(path), [], True
+    if file.size < 8 * SIZES[-1]:
+        seen = f"{printable(path.name)} has {size(file.size)}"
+        raise UserError(f"{seen}: a file of {size(8 * SIZES[-1])} at least is needed to measure its disk")
+    with file.descriptor() as number:
+        for i, (nbytes, depth, sequential) in enumerate(kinds):
+            if advance is not None:
+                advance(i, len(kinds))
+            try:
+                rate, direct = _native.probe_disk(number, nbytes, depth, _SECONDS, sequential)
+            except _native.DiskError as error:
+                raise UserError(f"{printable(path.name)}: {error}") from None
+            found.append(Reads(nbytes, depth, sequential, rate / 1e9))
+    if advance is not None:
+        advance(len(kinds), len(kinds))
+    return DiskSpeed(str(path), direct, tuple(found))

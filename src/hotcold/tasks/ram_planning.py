@@ -1,0 +1,233 @@
+"""Plans what of a model of experts lies in a budget of RAM, and predicts the speed from the rates of its disk
+and of memory. Loads no weights."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.api.llm import Model, source_of
+from hotcold.errors import UserError
+from hotcold.formats.gguf import GGUFFile, open_gguf
+from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.kernels.cpu_disk import READ_BYTES, READERS
+from hotcold.model.config import Config
+from hotcold.placement.disk_speed import DiskSpeed, measure_disk
+from hotcold.placement.hardware import Hardware, find_hardware
+from hotcold.placement.profiles import Profile, find_profile
+from hotcold.placement.shelves import Shelves
+from hotcold.placement.sizes import Sizes, sizes_of_file
+from hotcold.runtime.loading import shelves_of
+from hotcold.runtime.machine import measured_processor
+from hotcold.runtime.opening import file_of
+from hotcold.runtime.options import Progress
+from hotcold.values import integer, printable, size
+
+Floats = npt.NDArray[Any]
+
+_WAVE = 4  # experts that are computed at once, of those that were read (csrc/disk/shelf.cpp)
+_PARTS = 3  # reads of an expert: gate, up and down
+_PROBE_S = 0.5
+
+
+@dataclass(frozen=True)
+class RAMPlan:
+    """What lies in memory, and the speed that follows; ``str()`` gives what ``hotcold plan`` prints.
+
+    The speed is of one sequence whose context is full. Experts are expected to be chosen independently of the
+    token before: real texts choose the same ones more often, so that more are in memory."""
+
+    model: str
+    context: int  #: positions
+    routing: str  #: where the experts' shares come from
+    memory: str  #: where its rate comes from
+    memory_gb_s: float
+    disk: DiskSpeed
+    shelves: Shelves
+    hit_share: float  #: of the experts that tokens choose: those that are in memory
+    disk_bytes_per_token: float
+    disk_s_per_token: float  #: time of reading, of which a part is spent computing, too
+    predicted_tok_s: float
+    resident_tok_s: float  #: with all experts in memory
+
+    def report(self) -> dict[str, Any]:
+        """The report for ``--json``."""
+        own = {key: value for key, value in vars(self).items() if key not in ("disk", "shelves")}
+        return own | {"disk": self.disk.report(), "shelves": self.shelves.report()}
+
+    def __str__(self) -> str:
+        shelves = self.shelves
+        bill = [*shelves.bill.items(), ("experts", shelves.expert_bytes)]
+        places = sorted({n for n, unit in zip(shelves.places, shelves.unit_bytes, strict=True) if unit})
+        some = f"{places[0]}" if len(places) == 1 else f"{places[0]} to {places[-1]}"
+        fit = f"{some} of {shelves.experts} experts of each layer, {shelves.share:.1%} of their bytes"
+        hits = f"{self.hit_share:.1%} of the experts that a token chooses are in memory (expected)"
+        return "\n".join(
+            [
+                printable(f"{'model':<12}{self.model}", 80),
+                printable(f"{'routing':<12}{self.routing}", 80),
+                f"{'memory':<12}{self.memory_gb_s:.1f} GB/s, {self.memory}",
+                str(self.disk),
+                "",
+                f"{'context':<12}{self.context}",
+                f"{'budget':<12}{size(shelves.budget_bytes)}",
+                *(f"{what:<12}{size(n):>12}" for what, n in bill if n),
+                f"{'total':<12}{size(sum(n for _, n in bill)):>12}",
+                f"{'':<12}{fit}",
+                "",
+                hits,
+                f"{size(round(self.disk_bytes_per_token))} from disk per token, "
+                f"{1e3 * self.disk_s_per_token:.1f} ms",
+                "",
+                f"{'predicted':<12}{self.predicted_tok_s:>9.2f} tok/s",
+                f"{'all in RAM':<12}{self.resident_tok_s:>9.2f} tok/s",
+            ]
+        )
+
+
+def plan_ram(
+    model: Model,
+    ram_budget: int,
+    *,
+    context: int | None = None,
+    cache_type: str | None = None,
+    profile: str | os.PathLike[str] | None = None,
+    hardware: str | os.PathLike[str] | Hardware | None = None,
+    disk: DiskSpeed | None = None,
+    progress: Progress | None = None,
+) -> RAMPlan:
+    """Decides which experts of a model lie in a budget of memory, and predicts the speed.
+
+    >>> print(plan_ram("model.gguf", 12 << 30))
+
+    Args:
+        model: a GGUF file of a model of experts, or what was loaded from one.
+        ram_budget: bytes, as the option of :class:`LLM`.
+        context: positions; None: the file's, at most 4096; 0: all that the model has.
+        cache_type: type of keys and values; None: ``f16``.
+        profile: a file of :func:`hotcold.profile`, for how often experts are chosen; None finds
+            ``MODEL.profile.gguf`` beside the model, else assumes that all are chosen alike.
+        hardware: a file of ``hotcold doctor`` or a preset, for the rate of memory; None: what ``doctor`` has
+            measured here, else a short measurement.
+        disk: what is known of the disk; None measures it on the model's file, for some seconds.
+        progress: is told of the phase ``measuring the disk``.
+
+    UserError: the model has no experts, the budget does not hold two of each layer, or a file is damaged."""
+    budget = integer("ram_budget", ram_budget)
+    path = file_of(source_of(model))
+    with open_gguf(path) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        options = {"ram_budget": budget, "context": context, "cache_type": cache_type}
+        shelves = shelves_of(file, config, options)
+        positions = min(config.context, 4096) if context is None else context or config.context
+        sizes = sizes_of_file(file, config, positions, cache_type or "f16", gpu=False)
+        given = find_profile(sizes, None if profile is None else Path(profile), path)
+        shares, routing = _shares(file, config, sizes, given)
+    memory_gb_s, memory = _memory(hardware)
+    if disk is None:
+        disk = measure_disk(path, None if progress is None else lambda *n: progress(_MEASURING, *n))
+    expected = [_layer(shelves, layer, each) for layer, each in enumerate(shares)]
+    costs = _Costs(sizes, shelves, memory_gb_s * 1e9, disk)
+    misses = sum(missed * unit for (_, missed), unit in zip(expected, shelves.unit_bytes, strict=True))
+    chosen = sum(hits + missed for hits, missed in expected)
+    return RAMPlan(
+        model=sizes.name,
+        context=positions,
+        routing=routing,
+        memory=memory,
+        memory_gb_s=memory_gb_s,
+        disk=disk,
+        shelves=shelves,
+        hit_share=sum(hits for hits, _ in expected) / chosen,
+        disk_bytes_per_token=misses,
+        disk_s_per_token=sum(costs.disk_s(i, missed) for i, (_, missed) in enumerate(expected)),
+        predicted_tok_s=1 / costs.token(expected),
+        resident_tok_s=1 / costs.token([(hits + missed, 0.0) for hits, missed in expected]),
+    )
+
+
+_MEASURING = "measuring the disk"
+
+
+def _shares(file: GGUFFile, config: Config, sizes: Sizes, profile: Profile) -> tuple[list[Floats], str]:
+    """By layer, the share of tokens that choose each expert, and where that comes from."""
+    experts = config.experts
+    if experts is None:
+        raise UserError(f"{printable(file.path.name)} has no experts: all of it lies in memory")
+    alike = np.full(experts.count, experts.chosen / experts.count)
+    if profile.routing is None:
+        return [alike] * len(sizes.neurons), "all experts are chosen alike (assumed)"
+    return [alike if len(each) == 1 else np.asarray(each) for each in profile.routing], profile.source
+
+
+def _layer(shelves: Shelves, layer: int, shares: Floats) -> tuple[float, float]:
+    """How many of the experts that a token chooses are in memory, and how many are not. Those that no place
+    is kept for come and go by the last token that named them: one is there if one of the last T tokens chose
+    it, and T is as long as fills the places."""
+    if not shelves.unit_bytes[layer]:
+        return 0.0, 0.0
+    places = shelves.places[layer]
+    if places == shelves.experts:
+        return float(shares.sum()), 0.0
+    kept = [*shelves.hot[layer][: shelves.kept[layer]]] if shelves.hot else []
+    others = np.clip(np.delete(shares, kept), 0, 1 - 1e-9)
+    free = float(places - len(kept))
+    low, high = 0.0, 1.0
+    while _there(others, high).sum() < min(free, float(np.count_nonzero(others))) - 1e-6 and high < 1e12:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _there(others, middle).sum() < free else (low, middle)
+    missed = float((others * (1 - _there(others, high))).sum())
+    return float(shares.sum()) - missed, missed
+
+
+def _there(shares: Floats, tokens: float) -> Floats:
+    found: Floats = 1 - (1 - shares) ** tokens
+    return found
+
+
+@dataclass(frozen=True)
+class _Costs:
+    sizes: Sizes
+    shelves: Shelves
+    memory: float  # bytes a second
+    disk: DiskSpeed
+
+    def disk_s(self, layer: int, missed: float) -> float:
+        """Seconds of reading so many experts, at most :data:`READERS` reads at once. A token that misses any
+        misses one at least."""
+        unit = self.shelves.unit_bytes[layer]
+        if not missed:
+            return 0.0
+        part = unit / _PARTS
+        depth = max(1.0, min(READERS, max(1.0, missed) * max(_PARTS, unit / READ_BYTES)))
+        return missed * unit / (self.disk.gb_s(min(part, READ_BYTES), depth) * 1e9)
+
+    def token(self, expected: Sequence[tuple[float, float]]) -> float:
+        """Seconds of a token. Experts at hand are computed while others are read, these once they have come,
+        but for the last wave while the next ones are read."""
+        total = float(self.sizes.head + self.sizes.dense.sum())
+        total /= self.memory
+        for layer, (hits, missed) in enumerate(expected):
+            unit = self.shelves.unit_bytes[layer]
+            if not unit:
+                total += self.sizes.neuron_bytes[layer] * self.sizes.neurons[layer] / self.memory
+                continue
+            total += max(hits * unit / self.memory, self.disk_s(layer, missed))
+            total += min(missed, _WAVE) * unit / self.memory
+        return float(total)
+
+
+def _memory(hardware: str | os.PathLike[str] | Hardware | None) -> tuple[float, str]:
+    """The rate at which weights are read of memory, and where it comes from."""
+    if isinstance(hardware, Hardware):
+        return hardware.cpu_stream_gb_s, hardware.source
+    found = measured_processor() if hardware is None else find_hardware(os.fspath(hardware))
+    if found is not None:
+        return found.cpu_stream_gb_s, found.source
+    return ReadProbe(CPUBackend()).measure(_PROBE_S), "measured now"

@@ -1,0 +1,170 @@
+"""Plans for a budget of RAM: the bill is that of loading, hits are those of a simulation, and rates lie
+between those that were measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.many_experts import budget, many_experts
+
+import hotcold
+from hotcold.commands import cli
+from hotcold.demo import model_path
+from hotcold.errors import UserError
+from hotcold.kernels import _native
+from hotcold.placement import disk_speed, shelves
+from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads, measure_disk
+from hotcold.placement.hardware import find_hardware
+from hotcold.placement.shelves import Shelves
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.tasks import doctor, ram_planning
+from hotcold.tasks.ram_planning import plan_ram
+
+COUNT = 20
+MACHINE = find_hardware("rtx4090-i9")
+
+
+def disk(gb_s: float = 1.0) -> DiskSpeed:
+    """A disk whose rate grows with reads under way, up to 8, and halves for small reads."""
+    reads = [Reads(n, d, False, gb_s * d / 8 * (1 if n > 4096 else 0.5)) for n in SIZES for d in DEPTHS]
+    return DiskSpeed("a disk", True, (Reads(SIZES[-1], 8, True, gb_s), *reads))
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(shelves, "reading_bytes", lambda row_bytes: 0)
+    return many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+
+
+def test_the_plan_is_what_loading_does(model: Path) -> None:
+    ram = budget(model, 0.4, context=128)
+    plan = plan_ram(model, ram, context=128, hardware=MACHINE, disk=disk())
+    loaded = load(model, LoadOptions(threads=1, ram_budget=ram, context=128)).shelves
+    assert plan.shelves == loaded and loaded is not None and not loaded.all_fit
+    assert 0 < plan.hit_share < 1 and 0 < plan.predicted_tok_s < plan.resident_tok_s
+    assert "of 20 experts of each layer" in str(plan) and "past the system's cache" in str(plan)
+    assert json.loads(json.dumps(plan.report()))["shelves"]["places"] == list(loaded.places)
+
+
+def test_more_memory_and_faster_disks_are_faster(model: Path) -> None:
+    def speed(share: float, gb_s: float) -> float:
+        ram = budget(model, share, context=128)
+        return plan_ram(model, ram, context=128, hardware=MACHINE, disk=disk(gb_s)).predicted_tok_s
+
+    found = [speed(share, 1.0) for share in (0.2, 0.5, 0.9, 1.0)]
+    assert found == sorted(found) and found[0] < found[-1]
+    assert speed(0.3, 0.1) < speed(0.3, 1.0)
+    assert speed(1.0, 0.1) == speed(1.0, 1.0)  # nothing is read
+
+
+@given(seed=st.integers(0, 99), places=st.integers(3, 19), kept=st.integers(0, 10))
+@settings(max_examples=10, deadline=None)
+def test_hits_are_those_of_a_simulation(seed: int, places: int, kept: int) -> None:
+    """Tokens that choose each expert independently of the last one, and of each other expert."""
+    random = np.random.default_rng(seed)
+    shares, kept = random.dirichlet(np.full(COUNT, 2.0)) * 3, min(kept, places - 2)
+    shares = np.minimum(shares, 0.9)
+    hot = tuple(np.argsort(-shares)[:places].tolist())
+    own = Shelves(0, {}, COUNT, (64,), (places,), (hot,), (kept,))
+    hits, missed = ram_planning._layer(own, 0, shares)
+    assert hits + missed == pytest.approx(shares.sum())
+    for_good, named = set(hot[:kept]), {}
+    seen = total = 0
+    for token in range(3000):
+        chosen = [e for e in np.flatnonzero(random.random(COUNT) < shares).tolist() if e not in for_good]
+        here = [e for e in chosen if e in named]
+        for e in here:
+            named[e] = token
+        for e in chosen:
+            if e not in named and len(named) == places - kept:
+                del named[min(named, key=lambda e: (named[e], e))]
+            named[e] = token
+        if token >= 200:
+            seen, total = seen + len(chosen) - len(here), total + 1
+    assert missed == pytest.approx(seen / total, abs=0.12 + 0.1 * missed)
+
+
+def test_rates_between_those_that_were_measured() -> None:
+    known = disk(8.0)
+    for n in SIZES[1:]:
+        for depth in DEPTHS:
+            assert known.gb_s(n, depth) == pytest.approx(depth)
+    assert known.gb_s(1 << 20, 2) == pytest.approx(2)  # the geometric mean of 1 and 4
+    assert known.gb_s(1 << 30, 100) == pytest.approx(8) and known.gb_s(1, 0.5) == pytest.approx(0.5)
+
+
+def test_a_disk_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_speed, "_SECONDS", 0.0)
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(16 << 20)
+    told: list[tuple[int, int]] = []
+    found = measure_disk(path, lambda *each: told.append(each))
+    assert len(found.reads) == 1 + len(SIZES) * len(DEPTHS) and all(each.gb_s > 0 for each in found.reads)
+    assert told[0] == (0, 13) and told[-1] == (13, 13)
+    assert found.sequential_gb_s == found.reads[0].gb_s
+    assert "8 at once" in str(found)
+    path.write_bytes(b"short")
+    with pytest.raises(UserError, match=r"large has 5 B: a file of 16\.00 MiB at least is needed"):
+        measure_disk(path)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "depth", "needed"),
+    [
+        (4097, 1, "whole blocks"),
+        (0, 1, "whole blocks"),
+        (1 << 30, 1, "whole blocks"),
+        (4096, 0, "1 to 64"),
+        (4096, 65, "1 to 64"),
+        (1 << 20, 1, "shorter"),
+    ],
+)
+def test_a_probe_that_cannot_be(nbytes: int, depth: int, needed: str, tmp_path: Path) -> None:
+    path = tmp_path / "small"
+    path.write_bytes(bytes(8192))
+    with path.open("rb") as file, pytest.raises(ValueError, match=needed):
+        _native.probe_disk(file.fileno(), nbytes, depth, 0.0, False)
+
+
+def test_a_disk_that_fails_is_an_error(tmp_path: Path) -> None:
+    """As a folder, which cannot be read."""
+    if tmp_path.stat().st_size < 4096:
+        pytest.skip("folders have no size in this file system")
+    number = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(_native.DiskError, match="the file cannot be read"):
+            _native.probe_disk(number, 4096, 2, 0.0, False)
+    finally:
+        os.close(number)
+
+
+def test_the_command(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ram_planning, "measure_disk", lambda path, advance: disk())
+    size = f"{-(-budget(model, 0.4, context=128) // 1024)}KiB"
+    args = ["plan", "-m", str(model), "-c", "128", "--ram-budget", size, "--hardware", "rtx4090-i9"]
+    assert cli.main(args) == 0
+    assert "tok/s" in capsys.readouterr().out
+    assert cli.main([*args, "--vram-budget", "1GiB"]) == 2
+    assert "--ram-budget plans for the CPU alone: leave out --vram-budget" in capsys.readouterr().err
+    assert cli.main(["plan", "-m", str(model_path()), "--ram-budget", "1GiB"]) == 2
+    assert "this model has none" in capsys.readouterr().err
+
+
+def test_doctor_measures_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "_SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "buffer_bytes", lambda caches, available: 1 << 20)
+    monkeypatch.setattr(doctor, "measure_disk", lambda path, advance: disk())
+    found = hotcold.doctor(gpu="off", disk=tmp_path / "model")
+    assert found.report()["disk"]["direct"] is True and "one after another: 1.00 GB/s" in str(found)
+    assert hotcold.doctor(gpu="off").report()["disk"] is None
