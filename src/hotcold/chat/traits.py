@@ -41,7 +41,6 @@ class Traits:
     bare_tools: bool = True  #: whether tools may lack descriptions and parameters
     calls: bool = True  #: whether calls of earlier messages are written
     several_calls: bool = True  #: whether a message may have several calls
-    calls: bool = True  #: whether calls are shown at all
     users: bool = True  #: whether there may be several messages of the user in a row
 
 
