@@ -148,11 +148,9 @@ class HybridWeights(Weights):
             self._typed("output.weight", shape.vocab, shape.dim, self._head_type())
 
     def _head_type(self) -> BlockType:
-        return (
-            self.type
-            if self.recipe.type == "Q8_0"
-            else block_type("Q8_0" if self.shape.dim % 256 else "Q6_K")
-        )
+        if self.recipe.type in ("Q8_0", "F16", "F32"):
+            return self.type
+        return block_type("Q8_0" if self.shape.dim % 256 else "Q6_K")
 
     def _table_type(self) -> BlockType:
         return self._head_type() if self.shape.tied else self.type
