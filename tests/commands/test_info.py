@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.changed_models import changed
+from support.draft_blocks import with_block
 from support.hybrid_models import write_hybrid
 
 from hotcold.commands import cli
@@ -192,6 +194,7 @@ def test_states_of_sequences_are_told(capsys: pytest.CaptureFixture[str], tmp_pa
     found = report(capsys, path)  # two inputs of 32 channels, float32, of a convolution of three
     assert (found["state_layers"], found["state_bytes"]) == (2, 2 * 2 * 32 * 4)
     assert values(info(capsys, path))["states"] == "512 B a sequence (layers: 2)"
+    assert "guesses" not in values(info(capsys, path))
     assert "states" not in values(info(capsys, model_path()))
 
 
@@ -248,3 +251,12 @@ def test_metadata_of_the_wrong_type_is_left_out(
     assert "layers" not in values(info(capsys, path))
     write_gguf(path, METADATA | {"general.architecture": odd, "tokenizer.ggml.tokens": odd}, {})
     assert report(capsys, path)["dim"] is None
+
+
+def test_a_block_that_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = write_hybrid(tmp_path / "plain.gguf", "qwen35")
+    path = with_block(plain, tmp_path / "block.gguf", 1)
+    assert values(info(capsys, path))["guesses"] == "by 46.4 KiB of the file (blk.3)"
+    lacking = changed(path, tmp_path / "lacking.gguf", {}, {"blk.3.nextn.enorm.weight": None})
+    said = "blk.3 guesses tokens, and is left out: tensor blk.3.nextn.enorm.weight is missing"
+    assert said.startswith(values(info(capsys, lacking))["guesses"][:40])

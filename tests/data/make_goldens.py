@@ -360,6 +360,11 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
         "attention_chunk_size": 8, "use_qk_norm": True, "attn_temperature_tuning": True, "floor_scale": 4,
         "attn_scale": 0.3, "attention_bias": False, "pad_token_id": 0, "rope_theta": 500000.0,
     }),
+    # Norms of what the output matrix and down read.
+    "tiny-bitnet": (torch.bfloat16, 20, ODD | {
+        "architectures": ["BitNetForCausalLM"], "model_type": "bitnet", "hidden_act": "relu2",
+        "tie_word_embeddings": True, "rope_theta": 500000.0,
+    }),
 }  # fmt: skip
 
 

@@ -158,6 +158,7 @@ CASES: tuple[Callable[[], Case], ...] = (
     lambda: delta_case(2, 6, 8, 12, tiled=False, per_channel=False),
     lambda: delta_case(3, 3, 24, 41, tiled=True, per_channel=True),
     lambda: delta_case(1, 2, 64, 128, tiled=False, per_channel=False),
+    lambda: delta_case(1, 2, 128, 9, tiled=False, per_channel=True),
     lambda: scan_case(1, 1, 1, 1),
     lambda: scan_case(6, 8, 16, 2),
     lambda: scan_case(4, 7, 27, 4),

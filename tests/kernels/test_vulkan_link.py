@@ -86,7 +86,7 @@ class Sides:
 
     def close(self) -> None:
         self.link.stop()
-        self.thread.join(20)
+        self.thread.join(120)
         assert not self.thread.is_alive()
 
 
@@ -169,7 +169,7 @@ def native_steps(vulkan: Any, steps: int, looks: tuple[int, ...] = ()) -> _nativ
         hot.run()
         assert (vulkan.read(out, 0, 1) == wanted).all()
     link.stop()
-    thread.join(20)
+    thread.join(120)
     assert not thread.is_alive()
     counts: _native.VulkanLinkCounts = link.counts
     return counts
@@ -193,7 +193,7 @@ def test_halves_of_a_step(vulkan: Any, spin: bool) -> None:
             wanted += 8 + layer
             assert (vulkan.read(out, 0, 2) == wanted).all()
     link.stop()
-    thread.join(20)
+    thread.join(120)
     assert not thread.is_alive()
 
 
@@ -236,11 +236,11 @@ def test_ctrl_c(vulkan: Any, spin: bool, made: list[Sides]) -> None:
     """It ends the wait, whatever the cold side does; the next step waits until that is idle."""
     go, slow = threading.Event(), threading.Event()
     slow.set()
-    made.append(sides := Sides(vulkan, spin, lambda layer: slow.is_set() and go.wait(20) and None))
+    made.append(sides := Sides(vulkan, spin, lambda layer: slow.is_set() and go.wait(120) and None))
     main = threading.get_ident()
     for _ in range(2):
-        threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
             sides.step(3)
     slow.clear()
     go.set()
@@ -265,20 +265,29 @@ def test_a_cold_side_that_raises(
 
 def test_a_cold_side_that_gives_no_answer(vulkan: Any, spin: bool, made: list[Sides]) -> None:
     go = threading.Event()
-    made.append(sides := Sides(vulkan, spin, lambda layer: layer == 4 and go.wait(20) and None, timeout=0.1))
-    with pytest.raises(LinkError, match="layer 4: the cold side has given no answer for 100 ms"):
+    made.append(sides := Sides(vulkan, spin, lambda layer: layer == 4 and go.wait(120) and None, timeout=0.1))
+    # On a busy machine an earlier layer's answer may come as late.
+    with pytest.raises(LinkError, match=r"layer \d: the cold side has given no answer for 100 ms"):
         sides.step(2)
     go.set()
 
 
 def test_closing(vulkan: Any, spin: bool) -> None:
     """Twice does no harm, and it wakes the one who waits."""
-    go = threading.Event()
-    sides = Sides(vulkan, spin, lambda layer: layer == 4 and go.wait(20) and None)
-    threading.Timer(0.2, sides.link.stop).start()
+    reached, go = threading.Event(), threading.Event()
+
+    def before(layer: int) -> None:
+        if layer == 4:
+            reached.set()
+            go.wait(120)
+
+    sides = Sides(vulkan, spin, before)
+    stopper = threading.Thread(target=lambda: reached.wait(120) and sides.link.stop())
+    stopper.start()
     with pytest.raises(LinkError, match="layer 4: the cold side has ended: it was closed"):
         sides.step(2)
     go.set()
+    stopper.join()
     sides.close()
     sides.close()
 

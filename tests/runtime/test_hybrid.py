@@ -209,7 +209,7 @@ def test_ctrl_c_in_a_step(half: Path, hot: str, monkeypatch: pytest.MonkeyPatch)
     def slow(*args: Any, **more: Any) -> None:
         if next(calls) == 15:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            assert go.wait(20)
+            assert go.wait(120)
         inner(*args, **more)
 
     monkeypatch.setattr(session.model.backend, "ffn", slow)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.guessing import Reckless
 from support.many_experts import budget, many_experts
 
 from hotcold.commands import cli
@@ -22,6 +23,7 @@ from hotcold.errors import UserError
 from hotcold.formats.files import FileError
 from hotcold.formats.gguf import open_gguf
 from hotcold.hosting.state import ProcessStats
+from hotcold.kernels import cpu_disk
 from hotcold.model.config import Config
 from hotcold.placement import shelves
 from hotcold.placement.profiles import Profile, write_profile
@@ -135,6 +137,78 @@ def test_a_file_that_is_cut_ends_the_request_alone(tmp_path: Path) -> None:
     assert texts(session) == expected
 
 
+def with_bad_expert(path: Path, expert: int, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Session:
+    """A session for which this expert of layer 1 lies behind the end of the file."""
+    calls = []
+    plain = cpu_disk.Disk._experts
+
+    def placed(self: cpu_disk.Disk, tensor: Any, experts: int) -> tuple[int, list[int], Any]:
+        file, offsets, stored = plain(self, tensor, experts)
+        calls.append(tensor)
+        if len(calls) > 3:  # gate, up and down of layer 0 come first
+            offsets[expert] = 1 << 40
+        return file, offsets, stored
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_disk.Disk, "_experts", placed)
+        return opened(path, 0.5, **more)
+
+
+def ends(engine: Engine, prompts: list[list[int]], tokens: int = 4) -> list[Request]:
+    params = SamplingParams(temperature=0)
+    requests = [Request(Job(prompt, params, max_tokens=tokens, ignore_eos=True)) for prompt in prompts]
+    for request in requests:
+        engine.add(request)
+    while not all(request.finished for request in requests):
+        engine.step()
+    return requests
+
+
+PROMPTS = [[1, 40, 77], [1, 9, 200], [1, 150, 30]]
+
+
+def test_an_expert_that_cannot_be_read_ends_the_request_that_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    expected = [each.output for each in ends(Engine(opened(path, None)), PROMPTS)]
+    seen = set()
+    for expert in range(COUNT):
+        alone = [ends(Engine(with_bad_expert(path, expert, monkeypatch)), [each])[0] for each in PROMPTS]
+        bad = [each.error is not None for each in alone]
+        if sum(bad) in (0, 3) or sum(bad) in seen:
+            continue
+        seen.add(sum(bad))
+        engine = Engine(with_bad_expert(path, expert, monkeypatch))
+        for _ in range(2):  # the engine goes on
+            together = ends(engine, PROMPTS)
+            assert [each.error is not None for each in together] == bad
+            for request, output, own in zip(together, expected, alone, strict=True):
+                assert request.output == (own.output if own.error else output)
+                if request.error is not None:
+                    assert request.finish_reason == "error" and isinstance(request.error, FileError)
+                    assert f"layer 1: expert {expert} cannot be read" in str(request.error)
+        if seen == {1, 2}:
+            return
+    assert 1 in seen
+
+
+def test_a_guess_that_needs_a_bad_expert_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not needed without guesses is not needed with them."""
+    path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
+    failed = 0
+    for expert in range(0, COUNT, 4):
+        plain = ends(Engine(with_bad_expert(path, expert, monkeypatch)), PROMPTS[:1], tokens=8)[0]
+        reckless = Reckless(lambda request: (), 0.0, 288)
+        engine = Engine(with_bad_expert(path, expert, monkeypatch), speculation=reckless)
+        found = ends(engine, PROMPTS[:1], tokens=8)[0]
+        assert found.output == plain.output and (found.error is None) == (plain.error is None)
+        failed += plain.error is None
+    assert failed
+
+
 def test_a_file_that_is_replaced_under_its_name_is_read_on(tmp_path: Path) -> None:
     path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     session = opened(path, 0.3)
@@ -153,8 +227,8 @@ def test_an_interrupt_ends_a_wait_for_the_disk(tmp_path: Path) -> None:
     assert disk is not None
     disk.native.hold(True)
     timer = threading.Timer(0.2, _thread.interrupt_main)
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         texts(session)
     timer.join()
     disk.native.hold(False)

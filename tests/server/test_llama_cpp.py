@@ -200,7 +200,7 @@ def test_properties(app: Application) -> None:
 
 def test_slots(live: Any) -> None:
     server = live()
-    server.llm.pace_s = 2.0
+    server.llm.pace_s = 600.0  # the answer ends when nobody asks for it any more
     asking, looking = (http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(2))
     body = {"prompt": "secret", "n_predict": 3, "stream": True}
     asking.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})

@@ -286,7 +286,7 @@ def test_reading_a_schema_holds_nobody_up(body: dict[str, Any], monkeypatch: pyt
     others_served = threading.Event()
 
     def slow(*args: object, **more: object) -> Rewritten:
-        assert others_served.wait(10), "nobody else was served meanwhile"
+        assert others_served.wait(PATIENCE_S), "nobody else was served meanwhile"
         return Rewritten({"type": "object"}, ())
 
     monkeypatch.setattr(constraint, "read", slow)

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -56,10 +57,15 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     for steps in (9, 3, 14):
         near, far = multiprocessing.get_context("fork").Pipe(duplex=False)
 
-        def go(far: Any = far) -> None:
-            sparsify(
-                LLAMA, [TEXT], killed, OPTIONS, progress=lambda done, total: far.send(done), save_seconds=0
-            )
+        def go(far: Any = far, most: int = steps + 3) -> None:
+            def tell(done: int, total: int) -> None:
+                nonlocal most
+                far.send(done)
+                most -= 1
+                while not most:  # whoever kills may be late
+                    time.sleep(1)
+
+            sparsify(LLAMA, [TEXT], killed, OPTIONS, progress=tell, save_seconds=0)
 
         process = multiprocessing.get_context("fork").Process(target=go)
         process.start()

@@ -13,6 +13,7 @@ from hotcold.demo import model_path
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf
 from hotcold.model.config import Config, ModelError
+from hotcold.model.draft_block import draft_bytes, with_draft
 from hotcold.placement.sizes import placed_by
 from hotcold.values import printable
 
@@ -73,6 +74,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         "down_layout": _down_layout(file, config),
         "state_layers": None if config is None else sum(each.slot_bytes > 0 for each in config.mixers),
         "state_bytes": None if config is None else config.slot_bytes,
+        "guesses": _guesses(file, config),
         "placement": None if config is None else placed_by(config),
         **_predictors(file),
         "tokenizer": _text(metadata.get("tokenizer.ggml.model")),
@@ -105,6 +107,18 @@ def _config(file: GGUFFile) -> Config | None:
         return Config.from_metadata(file.metadata, file.magic, file.tensors)
     except ModelError:
         return None
+
+
+def _guesses(file: GGUFFile, config: Config | None) -> str | None:
+    """Says whether the file has a block that guesses tokens, and whether that is used; None: it has none."""
+    if config is None or not config.drafting:
+        return None
+    found, why = with_draft(config, file.tensors)
+    return (
+        f"by {options.size(draft_bytes(file, found))} of the file (blk.{config.layers})"
+        if found.draft
+        else why
+    )
 
 
 def _down_layout(file: GGUFFile, config: Config | None) -> str | None:
@@ -176,6 +190,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         "activation": report["activation"],
         "down layout": report["down_layout"],
         "states": _states_text(report),
+        "guesses": report["guesses"],
         "placement": report["placement"],
         "predictors": _predictor_text(report),
         "tokenizer": _tokenizer_text(report),

@@ -114,7 +114,9 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     notes = _check_dense(options, layout, kind) if options.dense else []
     if layout.left_out:
         notes += _left_out(checkpoint, layout.left_out)
-    by_neuron = kind in _SPARSE and not options.dense
+    if layout.whole_ffn and options.down == "by_neuron":
+        raise ConvertError(f"`down=by_neuron`: the FFN of {layout.architecture} needs all neurons: by_output")
+    by_neuron = kind in _SPARSE and not (options.dense or layout.whole_ffn)
     down_layout = options.down or ("by_neuron" if by_neuron else "by_output")
     facts = model_metadata(config, layout)
     notes += rope_notes(config)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hotcold.convert import adapting, gemma3n, gemma4, hybrids, latent, stateful
+from hotcold.convert import adapting, bitnet, gemma3n, gemma4, hybrids, latent, stateful
 from hotcold.convert import adapting_recent as recent
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
@@ -69,6 +69,7 @@ class Layout:
     drafting: bool = False  #: what lies after the last layer only drafts tokens: it is left out, too
     #: Predictors that its checkpoints may hold: a name with places for the layer and for fc1 or fc2.
     predictor: str = ""
+    whole_ffn: bool = False  #: the FFN needs all neurons, so down lies by output
     left_out: str = ""  #: expression for tensors that the model does not need; a note names them
     #: makes a layer's tensors that no rule describes, from sizes by letter and the layout of down
     own: Callable[[Checkpoint, int, Mapping[str, int], str], list[Source]] = lambda *facts: []
@@ -219,6 +220,13 @@ _KIMI_LINEAR = replace(
         if ".self_attn." not in rule.source
     ),
     adapt=latent.kimi_linear, extra=latent.kimi_linear_keys, own=latent.kimi_layer,
+)  # fmt: skip
+
+#: What remains is in bitnet.py.
+_BITNET = Layout(
+    "bitnet", "BitNetForCausalLM", _RELU2 | {"silu": "silu"},
+    tuple(rule for rule in _rules("llama", **_NO_BIAS | _EXPERTS) if ".self_attn." not in rule.source),
+    bitnet.bitnet, whole_ffn=True, own=bitnet.layer_tensors,
 )  # fmt: skip
 
 #: config.json's model_type -> its layout
@@ -430,6 +438,7 @@ LAYOUTS = {
         "mamba2", "Mamba2ForCausalLM", _SILU, _rules("mamba2"), hybrids.mamba2, hybrids.mamba2_keys,
         eps="norm_eps", own=stateful.mamba,
     ),
+    "bitnet": _BITNET,
     "smollm3": Layout("smollm3", "SmolLM3ForCausalLM", _SILU, _LLAMA, adapting.smollm3, interleaved=True),
 }  # fmt: skip
 

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from hotcold.engine.guesses import Guess, Kind
+from hotcold.engine.guesses import Drafter, Guess, Kind
 from hotcold.engine.request import Request
 from hotcold.kernels.backend import PAGE
 from hotcold.runtime.session import Session
@@ -20,8 +20,8 @@ class _Text:
     tokens: list[int] = field(default_factory=list)  # whose keys and values it has; guesses among them
 
 
-class DraftModel:
-    """A :class:`~hotcold.engine.guesses.Guesser` with a session of the smaller model to itself. It reads a
+class DraftModel(Drafter):
+    """A :class:`~hotcold.engine.guesses.Drafter` with a session of the smaller model to itself. It reads a
     prompt before its first guess, and what was guessed wrong again. Where a text has no room, is longer than
     the context, or has tokens that the smaller model lacks, it guesses nothing; and it guesses none that the
     larger one lacks, whose vocabulary has ``vocab`` tokens: both may be padded."""
@@ -61,6 +61,9 @@ class DraftModel:
             each = (time.perf_counter() - start) / (most - 1)
             self.seconds += (_LAST if self.seconds else 1) * (each - self.seconds)
         return Guess(found, self.kind)
+
+    def seconds_of(self, tokens: int) -> float:
+        return tokens * self.seconds
 
     def clear(self) -> None:
         """Forgets all texts, and takes their rows and pages back."""

@@ -19,7 +19,7 @@ from hotcold.engine.sampler import Sampler
 from hotcold.engine.scheduler import Scheduler, Step
 from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
-from hotcold.kernels.backend import DiskCounts
+from hotcold.kernels.backend import DiskCounts, ExpertReadError
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.session import Session
 from hotcold.watch.live import Live
@@ -132,9 +132,10 @@ class Engine:
         :class:`Finished` for each that ended by itself. Empty when nothing was to do, or only a part of a
         prompt was read. Whoever calls :meth:`finish` knows, and gets no event.
 
-        A request whose token cannot be chosen ends alone, with :attr:`Request.error`. An exception from here
-        is one of the model, or Ctrl-C. It cancels the requests that ran: they keep their tokens, their error
-        says why they ended, and their pages are free. Those that wait start in the next step."""
+        A request whose token cannot be chosen ends alone, with :attr:`Request.error`, and so does one whose
+        expert cannot be read, unless layers keep states, which a step cannot compute again. An exception
+        from here is one of the model, or Ctrl-C. It cancels the requests that ran: they keep their tokens,
+        their error says why they ended, and their pages are free. Those that wait start in the next step."""
         try:
             return self._step()
         except BaseException as error:
@@ -148,7 +149,12 @@ class Engine:
             return _ends(step.ended)
         for request in step.started:
             self._prepare(request)
-        self._run(step)  # from the batch to logits
+        try:
+            self._run(step)  # from the batch to logits
+        except ExpertReadError as error:
+            if self.session.slots is not None:
+                raise
+            return _ends(step.ended + self.scheduler.fail(step, error))
         for request, position, row in step.scored:
             self._score(request, position, row)
         for request, position, row, count in step.pooled:
@@ -156,6 +162,8 @@ class Engine:
         events: list[Event] = []
         for request, row in step.sampled:
             events += self._verify(step, request, row)
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.read([*step.decode, *step.prompts])
         ended = step.ended + self.scheduler.advance(step)
         self._steps += 1
         self._generated += len(events)

@@ -3,6 +3,7 @@
 A guess costs a row of a step where it is wrong, and never changes a token: see
 :mod:`hotcold.engine.speculation`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +24,7 @@ class Kind(IntEnum):
     FORCED = 4  #: what a grammar leaves no choice about, but for how tokens divide it
     MODEL = 5  #: from a smaller model
     REPLAY = 6  #: from somebody who knows
+    BLOCK = 7  #: from a block of the model's file that guesses
 
 
 #: How often the first token of a guess is right, until that is known.
@@ -34,6 +36,7 @@ FIRST_SHARES = {
     Kind.FORCED: 0.95,
     Kind.MODEL: 0.6,
     Kind.REPLAY: 0.5,
+    Kind.BLOCK: 0.7,
 }
 
 
@@ -49,6 +52,24 @@ class Guesser(Protocol):
 
     def __call__(self, request: Request, most: int) -> Guess | None:
         """Tokens that may follow those of a request, up to ``most`` tokens; None where nothing is known."""
+
+
+class Drafter(ABC):
+    """A :class:`Guesser` that computes with weights, and so takes time for each token."""
+
+    kind: Kind
+
+    @abstractmethod
+    def __call__(self, request: Request, most: int) -> Guess | None:
+        """As of a :class:`Guesser`."""
+
+    @abstractmethod
+    def seconds_of(self, tokens: int) -> float:
+        """Estimates the time of a guess of so many tokens."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forgets all texts, which an exception may have broken off."""
 
 
 class Lookup:

@@ -96,6 +96,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = 0
+        #: requests of a step that failed, for one of them: each runs a step by itself before others run on
+        self.suspects: list[Request] = []
         #: that were computed; those of scored prompts and of tokens read again among them
         self.prompt_rows = 0
         self.reused = 0  #: positions that were not
@@ -166,7 +168,7 @@ class Scheduler:
                 self.states.slots.clear()
         if self.speculation is not None:
             self.speculation.drop()
-        self.running = []
+        self.running, self.suspects = [], []
         self._changing = False
 
     def _begin(self) -> None:
@@ -214,12 +216,13 @@ class Scheduler:
         self._grow()
         self._admit(step)
         decoding, reading = [], []
-        for request in self.running:
+        self.suspects = [each for each in self.suspects if each in self.running]
+        for request in self.suspects[:1] or self.running:
             if self._decodes(request):
                 decoding.append(request)
             else:
                 reading.append(request)
-        if self.speculation is not None:
+        if self.speculation is not None and not self.suspects:
             step.guesses = self._guesses(self.speculation, decoding)
         rows = n_decode = self._put_decode_rows(decoding, step)
         if reading:
@@ -249,9 +252,28 @@ class Scheduler:
             if self.states is not None:
                 self.states.written(request, start)
             self._keep(request)
+        del self.suspects[:1]
         if len(self.running) > self.batch.limits.decode:  # those served go to the end of the queue
             served = {request for request, _ in step.decode}
             self.running = sorted(self.running, key=served.__contains__)
+        ended = self._settle()
+        self._changing = False
+        return ended
+
+    def fail(self, step: Step, error: Exception) -> list[Request]:
+        """After a step that failed for what one of its requests needs: ends that one, where it was alone, or
+        lets each of them run alone once to find it. Nothing of the step counts, and it can be run again.
+        Returns the requests that ended."""
+        self._begin()
+        ran = [request for request, _ in (*step.decode, *step.prompts) if not request.finished]
+        if len(ran) > 1 or any(map(len, step.guesses.values())):  # a guess that nobody needs, perhaps
+            self.suspects = ran
+        else:
+            del self.suspects[:1]
+            for request in ran:
+                request.fail(error)
+        if self.speculation is not None:
+            self.speculation.drop()
         ended = self._settle()
         self._changing = False
         return ended

@@ -14,8 +14,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from hotcold.engine.draft_block import BlockDrafts
 from hotcold.engine.draft_model import DraftModel
-from hotcold.engine.guesses import FIRST_SHARES, Guess, Guesser, Kind, copied, forced, look_up, possible
+from hotcold.engine.guesses import (
+    FIRST_SHARES,
+    Drafter,
+    Guess,
+    Guesser,
+    Kind,
+    copied,
+    forced,
+    look_up,
+    possible,
+)
 from hotcold.engine.request import Request
 from hotcold.runtime.session import Session
 
@@ -107,9 +118,10 @@ class Speculation:
         self.guessed = self.accepted = 0  #: tokens that were verified, and those of them that were right
         self.costs = StepCosts(most_rows)
         self._guessers = guessers
+        self._block = next((each for each in guessers if isinstance(each, BlockDrafts)), None)
         self._most = most
         self._steps = 0
-        self._drafting_s = 0.0  # of this step, in which a smaller model ran
+        self._drafting_s = 0.0  # of this step, in which drafters ran
         self._shares = dict(FIRST_SHARES)  # over all texts
         self._offers: dict[Request, _Offer] = {}  # of this step, whether they are verified or not
 
@@ -120,6 +132,8 @@ class Speculation:
         self._drafting_s = 0.0
         if spare < 1 or not self.costs.is_fresh(rows) or not self._may_pay(rows):
             return {}
+        if self._block is not None:
+            self._block.begin(rooms)
         for request, room in rooms.items():
             most = min(room, spare, self._most)
             guess = self._guess(request, rows, most) if most > 0 else None
@@ -127,6 +141,12 @@ class Speculation:
                 self._offers[request] = _Offer(guess, self._share(request, guess.kind))
         chosen = self._best(rows, spare) if self._offers else {}
         return {request: self._offers[request].guess.tokens[:n] for request, n in chosen.items()}
+
+    def read(self, put: Sequence[tuple[Request, int]]) -> None:
+        """Has the block that guesses, if any, read the rows of a step, whose tokens are chosen: requests, and
+        the position after the rows of each."""
+        if self._block is not None:
+            self._block.read(put)
 
     def learn(self, request: Request, verified: int, right: int, output: Sequence[int]) -> None:
         """Learns from a request's step, in which ``right`` of so many guesses were; ``output`` are its new
@@ -143,21 +163,21 @@ class Speculation:
             self._note(request, kind, i < right)
 
     def note(self, rows: int, seconds: float) -> None:
-        """Learns what a step without a prompt cost, without the guesses of a smaller model: they cost by the
+        """Learns what a step without a prompt cost, without the guesses of drafters: they cost by the
         token."""
         self.costs.note(rows, seconds - self._drafting_s)
 
     def drop(self) -> None:
-        """Forgets what an exception may have broken off: the texts that a smaller model has read."""
+        """Forgets what an exception may have broken off: the texts that drafters have read."""
         for guesser in self._guessers:
-            if isinstance(guesser, DraftModel):
+            if isinstance(guesser, Drafter):
                 guesser.clear()
 
     def _guess(self, request: Request, rows: int, most: int) -> Guess | None:
         for guesser in self._guessers:
             guess = (
                 self._draft(request, guesser, rows, most)
-                if isinstance(guesser, DraftModel)
+                if isinstance(guesser, Drafter)
                 else guesser(request, most)
             )
             guess = possible(request, guess) if guess is not None else None
@@ -165,7 +185,7 @@ class Speculation:
                 return guess
         return None
 
-    def _draft(self, request: Request, drafts: DraftModel, rows: int, most: int) -> Guess | None:
+    def _draft(self, request: Request, drafts: Drafter, rows: int, most: int) -> Guess | None:
         n = self._worth_drafting(request, drafts, rows, most)
         if not n:
             return None
@@ -174,15 +194,15 @@ class Speculation:
         self._drafting_s += time.perf_counter() - start
         return guess
 
-    def _worth_drafting(self, request: Request, drafts: DraftModel, rows: int, most: int) -> int:
-        """How many tokens a model is to guess, which costs something, too: as many as promise most. Where
+    def _worth_drafting(self, request: Request, drafts: Drafter, rows: int, most: int) -> int:
+        """How many tokens a drafter is to guess, which costs something, too: as many as promise most. Where
         none does, it guesses one now and then, since it may have become better."""
         share = self._share(request, drafts.kind)
         best, n = self.costs.rate(rows, rows, 0.0), 0
         tokens = float(rows)
         for more in range(1, most + 1):
             tokens += share**more
-            rate = self.costs.rate(rows + more, tokens, more * drafts.seconds)
+            rate = self.costs.rate(rows + more, tokens, drafts.seconds_of(more))
             if rate > best:
                 best, n = rate, more
         self._steps += 1
@@ -230,9 +250,13 @@ def speculation_of(session: Session) -> Speculation | None:
     model = session.model
     if not model.draft_max or (session.slots is not None and not session.slots.spare):
         return None
-    if model.draft is None:
+    drafts: Drafter
+    if model.draft is not None:
+        drafts = DraftModel(model.draft.session(), model.config.vocab)
+    elif session.draft_block is not None:
+        drafts = BlockDrafts(session.draft_block, session.transformer.batch)
+    else:
         return Speculation([forced, look_up], model.draft_max, model.limits.decode)
-    drafts = DraftModel(model.draft.session(), model.config.vocab)
     return Speculation([forced, copied, drafts, look_up], model.draft_max, model.limits.decode)
 
 

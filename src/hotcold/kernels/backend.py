@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.blocks import BlockType, Tensor
+from hotcold.formats.files import FileError
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.head_ops import HeadOps
 from hotcold.kernels.state_ops import StateOps
@@ -33,6 +34,11 @@ Buffer: TypeAlias = Any
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int32]
 Masks: TypeAlias = npt.NDArray[np.uint64]
+
+
+class ExpertReadError(FileError):
+    """An expert of a running model could not be read of its file."""
+
 
 PAGE = 32  #: positions in one page of the KV cache
 SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.formats.files import FileError
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels import _native, checks, host_memory
 from hotcold.kernels.backend import (
@@ -24,6 +23,7 @@ from hotcold.kernels.backend import (
     Chosen,
     DiskCounts,
     ExpertGroups,
+    ExpertReadError,
     FFNStats,
     FFNTensors,
     FFNWeights,
@@ -105,11 +105,11 @@ class _Recorder:
     def run(self) -> None:
         """Runs every op, without the GIL; ValueError if a number of the batch is out of its range. On
         the main thread what a signal handler raises (KeyboardInterrupt) ends it within a tenth of a second,
-        once the pieces under way are done. FileError: an expert cannot be read."""
+        once the pieces under way are done. ExpertReadError: an expert cannot be read."""
         try:
             self.native.run()
         except _native.DiskError as error:
-            raise FileError(str(error)) from None
+            raise ExpertReadError(str(error)) from None
 
 
 class _Empty:

@@ -113,3 +113,4 @@ class StepShape:
     experts: int = 1  #: of a layer, which its neurons are cut into
     chosen: int = 1  #: by a row
     shared: int = 0  #: neurons of the shared expert
+    inner: int = 0  #: columns of the widest matrix besides, such as a down that is no FFN's

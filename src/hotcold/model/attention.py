@@ -37,6 +37,7 @@ class AttentionShape(MixerShape):
     #: attention's output is multiplied by a gate's sigmoid; each head has its rows of q, then of the gate
     gated: bool = False
     norm_values: bool = False  #: as :attr:`Family.values_normed`
+    norm_output: bool = False  #: what the output matrix reads is normalised, all heads at once
     pages_of: int | None = None
 
     @property
@@ -101,6 +102,7 @@ class AttentionWeights:
     sinks: Buffer | None  # [H] float32
     gate: Matrix | None = None  # (H * head_dim, D)
     v_norm: Norm | None = None  # over head_dim, without a weight
+    o_norm: Norm | None = None  # over H * head_dim
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -155,6 +157,8 @@ class AttentionWeights:
             )
             if shape.gated:
                 ops.multiply(mixed, rooms["gate"], batch, mixed, activation="sigmoid")
+            if self.o_norm is not None:
+                ops.norm(mixed, self.o_norm, batch, mixed)
             ops.linear(mixed, [self.o], batch, [out], accumulate=add)
 
         return mix
@@ -177,7 +181,10 @@ def attention_shapes(
     optional[f"{blk}attn_sinks.weight"] = (shape.heads,)
     if shape.pages_of is not None:  # old files have them, and nothing reads them
         optional |= {f"{blk}attn_{part}.weight": (shape.kv_dim, dim) for part in ("k", "v")}
-    return {f"{name}.weight": each for name, each in matrices.items()}, optional
+    required: dict[str, Shape] = {f"{name}.weight": each for name, each in matrices.items()}
+    if shape.norm_output:
+        required[f"{blk}attn_sub_norm.weight"] = (shape.q_dim,)
+    return required, optional
 
 
 def _inputs(shape: AttentionShape, blk: str, present: Container[str]) -> list[tuple[str, int]]:
@@ -215,6 +222,7 @@ def read_attention(reader: TensorReader, shape: AttentionShape, blk: str) -> Att
         sinks=reader.buffer(f"{blk}attn_sinks.weight"),
         gate=gate,
         v_norm=plain if shape.norm_values else None,
+        o_norm=reader.norm(f"{blk}attn_sub_norm") if shape.norm_output else None,
     )
 
 

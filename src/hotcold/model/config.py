@@ -17,6 +17,7 @@ from hotcold.model.experts import Experts, dense_layers, read_experts
 from hotcold.model.families import FAMILIES, Every, Family, Scales
 from hotcold.model.gate_cut import cut_rooms, read_cuts
 from hotcold.model.gated_delta import read_gated_delta
+from hotcold.model.hidden_input import hidden_rooms
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
 from hotcold.model.kimi_delta import read_kimi_delta
@@ -24,6 +25,7 @@ from hotcold.model.latent_attention import read_latent
 from hotcold.model.layer_inputs import input_rooms, read_width
 from hotcold.model.mamba import read_mamba
 from hotcold.model.mixer import NO_MIXER, MixerShape, Together
+from hotcold.model.normed_ffn import NormedFFN, read_activation, read_normed
 from hotcold.model.positions import LayerPositions, local_head_dim, read_positions, scaling_notes
 from hotcold.model.refused import refusal
 from hotcold.model.rope import Growth, Rope
@@ -79,7 +81,11 @@ class Config:
     laurel: int = 0  #: rank of the matrices beside attention; 0: there are none
     #: of each layer: how many deviations above their mean gates begin to count; None: all do
     cuts: tuple[float | None, ...] = ()
+    #: each layer's FFN where its neurons are normalised before down; ``neurons`` are 0 then
+    normed: tuple[NormedFFN, ...] = ()
     drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
+    draft: "Config | None" = None  #: the one of them that guesses tokens, as a model of one layer
+    reads_hidden: bool = False  #: it is such a model, which reads another one's hidden rows
     context_limit: str = ""  #: why ``context`` is less than what the model was trained for
     notes: tuple[str, ...] = ()  #: what the user should know, a line each
 
@@ -101,7 +107,9 @@ class Config:
         streams = stream_rooms(self.streams, self.dim, self.laurel) if self.streams > 1 else {}
         cut = {self.neurons[i] for i in range(self.layers) if self.cut_of(i) is not None}
         gates = [room for neurons in cut for room in cut_rooms(neurons).items()]
-        return tuple(dict.fromkeys([*mixers, *experts.items(), *inputs.items(), *streams.items(), *gates]))
+        gates += [room for each in self.normed for room in each.rooms.items()]
+        parts = (experts, inputs, streams, hidden_rooms(self.dim) if self.reads_hidden else {})
+        return tuple(dict.fromkeys([*mixers, *(room for part in parts for room in part.items()), *gates]))
 
     def cut_of(self, layer: int) -> float | None:
         """How many deviations above their mean a layer's gates begin to count; None: all do."""
@@ -116,9 +124,18 @@ class Config:
         return tuple(4 * (rows + each) for each in cut)
 
     @property
+    def whole(self) -> str | None:
+        """Why no neuron of a layer can be left out, but where gates are cut; None: its activation gives
+        zeros."""
+        if self.activation not in SPARSE_ACTIVATIONS:
+            return f"activation {self.activation} gives no zeros"
+        return "a norm before down needs all neurons of a token" if self.normed else None
+
+    @property
     def skips(self) -> tuple[bool, ...]:
         """Whether each layer's activation gives zeros, so that neurons may be skipped."""
-        return tuple(self.activation_of(i) in SPARSE_ACTIVATIONS for i in range(self.layers))
+        sparse = (self.activation_of(i) in SPARSE_ACTIVATIONS for i in range(self.layers))
+        return (False,) * self.layers if self.normed else tuple(sparse)
 
     def activation_of(self, layer: int) -> str:
         """The activation that a layer's FFN is computed with: of gates that are cut, what is left has gone
@@ -126,8 +143,10 @@ class Config:
         return self.activation if self.cut_of(layer) is None else "relu"
 
     def page_bytes(self, cache_type: str) -> int:
-        """Bytes of a page in all layers; ModelError: the type's blocks do not fit the model's heads."""
-        return sum(mixer.page_bytes(cache_type) for mixer in self.mixers)
+        """Bytes of a page in all layers, that of :attr:`draft` among them; ModelError: the type's blocks do
+        not fit the model's heads."""
+        of_draft = self.draft.page_bytes(cache_type) if self.draft else 0
+        return of_draft + sum(mixer.page_bytes(cache_type) for mixer in self.mixers)
 
     @property
     def slot_bytes(self) -> int:
@@ -181,13 +200,16 @@ class Config:
         experts = read_experts(keys, family, layers, MAX_NEURONS, tensors)
         dense = dense_layers(keys, layers) if experts else frozenset()
         neurons = _neurons(keys, family, layers, experts, dense)
-        activation, threshold = _ffn(Keys(metadata, "hotcold"), family, magic, gated)
+        activation, threshold, guesses = _ffn(keys, family, magic, gated)
         if family.gates_cut and activation != family.activation:
             raise ModelError(
                 f"hotcold.ffn.activation is {activation}: {family.name} needs {family.activation}"
             )
         eps = _eps(keys, family)
-        notes = scaling_notes(keys) if family.learned_positions is None else ()
+        notes = guesses + (scaling_notes(keys) if family.learned_positions is None else ())
+        down_layout = Keys(metadata, "hotcold").choice(
+            "ffn.down_layout", DOWN_LAYOUTS, _implied_layout(family, tensors)
+        )
         mixers = _mixers(keys, family, layers, heads, context, scales, neurons)
         limit = ""
         if family.indexed and (seen := keys.whole("attention.indexer.top_k", 1, MAX_CONTEXT)) < context:
@@ -198,7 +220,7 @@ class Config:
             layers=layers,
             dim=dim,
             mixers=mixers,
-            neurons=neurons,
+            neurons=(0,) * layers if family.norms_inside else neurons,
             vocab=_vocab(metadata, tensors),
             context=context,
             context_limit=limit,
@@ -206,9 +228,7 @@ class Config:
             activation=activation,
             threshold=threshold,
             gated=gated,
-            down_layout=Keys(metadata, "hotcold").choice(
-                "ffn.down_layout", DOWN_LAYOUTS, _implied_layout(family, tensors)
-            ),
+            down_layout=down_layout,
             scales=scales,
             softcap=keys.factor("final_logit_softcapping", family.logits_softcap or 0.0) or None,
             experts=experts,
@@ -217,6 +237,7 @@ class Config:
             streams=read_streams(keys, any=family.streams),
             laurel=tensors[_LAUREL].shape[0] if family.streams and _LAUREL in tensors else 0,
             cuts=read_cuts(keys, layers, any=family.gates_cut),
+            normed=read_normed(neurons, activation, down_layout) if family.norms_inside else (),
             drafting=keys.drafting,
             notes=notes,
         )
@@ -348,6 +369,7 @@ def _attention(
         rotated_norms=family.rotated_norms,
         gated=family.gated_attention,
         norm_values=family.values_normed,
+        norm_output=family.norms_inside,
     )
     positions = read_positions(keys, family, layers, head_dim, context)
     growth = _growth(keys, family, positions, head_dim)
@@ -451,18 +473,21 @@ def _scales(keys: Keys, family: Family, implied: Scales) -> Scales:
     )
 
 
-def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, float]:
-    """Activation and threshold: our own keys if a file has them, else what its magic implies."""
+def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, float, tuple[str, ...]]:
+    """Activation, threshold and notes: our own keys if a file has them, else what its magic implies."""
+    own, notes = Keys(keys.metadata, "hotcold"), ()
     implied = family.powerinfer_activation if magic == "PWRI" else family.activation
-    activation = keys.choice("ffn.activation", ACTIVATIONS, implied)
-    threshold = keys.get("ffn.threshold", 0.0)
+    if family.norms_inside and "ffn.activation" not in own:
+        implied, notes = read_activation(keys)
+    activation = own.choice("ffn.activation", ACTIVATIONS, implied)
+    threshold = own.get("ffn.threshold", 0.0)
     if not is_number(threshold):
-        raise ModelError(f"{keys.name('ffn.threshold')} is {shown(threshold)}: a number is needed")
+        raise ModelError(f"{own.name('ffn.threshold')} is {shown(threshold)}: a number is needed")
     try:
         check_activation(activation, float(threshold), gated=gated)
     except ValueError as error:
-        raise ModelError(f"{keys.name('ffn')}: {error}") from None
-    return activation, float(threshold)
+        raise ModelError(f"{own.name('ffn')}: {error}") from None
+    return activation, float(threshold), notes
 
 
 def _implied_layout(family: Family, tensors: Mapping[str, TensorInfo]) -> str:

@@ -112,10 +112,14 @@ class Family:
     streams: bool = False
     #: In some layers only the largest gates of a token count
     gates_cut: bool = False
+    #: What attention's output matrix and down read is normalised before (BitNet)
+    norms_inside: bool = False
     #: Experts have an ordinary FFN beside them, each of the two with its norms; the router reads the stream
     beside_experts: bool = False
     #: Without a key the shape of down says whether its rows are neurons (PowerInfer's --transpose-down)
     down_by_shape: bool = False
+    #: Blocks after the last layer (``nextn``) are layers with attention, as those before: they guess tokens
+    drafts: bool = False
 
 
 def _minicpm(layers: int, dim: int, heads: int) -> Scales:
@@ -207,7 +211,14 @@ FAMILIES: dict[str, Family] = {
         Family("exaone4", norms="after", full_attention=Every(4), full_unrotated=True),
         Family("granite", rope_interleaved=True),
         Family("granitemoe", rope_interleaved=True),
-        Family("glm4", norms="both", fused_gate=True, rope_interleaved=True, rope_halves_in_sections=True),
+        Family(
+            "glm4",
+            norms="both",
+            fused_gate=True,
+            rope_interleaved=True,
+            rope_halves_in_sections=True,
+            drafts=True,
+        ),
         Family("seed_oss", ffn_norm="post_attention_norm"),
         # The window of the published checkpoints, for which llama.cpp's files have no key.
         Family("starcoder2", activation="gelu", norm="layer", window=4096),
@@ -232,10 +243,21 @@ FAMILIES: dict[str, Family] = {
         Family("ernie4_5", rope_interleaved=True),
         Family("ernie4_5-moe", rope_interleaved=True),
         # GLM-4.5 to 4.7
-        Family("glm4moe", ffn_norm="post_attention_norm", router_score="sigmoid", experts_normalised=False),
+        Family(
+            "glm4moe",
+            ffn_norm="post_attention_norm",
+            router_score="sigmoid",
+            experts_normalised=False,
+            drafts=True,
+        ),
         # DeepSeek V2 to V3.1, R1; Kimi K2; GLM-4.7-Flash; Moonlight
         Family(
-            "deepseek2", latent=True, rope_interleaved=True, experts_normalised=False, biased_sigmoid=True
+            "deepseek2",
+            latent=True,
+            rope_interleaved=True,
+            experts_normalised=False,
+            biased_sigmoid=True,
+            drafts=True,
         ),
         *(
             # DeepSeek V3.2; GLM-5
@@ -246,6 +268,7 @@ FAMILIES: dict[str, Family] = {
                 rope_interleaved=True,
                 experts_normalised=False,
                 router_score="sigmoid",
+                drafts=True,
             )
             for name in ("deepseek32", "glm-dsa")
         ),
@@ -268,6 +291,7 @@ FAMILIES: dict[str, Family] = {
             experts_normalised=False,
             factor_of_input=True,
         ),
+        Family("bitnet", activation="relu2", norms_inside=True),  # b1.58
         Family("smollm3", rope_interleaved=True, unrotated=Every(4)),
         Family("qwen2moe", experts_normalised=False),
         Family("qwen3moe"),
@@ -298,6 +322,7 @@ FAMILIES: dict[str, Family] = {
                 gated_attention=True,
                 tiled_heads=name != "qwen3next",
                 ffn_norm="post_attention_norm",
+                drafts=True,
             )
             for name in ("qwen35", "qwen35moe", "qwen3next")
         ),

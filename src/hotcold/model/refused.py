@@ -32,7 +32,7 @@ _REASONS = {
     "it needs attention by an index of keys": "minimax-m3 hy_v4 dots3note",
     "it needs several residual streams": "deepseek4 glm5-next kimi-k3 qwen4exp",
     "it needs a dense FFN beside its experts": "arctic grok grovemoe",
-    "it needs an activation of its own": "bitnet apertus maple",
+    "it needs an activation of its own": "apertus maple",
     "it needs a router of its own": "phimoe olmoe",
     _ENTRY:
         "dots1 bailingmoe bailingmoe2 deepseek exaone-moe afmoe hy_v3 cohere2moe qwen orion internlm2 "

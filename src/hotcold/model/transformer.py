@@ -102,11 +102,12 @@ class Transformer:
         self._backends = devices.layers
         self._state = state
         self._stages = [(self._sides[devices.parts[parts.start]], parts) for parts in devices.stages]
+        self._last = self._stages[-1][0]  # has the head
         self._programs = self.record(ffns)
 
     def record(self, ffns: Sequence[AnyFFN]) -> Programs:
         """Programs with other FFNs, of the same weights, on the same buffers, for :meth:`run`."""
-        limits, layers = self.batch.limits, [self._layer(i, ffn) for i, ffn in enumerate(ffns)]
+        limits, layers = self.batch.limits, self._layers(ffns)
         smaller = {size for ops in self._sides for size in ops.program_rows if size < limits.tokens}
         # The largest first: a backend whose programs share scratch then makes no smaller one before it.
         recorded = {
@@ -117,6 +118,27 @@ class Transformer:
             for size in sorted(smaller | {limits.tokens}, reverse=True)
         }
         return dict(sorted(recorded.items()))
+
+    def record_parts(self, ffns: Sequence[AnyFFN], parts: Sequence[range]) -> list[Program]:
+        """Programs of some parts each, of a model on one backend: part 0 is the embedding, part i layer i -
+        1, the last the head. Steps run them in order."""
+        layers = self._layers(ffns)
+        return [self._last.ops.record(partial(self._forward, self._last, each, layers)) for each in parts]
+
+    def record_normed(self, out: Buffer) -> Program:
+        """A program that sets ``out`` ``[T, D]``, of the head's backend, to what the head would read of each
+        row of the last step."""
+        side, batch, norm = self._last, self.batch, self._weights.norm
+        return side.ops.record(lambda: side.ops.norm(side.x, norm, batch, out))
+
+    @property
+    def hidden(self) -> Buffer:
+        """Where a block that guesses tokens finds hidden rows ``[T, D]``."""
+        assert self._weights.hidden is not None
+        return self._weights.hidden.room(self._last)
+
+    def _layers(self, ffns: Sequence[AnyFFN]) -> list[Layer]:
+        return [self._layer(i, ffn) for i, ffn in enumerate(ffns)]
 
     def run(self, programs: Programs | None = None) -> None:
         """Computes one step from :attr:`batch` into the KV cache and :attr:`logits`, by the programs of its
@@ -158,7 +180,7 @@ class Transformer:
     def read_hidden(self, start: int = 0, stop: int | None = None) -> Floats:
         """Rows that the head reads, after the last norm, ``[stop - start, D]``; otherwise as
         :meth:`read_logits`."""
-        return self.head.read(self._stages[-1][0].last, start, stop)
+        return self.head.read(self._last.last, start, stop)
 
     def _layer(self, index: int, ffn: AnyFFN) -> Layer:
         layer, side = self._weights.layers[index], self._sides[self._backends[index]]
@@ -261,6 +283,8 @@ class Transformer:
             weights.inputs.compute(side, batch, x)
         if weights.streams is not None:
             weights.streams.begin(side, batch, x)
+        if weights.hidden is not None:
+            weights.hidden.compute(side, batch, x)
 
     def _add(self, side: _Stream, blocks: Sequence[Block[Mixer]]) -> None:
         """Adds to x what blocks side by side compute of it."""

@@ -22,6 +22,7 @@ from hotcold.model.config import Config, ModelError
 from hotcold.model.devices import Devices
 from hotcold.model.experts import Apart, Latent, Router, SharedExpert, expert_shapes, expert_tensors
 from hotcold.model.gate_cut import read_cut
+from hotcold.model.hidden_input import HiddenInput
 from hotcold.model.layer import Block, FeedForward, LayerWeights
 from hotcold.model.layer_inputs import LayerInputs, input_shapes, read_input, read_inputs
 from hotcold.model.mixer import NO_MIXER, MixerWeights
@@ -63,6 +64,15 @@ class Weights:
     positions: Matrix | None = None  # (P, D), learned ones
     inputs: LayerInputs | None = None
     streams: Streams | None = None
+    hidden: HiddenInput | None = None  #: of a block that guesses tokens
+    draft: "Weights | None" = None  #: such a block of the model, where it is used
+
+    def own_bytes(self, other: "Weights") -> int:
+        """Bytes of its matrices, but for the embedding and the head that ``other`` has, too."""
+        ends = {each for each in (self.embedding, self.head) if each not in (other.embedding, other.head)}
+        hidden = [self.hidden.of_token, self.hidden.of_hidden] if self.hidden else []
+        layers = sum(each.dense_bytes + each.shared_bytes + each.ffn.nbytes for each in self.layers)
+        return layers + sum(each.nbytes for each in (*ends, *hidden))
 
 
 def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -> int:
@@ -70,7 +80,7 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
 
     ``others`` belong to someone else and may be there. ModelError: a tensor is missing, has a wrong shape or
     an unsupported type, or is not known here: it would have changed what the model computes."""
-    required, optional = _expected(config, file.tensors)
+    required, optional = expected_shapes(config, file.tensors)
     for name, shape in required.items():
         if name not in file.tensors:
             raise ModelError(f"tensor {name} is missing: {config.architecture} needs it, shape {shape}")
@@ -82,7 +92,7 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
             if name in others or _IGNORED.fullmatch(name) or is_drafting(name, config):
                 continue
             raise ModelError(f"tensor {printable(name, 80)} has no place in a {config.architecture} model")
-        if not _fits(info.shape, shapes[name]):
+        if not fits(info.shape, shapes[name]):
             raise ModelError(f"tensor {name} has shape {info.shape}: the metadata asks for {shapes[name]}")
         try:
             block_type(info.type)
@@ -100,7 +110,7 @@ def is_drafting(name: str, config: Config) -> bool:
     return found is not None and config.layers <= int(found[1]) < config.layers + config.drafting
 
 
-def _fits(shape: Shape, expected: Shape) -> bool:
+def fits(shape: Shape, expected: Shape) -> bool:
     """Whether a tensor of this shape is one of the other: either may have further dimensions of 1, if it has
     one other; and of four dimensions those of 1 may be left out."""
     if shape == expected:
@@ -124,7 +134,7 @@ def load_weights(
     be read, or has changed."""
     total = check_tensors(file, config, others)
     devices = Devices.of(backend, config.layers)
-    reader = _Reader.of(file, config, devices.embedding, progress or (lambda done, total: None), total)
+    reader = ModelReader.of(file, config, devices.embedding, progress or (lambda done, total: None), total)
     embedding, layers = reader.matrix("token_embd"), []
     for i, reader.backend in enumerate(devices.layers):
         layers.append(reader.layer(i, partial(devices.ffn_weights, i)))
@@ -147,16 +157,16 @@ def load_weights(
 
 def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
     """One layer's FFN as ``backend`` is given it; errors as in :func:`load_weights`."""
-    return _Reader.of(file, config, backend).ffn(layer)
+    return ModelReader.of(file, config, backend).ffn(layer)
 
 
 def shared_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
     """One layer's shared expert, or its FFN beside the experts; otherwise as :func:`ffn_tensors`."""
     assert config.experts is not None
-    return _Reader.of(file, config, backend).shared(f"blk.{layer}.", config.experts.shared_kind)
+    return ModelReader.of(file, config, backend).shared(f"blk.{layer}.", config.experts.shared_kind)
 
 
-def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
+def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Shapes by name of what the model needs, and of what it may have."""
     d, v = config.dim, config.vocab
     output_norm = _output_norm(config, present)
@@ -183,6 +193,8 @@ def _expected(config: Config, present: Container[str]) -> tuple[dict[str, Shape]
             if config.gated and not config.family.fused_gate:
                 matrices["ffn_gate"] = n, d
             matrices[down] = (n, d) if layout == "by_neuron" else (d, n)
+        if config.normed:
+            required |= config.normed[i].tensors(d, blk)
         required |= shapes[0] | {f"{blk}{name}.weight": shape for name, shape in matrices.items()}
         optional |= shapes[1] | {
             f"{blk}{name}.bias": (d if name == down else shape[0],) for name, shape in matrices.items()
@@ -223,14 +235,14 @@ def _down(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
 
 
 @dataclass
-class _Reader(TensorReader):
+class ModelReader(TensorReader):
     """Reads the parts of a model."""
 
     config: Config = field(kw_only=True)
 
     @classmethod
     def of(cls, file: GGUFFile, config: Config, backend: Backend, *progress: Any) -> Self:
-        required, optional = _expected(config, file.tensors)
+        required, optional = expected_shapes(config, file.tensors)
         centre = config.family.norm == "layer"
         shapes = required | optional
         return cls(
@@ -256,9 +268,10 @@ class _Reader(TensorReader):
             post_norm=None if own else self.own_norm(f"{blk}post_attention_norm"),
             beside=family.parallel,
         )
+        normed = self.config.normed[index].read(self, blk) if self.config.normed else None
         ffn: Block[MixerWeights | FeedForward] = Block(
             norm=between,
-            part=self._feed_forward(index, ffn_weights, late),
+            part=normed or self._feed_forward(index, ffn_weights, late),
             post_norm=self.own_norm(f"{blk}post_ffw_norm"),
         )
         blocks = [ffn, mixer] if family.parallel else [mixer, ffn]

@@ -201,7 +201,7 @@ def sizes_of_file(
         if name not in powerinfer and not is_drafting(name, config)
     }
     always_read, rank = 1.0, 0
-    if config.activation in SPARSE_ACTIVATIONS:
+    if config.whole is None:
         always_read = 1 / (2 + config.gated)  # gates, or ups where there are none
         if predictors is not None:
             with open_gguf(predictors) as beside:
@@ -209,7 +209,7 @@ def sizes_of_file(
                 tensors |= {name: info.nbytes for name, info in beside.tensors.items()}
                 rank = max(info.shape[0] for name, info in beside.tensors.items() if _FIRST.search(name))
             always_read = 0.0
-    dense = config.experts is not None and config.experts.beside
+    dense = bool(config.normed) or (config.experts is not None and config.experts.beside)
     layers = _LayerBytes.of(tensors, config.layers, beside=dense)
     inputs = sum(nbytes for name, nbytes in tensors.items() if _INPUT_TENSOR.match(name))
     embedding, tied = tensors["token_embd.weight"], "output.weight" not in tensors
@@ -254,7 +254,8 @@ class _LayerBytes:
 
     @classmethod
     def of(cls, tensors: dict[str, int], layers: int, *, beside: bool = False) -> "_LayerBytes":
-        """``tensors`` are bytes by name; ``beside``: an ordinary FFN lies beside experts."""
+        """``tensors`` are bytes by name; ``beside``: an ordinary FFN lies beside experts, or it is computed
+        as a mixer is."""
         attention, predictor, ffn = np.zeros((3, layers), np.int64)
         outside = 0
         for name, nbytes in tensors.items():
@@ -274,7 +275,7 @@ class _LayerBytes:
 
 def _ffn_types(file: GGUFFile, *, beside: bool) -> tuple[BlockType, BlockType, BlockType]:
     """Block types of gate, up and down in the first layer that has them; those of experts where an ordinary
-    FFN lies ``beside`` them."""
+    FFN lies ``beside`` them, or is computed as a mixer is."""
     found: dict[str, BlockType] = {}
     for name, info in file.tensors.items():
         if beside and _ORDINARY.search(name):
@@ -310,10 +311,11 @@ def placed_by(config: Config) -> str:
     """Says which parts of a model a placement on two devices may divide, and why no smaller ones."""
     if config.cpu_alone:
         return f"nothing: {config.cpu_alone}"
-    if config.activation in SPARSE_ACTIVATIONS:
+    if config.whole is None:
         return "neurons" if config.experts is None else "neurons inside experts"
     but = f", but in {sum(config.skips)} whose gates are cut" if any(config.skips) else ""
-    return f"{'layers' if config.experts is None else 'experts'}: {config.activation} gives no zeros{but}"
+    why = config.whole if config.normed else f"{config.activation} gives no zeros"
+    return f"{'layers' if config.experts is None else 'experts'}: {why}{but}"
 
 
 def _kv_bytes(mixers: Sequence[MixerShape], positions: int, cache: str) -> Ints:

@@ -12,8 +12,8 @@ from hotcold.model.config import Config
 
 
 def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) -> int:
-    """Bytes of the batch, activations, logits, rope tables and masks of neurons, on one backend; ``split``:
-    with the two mailboxes between the sides of a layer."""
+    """Bytes of the batch, activations, logits, rope tables and masks of neurons, on one backend, and those of
+    the block that guesses tokens; ``split``: with the two mailboxes between the sides of a layer."""
     positions = limits.pages_per_sequence * PAGE
     latent = 2 * config.experts.latent if config.experts else 0
     row = ((7 if split else 3) + config.branches) * config.dim + latent + sum(_room_floats(config))
@@ -24,7 +24,8 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     batch = 4 * (5 * limits.tokens + limits.sequences * (limits.pages_per_sequence + 4) + limits.logits + 4)
     floats = limits.tokens * row + limits.logits * (config.dim + config.vocab)
     floats += positions * sum(rope.dim for rope in config.ropes)
-    return 4 * floats + limits.tokens * masks + batch
+    draft = buffer_bytes(config.draft, limits) if config.draft else 0
+    return 4 * floats + limits.tokens * masks + batch + draft
 
 
 def _room_floats(config: Config) -> list[int]:
@@ -108,6 +109,7 @@ def _shapes(
     """The shapes of steps, one for each kind of mixer."""
     attentions = [each.attention for each in config.mixers]
     widths = {(each.heads, each.kv_heads, each.head_dim) for each in attentions if each} or {(1, 1, 1)}
+    inner = max((each.neurons for each in config.normed), default=0)
     return [
         StepShape(
             limits=limits,
@@ -115,16 +117,17 @@ def _shapes(
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            neurons=max(1, *config.neurons),
+            neurons=max(1, inner, *config.neurons),
             hot=hot,
             types=types,
             gated=config.gated,
             down_layout=config.down_layout,
-            activation=config.activation,
+            activation="none" if config.normed else config.activation,
             rank=rank,
             experts=config.experts.count if config.experts else 1,
             chosen=config.experts.chosen if config.experts else 1,
             shared=config.experts.shared if config.experts else 0,
+            inner=inner,
         )
         for heads, kv_heads, head_dim in widths
     ]

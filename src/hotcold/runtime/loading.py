@@ -14,6 +14,7 @@ from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.kernels.gpu import GPUError, GPUMemoryError
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.model.draft_block import draft_bytes, load_draft, with_draft
 from hotcold.model.kv_cache import slots_of, spare_slots_of
 from hotcold.model.reading import Progress
 from hotcold.model.tokenizer import Tokenizer
@@ -83,7 +84,8 @@ def _load(
     factors, predictor = predictor_names(file), find_predictors(file, named)
     config = Config.from_metadata(file.metadata, file.magic, file.tensors)
     fingerprint = file.fingerprint()
-    weight_bytes = check_tensors(file, config, factors)
+    config, block_note = _with_draft(config, file, options)
+    weight_bytes = check_tensors(file, config, factors) + draft_bytes(file, config)
     mode = choose_mode(options["sparsity"], config, file.path, predictor, fingerprint)
     limits, context, chunk = _limits(config, options)
     tokenizer = Tokenizer.from_metadata(file.metadata)
@@ -107,6 +109,9 @@ def _load(
     model = ToLoad(file, config, options, limits, pages, slots, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors, shelves)
     decision, devices, weights = _read_where_it_fits(reading)
+    if config.draft and not weights.draft:
+        config = replace(config, draft=None)
+        block_note = "the block that guesses tokens is left out: it runs on the CPU alone"
     sampling, sampling_notes = sampling_of_file(file.metadata)
     draft, draft_note = _load_draft(drafts, options, min(context, its_context)) if drafts else (None, "")
     plain = {key: value for key, value in file.metadata.items() if isinstance(value, str | int | float)}
@@ -136,6 +141,7 @@ def _load(
             *decision.notes,
             *([] if shelves is None else [str(shelves)]),
             *([draft_note] if draft else []),
+            *([block_note] if block_note else []),
         ),
         on_gpus=decision.on_gpus,
         shelves=shelves,
@@ -144,6 +150,15 @@ def _load(
         draft_max=options["draft_max"],
         draft=draft,
     )
+
+
+def _with_draft(config: Config, file: GGUFFile, options: LoadOptions) -> tuple[Config, str]:
+    """The configuration with the file's block that guesses tokens, where it is to be used; or why not."""
+    if not options["draft_max"] or options["draft"] is not None:
+        return config, ""
+    if config.drafting and options["ram_budget"] is not None:
+        return config, "no block guesses tokens: it would take memory of `ram_budget`"
+    return with_draft(config, file.tensors)
 
 
 def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Shelves:
@@ -215,17 +230,21 @@ class _Reading:
             devices = self.shelves.devices(devices, model.file.path.name)
         if "output.weight" not in tensors and devices.head is not devices.embedding:
             weight_bytes += tensors["token_embd.weight"].nbytes  # each of the two has the table
+        config = replace(model.config, draft=None) if devices.gpus else model.config
         check_memory(
             weight_bytes,
             model.options["cache_type"],
-            model.config,
+            config,
             model.limits,
             model.pages,
             model.slots,
             devices,
             decision.on_gpus,
         )
-        return devices, load_weights(model.file, model.config, devices, self.progress, self.factors)
+        weights = load_weights(model.file, config, devices, self.progress, self.factors)
+        if config.draft:
+            weights = replace(weights, draft=load_draft(model.file, config, devices.head, weights))
+        return devices, weights
 
 
 def _read_where_it_fits(reading: _Reading) -> tuple[Decision, Devices, Weights]:

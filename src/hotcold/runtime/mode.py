@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.model.config import Config
 from hotcold.runtime.options import SPARSITY_MODES, LoadError
 from hotcold.sparse.predictor import PredictorFacts, check_predictors
@@ -26,21 +25,20 @@ def choose_mode(
     ``model``'s own. UserError: the model cannot run in that mode, or the predictors are not right."""
     if requested not in SPARSITY_MODES:
         raise LoadError(f"sparsity {requested!r}: choose from {', '.join(SPARSITY_MODES)}")
-    activation = config.activation
     if requested == "off":
         return SparsityMode("off")
-    if activation not in SPARSE_ACTIVATIONS and any(config.skips):
+    if config.whole and any(config.skips):
         if requested == "predicted":
             seen = "`sparsity=predicted`: in this model all gates of a token decide which are 0"
             raise LoadError(f"{seen}, so none can be predicted alone: use exact, off or auto")
         some = f"{sum(config.skips)} of {config.layers} layers"
         return SparsityMode("exact", (f"zeros are skipped in {some}, whose gates are cut",))
-    if activation not in SPARSE_ACTIVATIONS:
+    if config.whole:
         if requested == "auto":
             whole = ", so chosen experts are computed whole" if config.experts else ""
-            seen = f"sparsity auto is off: activation {activation} gives no zeros"
+            seen = f"sparsity auto is off: {config.whole}"
             return SparsityMode("off", (seen + whole,))
-        seen = f"`sparsity={requested}`: activation {activation} gives no zeros"
+        seen = f"`sparsity={requested}`: {config.whole}"
         raise LoadError(f"{seen}, so no neuron can be left out: use off or auto")
     if requested == "exact":
         return SparsityMode("exact")

@@ -27,6 +27,7 @@ from hotcold.kernels.backend import (
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.model.draft_block import DraftBlock
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.layer import AnyFFN
 from hotcold.model.tokenizer import Tokenizer
@@ -90,6 +91,7 @@ class Session:
         ffns = wrap([*self._ffns])
         of_model = config, model.weights, devices
         self.transformer = Transformer(*of_model, ffns, limits, self.state, self._shared)
+        self.draft_block = self._make_draft_block()  #: that guesses tokens; None where there is none
         # Rows that a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
         if mode.name == "off" and config.experts is None:
@@ -224,6 +226,16 @@ class Session:
         )
         return ffns, sides
 
+    def _make_draft_block(self) -> DraftBlock | None:
+        model, config = self.model, self.model.config.draft
+        weights = model.weights.draft
+        if config is None or weights is None:
+            return None
+        mode = "exact" if all(config.skips) else "off"
+        layers = [layer.ffn for layer in weights.layers]
+        ffns = make_ffns(model.backend, layers, model.limits.tokens, mode=mode, count=False)
+        return DraftBlock(self.transformer, model.config, model.weights, ffns, model.pages, model.cache_type)
+
     def read_whole(self) -> Iterator[tuple[str, Backend, int]]:
         """The weights that every step reads whole, norms excepted: kind, the backend that reads them, and
         bytes, for each layer, then the head, and what gives layers values of each token."""
@@ -262,7 +274,7 @@ class Session:
             neurons=config.neurons,
             dim=config.dim,
             row_bytes=tuple(_row_bytes(layer.ffn) for layer in weights.layers),
-            kv_bytes=config.page_bytes(self.model.cache_type) // PAGE,
+            kv_bytes=sum(each.page_bytes(self.model.cache_type) for each in config.mixers) // PAGE,
             state_bytes=2 * config.slot_bytes,
             shared_row_bytes=tuple(
                 _row_bytes(layer.shared.ffn) if layer.shared else (0, 0, 0, 0) for layer in weights.layers

@@ -117,9 +117,9 @@ def profile(
     with open_gguf(file_of(source)) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         name, fingerprint = file.path.stem, file.fingerprint()
-    if config.activation not in SPARSE_ACTIVATIONS and (config.experts is None or text is None):
+    if config.whole and (config.experts is None or text is None):
         allowed = ", ".join(SPARSE_ACTIVATIONS)
-        raise UserError(f"activation {config.activation} gives no zeros: {allowed} can be profiled")
+        raise UserError(f"{config.whole}: {allowed} can be profiled")
     if text is None:
         assert counts is not None
         firing = import_counts(Path(counts), config.neurons, tokens)
@@ -128,7 +128,7 @@ def profile(
     else:
         words = text_of(text)
         options = {"threads": threads, "cache_type": cache_type, "backend": backend}
-        mode = "exact" if config.activation in SPARSE_ACTIVATIONS else "off"
+        mode = "off" if config.whole else "exact"
         firings, setup = _count(source, mode, words, tokens, context, options, progress)
         origin = f"{text.name if isinstance(text, Path) else 'a text'}, {firings.tokens} tokens"
         columns = _skew(firings.firing) | firings.figures()

@@ -8,7 +8,7 @@ from hotcold.runtime.session import Session
 from hotcold.sparse.ffn import SplitWeights
 
 #: Kinds of memory, in the order in which they are shown.
-KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "buffers", "states")
+KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "buffers", "states", "draft")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class MemoryUse:
 
 def memory_use(session: Session) -> tuple[MemoryUse, ...]:
     """The memory in use: weights, keys, values and states as allocated; ``buffers`` of steps as planned. A
-    model without states has none of them."""
+    model without states has none of them; ``draft`` is a block that guesses tokens, with its keys and values,
+    where there is one."""
     model = session.model
     config, weights, devices = model.config, model.weights, model.devices
     hot: dict[str, int] = {}
@@ -49,10 +50,14 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
     add("embedding", devices.embedding, weights.embedding.nbytes)
     if weights.inputs is not None:
         add("embedding", devices.embedding, weights.inputs.table_bytes)
+    if weights.draft is not None and config.draft is not None:
+        add("draft", model.backend, weights.draft.own_bytes(weights))
+        add("draft", model.backend, session.cache.pages * config.draft.page_bytes(model.cache_type))
     backends = set(devices.parts)
     needed = buffer_bytes(config, model.limits, split=len(backends) > 1) + scratch_bytes(config, model.limits)
     planned = {gpu: has.nbytes["buffers"] for gpu, has in zip(model.gpus, model.on_gpus, strict=False)}
     for each in backends:
         add("buffers", each, planned.get(each, needed))
-    kinds = (kind for kind in KINDS if kind != "states" or session.slots)
+    absent = {"states": session.slots is None, "draft": weights.draft is None}
+    kinds = (kind for kind in KINDS if not absent.get(kind))
     return tuple(MemoryUse(kind, hot.get(kind, 0), cold.get(kind, 0)) for kind in kinds)

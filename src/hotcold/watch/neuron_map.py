@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels.backend import PAGE, SPARSE_ACTIVATIONS, mask_bits
+from hotcold.kernels.backend import PAGE, mask_bits
 from hotcold.placement.profiles import read_profile
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.placement.split import SplitDevices
@@ -107,7 +107,7 @@ class NeuronMap:
 
 def gives_zeros(model: LoadedModel) -> bool:
     """Whether some neurons do not fire."""
-    return model.config.activation in SPARSE_ACTIVATIONS
+    return model.config.whole is None
 
 
 def cell_sizes(kinds: Sequence[Sequence[int]]) -> tuple[list[list[Ints]], int]:

@@ -37,7 +37,7 @@ def _program_bytes(shape: StepShape, limits: BatchLimits, rows: int) -> int:
     ops = [linear_scratch_bytes(limits.logits, shape.dim)]
     if shape.hot is not None:
         decode, inner = min(rows, limits.decode), shape.heads * shape.head_dim
-        ops.append(linear_scratch_bytes(rows, max(shape.dim, inner)))
+        ops.append(linear_scratch_bytes(rows, max(shape.dim, inner, shape.inner)))
         ops.append(attention_scratch_bytes(limits, rows, shape.heads, shape.kv_heads, shape.head_dim))
         if shape.experts > 1:
             ops.append(aligned(4 * rows * shape.experts) + aligned(linear_scratch_bytes(rows, shape.dim)))

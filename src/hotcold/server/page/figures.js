@@ -2,7 +2,7 @@
 
 const NAMES = {
   neurons: "neurons", attention: "attention", predictor: "predictors", head: "head", embedding: "embedding",
-  kv: "keys and values", states: "states", buffers: "buffers",
+  kv: "keys and values", states: "states", draft: "guesses", buffers: "buffers",
 };
 const $ = (id) => document.getElementById(id);
 

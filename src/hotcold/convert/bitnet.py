@@ -1,0 +1,133 @@
+"""Converts BitNet b1.58 (arXiv 2402.17764): its matrices are -1, 0 and 1, times a factor of each.
+
+Checkpoints hold these, four in a byte, or the weights of training, which each step rounds to them; both
+become blocks of TQ2_0. A checkpoint that says nothing of this keeps its weights as they are."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from hotcold.convert.adapting import Facts, refuse_others
+from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.settings import ConvertError, Settings
+from hotcold.convert.source import Source, check_shape, loaded
+from hotcold.convert.tensor_files import Array
+from hotcold.formats.blocks import Tensor, block_type
+
+_PACKED = 4  # ternary numbers in a byte
+_BLOCK = 256  # weights of TQ2_0
+#: Names, and the shape in letters of ``metadata.dimensions``.
+_MATRICES = (
+    ("self_attn.q_proj", "attn_q", "QD"),
+    ("self_attn.k_proj", "attn_k", "KD"),
+    ("self_attn.v_proj", "attn_v", "KD"),
+    ("self_attn.o_proj", "attn_output", "DQ"),
+    ("mlp.gate_proj", "ffn_gate", "ND"),
+    ("mlp.up_proj", "ffn_up", "ND"),
+    ("mlp.down_proj", "ffn_down", "DN"),
+)
+_NORMS = (("self_attn.attn_sub_norm", "attn_sub_norm", "Q"), ("mlp.ffn_sub_norm", "ffn_sub_norm", "N"))
+
+
+def bitnet(config: Settings) -> Facts:
+    refuse_others(config, attention_bias=False)
+    facts: Facts = {
+        "hidden_act": config.text("hidden_act", "relu2"),
+        "rms_norm_eps": config.number("rms_norm_eps", 1e-5),
+        "rope_theta": config.number("rope_theta", 500000.0),
+    }
+    if "quantization_config" in config:
+        facts |= {"quantization_config": None, "ternary": _kind(config.section("quantization_config"))}
+    return facts
+
+
+def _kind(stored: Settings) -> str:
+    """How matrices are stored: to be rounded (``online``), or packed with a factor or its inverse."""
+    if stored.text("quant_method", "") != "bitnet":
+        raise stored.error("quant_method", "bitnet")
+    refuse_others(stored, use_rms_norm=False)
+    others = stored.values.get("modules_to_not_convert")
+    if others not in (None, [], ["lm_head"]):
+        raise stored.error("modules_to_not_convert", "null or ['lm_head']")
+    mode, kind = stored.text("quantization_mode", "offline"), stored.text("linear_class", "bitlinear")
+    if kind not in ("bitlinear", "autobitlinear"):
+        raise stored.error("linear_class", "bitlinear or autobitlinear")
+    if mode not in ("online", "offline") or (mode == "online" and kind == "bitlinear"):
+        raise stored.error(
+            "quantization_mode", "offline" + ", or online with autobitlinear" * (mode != "offline")
+        )
+    if mode == "online":
+        return mode
+    return "factor" if kind == "autobitlinear" else "inverse"
+
+
+def layer_tensors(
+    checkpoint: Checkpoint, layer: int, sizes: Mapping[str, int], down_layout: str
+) -> list[Source]:
+    """A layer's matrices, and the norms inside it."""
+    hf, blk, found = f"model.layers.{layer}.", f"blk.{layer}.", []
+    for origin, target, letters in _MATRICES:
+        shape = sizes[letters[0]], sizes[letters[1]]
+        names = f"{blk}{target}.weight", f"{hf}{origin}.weight"
+        if "ternary" in checkpoint.config:
+            found.append(_ternary(checkpoint, *names, shape))
+        else:
+            found.append(loaded(checkpoint, names[0], [names[1]], shape))
+    for origin, target, letter in _NORMS:
+        found.append(loaded(checkpoint, f"{blk}{target}.weight", [f"{hf}{origin}.weight"], (sizes[letter],)))
+    return found
+
+
+def _ternary(checkpoint: Checkpoint, target: str, origin: str, shape: tuple[int, int]) -> Source:
+    kind, origins = checkpoint.config.text("ternary"), [origin]
+    if kind == "online":
+        check_shape(checkpoint, origin, shape)
+        load = partial(_rounded, checkpoint, origin)
+    else:
+        origins.append(f"{origin}_scale")
+        if shape[0] % _PACKED:
+            raise ConvertError(f"tensor {origin!r} packs rows by {_PACKED}: config.json implies {shape[0]}")
+        check_shape(checkpoint, origin, (shape[0] // _PACKED, shape[1]))
+        check_shape(checkpoint, origins[1], (1,))
+        load = partial(_unpacked, checkpoint, origins[0], origins[1], kind == "inverse")
+    whole = shape[1] % _BLOCK == 0
+
+    def read() -> Array | Tensor:
+        codes, factor = load()
+        if whole:
+            return Tensor(block_type("TQ2_0"), shape, pack_tq2_0(codes, factor))
+        return np.float32(factor) * (codes.astype(np.float32) - 1)
+
+    return Source(target, shape, tuple(origins), read, "TQ2_0" if whole else None)
+
+
+def _rounded(checkpoint: Checkpoint, name: str) -> tuple[Array, float]:
+    """Codes 0, 1 and 2 of the weights, which stand for -1, 0 and 1, and their factor: the mean of all
+    magnitudes."""
+    values = checkpoint.load(name).astype(np.float32)
+    factor = max(float(np.abs(values).mean(dtype=np.float64)), 1e-5)
+    return (np.clip(np.round(values * np.float32(1 / factor)), -1, 1) + 1).astype(np.uint8), factor
+
+
+def _unpacked(checkpoint: Checkpoint, name: str, scale: str, inverse: bool) -> tuple[Array, float]:
+    """The same of packed ones: row r's quarter of all rows says which two bits of a byte it has."""
+    packed, factor = checkpoint.load_bytes(name), float(checkpoint.load(scale)[0])
+    codes = np.concatenate([packed >> 2 * quarter & 3 for quarter in range(_PACKED)])
+    if codes.max(initial=0) > 2:
+        raise ConvertError(f"tensor {name!r} holds a code of 3: 0, 1 and 2 are -1, 0 and 1")
+    if inverse:
+        if not factor:
+            raise ConvertError(f"tensor {scale!r} is 0: weights are divided by it")
+        factor = 1 / factor
+    return codes, factor
+
+
+def pack_tq2_0(codes: Array, factor: float) -> Array:
+    """Rows of TQ2_0 from codes ``[rows, columns]``. Byte m of a half block has codes m, m + 32, m + 64 and
+    m + 96 of that half, the first in its lowest bits."""
+    rows, columns = codes.shape
+    parts = codes.reshape(rows, columns // _BLOCK, 2, 4, 32)
+    packed = sum(parts[..., part, :] << 2 * part for part in range(4)).reshape(rows, -1, 64)
+    scale = np.full((rows, columns // _BLOCK, 1), factor, "<f2").view(np.uint8)
+    return np.concatenate([packed, scale], axis=-1).reshape(rows, -1)

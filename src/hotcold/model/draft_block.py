@@ -1,0 +1,192 @@
+"""The block of a file that guesses tokens: multi-token prediction (DeepSeek-V3, arXiv 2412.19437).
+
+To guess the token at position i + 2 it reads the model's hidden row of position i, after the last norm, and
+the embedding of the token at position i + 1, each with a norm of its own. One matrix makes a row of both, a
+layer like those of the model changes it, with keys and values of its own at position i, and after a norm the
+head gives logits. What that norm gave is the hidden row for the guess after that.
+
+Names are llama.cpp's: the block follows the last layer, ``nextn.eh_proj`` is the matrix, of columns for the
+embedding and then for the hidden row, ``enorm`` and ``hnorm`` are the norms of the two, and
+``shared_head_norm`` is the last one. An embedding (``embed_tokens``) and a head (``shared_head_head``) may be
+there, too; without them, and without the last norm, it has the model's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hotcold.formats.blocks import BlockTypeError, block_type
+from hotcold.formats.gguf import GGUFFile, TensorInfo
+from hotcold.kernels.backend import Backend, Floats
+from hotcold.model.config import Config
+from hotcold.model.hidden_input import HiddenInput
+from hotcold.model.kv_cache import SequenceState
+from hotcold.model.layer import AnyFFN
+from hotcold.model.mixer import NO_MIXER
+from hotcold.model.reading import Progress, Shape
+from hotcold.model.transformer import Transformer
+from hotcold.model.weights import ModelReader, Weights, expected_shapes, fits
+
+
+def with_draft(config: Config, tensors: Mapping[str, TensorInfo]) -> tuple[Config, str]:
+    """The configuration with the block that guesses tokens; or as it was, and why, where a file has blocks
+    that are not computed. Of several blocks the first is used for each token."""
+    if not config.drafting:
+        return config, ""
+    if not config.family.drafts:
+        return config, f"blocks that guess tokens are not computed in {config.architecture} models"
+    whole = _with_block(config, tensors)
+    if whole is None:
+        return config, f"blk.{config.layers} guesses tokens, and has no FFN like those of other layers"
+    if wrong := _wrong(whole, tensors):
+        return config, f"blk.{config.layers} guesses tokens, and is left out: {wrong}"
+    block = replace(
+        whole,
+        layers=1,
+        mixers=whole.mixers[-1:],
+        neurons=whole.neurons[-1:],
+        dense_layers=frozenset({0} if config.layers in whole.dense_layers else ()),
+        drafting=0,
+        reads_hidden=True,
+        notes=(),
+    )
+    return replace(config, draft=block), ""
+
+
+def _with_block(config: Config, tensors: Mapping[str, TensorInfo]) -> Config | None:
+    """The configuration with the block as one layer more; None where nothing says what it has."""
+    i, blk = config.layers, f"blk.{config.layers}."
+    mixer = next((each for each in config.mixers[::-1] if each is not NO_MIXER and not each.slot_bytes), None)
+    routed, up = f"{blk}ffn_gate_inp.weight" in tensors, tensors.get(f"{blk}ffn_up.weight")
+    if mixer is None or mixer.pages_of is not None:
+        return None
+    if config.experts and routed:
+        neurons, dense = config.experts.count * config.experts.neurons, config.dense_layers
+    elif up is not None:
+        neurons, dense = up.shape[0] >> config.family.fused_gate, config.dense_layers | {i}
+    else:
+        return None
+    return replace(
+        config,
+        layers=i + 1,
+        cuts=(),
+        mixers=(*config.mixers, mixer),
+        neurons=(*config.neurons, neurons),
+        dense_layers=dense if config.experts else frozenset(),
+    )
+
+
+def _shapes(whole: Config, present: Mapping[str, TensorInfo]) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Shapes by name of the block's tensors: those needed, and those that it may have."""
+    d, v, blk = whole.dim, whole.vocab, f"blk.{whole.layers - 1}."
+    needed, more = (
+        {name: shape for name, shape in shapes.items() if name.startswith(blk)}
+        for shapes in expected_shapes(whole, present)
+    )
+    needed |= {f"{blk}nextn.{name}.weight": (d,) for name in ("enorm", "hnorm")}
+    needed[f"{blk}nextn.eh_proj.weight"] = d, 2 * d
+    more |= {f"{blk}nextn.{name}.weight": (v, d) for name in ("embed_tokens", "shared_head_head")}
+    more[f"{blk}nextn.shared_head_norm.weight"] = (d,)
+    return needed, more
+
+
+def _wrong(whole: Config, tensors: Mapping[str, TensorInfo]) -> str:
+    """Says what of the block's tensors is not as it should be; empty where nothing is."""
+    blk = f"blk.{whole.layers - 1}."
+    needed, more = _shapes(whole, tensors)
+    if missing := [name for name in needed if name not in tensors]:
+        return f"tensor {missing[0]} is missing"
+    for name, info in tensors.items():
+        if not name.startswith(blk):
+            continue
+        shape = needed.get(name) or more.get(name)
+        if shape is None:
+            return f"tensor {name} has no place in it"
+        if not fits(info.shape, shape):
+            return f"tensor {name} has shape {info.shape}, not {shape}"
+        try:
+            block_type(info.type)
+        except BlockTypeError as error:
+            return f"tensor {name}: {error}"
+    joined = tensors[f"{blk}nextn.eh_proj.weight"].type
+    if whole.dim % joined.weights:
+        return f"blocks of {joined.name} do not end where its halves meet"
+    return ""
+
+
+def draft_bytes(file: GGUFFile, config: Config) -> int:
+    """Bytes of the tensors of a configuration's block that guesses tokens."""
+    blk = f"blk.{config.layers}."
+    return sum(info.nbytes for name, info in file.tensors.items() if name.startswith(blk) and config.draft)
+
+
+def load_draft(
+    file: GGUFFile, config: Config, backend: Backend, model: Weights, progress: Progress | None = None
+) -> Weights:
+    """Reads the block of a configuration that has one, as a model of one layer; it shares with ``model`` what
+    it has not of its own. Errors as in :func:`load_weights`."""
+    whole = _with_block(config, file.tensors)
+    assert whole is not None
+    nextn, total = f"blk.{config.layers}.nextn.", draft_bytes(file, config)
+    reader = ModelReader.of(file, whole, backend, progress or (lambda done, total: None), total)
+    layer = reader.layer(config.layers, backend.ffn_weights)
+    joined = file.load(f"{nextn}eh_proj.weight")
+    blocks = np.arange(2 * config.dim // joined.type.weights).reshape(2, -1)
+    of_token, of_hidden = (backend.matrix(joined.take_columns(half)) for half in blocks)
+    reader.count(joined)
+    token_norm, hidden_norm = (reader.norm(f"{nextn}{name}") for name in ("enorm", "hnorm"))
+    own = {name: f"{nextn}{name}.weight" in file.tensors for name in ("embed_tokens", "shared_head_head")}
+    return Weights(
+        embedding=reader.matrix(f"{nextn}embed_tokens") if own["embed_tokens"] else model.embedding,
+        layers=(layer,),
+        norm=reader.own_norm(f"{nextn}shared_head_norm") or model.norm,
+        head=reader.matrix(f"{nextn}shared_head_head") if own["shared_head_head"] else model.head,
+        rope_factors=model.rope_factors,
+        norm_values=reader.norm_values,
+        hidden=HiddenInput(config.dim, token_norm, hidden_norm, of_token, of_hidden),
+    )
+
+
+class DraftBlock:
+    """The block, beside a model on one backend: it reads the rows of the model's last step, and guesses.
+
+    Its keys and values lie in pages of their own, which have the numbers of the model's, so whoever finds a
+    page again finds both. What a page has for its last position belongs to the token that came after it when
+    it was written: where another one follows, guesses there are a little worse, and nothing else is."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        config: Config,
+        weights: Weights,
+        ffns: Sequence[AnyFFN],
+        pages: int,
+        type: str,
+    ) -> None:
+        """``config`` and ``weights`` are the model's, ``pages`` those of its cache, of this type."""
+        assert config.draft is not None and weights.draft is not None and weights.draft.hidden is not None
+        ops, limits = model.head, model.batch.limits
+        state = SequenceState(ops, config.draft, pages, type)
+        self._ops, self._own = ops, Transformer(config.draft, weights.draft, ops, ffns, limits, state)
+        self.batch = self._own.batch  #: of the next step
+        self._take = model.record_normed(self._own.hidden)
+        self._body, self._head = self._own.record_parts(ffns, [range(2), range(2, 3)])
+
+    def read(self) -> None:
+        """Reads the rows that :attr:`batch` describes, which are those of the model's last step: row for row,
+        each with the token that follows it."""
+        self._take.run()
+        self._body.run()
+
+    def read_own(self, rows: Sequence[int]) -> None:
+        """Reads rows that :attr:`batch` describes, of guessed tokens; ``rows`` are, for each, the row of
+        logits that the token was guessed by."""
+        hidden = self._own.read_hidden(0, max(rows) + 1)[rows]
+        self._ops.write(self._own.hidden, hidden)
+        self._body.run()
+
+    def logits(self) -> Floats:
+        """Computes the logits of the batch's rows that are to have some, ``[R, V]``; valid until the next
+        step."""
+        self._head.run()
+        return self._own.read_logits(0, self.batch.n_logits)

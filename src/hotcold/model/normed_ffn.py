@@ -1,0 +1,94 @@
+"""Computes an FFN whose neurons are normalised before down (BitNet b1.58, arXiv 2402.17764).
+
+The norm's mean is over all neurons of a token, so the FFN is computed whole, of ops that mixers have, too."""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
+from hotcold.model.keys import Keys, ModelError
+from hotcold.model.reading import Shape, TensorReader
+from hotcold.model.side import Mixer, Side
+
+#: Activations that are computed. Published models have the first; those before them the second.
+ACTIVATIONS = ("relu2", "silu")
+#: The rotary base of the models with the first, where a file does not say its activation.
+_BASE = 500000.0
+
+
+def read_activation(keys: Keys) -> tuple[str, tuple[str, ...]]:
+    """Reads the activation of a file without our own key for it, and notes on how that was found."""
+    if "hidden_activation" in keys:
+        return keys.choice("hidden_activation", ACTIVATIONS, ACTIVATIONS[0]), ()
+    base = keys.number("rope.freq_base", 0, 1e12, default=10000.0)
+    found = ACTIVATIONS[base != _BASE]
+    return found, (f"the file does not say its activation: {found} goes with a rotary base of {base:g}",)
+
+
+@dataclass(frozen=True)
+class NormedFFN:
+    """One layer's: ``down(norm(act(gate(x)) * up(x)))``."""
+
+    neurons: int
+    activation: str  #: one of :data:`ACTIVATIONS`
+
+    @property
+    def rooms(self) -> dict[str, Shape]:
+        """Names and shapes of a row, in :meth:`Side.room`."""
+        return dict.fromkeys(("gates", "neurons"), (self.neurons,))
+
+    def tensors(self, dim: int, blk: str) -> dict[str, Shape]:
+        """Shapes by name of the tensors that a layer needs."""
+        n = self.neurons
+        shapes: dict[str, Shape] = {"gate": (n, dim), "up": (n, dim), "down": (dim, n), "sub_norm": (n,)}
+        return {f"{blk}ffn_{part}.weight": shape for part, shape in shapes.items()}
+
+    def read(self, reader: TensorReader, blk: str) -> "NormedWeights":
+        """Reads a layer's; errors as in :func:`load_weights`."""
+        gate, up, down = (reader.matrix(f"{blk}ffn_{part}") for part in ("gate", "up", "down"))
+        return NormedWeights(self, gate, up, down, reader.norm(f"{blk}ffn_sub_norm"))
+
+
+def read_normed(neurons: Sequence[int], activation: str, down_layout: str) -> tuple[NormedFFN, ...]:
+    """Makes the shapes of all layers."""
+    for key, value, allowed in (
+        ("activation", activation, ACTIVATIONS),
+        ("down_layout", down_layout, ("by_output",)),
+    ):
+        if value not in allowed:
+            needed = f"with a norm before down {' or '.join(allowed)} is needed"
+            raise ModelError(f"hotcold.ffn.{key} is {value}: {needed}")
+    return tuple(NormedFFN(n, activation) for n in neurons)
+
+
+@dataclass(frozen=True)
+class NormedWeights:
+    shape: NormedFFN
+    gate: Matrix  # (N, D)
+    up: Matrix  # (N, D)
+    down: Matrix  # (D, N)
+    norm: Norm  # over N
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        return [self.gate, self.up, self.down]
+
+    def names(self, blk: str, present: Container[str]) -> list[str]:
+        return [f"{blk}ffn_{part}.weight" for part in ("gate", "up", "down")]
+
+    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+        """Makes what computes it on a backend; it keeps nothing in ``state``."""
+        ops, shape = side.ops, self.shape
+        gates, neurons = (side.room(name, *row) for name, row in shape.rooms.items())
+
+        def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+            ops.linear(read, [self.gate, self.up], batch, [gates, neurons])
+            if shape.activation == "relu2":  # relu(g)^2 is relu(g) twice
+                ops.multiply(neurons, gates, batch, neurons, activation="relu")
+                ops.multiply(neurons, gates, batch, neurons, activation="relu")
+            else:
+                ops.multiply(neurons, gates, batch, neurons, activation=shape.activation)
+            ops.norm(neurons, self.norm, batch, neurons)
+            ops.linear(neurons, [self.down], batch, [out], accumulate=add)
+
+        return feed_forward

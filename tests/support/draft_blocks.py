@@ -1,0 +1,127 @@
+"""Files with a block that guesses tokens, and what it must guess.
+
+A block's layer is one of the model's layers, with other numbers; the truth about it is a model of that one
+layer whose embeddings are the block's first rows, which NumPy makes. Models are held to transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from support.changed_models import changed
+from support.runner import Runner
+
+from hotcold.formats.blocks import Tensor, quantise
+from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.kernels.backend import Backend
+
+Floats = npt.NDArray[np.float32]
+
+
+def matrix(values: npt.NDArray[np.floating[Any]]) -> Tensor:
+    return quantise(values.astype(np.float32), "F32")
+
+
+def with_block(path: Path, out: Path, source: int, *, own: Sequence[str] = (), seed: int = 0) -> Path:
+    """A copy of a file with a block like its layer ``source``; ``own`` of ``embed_tokens``,
+    ``shared_head_head`` and ``shared_head_norm`` are there, too."""
+    random = np.random.default_rng(seed)
+    tensors: dict[str, Tensor | None] = {}
+    with open_gguf(path) as file:
+        arch, vocab_dim = file.metadata["general.architecture"], file.tensors["token_embd.weight"].shape
+        layers = int(file.metadata[f"{arch}.block_count"])
+        blk = f"blk.{layers}."
+        for name in file.tensors:
+            if name.startswith(f"blk.{source}."):
+                values = file.load(name).dequantise()
+                mixed = random.permutation(values.reshape(-1)).reshape(values.shape)
+                tensors[name.replace(f"blk.{source}.", blk)] = matrix(mixed)
+        metadata = file.metadata
+    vocab, dim = vocab_dim
+    tensors[f"{blk}nextn.eh_proj.weight"] = matrix(random.standard_normal((dim, 2 * dim)) * dim**-0.5)
+    for name in ("enorm", "hnorm", *(["shared_head_norm"] if "shared_head_norm" in own else [])):
+        tensors[f"{blk}nextn.{name}.weight"] = matrix(1 + 0.2 * random.standard_normal(dim))
+    for name in {"embed_tokens", "shared_head_head"} & {*own}:
+        tensors[f"{blk}nextn.{name}.weight"] = matrix(random.standard_normal((vocab, dim)))
+    keys: dict[str, Any] = {f"{arch}.block_count": layers + 1, f"{arch}.nextn_predict_layers": 1}
+    name = f"{arch}.attention.recurrent_layers"
+    if name in metadata:
+        keys[name] = [*map(bool, metadata[name]), False]
+    return changed(path, out, keys, tensors)
+
+
+def knowing_block(path: Path, out: Path, source: int) -> Path:
+    """A copy of a file whose next token depends on the last one alone, with a block that always knows it."""
+    blocked = with_block(path, out, source)
+    tensors: dict[str, Tensor | None] = {}
+    with open_gguf(blocked) as file:
+        arch, dim = file.metadata["general.architecture"], file.tensors["token_embd.weight"].shape[1]
+        for name, info in file.tensors.items():
+            if name.endswith(("attn_output.weight", "ffn_down.weight", "ssm_out.weight")):
+                tensors[name] = matrix(np.zeros(info.shape))
+        nextn = f"blk.{int(file.metadata[f'{arch}.block_count']) - 1}.nextn."
+    tensors[f"{nextn}eh_proj.weight"] = matrix(np.eye(dim, 2 * dim))
+    tensors[f"{nextn}enorm.weight"] = matrix(np.ones(dim))
+    return changed(blocked, out, {}, tensors)
+
+
+class Truth:
+    """Computes what the block of a file says after a text, given the model's hidden rows."""
+
+    def __init__(self, path: Path, folder: Path, backend: Backend) -> None:
+        self._folder, self._backend = folder, backend
+        with open_gguf(path) as file:
+            metadata = dict(file.metadata)
+            self._arch = arch = metadata["general.architecture"]
+            self._eps = float(metadata[f"{arch}.attention.layer_norm_rms_epsilon"])
+            blk = f"blk.{int(metadata[f'{arch}.block_count']) - 1}."
+            nextn = f"{blk}nextn."
+            of_layer = {name: file.load(name) for name in file.tensors if name.startswith(blk)}
+            ends = {name: file.load(name) for name in file.tensors if not name.startswith("blk.")}
+        own = {name.removeprefix(nextn): of_layer.pop(name) for name in [*of_layer] if name.startswith(nextn)}
+        self._own = {name.removesuffix(".weight"): each.dequantise() for name, each in own.items()}
+        self._embedding = own.get("embed_tokens.weight", ends["token_embd.weight"]).dequantise()
+        head = own.get("shared_head_head.weight") or ends.get("output.weight") or ends["token_embd.weight"]
+        norm = own.get("shared_head_norm.weight") or ends["output_norm.weight"]
+        layer = {name.replace(blk, "blk.0."): each for name, each in of_layer.items()}
+        self._tensors = {**ends, **layer, "output.weight": head, "output_norm.weight": norm}
+        metadata[f"{arch}.block_count"] = 1
+        for key, value in ("nextn_predict_layers", 0), ("leading_dense_block_count", 0):
+            metadata[f"{arch}.{key}"] = value
+        if f"{arch}.ssm.state_size" in metadata:
+            metadata[f"{arch}.attention.recurrent_layers"] = [False]
+        for key, value in metadata.items():  # one number for each layer
+            if isinstance(value, np.ndarray) and key.startswith(f"{arch}.") and "sections" not in key:
+                metadata[key] = value[-1:] if value[-1] else value[value > 0][:1]
+        self._metadata = {key: each for key, each in metadata.items() if not key.startswith("tokenizer.")}
+
+    def logits(self, hidden: Floats, tokens: Sequence[int], more: int = 0) -> Floats:
+        """``hidden`` ``[T, D]`` are the model's rows, ``tokens`` those that follow each; returns logits
+        ``[1 + more, V]`` for the tokens after, of which the block reads its own likeliest ones."""
+        rows = self._first_rows(hidden, tokens)
+        runner, found = self._run(rows)
+        for _ in range(more):
+            own = runner.transformer.read_hidden(len(rows) - 1, len(rows))
+            rows = np.vstack([rows, self._first_rows(own, [int(found[-1].argmax())])])
+            runner, found = self._run(rows)
+        return found[len(tokens) - 1 :]
+
+    def _first_rows(self, hidden: Floats, tokens: Sequence[int]) -> Floats:
+        of_tokens = self._rms(self._embedding[[*tokens]]) * self._own["enorm"]
+        of_hidden = self._rms(hidden) * self._own["hnorm"]
+        return (np.hstack([of_tokens, of_hidden]) @ self._own["eh_proj"].T).astype(np.float32)
+
+    def _rms(self, x: Floats) -> npt.NDArray[np.float64]:
+        return x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + self._eps)
+
+    def _run(self, rows: Floats) -> tuple[Runner, Floats]:
+        """A model of one layer whose token i has the row i; its vocabulary is as large as before."""
+        table = np.zeros_like(self._embedding)
+        table[: len(rows)] = rows
+        path = self._folder / "one-layer.gguf"
+        write_gguf(path, self._metadata, {**self._tensors, "token_embd.weight": matrix(table)})
+        runner = Runner(path, self._backend, cache_type="f32")
+        return runner, runner.run(range(len(rows)))
