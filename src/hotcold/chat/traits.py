@@ -40,7 +40,6 @@ class Traits:
     object_arguments: bool = True  #: whether arguments of calls are objects; else JSON in a text
     bare_tools: bool = True  #: whether tools may lack descriptions and parameters
     several_calls: bool = True  #: whether a message may have several calls
-    calls: bool = True  #: whether calls are shown at all
     users: bool = True  #: whether there may be several messages of the user in a row
 
 

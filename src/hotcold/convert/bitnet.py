@@ -128,6 +128,7 @@ def pack_tq2_0(codes: Array, factor: float) -> Array:
     m + 96 of that half, the first in its lowest bits."""
     rows, columns = codes.shape
     parts = codes.reshape(rows, columns // _BLOCK, 2, 4, 32)
-    packed = sum(parts[..., part, :] << 2 * part for part in range(4)).reshape(rows, -1, 64)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    packed = np.bitwise_or.reduce(parts << shifts, axis=-2).reshape(rows, -1, 64)
     scale = np.full((rows, columns // _BLOCK, 1), factor, "<f2").view(np.uint8)
     return np.concatenate([packed, scale], axis=-1).reshape(rows, -1)

@@ -475,7 +475,8 @@ def _scales(keys: Keys, family: Family, implied: Scales) -> Scales:
 
 def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, float, tuple[str, ...]]:
     """Activation, threshold and notes: our own keys if a file has them, else what its magic implies."""
-    own, notes = Keys(keys.metadata, "hotcold"), ()
+    own = Keys(keys.metadata, "hotcold")
+    notes: tuple[str, ...] = ()
     implied = family.powerinfer_activation if magic == "PWRI" else family.activation
     if family.norms_inside and "ffn.activation" not in own:
         implied, notes = read_activation(keys)
