@@ -39,6 +39,7 @@ class Traits:
     null: bool = False  #: whether null content of an assistant that calls tools is wanted
     object_arguments: bool = True  #: whether arguments of calls are objects; else JSON in a text
     bare_tools: bool = True  #: whether tools may lack descriptions and parameters
+    calls: bool = True  #: whether calls of earlier messages are written
     several_calls: bool = True  #: whether a message may have several calls
     users: bool = True  #: whether there may be several messages of the user in a row
 
