@@ -11,6 +11,7 @@ import pytest
 from support import vocabularies
 from support.api_pieces import facts, filling
 from support.chat_models import CHATML, bpe, chat_of, names
+from support.golden import DATA
 from support.vocabularies import CONTROL
 
 from hotcold.model.tokenizer import Tokenizer
@@ -169,6 +170,14 @@ CAPS = [
          "preserve_reasoning", "reasoning_effort"},
     ),
 ]  # fmt: skip
+
+
+def test_a_template_that_writes_calls_and_lists_no_tools() -> None:
+    """llama.cpp says the same of DeepSeek V3.1's, whose form of calls is known."""
+    chat, _ = chat_of(bpe((DATA / "templates" / "deepseek-v3.1.jinja").read_text("utf-8")))
+    found = props.caps(chat)
+    assert found["supports_tool_calls"] and found["supports_object_arguments"] and not found["supports_tools"]
+    chat.close()
 
 
 @pytest.mark.parametrize(("template", "expected"), CAPS, ids=["calls", "chatml", "parts", "tools"])

@@ -14,7 +14,7 @@ from hotcold.chat.stream import AnswerStream as AnswerStream
 from hotcold.chat.stream import ChatStream as ChatStream
 from hotcold.chat.stream import Part as Part
 from hotcold.chat.thinking import opens_thinking, thinking_of
-from hotcold.chat.tool_formats import GENERAL, HARMONY, ToolFormat, is_harmony, tool_format
+from hotcold.chat.tool_formats import GENERAL, HARMONY, ToolFormat, is_harmony, knows_tools, tool_format
 from hotcold.chat.traits import Traits, needs_parts, needs_tools, probes, traits_of
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 from hotcold.model.tokenizer import Tokenizer
@@ -68,6 +68,11 @@ class Chat:
     def template(self) -> str | None:
         """Jinja's source; None where the file has none."""
         return self._templates.get("") or self._templates.get("tool_use")
+
+    @property
+    def lists_tools(self) -> bool:
+        """Whether the template itself tells of tools."""
+        return knows_tools(self._templates.get("tool_use") or self.template or "")
 
     @property
     def has_template(self) -> bool:

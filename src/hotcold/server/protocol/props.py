@@ -53,7 +53,7 @@ def caps(known: Chat) -> dict[str, bool]:
     return {
         "supports_string_content": traits.text,
         "supports_typed_content": traits.parts,
-        "supports_tools": known.tool_format is not GENERAL,
+        "supports_tools": known.lists_tools and known.tool_format is not GENERAL,
         "supports_tool_calls": calls,
         "supports_parallel_tool_calls": calls and with_tools.several_calls,
         "supports_system_role": traits.system,
