@@ -159,7 +159,7 @@ def _changed_tensors(name: str, tensors: Mapping[str, npt.NDArray[np.float32]]) 
 
 
 def _index_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a tensor of the index, whose heads of 16 values get 64."""
+    """Returns a tensor of the index, whose heads of 16 values get 64."""
     return (shape[0] * 4, *shape[1:])
 
 

@@ -196,7 +196,7 @@ def test_an_expert_that_cannot_be_read_ends_the_request_that_needs_it(
 def test_a_guess_that_needs_a_bad_expert_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not needed without guesses is not needed with them."""
+    """Guesses need nothing that is not needed without them."""
     path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     failed = 0
     for expert in range(0, COUNT, 4):

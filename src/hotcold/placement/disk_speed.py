@@ -29,7 +29,7 @@ class Reads:
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """What was measured of the disk that a file lies on; ``str()`` gives a table."""
+    """Measured speeds of the disk that a file lies on; ``str()`` gives a table."""
 
     path: str
     direct: bool  #: past the system's cache; else figures may be the cache's

@@ -162,7 +162,7 @@ def _with_draft(config: Config, file: GGUFFile, options: LoadOptions) -> tuple[C
 
 
 def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Shelves:
-    """What of a model's experts :func:`load` would keep in memory with these options and a ``ram_budget``,
+    """Returns what :func:`load` would keep of a model's experts with these options and a ``ram_budget``,
     without predictors. Errors as there."""
     wanted = complete(options)
     resident = check_tensors(file, config, predictor_names(file)) - _all_experts(file, config)

@@ -36,7 +36,7 @@ _PROBE_S = 0.5
 
 @dataclass(frozen=True)
 class RAMPlan:
-    """What lies in memory, and the speed that follows; ``str()`` gives what ``hotcold plan`` prints.
+    """A plan: what lies in memory, and the speed that follows; ``str()`` gives what ``hotcold plan`` prints.
 
     The speed is of one sequence whose context is full. Experts are expected to be chosen independently of the
     token before: real texts choose the same ones more often, so that more are in memory."""
