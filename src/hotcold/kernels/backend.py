@@ -11,43 +11,44 @@ Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import BlockType, Tensor
 from hotcold.formats.files import FileError
 from hotcold.formats.stored import AnyTensor
+from hotcold.kernels.arrays import Buffer as Buffer
+from hotcold.kernels.arrays import Floats as Floats
+from hotcold.kernels.arrays import Ints as Ints
+from hotcold.kernels.arrays import Masks as Masks
+from hotcold.kernels.batch import DECODE_ROWS as DECODE_ROWS
+from hotcold.kernels.batch import PAGE as PAGE
+from hotcold.kernels.batch import SPLIT as SPLIT
+from hotcold.kernels.batch import Batch as Batch
+from hotcold.kernels.batch import BatchLimits as BatchLimits
+from hotcold.kernels.ffn_tensors import GATED_ACTIVATIONS as GATED_ACTIVATIONS
+from hotcold.kernels.ffn_tensors import SPARSE_ACTIVATIONS as SPARSE_ACTIVATIONS
+from hotcold.kernels.ffn_tensors import FFNTensors as FFNTensors
+from hotcold.kernels.ffn_tensors import PredictorTensors as PredictorTensors
+from hotcold.kernels.ffn_tensors import equal_ends as equal_ends
+from hotcold.kernels.ffn_tensors import is_dense as is_dense
+from hotcold.kernels.ffn_tensors import mask_bits as mask_bits
+from hotcold.kernels.ffn_tensors import mask_words as mask_words
+from hotcold.kernels.ffn_tensors import panel_bytes as panel_bytes
+from hotcold.kernels.ffn_tensors import scale_run as scale_run
 from hotcold.kernels.head_ops import HeadOps
 from hotcold.kernels.state_ops import StateOps
 
 if TYPE_CHECKING:
     from hotcold.kernels._native import Link
 
-#: A buffer of :meth:`Backend.zeros`: values ``[rows, ...]`` that only the backend's own methods see. Others
-#: neither index it nor ask for its shape.
-Buffer: TypeAlias = Any
-Floats: TypeAlias = npt.NDArray[np.float32]
-Ints: TypeAlias = npt.NDArray[np.int32]
-Masks: TypeAlias = npt.NDArray[np.uint64]
-
 
 class ExpertReadError(FileError):
     """An expert of a running model could not be read of its file."""
 
-
-PAGE = 32  #: positions in one page of the KV cache
-SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads
-DECODE_ROWS = 16  #: rows of one step that follow the decode rule, which every backend takes; some take more
-
-#: Activations of two values, gate and up: they need a gate.
-GATED_ACTIVATIONS = ("drelu", "swiglu_oai")
-#: Activations under which a neuron can be exactly zero, so that skipping it is lossless.
-SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
 
 ROUTER_SCORES = ("softmax", "sigmoid")
 MAX_CHOSEN = 32  #: experts of one token
@@ -66,93 +67,6 @@ class IndexedBy(enum.IntEnum):
 
     TOKENS = 0
     POSITIONS = 1
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """The most that one step may hold."""
-
-    tokens: int  #: rows of one step
-    sequences: int
-    pages_per_sequence: int
-    logits: int  #: rows whose logits are computed
-    decode: int = DECODE_ROWS  #: rows that follow the decode rule, if ``tokens`` are as many
-
-
-class Batch:
-    """One step's inputs, int32, filled in place. Decode rows come first, then prompt rows.
-
-    All of it is host memory, and one batch serves all backends of a model: :meth:`Program.run` takes what it
-    needs to its device."""
-
-    def __init__(self, limits: BatchLimits) -> None:
-        def zeros(*shape: int) -> Ints:
-            return np.zeros(shape, np.int32)
-
-        self.limits = limits
-        self.counts = zeros(4)  #: n_tokens, n_decode, n_logits, n_sequences
-        self.tokens = zeros(limits.tokens)
-        self.positions = zeros(limits.tokens)  #: of each token in its sequence
-        self.sequence = zeros(limits.tokens)  #: a row of ``pages``
-        self.slots = zeros(limits.tokens)  #: ``page * PAGE + offset``, where K and V go
-        self.pages = zeros(limits.sequences, limits.pages_per_sequence)  #: of each sequence, in order
-        self.lengths = zeros(limits.sequences)  #: positions of each sequence after this step
-        self.logits_rows = zeros(limits.logits)  #: rows of the step whose logits are wanted
-        # By sequence, but for the last; only ops that keep a state read them (StateOps).
-        self.first_rows = zeros(limits.sequences)  #: the first row of each
-        self.row_counts = zeros(limits.sequences)  #: 0 where a sequence has no row in this step
-        self.state_from = zeros(limits.sequences)  #: the slot that its state is read from; -1: it is zeros
-        #: by row: the slot that the state after it is written to; -1: it is not kept
-        self.state_to = np.full(limits.tokens, -1, np.int32)
-
-    def put(
-        self,
-        row: int,
-        sequence: int,
-        start: int,
-        tokens: Sequence[int] | Ints,
-        pages: Sequence[int],
-        *,
-        state_from: int = -1,
-        state_to: int | Sequence[int] = -1,
-    ) -> int:
-        """Fills rows from ``row`` on with a sequence's tokens from its position ``start`` on, and returns the
-        row after them. ``pages`` are all that the sequence has. ``state_to`` is the slot for the state after
-        its last row, or those for so many of its last rows. The caller fills the rest of the batch.
-
-        A sequence is put once a step, all of its rows at a time. Row 0 begins a step: what was there before
-        has no row in it."""
-        if row == 0:
-            self.row_counts[:] = 0
-        self.first_rows[sequence], self.row_counts[sequence] = row, len(tokens)
-        self.state_from[sequence] = state_from
-        self.state_to[row : row + len(tokens)] = -1
-        for position, token in enumerate(tokens, start):  # for a row or two faster than arrays
-            at, offset = divmod(position, PAGE)
-            page = self.pages[sequence, at] = pages[at]
-            self.tokens[row] = token
-            self.positions[row] = position
-            self.sequence[row] = sequence
-            self.slots[row] = page * PAGE + offset
-            row += 1
-        self.lengths[sequence] = start + len(tokens)
-        if isinstance(state_to, int):
-            self.state_to[row - 1] = state_to
-        else:
-            self.state_to[row - len(state_to) : row] = state_to
-        return row
-
-    @property
-    def n_tokens(self) -> int:
-        return int(self.counts[0])
-
-    @property
-    def n_decode(self) -> int:
-        return int(self.counts[1])
-
-    @property
-    def n_logits(self) -> int:
-        return int(self.counts[2])
 
 
 @dataclass(frozen=True)
@@ -176,129 +90,6 @@ class RopeTable:
     cos: Buffer
     sin: Buffer
     interleaved: bool
-
-
-@dataclass(frozen=True)
-class FFNTensors:
-    """One layer's FFN as a file has it. ``gate`` is None without gating; then ``up`` plays its part.
-
-    ``down`` is ``(N, D)`` when ``down_layout`` is ``by_neuron`` and ``(D, N)`` when it is ``by_output``.
-    Where the activation gives zeros, a backend makes rows by neuron of the latter too: it transposes float
-    types and packs quantised ones into panels, but for types without (see :func:`is_dense`).
-
-    Experts lie one after another: gate, up and down by neuron are ``(E * N, D)``, down by output ``(E * D,
-    N)``, as GGUF's ``*_exps`` are, and biases ``[E * N]`` and ``[E, D]``. In a half of a layer experts may
-    have different numbers of neurons, which ``expert_ends`` tells. By output each then has all of its neurons
-    or none, and down has nothing of the latter; or down has all that the file has, and ``down_blocks`` says
-    which blocks of each expert's rows are the half's, where the activation gives zeros."""
-
-    gate: AnyTensor | None
-    up: AnyTensor
-    down: AnyTensor
-    down_layout: str
-    activation: str
-    threshold: float = 0.0  #: a gate fires when it is greater than this (FATReLU, arXiv 2402.13516)
-    gate_bias: Floats | None = None
-    up_bias: Floats | None = None
-    down_bias: Floats | None = None
-    _: KW_ONLY
-    limit: float = 7.0  #: of ``swiglu_oai``; the others do not read it
-    alpha: float = 1.702  #: likewise
-    experts: int = 1
-    chosen: int = 1  #: how many experts a token chooses, k
-    expert_ends: tuple[int, ...] | None = None  #: where each expert's rows of up end; None: N rows each
-    down_blocks: npt.NDArray[np.bool_] | None = None  #: ``[E, blocks of a row]``; None: all
-    #: how many experts lie in memory at a time; the others are read from their file when a step names them.
-    #: 0: all lie in memory
-    places: int = 0
-    #: those of them that are read at loading, the one that is wanted most first, and how many of these keep
-    #: their place
-    hot_experts: tuple[int, ...] = ()
-    kept: int = 0
-    label: str = ""  #: says in errors of such reads which layer of which file it is
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        return self.expert_ends or equal_ends(self.up.shape[0], self.experts)
-
-    @property
-    def down_nbytes(self) -> int:
-        """Bytes of down, of what belongs to these experts."""
-        if self.down_blocks is None:
-            return self.down.nbytes
-        return int(self.down_blocks.sum()) * self.up.shape[1] * self.down.type.nbytes
-
-    def expert_downs(self) -> Iterator[tuple[int, AnyTensor]]:
-        """Yields, by output, the first neuron of each expert that has any, and its down ``(D, neurons)``."""
-        dim, at = self.up.shape[1], 0
-        for expert, (first, end) in enumerate(pairwise((0, *self.ends))):
-            blocks = None if self.down_blocks is None else self.down_blocks[expert]
-            if end > first:
-                down = self.down if self.experts == 1 else self.down.take_rows(slice(at, at + dim))
-                if blocks is not None and not blocks.all():
-                    down = down.take_columns(np.flatnonzero(blocks))
-                yield first, down
-            at += dim * (end > first or blocks is not None)
-
-
-@dataclass(frozen=True)
-class PredictorTensors:
-    """``score = second @ act(first @ x)``; neuron i is a candidate when ``score[i] >= threshold[i]``.
-
-    Experts of a layer share the first factor; their rows of the second lie one after another, ``(E * N, R)``,
-    as in :class:`FFNTensors`."""
-
-    first: Tensor  # (R, D)
-    second: Tensor  # (N, R)
-    threshold: Floats  # [N]
-    relu: bool  #: ReLU between the factors (PowerInfer's), or nothing (a truncated SVD)
-    _: KW_ONLY
-    experts: int = 1
-    chosen: int = 1  #: how many experts a token chooses, k
-    expert_ends: tuple[int, ...] | None = None  #: where each expert's rows of the second factor end
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        return self.expert_ends or equal_ends(self.second.shape[0], self.experts)
-
-
-def equal_ends(rows: int, experts: int) -> tuple[int, ...]:
-    """Where the rows of each of so many equal experts end."""
-    return tuple(rows // experts * (expert + 1) for expert in range(experts))
-
-
-def mask_words(ends: Sequence[int]) -> list[int]:
-    """Where the words of each expert begin in a row of a mask, and where the last one's end: each begins at a
-    whole word."""
-    begins = [0]
-    for first, end in pairwise((0, *ends)):
-        begins.append(begins[-1] - (first - end) // 64)
-    return begins
-
-
-def mask_bits(ends: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Which bit of a row of a mask is each neuron's, ``[N]``."""
-    padding = 64 * np.array(mask_words(ends)[:-1]) - np.array((0, *ends[:-1]))
-    bits: npt.NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(padding, np.diff((0, *ends)))
-    return bits
-
-
-def is_dense(down_layout: str, down: BlockType, activation: str) -> bool:
-    """Whether down is a dot over all neurons, whichever of them fire: it lies by output, and the activation
-    gives no zeros or nothing can be made of its blocks that lies by neuron."""
-    return down_layout == "by_output" and not (activation in SPARSE_ACTIVATIONS and down.panels)
-
-
-def scale_run(type: BlockType) -> int:
-    """Neurons whose down weights of one output share a scale, where blocks lie along the neurons."""
-    return 16 if type.name == "Q6_K" else 32
-
-
-def panel_bytes(type: BlockType, dim: int) -> tuple[int, int]:
-    """Bytes of one neuron's codes, and of the scales that a run shares, for blocks along the neurons."""
-    bits = int(next(filter(str.isdigit, type.name)))  # ggml names a type after the bits of its codes
-    header = type.nbytes - type.weights * bits // 8
-    return dim * bits // 8, dim * header * scale_run(type) // type.weights
 
 
 class Matrix(Protocol):

@@ -1,0 +1,13 @@
+"""Types of the arrays that backends share."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+#: A buffer of :meth:`~hotcold.kernels.backend.Backend.zeros`: values ``[rows, ...]`` that only the
+#: backend's own methods see. Others neither index it nor ask for its shape.
+Buffer: TypeAlias = Any
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int32]
+Masks: TypeAlias = npt.NDArray[np.uint64]

@@ -1,0 +1,99 @@
+"""Describes the rows of one step to all backends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotcold.kernels.arrays import Ints
+
+PAGE = 32  #: positions in one page of the KV cache
+SPLIT = 256  #: positions that one partial of attention covers; fixed, so results do not depend on threads
+DECODE_ROWS = 16  #: rows of one step that follow the decode rule, which every backend takes; some take more
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """The most that one step may hold."""
+
+    tokens: int  #: rows of one step
+    sequences: int
+    pages_per_sequence: int
+    logits: int  #: rows whose logits are computed
+    decode: int = DECODE_ROWS  #: rows that follow the decode rule, if ``tokens`` are as many
+
+
+class Batch:
+    """One step's inputs, int32, filled in place. Decode rows come first, then prompt rows.
+
+    All of it is host memory, and one batch serves all backends of a model: a
+    :class:`~hotcold.kernels.backend.Program` takes what it needs to its device."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        def zeros(*shape: int) -> Ints:
+            return np.zeros(shape, np.int32)
+
+        self.limits = limits
+        self.counts = zeros(4)  #: n_tokens, n_decode, n_logits, n_sequences
+        self.tokens = zeros(limits.tokens)
+        self.positions = zeros(limits.tokens)  #: of each token in its sequence
+        self.sequence = zeros(limits.tokens)  #: a row of ``pages``
+        self.slots = zeros(limits.tokens)  #: ``page * PAGE + offset``, where K and V go
+        self.pages = zeros(limits.sequences, limits.pages_per_sequence)  #: of each sequence, in order
+        self.lengths = zeros(limits.sequences)  #: positions of each sequence after this step
+        self.logits_rows = zeros(limits.logits)  #: rows of the step whose logits are wanted
+        # By sequence, but for the last; only ops that keep a state read them (StateOps).
+        self.first_rows = zeros(limits.sequences)  #: the first row of each
+        self.row_counts = zeros(limits.sequences)  #: 0 where a sequence has no row in this step
+        self.state_from = zeros(limits.sequences)  #: the slot that its state is read from; -1: it is zeros
+        #: by row: the slot that the state after it is written to; -1: it is not kept
+        self.state_to = np.full(limits.tokens, -1, np.int32)
+
+    def put(
+        self,
+        row: int,
+        sequence: int,
+        start: int,
+        tokens: Sequence[int] | Ints,
+        pages: Sequence[int],
+        *,
+        state_from: int = -1,
+        state_to: int | Sequence[int] = -1,
+    ) -> int:
+        """Fills rows from ``row`` on with a sequence's tokens from its position ``start`` on, and returns the
+        row after them. ``pages`` are all that the sequence has. ``state_to`` is the slot for the state after
+        its last row, or those for so many of its last rows. The caller fills the rest of the batch.
+
+        A sequence is put once a step, all of its rows at a time. Row 0 begins a step: what was there before
+        has no row in it."""
+        if row == 0:
+            self.row_counts[:] = 0
+        self.first_rows[sequence], self.row_counts[sequence] = row, len(tokens)
+        self.state_from[sequence] = state_from
+        self.state_to[row : row + len(tokens)] = -1
+        for position, token in enumerate(tokens, start):  # for a row or two faster than arrays
+            at, offset = divmod(position, PAGE)
+            page = self.pages[sequence, at] = pages[at]
+            self.tokens[row] = token
+            self.positions[row] = position
+            self.sequence[row] = sequence
+            self.slots[row] = page * PAGE + offset
+            row += 1
+        self.lengths[sequence] = start + len(tokens)
+        if isinstance(state_to, int):
+            self.state_to[row - 1] = state_to
+        else:
+            self.state_to[row - len(state_to) : row] = state_to
+        return row
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.counts[0])
+
+    @property
+    def n_decode(self) -> int:
+        return int(self.counts[1])
+
+    @property
+    def n_logits(self) -> int:
+        return int(self.counts[2])
