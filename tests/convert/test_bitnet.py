@@ -70,6 +70,16 @@ def test_ternary_matrices(stored: dict[str, Any], tmp_path: Path) -> None:
     assert np.isfinite(logits).all()
 
 
+@pytest.mark.parametrize("factor", [np.inf, np.nan, 70000.0])
+def test_factors_that_blocks_cannot_hold(factor: float, tmp_path: Path) -> None:
+    folder = ternary_checkpoint(tmp_path, PACKED)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors = tensors_of(folder) | {f"{name}_scale": np.array([factor], np.float32)}
+    write_safetensors(folder / "model.safetensors", tensors)
+    with pytest.raises(ConvertError, match=rf"tensor '{name}' has the factor {factor:g}: .* up to 65504"):
+        convert(folder, tmp_path / "out.gguf")
+
+
 def test_whole_blocks_become_tq2_0(tmp_path: Path) -> None:
     codes = np.random.default_rng(1).integers(0, 3, (3, 512)).astype(np.uint8)
     packed = pack_tq2_0(codes, 0.37)

@@ -25,16 +25,18 @@ from hotcold.kernels.reference import ReferenceBackend
 llama_cpp = pytest.importorskip("llama_cpp")
 
 FOLDERS = sorted(path.parent.name for path in DATA.glob("tiny-*/golden.npz"))
+_INDEX = "its index has heads of 64 values and more: with fewer it ends the process"
 #: Why llama.cpp's logits are others than transformers' for these configurations.
 OTHERS = {
     "tiny-command-r": "it reads norms of q and k in models of 64 layers and more alone",
     "tiny-deepseek2": "its groups of experts rank by two of each, DeepSeek-V2's by one",
     "tiny-deepseek2-lite": "it loads queries without a latent in models of 26, 27 and 48 layers alone",
-    "tiny-deepseek32": "its index has heads of 64 values and more: with fewer it ends the process",
+    "tiny-deepseek32": _INDEX,
     "tiny-exaone4": "its heads of EXAONE 4 make up D, and windows are those of 64 layers",
     "tiny-falcon40": "it has no place for biases of Falcon",
     "tiny-gemma2": "it scales Gemma 2's scores by its number of layers, whatever the file says",
     "tiny-gemma3n": "its Gemma 3n has 256 inputs of a layer, and pages in the first 20 layers",
+    "tiny-glm-dsa": _INDEX,
     "tiny-gpt-oss": "it rounds the ends of YaRN's ramp, which gpt-oss does not",
     "tiny-llama4": "its chunks of Llama 4 have 8192 positions, whatever the file says; its temperatures, too",
     "tiny-olmo3": "it takes YaRN's own factor of the rotation, whatever the file says",
@@ -57,6 +59,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "tiny-exaone4": _NARROW | _NO_WINDOW,
     "tiny-falcon40": {"hotcold.ffn.activation": "gelu"},
     "tiny-gemma2": {"attention.scale": None},
+    "tiny-glm-dsa": {"attention.indexer.key_length": 64},
     "tiny-gpt-oss": _NO_YARN,
     "tiny-llama4": {
         "attention.sliding_window": 8192, "attention.temperature_scale": None,
@@ -149,7 +152,7 @@ def _changed_tensors(name: str, tensors: Mapping[str, npt.NDArray[np.float32]]) 
             elif part in cut:
                 found[each] = _f32(values[: cut[part]])
         return found
-    if name == "tiny-deepseek32":  # while a text is shorter than what the index chooses, it is without effect
+    if OTHERS.get(name) == _INDEX:  # without effect, while a text is shorter than what it chooses
         return {
             each: _f32(np.resize(values, _index_shape(each, values.shape)))
             for each, values in tensors.items()

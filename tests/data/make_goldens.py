@@ -365,6 +365,12 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
         "architectures": ["BitNetForCausalLM"], "model_type": "bitnet", "hidden_act": "relu2",
         "tie_word_embeddings": True, "rope_theta": 500000.0,
     }),
+    # GLM-5: tiny-deepseek32 without groups.
+    "tiny-glm-dsa": (torch.bfloat16, 20, LATENT | {
+        "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "q_lora_rank": 24,
+        "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5, "index_n_heads": 2,
+        "index_head_dim": 16, "index_topk": 48,
+    }),
 }  # fmt: skip
 
 

@@ -18,7 +18,9 @@ from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation, speculation_of
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import write_gguf
+from hotcold.runtime import loading
 from hotcold.runtime.loading import load
+from hotcold.runtime.memory import MemoryShortError
 from hotcold.runtime.options import LoadError, LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel
@@ -157,6 +159,23 @@ def test_a_draft_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
             load(None, LoadOptions(draft=draft), read)
     with pytest.raises(LoadError, match=r"^`draft` guesses nothing with `draft_max=0`: leave one"):
         load(None, LoadOptions(draft=model_path(), draft_max=0), read)
+
+
+def test_a_draft_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget for experts of the larger model is no way out."""
+    loads, check = [], loading.check_memory
+
+    def short(*args: Any, **more: Any) -> None:
+        loads.append(args)
+        if len(loads) == 2:
+            raise MemoryShortError("not enough memory: the model needs more")
+        check(*args, **more)
+
+    monkeypatch.setattr(loading, "check_memory", short)
+    told = r"^`draft`: .*gguf guesses tokens: not enough memory: the model"
+    with pytest.raises(LoadError, match=told) as caught:
+        load(None, LoadOptions(threads=1, context=128, draft=model_path()))
+    assert len(loads) == 2 and not isinstance(caught.value, MemoryShortError)
 
 
 def write_gguf_alone(path: Path) -> Path:

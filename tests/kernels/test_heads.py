@@ -10,14 +10,17 @@ import pytest
 from support.backends import ISAS, open_one
 from support.op_truth import plain_batch, random_rows, random_tensor, rng, weights_of
 
-from hotcold.formats.blocks import quantise
-from hotcold.kernels.backend import Backend, ExpertGroups, Floats
+from hotcold.formats.blocks import BLOCK_TYPES, quantise
+from hotcold.kernels import open_backend
+from hotcold.kernels.backend import Backend, Batch, BatchLimits, ExpertGroups, Floats
+from hotcold.kernels.cpu import scratch_bytes
+from hotcold.kernels.gpu import StepShape
 from hotcold.kernels.reference_matrix import quantise_input
 
 
 @pytest.fixture(params=["reference", *(f"cpu-{isa}" for isa in ISAS)])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Every one that has these ops: GPUs have not."""
+    """Those of CPUs; support/vulkan_head_cases.py has cases for GPUs."""
     return open_one(str(request.param))
 
 
@@ -30,6 +33,23 @@ def filled(backend: Backend, rows: int, values: Floats) -> Any:
     buffer[:] = np.nan
     buffer[: len(values)] = values
     return buffer
+
+
+@pytest.mark.parametrize(("type", "columns"), [("Q8_0", 64), ("F32", 12)])
+def test_scratch_of_inputs_of_heads_is_counted(type: str, columns: int) -> None:
+    heads, limits = 6, BatchLimits(40, 1, 1, 1)
+    ops: Any = open_backend("cpu", threads=1)
+    x, out = ops.zeros((40, heads, columns)), ops.zeros((40, heads, 5))
+    matrix = ops.matrix(random_tensor(rng("scratch"), type, heads * 5, columns))
+    program = ops.record(lambda: ops.linear_heads(x, matrix, Batch(limits), out))
+    own = [part.native.scratch_bytes for part in getattr(program, "parts", [program])]
+    kinds = (BLOCK_TYPES["Q8_0"],) * 3
+    shape = StepShape(
+        limits=limits, dim=1, heads=heads, kv_heads=1, head_dim=1, neurons=1, hot=None, types=kinds,
+        gated=True, down_layout="by_output", activation="silu", rank=0, head_columns=(columns,),
+    )  # fmt: skip
+    assert max(own) <= scratch_bytes(shape) < max(own) + 64
+    assert scratch_bytes(replace(shape, head_columns=())) < max(own)
 
 
 def test_each_head_has_its_factors(backend: Backend) -> None:

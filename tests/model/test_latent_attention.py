@@ -143,6 +143,7 @@ def test_experts_come_from_the_best_groups(tmp_path: Path) -> None:
         "tiny-deepseek3": ExpertGroups(4, 2, 2),
         "tiny-glm4-flash": None,
         "tiny-deepseek32": ExpertGroups(4, 2, 2),
+        "tiny-glm-dsa": None,
     }
 
 

@@ -23,7 +23,10 @@ GEMMA4 = ("tiny-gemma4", "tiny-gemma4-e", "tiny-gemma4-moe")
 GEMMA3N = ("tiny-gemma3n",)
 
 #: Goldens with latent attention (MLA).
-LATENT = ("tiny-deepseek2-lite", "tiny-deepseek2", "tiny-deepseek3", "tiny-glm4-flash", "tiny-deepseek32")
+LATENT = (
+    "tiny-deepseek2-lite", "tiny-deepseek2", "tiny-deepseek3", "tiny-glm4-flash", "tiny-deepseek32",
+    "tiny-glm-dsa",
+)  # fmt: skip
 
 #: Goldens of further families, all of them smaller.
 FAMILIES = (

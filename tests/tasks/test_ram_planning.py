@@ -111,6 +111,9 @@ def test_a_disk_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert told[0] == (0, 13) and told[-1] == (13, 13)
     assert found.sequential_gb_s == found.reads[0].gb_s
     assert "8 at once" in str(found)
+    rates = iter([*[(1e9, True)] * 5, (1e9, False), *[(1e9, True)] * 7])
+    monkeypatch.setattr(_native, "probe_disk", lambda *probe: next(rates))
+    assert not measure_disk(path).direct  # one came through the system's cache
     path.write_bytes(b"short")
     with pytest.raises(UserError, match=r"large has 5 B: a file of 16\.00 MiB at least is needed"):
         measure_disk(path)
@@ -168,3 +171,14 @@ def test_doctor_measures_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found = hotcold.doctor(gpu="off", disk=tmp_path / "model")
     assert found.report()["disk"]["direct"] is True and "one after another: 1.00 GB/s" in str(found)
     assert hotcold.doctor(gpu="off").report()["disk"] is None
+
+
+def test_a_disk_that_cannot_be_measured_leaves_no_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "small").write_bytes(b"short")
+    for name, told in (("small", "small has 5 B"), ("missing", "No such file")):
+        with pytest.raises(UserError, match=told):
+            hotcold.doctor(gpu="off", disk=tmp_path / name, output=tmp_path / "figures.json")
+    assert not (tmp_path / "figures.json").exists() and not (tmp_path / "cache").exists()

@@ -17,6 +17,7 @@ from hotcold.formats.blocks import Tensor, block_type
 
 _PACKED = 4  # ternary numbers in a byte
 _BLOCK = 256  # weights of TQ2_0
+_MOST = 65504.0  # the largest float16
 #: Names, and the shape in letters of ``metadata.dimensions``.
 _MATRICES = (
     ("self_attn.q_proj", "attn_q", "QD"),
@@ -95,6 +96,7 @@ def _ternary(checkpoint: Checkpoint, target: str, origin: str, shape: tuple[int,
 
     def read() -> Array | Tensor:
         codes, factor = load()
+        _check_factor(origin, factor)
         if whole:
             return Tensor(block_type("TQ2_0"), shape, pack_tq2_0(codes, factor))
         return np.float32(factor) * (codes.astype(np.float32) - 1)
@@ -121,6 +123,12 @@ def _unpacked(checkpoint: Checkpoint, name: str, scale: str, inverse: bool) -> t
             raise ConvertError(f"tensor {scale!r} is 0: weights are divided by it")
         factor = 1 / factor
     return codes, factor
+
+
+def _check_factor(name: str, factor: float) -> None:
+    if not abs(factor) <= _MOST:
+        seen = f"tensor {name!r} has the factor {factor:g}"
+        raise ConvertError(f"{seen}: blocks of TQ2_0 hold one up to {_MOST:g}")
 
 
 def pack_tq2_0(codes: Array, factor: float) -> Array:

@@ -10,7 +10,7 @@ from hotcold.engine.request import Request
 from hotcold.kernels.backend import PAGE, Batch
 from hotcold.model.draft_block import DraftBlock
 
-_LAST = 0.1  # what a guessed token weighs in the cost of one
+_LAST = 0.1  # weight of the newest time in the mean time of a guess
 
 
 @dataclass

@@ -49,6 +49,7 @@ from hotcold.kernels.memory_nodes import memory_nodes
 ISAS = ("avx512", "avxvnni", "avx2", "i8mm", "dotprod", "neon", "scalar")
 ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
 MAX_THREADS = 1024
+_BLOCK, _GROUP = 32, 512  # values of an input that share a scale; inputs end at whole groups
 MOST_ROWS = 1 << 20  #: of a step; pieces of work are counted in 32 bits
 _INT32_MAX = 2**31 - 1
 
@@ -78,7 +79,9 @@ def fetching() -> str:
 def scratch_bytes(shape: StepShape) -> int:
     """Bytes of scratch that all ops of a step share on a CPU: as many as the largest needs, as the ops
     say."""
-    return _native.step_scratch_bytes(
+    rows = shape.limits.tokens * shape.heads
+    of_heads = [rows * _heads_input_bytes(columns) for columns in shape.head_columns]
+    most = _native.step_scratch_bytes(
         tokens=shape.limits.tokens,
         logits=shape.limits.logits,
         pages_per_sequence=shape.limits.pages_per_sequence,
@@ -92,6 +95,15 @@ def scratch_bytes(shape: StepShape) -> int:
         shared=shape.shared,
         by_output=shape.down_layout == "by_output" and shape.activation not in SPARSE_ACTIVATIONS,
     )
+    return max(most, *of_heads) if of_heads else most
+
+
+def _heads_input_bytes(columns: int) -> int:
+    """Bytes that op linear_heads takes for one head's input of one row: quantised, or float32 where blocks
+    do not fit (``Input`` in csrc/simd/kernels.h)."""
+    if columns % _BLOCK:
+        return 4 * (columns + 16)
+    return -(-columns // _GROUP) * (_GROUP + _GROUP // _BLOCK * 12)
 
 
 class _Recorder:

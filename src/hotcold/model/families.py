@@ -112,7 +112,7 @@ class Family:
     streams: bool = False
     #: In some layers only the largest gates of a token count
     gates_cut: bool = False
-    #: What attention's output matrix and down read is normalised before (BitNet)
+    #: Attention has a norm before its output matrix, and the FFN one before down (BitNet)
     norms_inside: bool = False
     #: Experts have an ordinary FFN beside them, each of the two with its norms; the router reads the stream
     beside_experts: bool = False

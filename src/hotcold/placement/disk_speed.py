@@ -90,9 +90,10 @@ def measure_disk(path: Path, advance: Callable[[int, int], None] | None = None) 
             if advance is not None:
                 advance(i, len(kinds))
             try:
-                rate, direct = _native.probe_disk(number, nbytes, depth, _SECONDS, sequential)
+                rate, past_cache = _native.probe_disk(number, nbytes, depth, _SECONDS, sequential)
             except _native.DiskError as error:
                 raise UserError(f"{printable(path.name)}: {error}") from None
+            direct = direct and past_cache
             found.append(Reads(nbytes, depth, sequential, rate / 1e9))
     if advance is not None:
         advance(len(kinds), len(kinds))

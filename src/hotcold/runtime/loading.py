@@ -209,7 +209,10 @@ def _load_draft(path: Path, options: LoadOptions, context: int) -> tuple[LoadedM
         gpu="off",
         draft_max=0,
     )
-    draft = load(path, its)
+    try:
+        draft = load(path, its)
+    except MemoryShortError as error:  # a budget for the larger model's experts would not help
+        raise LoadError(f"`draft`: {printable(path.name)} guesses tokens: {error}") from None
     return draft, f"{printable(draft.name)} guesses tokens, which changes no text"
 
 

@@ -55,7 +55,7 @@ def doctor(
         again: whether to measure even if there are figures of an earlier call.
         output: a new file for the figures, which ``hotcold.plan(hardware=...)`` takes.
         disk: a large file, such as a model, whose disk is measured, too: by reads of it, each time.
-        progress: is told of the phases ``measuring``, ``measuring the GPU`` and ``measuring the disk``.
+        progress: is told of the phases ``measuring the disk``, ``measuring`` and ``measuring the GPU``.
 
     UserError: a GPU that is not there, a file that exists, too little memory, or a file for ``disk`` that is
     small or cannot be read."""
@@ -64,17 +64,18 @@ def doctor(
     devices, chosen, reason = _gpus(gpu, notes)
     path = cache_path(chosen)
     machine = _facts(chosen)
+    told = progress or (lambda phase, done, total: None)
+    # First: a file that cannot be measured is an error before figures are kept and written.
+    speed = None if disk is None else measure_disk(Path(disk), partial(told, "measuring the disk"))
     hardware = None if again else _cached(path, machine, notes)
     from_cache = hardware is not None
     if hardware is None:
-        hardware = _measure(machine, chosen, notes, progress or (lambda phase, done, total: None))
+        hardware = _measure(machine, chosen, notes, told)
         _keep(path, hardware, notes)
     else:
         notes.append(f"figures from {path}; `again` measures")
     if to_write is not None:
         _write(to_write, hardware)
-    told = progress or (lambda phase, done, total: None)
-    speed = None if disk is None else measure_disk(Path(disk), partial(told, "measuring the disk"))
     return Diagnosis(machine, hardware, from_cache, path, tuple(notes), tuple(devices), chosen, reason, speed)
 
 
