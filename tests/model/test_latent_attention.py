@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from hotcold.model.config import ModelError
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.latent_attention import LatentShape
 from hotcold.model.transformer import Transformer
+from hotcold.model.weights import made_bytes
+from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.options import LoadError
 from hotcold.tasks.planning import plan
 
@@ -102,7 +106,7 @@ def test_the_cache_holds_one_latent_and_one_key_of_a_position(tiny: Golden) -> N
     assert config.page_bytes("f16") == config.layers * PAGE * (16 + 8) * 2
 
 
-def of_old_form(path: Path, to: Path) -> Path:
+def of_old_form(path: Path, to: Path, type: str = "F32") -> Path:
     """The model as llama.cpp's files had it before their caches were latent."""
     other: dict[str, Tensor | None] = {}
     with open_gguf(path) as file:
@@ -112,7 +116,7 @@ def of_old_form(path: Path, to: Path) -> Path:
             keys, values = (file.load(f"{blk}{part}.weight").dequantise() for part in ("k_b", "v_b"))
             joined = np.concatenate([keys.transpose(0, 2, 1), values], 1).reshape(-1, keys.shape[1])
             other |= {f"{blk}k_b.weight": None, f"{blk}v_b.weight": None}
-            other[f"{blk}kv_b.weight"] = quantise(joined, "F32")
+            other[f"{blk}kv_b.weight"] = quantise(joined, type)
     keys = {
         f"{arch}.attention.{key}": value
         for key, value in {
@@ -121,6 +125,30 @@ def of_old_form(path: Path, to: Path) -> Path:
         }.items()
     }  # fmt: skip
     return changed(path, to, keys, other)
+
+
+def test_what_old_files_make_float32_is_counted(tmp_path: Path) -> None:
+    """By the bytes of both forms in memory."""
+    new = golden("tiny-deepseek3", tmp_path, type="F16").path
+    old, found = of_old_form(new, tmp_path / "old.gguf", "F16"), []
+    for path in (new, old):
+        runner = Runner(path, open_backend("reference"))
+        with open_gguf(path) as file:
+            found.append((sum(each.dense_bytes for each in runner.weights.layers), file, runner.config))
+    assert made_bytes(*found[0][1:]) == 0
+    assert made_bytes(*found[1][1:]) == found[1][0] - found[0][0] == 3 * 4 * 12 * 16 * 2
+    with open_gguf(new) as file, open_gguf(old) as other:
+        sizes = [sizes_of_file(each, found[0][2], 64, "f16", gpu=False) for each in (file, other)]
+    assert (sizes[1].attention - sizes[0].attention).tolist() == [4 * 12 * 16 * 2] * 3
+
+
+def test_factors_of_rows_are_counted(tmp_path: Path) -> None:
+    """4 bytes for each row of a matrix that has one for all."""
+    path = golden("tiny-deepseek3", tmp_path).path
+    with open_gguf(path) as file:
+        scale = replace(file.tensors["blk.1.attn_output.weight"], shape=(1,), nbytes=4)
+        scaled: Any = SimpleNamespace(tensors={**file.tensors, "blk.1.attn_output.scale": scale})
+        assert made_bytes(scaled, config_of(path)) == 4 * file.tensors["blk.1.attn_output.weight"].shape[0]
 
 
 @pytest.mark.parametrize("name", ["tiny-deepseek2-lite", "tiny-deepseek3"])

@@ -7,11 +7,12 @@ instead (absorbed), and the one that makes values with sums of latents, so that 
 cached. The values that attention sums are the keys: what it makes of their rotated part is not read."""
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
 from hotcold.model.attention import AttentionShape
 from hotcold.model.families import Family
@@ -71,6 +72,14 @@ class LatentShape(MixerShape):
 
     def page_arrays(self, type: str) -> Arrays:
         return self.attention.page_arrays(type)[:1]
+
+    def made_bytes(self, blk: str, present: Mapping[str, TensorInfo]) -> int:
+        """Bytes of the half of an old file's matrix that becomes float32, beyond those that it has there."""
+        whole = present.get(f"{blk}attn_kv_b.weight")
+        if whole is None or f"{blk}attn_k_b.weight" in present:
+            return 0
+        rows = self.heads * self.plain
+        return rows * (4 * self.latent - whole.nbytes // whole.shape[0])
 
     def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:
         h, rows = self.heads, self.heads * (self.plain + self.rotated)

@@ -1,12 +1,13 @@
 """Says what all mixers have: a shape that is known before weights are read, weights, and ops in a step."""
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import Batch, Buffer, Matrix
 from hotcold.model.reading import Shape, TensorReader
 from hotcold.model.rope import Rope
@@ -76,6 +77,10 @@ class MixerShape:
     def slot_bytes(self) -> int:
         return _nbytes(self.slot_arrays())
 
+    def made_bytes(self, blk: str, present: Mapping[str, TensorInfo]) -> int:
+        """Bytes that its weights take in memory beyond those of the file's tensors, ``present``."""
+        return 0
+
     def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:
         """The layer's tensors in a model of ``dim`` dimensions; ``present`` are those of the file."""
         raise NotImplementedError
@@ -116,6 +121,9 @@ class Together(MixerShape):
 
     def slot_arrays(self) -> Arrays:
         return [each for part in self.parts for each in part.slot_arrays()]
+
+    def made_bytes(self, blk: str, present: Mapping[str, TensorInfo]) -> int:
+        return sum(part.made_bytes(blk, present) for part in self.parts)
 
     def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:
         required: dict[str, Shape] = {}

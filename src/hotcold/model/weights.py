@@ -104,6 +104,17 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
     return total
 
 
+def made_bytes(file: GGUFFile, config: Config) -> int:
+    """Bytes that weights take in memory beyond those of the file's tensors, which :func:`check_tensors` has
+    checked: what is made of them, and a factor of each row where a matrix has factors."""
+    mixers = sum(each.made_bytes(f"blk.{i}.", file.tensors) for i, each in enumerate(config.mixers))
+    required, optional = expected_shapes(config, file.tensors)
+    scales = [name for name in scale_shapes(required | optional) if name.endswith(".scale")]
+    scaled = [f"{name.removesuffix('.scale')}.weight" for name in scales if name in file.tensors]
+    rows = sum(math.prod(file.tensors[name].shape[:-1]) for name in scaled)
+    return sum(config.made_bytes) + mixers + 4 * rows
+
+
 def is_drafting(name: str, config: Config) -> bool:
     """Whether a tensor belongs to a block that only drafts tokens (multi-token prediction)."""
     found = re.match(r"blk\.(\d{1,9})\.", name)

@@ -211,6 +211,10 @@ def sizes_of_file(
             always_read = 0.0
     dense = bool(config.normed) or (config.experts is not None and config.experts.beside)
     layers = _LayerBytes.of(tensors, config.layers, beside=dense)
+    made = [
+        own + mixer.made_bytes(f"blk.{i}.", file.tensors)
+        for i, (own, mixer) in enumerate(zip(config.made_bytes, config.mixers, strict=True))
+    ]
     inputs = sum(nbytes for name, nbytes in tensors.items() if _INPUT_TENSOR.match(name))
     embedding, tied = tensors["token_embd.weight"], "output.weight" not in tensors
     neurons = np.array(config.neurons, np.int64)
@@ -223,7 +227,7 @@ def sizes_of_file(
         always_read=always_read,
         expert_share=1.0 if config.experts is None else config.experts.chosen / config.experts.count,
         dim=config.dim,
-        attention=layers.attention + np.array(config.made_bytes, np.int64),
+        attention=layers.attention + np.array(made, np.int64),
         kv=sessions * kv,
         predictor=layers.predictor,
         neuron_bytes=-(-layers.ffn // np.maximum(neurons, 1)),

@@ -18,7 +18,7 @@ from hotcold.model.draft_block import draft_bytes, load_draft, with_draft
 from hotcold.model.kv_cache import slots_of, spare_slots_of
 from hotcold.model.reading import Progress
 from hotcold.model.tokenizer import Tokenizer
-from hotcold.model.weights import Weights, check_tensors, load_weights
+from hotcold.model.weights import Weights, check_tensors, load_weights, made_bytes
 from hotcold.placement.profiles import Profile, find_profile
 from hotcold.placement.shelves import NoExpertsError, NoRoomError, Shelves, expert_bytes
 from hotcold.placement.sizes import sizes_of_file
@@ -85,7 +85,8 @@ def _load(
     config = Config.from_metadata(file.metadata, file.magic, file.tensors)
     fingerprint = file.fingerprint()
     config, block_note = _with_draft(config, file, options)
-    weight_bytes = check_tensors(file, config, factors) + draft_bytes(file, config)
+    weight_bytes = check_tensors(file, config, factors)
+    weight_bytes += made_bytes(file, config) + draft_bytes(file, config)
     mode = choose_mode(options["sparsity"], config, file.path, predictor, fingerprint)
     limits, context, chunk = _limits(config, options)
     tokenizer = Tokenizer.from_metadata(file.metadata)
@@ -165,7 +166,8 @@ def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Sh
     """Returns what :func:`load` would keep of a model's experts with these options and a ``ram_budget``,
     without predictors. Errors as there."""
     wanted = complete(options)
-    resident = check_tensors(file, config, predictor_names(file)) - _all_experts(file, config)
+    resident = check_tensors(file, config, predictor_names(file)) + made_bytes(file, config)
+    resident -= _all_experts(file, config)
     limits, _, _ = _limits(config, wanted)
     slots, _, _ = _slots(config, wanted, limits, resident)
     pages, _ = _pool(config, wanted, limits, resident + slots * config.slot_bytes)
