@@ -95,6 +95,7 @@ DiskSpeed probe_disk(int file, const DiskProbe& probe) {
         }
     };
     std::vector<std::thread> threads;
+    threads.reserve(size_t(probe.depth));  // so that nothing but a thread can fail from here on
     try {
         for (int i = 1; i < probe.depth; ++i) threads.emplace_back(read, i);
     } catch (const std::system_error&) {
@@ -103,6 +104,7 @@ DiskSpeed probe_disk(int file, const DiskProbe& probe) {
     if (!error) read(0);
     for (std::thread& each : threads) each.join();
     if (error) throw DiskError(std::string("the file cannot be read: ") + strerror(error));
+    if (!done) throw DiskError("the file cannot be read: it has become shorter");
     return {double(done) / std::chrono::duration<double>(Clock::now() - start).count(), opened.direct};
 }
 

@@ -146,7 +146,7 @@ needs_alarm = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs
 
 
 class Long:
-    """A program that adds 1 to ``x`` so often that it takes about two seconds."""
+    """A program that adds 1 to ``x`` so often that it takes two seconds or more."""
 
     def __init__(self, threads: int, rows: int) -> None:
         backend = open_backend("cpu", threads)
@@ -161,9 +161,12 @@ class Long:
 
         few = record(10)
         few.run()
-        start = time.perf_counter()
-        few.run()
-        self.ops = max(10, int(20 / (time.perf_counter() - start)))
+        times = []
+        for _ in range(4):  # others may use the processor meanwhile, so the fastest one counts
+            start = time.perf_counter()
+            few.run()
+            times.append(time.perf_counter() - start)
+        self.ops = max(10, int(20 / min(times)))
         self.program = record(self.ops)
         self.x[:] = 0
 

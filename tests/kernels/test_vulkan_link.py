@@ -334,7 +334,7 @@ def test_a_forked_process(vulkan: Any, spin: bool, made: list[Sides]) -> None:
 @pytest.mark.parametrize("slow", [False, True])
 def test_marks(vulkan: Any, spin: bool, made: list[Sides], slow: bool) -> None:
     """Each layer's moments, by timestamps or by the host: what must come first does, by the host's clock."""
-    made.append(sides := Sides(vulkan, spin, lambda layer: time.sleep(0.1 * (slow and layer == 4))))
+    made.append(sides := Sides(vulkan, spin, lambda layer: time.sleep(0.3 * (slow and layer == 4))))
     sides.step(3)
     sides.link.start_marks(100)
     start = time.monotonic_ns()
@@ -348,11 +348,11 @@ def test_marks(vulkan: Any, spin: bool, made: list[Sides], slow: bool) -> None:
         post, take, wait, give, waited = (
             when[what, layer] for what in ("post", "take", "wait", "give", "waited")
         )
-        near = 50_000  # of two clocks that are read one after the other
+        near = 5_000_000  # of two clocks that are read one after the other, on a busy machine
         assert before - near <= post <= take + near and take <= give <= waited + near
         assert post <= wait <= waited <= end + near
         if slow and layer == 4:
-            assert give - take >= 100_000_000 and waited - wait >= 50_000_000
+            assert give - take >= 300_000_000 and waited - wait >= 50_000_000
         before = waited
     sides.link.stop_marks()
     sides.step(3)
