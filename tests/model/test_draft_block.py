@@ -31,6 +31,7 @@ FAMILIES: dict[str, tuple[int, Sequence[str]]] = {
     "tiny-glm4moe": (2, ["shared_head_norm", "embed_tokens", "shared_head_head"]),
     "tiny-deepseek3": (2, ["embed_tokens", "shared_head_norm"]),
     "tiny-glm4-flash": (1, []),
+    "tiny-glm-dsa": (2, ["shared_head_norm"]),
 }
 
 
