@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -277,19 +276,26 @@ def test_memory_that_runs_out_on_one_of_two_shrinks_both(
     assert first[0] > first[1] and (len(second) == 1 or second[0] > second[1])
 
 
+class Free(int):
+    """A number of free bytes that notes with how many it is compared."""
+
+    needed = 0
+
+    def __lt__(self, other: int) -> bool:
+        self.needed = max(self.needed, other)
+        return int(self) < other
+
+
 def needed(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     """Bytes of the processor's memory that have to be free."""
-
-    def fits(free: int) -> bool:
-        monkeypatch.setattr(memory, "available_memory", lambda: free)
-        try:
+    free = Free(64 << 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "available_memory", lambda: free)
+        load(**options)
+        patch.setattr(memory, "available_memory", lambda: free.needed - 1)
+        with pytest.raises(LoadError, match="not enough memory"):
             load(**options)
-        except LoadError as error:
-            assert "not enough memory" in str(error)
-            return False
-        return True
-
-    return bisect.bisect_left(range(64 << 20), True, key=fits)
+    return free.needed
 
 
 def test_memory_of_the_host_is_what_lies_on_the_host(has: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
