@@ -66,6 +66,7 @@ def test_long_contexts_and_many_heads() -> None:
         neurons=(16,),
         gated=True,
         experts=None,
+        normed=(),
         down_layout="by_neuron",
         activation="relu",
     )

@@ -295,7 +295,7 @@ def test_memory_is_that_of_the_file_and_the_cache(model: LoadedModel, placed: Lo
 
 
 def test_a_model_without_zeros_has_figures_alone(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neuron_map, "SPARSE_ACTIVATIONS", ())
+    monkeypatch.setattr(neuron_map, "gives_zeros", lambda model: False)
     _, frames = run(model.session("off"))
     assert frames[-1].cells == "" and frames[-1].rates is not None and frames[-1].rates.tok_s
 

@@ -346,6 +346,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "kimi-linear",
             latent=True,
+            rope_interleaved=True,
             stateful="kimi_delta",
             unrotated=Every(1),
             router_score="sigmoid",
