@@ -151,7 +151,7 @@ class _Rules:
         )
 
     def _options(self, schema: Mapping[str, Any], key: str) -> Iterable[Any]:
-        """What a schema and one of its options say together, for each of them."""
+        """For each option of a schema, all that the two say together."""
         rest = {name: each for name, each in schema.items() if name != key}
         options = [each for each in schema[key] if each is not False]
         return [self._merged([rest, each]) for each in options] if rest else options
