@@ -336,6 +336,16 @@ def test_calls_are_written_for_a_template_that_leaves_them_out() -> None:
     assert "<|tool_response_start|>42<|tool_response_end|>" in found
 
 
+def test_arguments_with_as_many_levels_as_there_may_be() -> None:
+    for name in ("lfm2", "gemma-4"):
+        for levels, found in ((62, "[" * 62), (900, "cut_off_arguments")):
+            nested = f'{{"a": {"[" * levels}{"]" * levels}}}'
+            call = {**CALL, "function": {"name": "f", "arguments": nested}}
+            assert found in prompt(
+                template(name), [LOOP[0], {**LOOP[1], "tool_calls": [call]}, LOOP[2]], S, E
+            )
+
+
 def test_no_character_of_a_user_becomes_a_mark() -> None:
     """Noncharacters, of which some stand for marks until the template has been rendered."""
     for continued in (False, True):
