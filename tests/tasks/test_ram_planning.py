@@ -168,3 +168,12 @@ def test_doctor_measures_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found = hotcold.doctor(gpu="off", disk=tmp_path / "model")
     assert found.report()["disk"]["direct"] is True and "one after another: 1.00 GB/s" in str(found)
     assert hotcold.doctor(gpu="off").report()["disk"] is None
+
+
+def test_doctor_looks_at_the_file_before_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "_measure", lambda *given: pytest.fail("it measured the machine"))
+    (tmp_path / "short").write_bytes(b"short")
+    with pytest.raises(UserError, match=r"short has 5 B: a file of 16\.00 MiB at least is needed"):
+        hotcold.doctor(gpu="off", disk=tmp_path / "short", output=tmp_path / "figures")
+    assert not (tmp_path / "figures").exists()

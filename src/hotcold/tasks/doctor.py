@@ -60,6 +60,8 @@ def doctor(
     UserError: a GPU that is not there, a file that exists, too little memory, or a file for ``disk`` that is
     small or cannot be read."""
     to_write = None if output is None else new_file(output)
+    told = progress or (lambda phase, done, total: None)
+    speed = None if disk is None else measure_disk(Path(disk), partial(told, "measuring the disk"))
     notes: list[str] = []
     devices, chosen, reason = _gpus(gpu, notes)
     path = cache_path(chosen)
@@ -67,14 +69,12 @@ def doctor(
     hardware = None if again else _cached(path, machine, notes)
     from_cache = hardware is not None
     if hardware is None:
-        hardware = _measure(machine, chosen, notes, progress or (lambda phase, done, total: None))
+        hardware = _measure(machine, chosen, notes, told)
         _keep(path, hardware, notes)
     else:
         notes.append(f"figures from {path}; `again` measures")
     if to_write is not None:
         _write(to_write, hardware)
-    told = progress or (lambda phase, done, total: None)
-    speed = None if disk is None else measure_disk(Path(disk), partial(told, "measuring the disk"))
     return Diagnosis(machine, hardware, from_cache, path, tuple(notes), tuple(devices), chosen, reason, speed)
 
 
