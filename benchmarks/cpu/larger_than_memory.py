@@ -120,6 +120,9 @@ def main() -> None:
     budgets = [None] * args.all + [int(each * 2**30) for each in args.gib]
     if args.model is None or not budgets:
         parser.error("a model (-m) and budgets (--gib, --all) are needed")
+    beside = args.model.with_suffix(".profile.gguf")
+    if beside.exists():
+        parser.error(f"{beside} is there, and rounds write and remove a file of this name: move it away")
     if args.make and not args.model.exists():
         write_experts(args.model, args.make)
     ways = [(budget, False) for budget in budgets]
@@ -130,6 +133,7 @@ def main() -> None:
     for _ in range(args.rounds):
         for way in ways:
             rounds[way].append(apart(args, *way))
+    beside.unlink(missing_ok=True)
     report = []
     print("budget GiB   tok/s  hits   MiB/token  GB/s waited for  waits  ms waiting  (h: hot ones stay)")
     for (budget, hot), found in rounds.items():

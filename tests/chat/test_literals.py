@@ -227,6 +227,66 @@ def test_schemas_that_refer_to_themselves_and_to_several() -> None:
     )
 
 
+def test_schemas_that_contain_themselves_by_way_of_several() -> None:
+    """As pydantic writes them: a reference within ``allOf``."""
+    child = {"allOf": [{"$ref": "#/$defs/node"}, {"properties": {"q": {"type": "null"}}}]}
+    schema = {
+        "type": "object",
+        "properties": {"x": child},
+        "$defs": {"node": {"type": "object", "properties": {"next": child}}},
+    }
+    right = ["x={}", "x={'next': {'next': {'q': None}}, 'q': None}"]
+    wrong = ["x={'q': 1}", "x={'next': {'q': 1}}", "x=1"]
+    check(lark(LFM2, schema=schema), *([f"{S}[f({each})]{E}" for each in some] for some in (right, wrong)))
+    many = 600
+    chain = {
+        f"d{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(many)
+    }
+    chain[f"d{many}"] = {"type": "null"}
+    assert lark(LFM2, schema={"type": "object", "properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": chain})
+    doubled = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}", "required": [f"{n}{i}"]} for n in "xy"]}
+        for i in range(25)
+    }
+    doubled["d25"] = {"type": "object"}
+    with pytest.raises(GrammarError, match="the schema is too large: too many schemas refer to each other"):
+        lark(LFM2, schema={"type": "object", "properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": doubled})
+
+
+def test_what_stands_beside_options_counts_too() -> None:
+    numbers = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    options = {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    one = {"type": "object", "properties": {"x": numbers | options}}
+    right, wrong = ["x={'a': 1}", "x={'b': 1}", "x={'a': 1, 'b': 2}"], ["x={}", "x={'a': None}", "x={'c': 1}"]
+    check(lark(LFM2, schema=one), *([f"{S}[f({each})]{E}" for each in some] for some in (right, wrong)))
+    for whole in (
+        numbers | options,
+        {"allOf": [numbers, options]},
+        {"$ref": "#/$defs/n", "$defs": {"n": numbers | options}},
+    ):
+        check(
+            lark(LFM2, schema=whole),
+            [f"{S}[f(a=1, b=2)]{E}", f"{S}[f(b=2)]{E}"],
+            [f"{S}[f()]{E}", f"{S}[f(a=None)]{E}"],
+        )
+    counts = {
+        "type": "object",
+        "properties": {"x": {"type": "object", "additionalProperties": {"type": "integer"}}},
+    }
+    check(lark(LFM2, schema=counts), [f"{S}[f(x={{'a': 1, \"b\": 2}})]{E}"], [f"{S}[f(x={{'a': 'b'}})]{E}"])
+
+
+def test_names_that_are_no_words_have_quotes() -> None:
+    schema = {"type": "object", "properties": {"a b": {"type": "object", "properties": {"c:d": {}}}}}
+    arguments = {"a b": {"c:d": 5}}
+    for form, notation in ((LFM2, PYTHON), (GEMMA4, GEMMA)):
+        call = written_call("f", arguments, notation)
+        text = f"{S}[{call}]{E}" if form is LFM2 else f"<|tool_call>call:{call}<tool_call|>"
+        check(lark(form, schema=schema), [text], [text.replace("d", "e")])
+        ((name, found),) = read(ChatStream(None, form, sure=True), [text])["calls"]
+        assert name == "f" and json.loads(found) == arguments
+
+
 def test_what_gemmas_strings_are_not_held_to_is_said() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a+$"}}}
     function: dict[str, Any] = {"name": "f", "parameters": schema}
@@ -274,6 +334,30 @@ def test_calls_are_written_for_a_template_that_leaves_them_out() -> None:
     found = prompt(template("lfm2"), LOOP, S, E)
     assert f'\nOk.«{S}»[f(a="{E}")]«{E}»<|im_end|>' in found and found.count(f"«{E}»") == 1
     assert "<|tool_response_start|>42<|tool_response_end|>" in found
+
+
+def test_arguments_with_as_many_levels_as_there_may_be() -> None:
+    for name in ("lfm2", "gemma-4"):
+        for levels, found in ((62, "[" * 62), (900, "cut_off_arguments")):
+            nested = f'{{"a": {"[" * levels}{"]" * levels}}}'
+            call = {**CALL, "function": {"name": "f", "arguments": nested}}
+            assert found in prompt(
+                template(name), [LOOP[0], {**LOOP[1], "tool_calls": [call]}, LOOP[2]], S, E
+            )
+
+
+def test_no_character_of_a_user_becomes_a_mark() -> None:
+    """Noncharacters, of which some stand for marks until the template has been rendered."""
+    for continued in (False, True):
+        text = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+        answer = {**LOOP[1], "content": text} if not continued else {"role": "assistant", "content": text}
+        loop = [{"role": "user", "content": text}, answer, LOOP[2]][: 2 if continued else 3]
+        metadata = chat_models.vocabularies.bpe("gpt-2", "user", [(each, CONTROL) for each in (S, E)])
+        chat, tokenizer = chat_of(metadata | {"tokenizer.chat_template": template("lfm2")})
+        chat._process = _shared
+        found = names(tokenizer, chat.ids(check_messages(loop), continue_last=continued))
+        assert found.count(text) == 2 and found.count("«<|tool") == (0 if continued else 2)
+        assert not continued or found.endswith(text)
 
 
 def test_thinking_goes_where_a_template_looks_for_it() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import chat_models
+from support import chat_models, waiting_chat
 
 from hotcold import LLM
 from hotcold.chat.chat import Part
@@ -22,6 +22,8 @@ from hotcold.commands.cli import main
 from hotcold.commands.display import PlainDisplay
 
 COMMAND = [sys.executable, "-m", "hotcold", "chat"]
+#: Its answers wait in their midst, until somebody ends them or lets them go on.
+WAITING = [sys.executable, str(Path(waiting_chat.__file__)), "chat", "--logit-bias", "2-inf"]
 FOX = "Once upon a time there was a fox"
 
 
@@ -274,8 +276,7 @@ def test_a_conversation_in_a_terminal(answers: Any, tmp_path: Path) -> None:
 
 @terminal
 def test_ctrl_c_ends_an_answer_and_not_the_program() -> None:
-    # The slow backend, so that an answer takes long enough to be interrupted on any machine.
-    with PseudoTerminal([*COMMAND, "--backend", "reference", "-n", "200", "--logit-bias", "2-inf"]) as screen:
+    with PseudoTerminal([*WAITING, "-n", "200"]) as screen:
         screen.wait_for("\n> ")
         for line in (FOX, "/retry"):
             screen.send(f"{line}\n")
@@ -326,8 +327,7 @@ def test_pasted_lines_are_one_message(answers: Any) -> None:
 @terminal
 def test_ctrl_c_amid_an_answer_to_piped_input_ends_it() -> None:
     """The rest of the pipe is not meant for an answer that was cut off."""
-    command = [*COMMAND, "--backend", "reference", "-n", "-1", "--logit-bias", "2-inf"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([*WAITING, "-n", "-1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(f"{FOX}\n{FOX}\n".encode())
         process.stdin.flush()
@@ -337,17 +337,17 @@ def test_ctrl_c_amid_an_answer_to_piped_input_ends_it() -> None:
 
 
 @terminal
-def test_what_is_typed_during_an_answer_comes_after_it() -> None:
-    command = [*COMMAND, "--backend", "reference", "-n", "60", "--logit-bias", "2-inf"]
-    with PseudoTerminal(command, env={"NO_COLOR": ""}) as screen:
+def test_what_is_typed_during_an_answer_comes_after_it(tmp_path: Path) -> None:
+    go_on = tmp_path / "go_on"
+    environment = {"NO_COLOR": "", "WAITING_FOR": str(go_on)}
+    with PseudoTerminal([*WAITING, "-n", "60"], env=environment) as screen:
         screen.wait_for("\n> ")
         screen.wait_for_raw("\x1b[2m> \x1b[0m")
         screen.send(f"{FOX}\n")
         screen.wait_for(f"{FOX}\n")
         screen.wait_for(r"\w+ \w+ ")
-        screen.process.send_signal(signal.SIGSTOP)  # so that the answer does not end first
         screen.send("xyzzy")
-        screen.process.send_signal(signal.SIGCONT)
+        go_on.touch()
         assert "xyzzy" not in screen.wait_for("60 tokens[^>]*> ")
         screen.wait_for("xyzzy")
         assert screen.lines[-1] == "> xyzzy" and "\x1b[2mprompt" in screen.raw

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.bits import same_bits
 from support.op_truth import (
     Answer,
     AttentionKind,
@@ -140,10 +141,6 @@ def test_what_lies_before_the_window_is_not_read(backend: Backend, window: int, 
                         gone[:] = np.nan
             backend.attention(q, k_cache, v_cache, batch, out, 0.3, window=window)
             Answer(expected).check(out[0], (position, decode))
-
-
-def same_bits(a: Floats, b: Floats) -> None:
-    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 def attend_prompt(

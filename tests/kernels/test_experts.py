@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.bits import same_bits
 from support.expert_layers import Layer, choices, make_layer
 from support.op_truth import (
     FFNKind,
@@ -377,10 +378,6 @@ def test_predictors_share_their_first_factor(backend: Backend, types: tuple[str,
             sure = (np.abs(margin) > answer.bounds)[:, a:b][chose]
             bits = to_bits(words[:decode][chose], b - a) if b > a else sure
             np.testing.assert_array_equal(bits[sure], (margin >= 0)[:, a:b][chose][sure])
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> None:
-    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 BITS = [

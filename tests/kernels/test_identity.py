@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from support.bits import same_bits
 from support.op_truth import (
     FFNKind,
     Row,
@@ -47,10 +48,6 @@ LAYOUTS = ("by_neuron", "by_output")
 def shape_of(type: str) -> tuple[int, int]:
     """(N, D): more ranges than one thread claims at once; not a multiple of 64 neurons where blocks allow."""
     return (352, 128) if BLOCK_TYPES[type].weights <= 32 else (512, 256)
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> None:
-    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 def run_ffn(

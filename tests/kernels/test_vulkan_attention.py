@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.bits import same_bits
 from support.mirrored_backend import MirroredBackend
 from support.op_truth import (
     AttentionKind,
@@ -35,10 +36,6 @@ pytestmark = pytest.mark.one_driver  # the op table looks at the second one
 DECODE = [Row(n - 1, s) for s, n in enumerate((1, 2, 33, 255, 256, 257, 512, 700))]
 #: More than 16 rows: those of a prompt then read keys together; some see other splits than their neighbours.
 PROMPT = [Row(p, 8) for p in (*range(3), *range(248, 262), 511, 512, 513)] + [Row(p, 9) for p in range(4)]
-
-
-def same_bits(a: Floats, b: Floats) -> None:
-    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 def caches(backend: Any, batch: Any, type: str, kv_heads: int, head_dim: int) -> list[Any]:

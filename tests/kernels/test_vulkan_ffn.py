@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.bits import same_bits
 from support.expert_layers import choices, make_layer
 from support.op_truth import FFNKind, plain_batch, random_ffn, random_rows, random_tensor, rng, to_words
 from support.ordered_ffn import ordered_ffn
@@ -65,10 +66,6 @@ def run(
         options["chosen"] = Chosen(*map(buffer, chosen))
     backend.ffn(buffer(x), weights, batch, out, **options)
     return backend.read(out, 0, len(x)).copy()
-
-
-def same_bits(a: Floats, b: Floats) -> None:
-    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.bits import same_bits
 from support.op_truth import Row, make_batch, plain_batch, random_rows, random_tensor, rng, to_bits
 from support.ordered_dot import OrderedMatrix
 from support.vulkan_cases import TYPES
@@ -23,10 +24,6 @@ from hotcold.kernels.vulkan.recording import Cut, Recording
 pytestmark = pytest.mark.one_driver  # the op table looks at the second one
 
 MOST = 40  #: rows of a step
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> None:
-    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 def buffer(backend: Any, values: np.ndarray) -> Any:

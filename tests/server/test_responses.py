@@ -121,6 +121,9 @@ def test_a_reference_stands_for_an_item_of_an_answer_before() -> None:
     by_reference = responses.parse({"input": [*references, result]}, known)
     in_full = responses.parse({"input": [*items, result], "store": False}, known)
     assert by_reference.messages == in_full.messages and len(by_reference.messages) == 2
+    with pytest.raises(APIError, match=r"id is 'rs_.*', as in input\[0\]: refer to an item once") as caught:
+        responses.parse({"input": [*references, result, references[0]]}, known)
+    assert caught.value.param == "input[4].id"
     (forgotten, *_) = answered(known, store=False)
     with pytest.raises(APIError, match="not among the last items that are kept") as caught:
         responses.parse({"input": [{"type": "item_reference", "id": forgotten["id"]}]}, known)

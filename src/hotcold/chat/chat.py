@@ -9,7 +9,7 @@ from hotcold.chat.harmony import EFFORTS, HarmonyStream
 from hotcold.chat.messages import Message, TemplateValue, content_text
 from hotcold.chat.prompt import CALL_MARKS, fitted
 from hotcold.chat.rendering import TemplateError, TemplateProcess, check_extra
-from hotcold.chat.stand_ins import StandIns, encode_rendered, stand_ins, texts_of
+from hotcold.chat.stand_ins import StandIns, encode_rendered, stand_ins, texts_of, unused
 from hotcold.chat.stream import AnswerStream as AnswerStream
 from hotcold.chat.stream import ChatStream as ChatStream
 from hotcold.chat.stream import Part as Part
@@ -20,8 +20,6 @@ from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.values import shown
 
-#: A noncharacter, which no text may have, marks where a text ends that is to be continued.
-_END = "\ufdd0"
 ANSWER_TOKENS = 512  #: the most of an answer in a conversation, unless somebody says otherwise
 PARAGRAPH = "\n\n"  #: between what was written and what a user writes next, without a template
 #: A template that asks for ``thinking``: DeepSeek's, Granite's. Others call it ``enable_thinking``.
@@ -211,18 +209,18 @@ class Chat:
         if continue_last and messages[-1]["role"] != "assistant":
             seen = shown(messages[-1]["role"])
             raise TemplateError(f"the last message is of {seen}: only an assistant's can be continued")
-        messages, tools = fitted(
-            messages, tools, template, self._traits_of(template), self.tool_format, self.call_ids
-        )
+        texts = [template, *texts_of(messages), *texts_of(tools), *texts_of(values)]
+        # They mark where the last message ends, and stand for the marks of calls.
+        end, *of_calls = unused(1 + CALL_MARKS, texts)
+        traits = self._traits_of(template)
+        messages, tools = fitted(messages, tools, template, traits, self.tool_format, self.call_ids, of_calls)
         names = [*self._tokenizer.control_names.values()]
         texts = [template, *names, *texts_of(messages), *texts_of(tools), *texts_of(values)]
-        # Characters of no text mark where the last message ends, and stand for the marks of calls.
-        marks = stand_ins([*names, _END, *CALL_MARKS], texts)
-        end = marks.forward.get(ord(_END), "")
+        marks = stand_ins([*names, end, *of_calls], texts)
         if continue_last:
-            _mark_end(messages[-1])
+            _mark_end(messages[-1], end)
         if not template:
-            return _plain_text(messages).removesuffix(_END).translate(marks.forward), marks
+            return _plain_text(messages).removesuffix(end).translate(marks.forward), marks
         request = {
             "template": template,
             "stand_ins": [marks.plain, marks.marked],
@@ -232,10 +230,11 @@ class Chat:
         }
         request["users" if tools else "values"]["tools"] = tools or None  # type: ignore[index]
         text = self._process.render(request)
-        for mark, name in zip(CALL_MARKS, self.tool_format.tokens, strict=False):
+        for mark, name in zip(of_calls, self.tool_format.tokens, strict=False):
             text = text.replace(marks.forward[ord(mark)], name)
         if not continue_last:
             return text, marks
+        end = marks.forward[ord(end)]
         if end not in text:
             raise TemplateError("the model's chat template leaves out the last message: start a new one")
         return text[: text.rindex(end)], marks
@@ -283,14 +282,14 @@ def _special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> dict[s
     return found
 
 
-def _mark_end(message: Message) -> None:
-    """Puts the mark behind what a message says."""
+def _mark_end(message: Message, end: str) -> None:
+    """Puts a mark behind what a message says."""
     content = message["content"]
     if isinstance(content, list) and content:
         last = content[-1]
-        message["content"] = [*content[:-1], {**last, "text": last["text"] + _END}]
+        message["content"] = [*content[:-1], {**last, "text": last["text"] + end}]
     else:
-        message["content"] = content_text(content) + _END
+        message["content"] = content_text(content) + end
 
 
 def _plain_text(messages: list[Message]) -> str:

@@ -12,6 +12,7 @@ _MOST_WORD = 256  # characters of a name, a bare key or a number
 _T = TypeVar("_T")
 _Reading: TypeAlias = Generator[None, str, _T]  # is sent a character whenever it stops
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_BEHIND = ",)]}"  # follows a value
 _NO_WORD = frozenset("()[]{}<>|\"'=,:")
 _WORDS = MappingProxyType({
     "True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null",
@@ -37,17 +38,24 @@ PYTHON = Notation("(", ")", "=", ('"', "'"), escapes=True, bare_keys=False, in_o
 GEMMA = Notation("{", "}", ":", ('<|"|>',), escapes=False, bare_keys=True, in_order=True)
 
 
+def is_word(name: str) -> bool:
+    """Whether a name can be read without quotes."""
+    return 0 < len(name) <= _MOST_WORD and not any(each.isspace() or each in _NO_WORD for each in name)
+
+
 def written(value: Any, notation: Notation) -> str:
     """A value in a notation; strings are in its first quotes."""
-    quote = notation.quotes[0]
     if isinstance(value, str):
+        quote = notation.quotes[0]
         return json.dumps(value, ensure_ascii=False) if notation.escapes else f"{quote}{value}{quote}"
     comma, colon = f",{notation.gap}", f":{notation.gap}"
     if isinstance(value, list):
         return f"[{comma.join(written(each, notation) for each in value)}]"
     if isinstance(value, dict):
         names = sorted(value) if notation.in_order else value
-        keys = {name: name if notation.bare_keys else written(name, notation) for name in names}
+        keys = {
+            name: name if notation.bare_keys and is_word(name) else written(name, notation) for name in names
+        }
         return f"{{{comma.join(keys[name] + colon + written(value[name], notation) for name in names)}}}"
     if isinstance(value, bool) or value is None:
         return str(value) if notation.escapes else json.dumps(value)
@@ -56,7 +64,8 @@ def written(value: Any, notation: Notation) -> str:
 
 def written_call(name: str, arguments: dict[str, Any], notation: Notation) -> str:
     """A call with its arguments, as a model writes it."""
-    values = (f"{key}{notation.equals}{written(each, notation)}" for key, each in arguments.items())
+    names = {name: name if is_word(name) else written(name, notation) for name in arguments}
+    values = (f"{names[key]}{notation.equals}{written(each, notation)}" for key, each in arguments.items())
     return f"{name}{notation.opens}{f',{notation.gap}'.join(values)}{notation.closes}"
 
 
@@ -138,15 +147,16 @@ class LiteralReader:
         while character != closes:
             self._back = character
             self._new += "" if first else ", "
+            sign = ":" if level else self._notation.equals
             quote = yield from self._quote()
             if quote:
-                yield from self._string(quote)
+                yield from self._string(quote, sign)
             elif level and not self._notation.bare_keys:
                 raise _NoLiteral
             else:
                 name = yield from self._word()  # what is made of it may be taken meanwhile
                 self._new += json.dumps(name, ensure_ascii=False)
-            if (yield from self._next()) != (":" if level else self._notation.equals):
+            if (yield from self._next()) != sign:
                 raise _NoLiteral
             self._new += ": "
             yield from self._value(level + 1)
@@ -179,7 +189,7 @@ class LiteralReader:
         if level > MOST_LEVELS:
             raise _NoLiteral
         if quote := (yield from self._quote()):
-            yield from self._string(quote)
+            yield from self._string(quote, _BEHIND)
             return
         character = yield from self._next()
         if character == "[":
@@ -203,12 +213,12 @@ class LiteralReader:
         self._back = character + self._back
         return ""
 
-    def _string(self, quote: str) -> _Reading[None]:
+    def _string(self, quote: str, behind: str) -> _Reading[None]:
         self._new += '"'
         while True:
             character = yield from self._any()
             if character == quote[0]:
-                if (yield from self._ends(quote)):
+                if (yield from self._ends(quote, behind)):
                     break
             elif character == "\\" and self._notation.escapes:
                 yield from self._escape()
@@ -220,9 +230,9 @@ class LiteralReader:
         """Adds text to a string."""
         self._new += json.dumps(text, ensure_ascii=False)[1:-1]
 
-    def _ends(self, quote: str) -> _Reading[bool]:
-        """Whether a string ends with the quote whose first character was read; if not, what was looked at is
-        part of the string."""
+    def _ends(self, quote: str, behind: str) -> _Reading[bool]:
+        """Whether a string ends with the quote whose first character was read, and behind which one of these
+        characters follows; if not, what was looked at is part of the string."""
         seen = quote[0]
         for wanted in quote[1:]:
             character = yield from self._any()
@@ -236,7 +246,7 @@ class LiteralReader:
         while (character := (yield from self._any())).isspace():
             seen += character
         self._back = character + self._back
-        if character in ",:)]}":
+        if character in behind:
             return True
         self._say(seen)
         return False

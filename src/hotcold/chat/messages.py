@@ -21,6 +21,7 @@ MOST_MESSAGES = 10_000
 MOST_TOOLS = 1_000
 MOST_VALUES = 32
 MOST_CHARACTERS = 4 << 20  #: of all messages together, and of all tools
+MOST_LEVELS = 64  #: of values within values in the arguments of a call
 
 #: Stands for the arguments of a call that are no JSON object, with their text, so that nothing is lost and
 #: the model sees what happened.
@@ -45,8 +46,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Messages as templates expect them. ``content`` is a string, a list of ``{"type": "text", "text": ...}``
     as it was given, or None beside an assistant's calls; elsewhere None is empty, where it is allowed. The
     arguments of tool calls are objects, however they were given; what is no object, such as one that was cut
-    off, is text under the name :data:`CUT_OFF`. Keys that no template asks for are left out. MessageError:
-    anything that is not as documented."""
+    off, or has too many levels, is text under the name :data:`CUT_OFF`. Keys that no template asks for are
+    left out. MessageError: anything that is not as documented."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise MessageError(f"messages is {shown(messages)}: a list of at least one message is needed")
     if len(messages) > MOST_MESSAGES:
@@ -192,7 +193,20 @@ def _arguments(text: str) -> dict[str, Any]:
         found = text
     if found is None:
         return {}
-    return found if isinstance(found, dict) else {CUT_OFF: text}
+    return found if isinstance(found, dict) and not _deep(found) else {CUT_OFF: text}
+
+
+def _deep(value: object) -> bool:
+    """Whether values lie within values on more than :data:`MOST_LEVELS` levels."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if isinstance(each, dict) else each)  # type: ignore[attr-defined]
+            if isinstance(inner, dict | list)
+        ]
+    return bool(level)
 
 
 def _refuse(name: str) -> None:

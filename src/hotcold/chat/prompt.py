@@ -12,9 +12,7 @@ from hotcold.chat.tool_formats import DEEPSEEK, GENERAL, HARMONY, LiteralCall, T
 from hotcold.chat.traits import Traits
 
 _SYSTEMS = ("system", "developer")
-#: Noncharacters, which no text may have: they stand for the first tokens of a format, in the text of calls
-#: that are written into content.
-CALL_MARKS = ("\ufdd1", "\ufdd2")
+CALL_MARKS = 2  #: tokens of a format that may be in calls that are written into content
 
 
 def fitted(
@@ -24,8 +22,10 @@ def fitted(
     traits: Traits,
     format: ToolFormat,
     ids: CallIds,
+    marks: Sequence[str],
 ) -> tuple[list[Message], list[dict[str, Any]]]:
-    """The adapted messages, and the tools that the template itself shows."""
+    """The adapted messages, and the tools that the template itself shows. In calls that are written into
+    content, ``marks``, which no text has, stand for the first tokens of the format."""
     found = [dict(message) for message in messages]
     if "developer" not in template:
         found = [{**each, "role": "system"} if each["role"] == "developer" else each for each in found]
@@ -36,7 +36,7 @@ def fitted(
     elif format is HARMONY and tools and not knows_tools(template):
         found, tools = with_tools_in_channels(found, tools), ()
     elif not traits.calls and isinstance(format.call, LiteralCall):
-        found = [_with_written_calls(each, format, format.call) for each in found]
+        found = [_with_written_calls(each, format, format.call, marks) for each in found]
     if "tool_responses" in template and "tool_call_id" not in template:
         found = with_responses(found)
     found = with_fitting_ids(found, ids)
@@ -148,14 +148,16 @@ def _content(message: Message) -> str:
     return content_text(message["content"])
 
 
-def _with_written_calls(message: Message, format: ToolFormat, kind: LiteralCall) -> Message:
+def _with_written_calls(
+    message: Message, format: ToolFormat, kind: LiteralCall, marks: Sequence[str]
+) -> Message:
     """Writes calls into content, as the model does, for a template that leaves them out."""
     if not (calls := message.get("tool_calls")):
         return message
     functions = (call["function"] for call in calls)
     written = (written_call(each["name"], each["arguments"], kind.notation) for each in functions)
     before, after = format.before, format.after
-    for mark, token in zip(CALL_MARKS, format.tokens, strict=False):
+    for mark, token in zip(marks, format.tokens, strict=False):
         before, after = before.replace(token, mark), after.replace(token, mark)
     text = f"{before}{(format.between or '').join(written)}{after}"
     rest = {name: each for name, each in message.items() if name != "tool_calls"}

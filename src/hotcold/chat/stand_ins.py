@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Stand-ins are taken from the private use areas.
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
+#: Noncharacters, which texts seldom have.
+_MARKS = (*range(0xFDD0, 0xFDF0), *(plane << 16 | low for plane in range(1, 17) for low in (0xFFFE, 0xFFFF)))
 #: JSON, in which templates write tools, escapes these; no control token needs them to be found.
 _NEVER_MARKED = frozenset('"\\')
 
@@ -63,6 +65,17 @@ def stand_ins(names: Iterable[str], texts: Iterable[str]) -> StandIns:
     if len(marked) < len(plain):
         raise UserError("the text has nearly all private characters of Unicode: leave some out")
     return StandIns(plain, marked)
+
+
+def unused(count: int, texts: Iterable[str]) -> list[str]:
+    """Characters that none of these texts has. UserError: there are too few of them."""
+    used: set[str] = set()
+    for text in texts:
+        used.update(text)
+    found = [character for character in map(chr, _MARKS) if character not in used][:count]
+    if len(found) < count:
+        raise UserError("the text has nearly all noncharacters of Unicode: leave some out")
+    return found
 
 
 def encode_rendered(tokenizer: "Tokenizer", text: str, stand_ins: StandIns) -> list[int]:

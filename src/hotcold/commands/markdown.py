@@ -35,11 +35,10 @@ STYLES = Theme(
 )
 #: A line that may become a list, a heading, a rule or a table once more of it is there.
 _UNDECIDED = re.compile(r"[ >]*(?:[-+*=#~`|:_.][-+*=#~`|:_. ]*|\d{1,9}[.)]? *)?")
-# HTML and definitions of links would be left out, and a picture would lose its address.
 _MOST_NESTING = 100  # lists in lists count twice
 _PARSER = MarkdownIt("commonmark", {"maxNesting": _MOST_NESTING}).enable(["strikethrough", "table"])
+# HTML and definitions of links would be left out, and a picture would lose its address.
 _PARSER.disable(["html_block", "html_inline", "reference", "image"])
-
 
 _LEAST_ROOM = 8  # columns for text
 _LEAST_COLUMN = 5  # of a table, with the space beside it

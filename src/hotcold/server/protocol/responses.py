@@ -188,10 +188,16 @@ def parse(body: object, facts: Facts) -> ResponsesCall:
 
 
 def _found(items: list[dict[str, Any]], facts: Facts) -> Iterator[dict[str, Any]]:
-    """The items, with those that are kept in the place of references to them."""
+    """The items, with those that are kept in the place of references to them. Each may be there once, so that
+    a short request does not become a huge one."""
+    places: dict[str, int] = {}
     for place, item in enumerate(items):
         param = f"input[{place}]"
         if item["type"] == "item_reference":
+            first = places.setdefault(item["id"], place)
+            if first != place:
+                seen = f"{param}.id is {shown(item['id'])}, as in input[{first}]"
+                raise invalid(f"{seen}: refer to an item once", f"{param}.id")
             yield _ITEM.read(facts.kept.find(item["id"], f"{param}.id"), param)
         else:
             yield item
