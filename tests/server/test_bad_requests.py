@@ -102,7 +102,9 @@ BODIES = {
 
 @pytest.mark.parametrize("path", POSTS)
 def test_bodies_that_are_no_request(client: httpx.Client, path: str) -> None:
-    for body in BODIES.values():
+    for name, body in BODIES.items():
+        if name == "object" and path.startswith("/api/"):
+            continue  # Ollama's clients ask so whether the model is loaded
         check_error(client.post(path, content=body, headers=JSON), 400)
 
 
