@@ -272,7 +272,7 @@ def test_numbers_of_a_batch_that_a_shader_must_not_see(vulkan: Any) -> None:
         ({"q": (4, 0, 8)}, r"q of shape \(4, 0, 8\)"),
         ({"q": (3, 2, 8)}, "q: expected at least 4 rows of 16, got 3 rows of 16"),
         ({"out": (4, 1, 8)}, "out: expected at least 4 rows of 16, got 4 rows of 8"),
-        ({"k": (4, 1, 32, 513), "v": (4, 1, 32, 513), "q": (4, 2, 513)}, "head_dim of 513: up to 512"),
+        ({"k": (4, 1, 32, 961), "v": (4, 1, 32, 961), "q": (4, 2, 961)}, "head_dim of 961: up to 960"),
     ],
 )
 def test_wrong_buffers_are_refused(vulkan: VulkanBackend, shapes: dict[str, Any], message: str) -> None:
