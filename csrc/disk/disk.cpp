@@ -21,6 +21,20 @@ int64_t up_to_block(int64_t n) { return down_to_block(n + kDiskBlock - 1); }
 
 }  // namespace
 
+uint8_t* first_block(const AlignedBytes& room) {
+    return reinterpret_cast<uint8_t*>(up_to_block(int64_t(reinterpret_cast<uintptr_t>(room.get()))));
+}
+
+OwnFile open_again(int file, bool direct) {
+    const int own = direct ? open_direct(file) : -1;
+    if (own >= 0) {  // some file systems open such a file and then refuse to read it
+        const AlignedBytes room = allocate_aligned(2 * kDiskBlock);
+        if (read_at(own, first_block(room), kDiskBlock, 0) >= 0) return {own, true};
+        close_file(own);
+    }
+    return {duplicate(file), false};
+}
+
 int64_t Disk::rows_at_once(int64_t row_bytes, bool by_output) {
     const int64_t unit = by_output ? kGroup : 1;
     return std::max<int64_t>(1, kRead / (unit * row_bytes)) * unit;
@@ -64,20 +78,11 @@ void Disk::stop() {
 
 int Disk::add(int file) {
     const FileState state = state_of(file);
-    int own = direct_ ? open_direct(file) : -1;
-    bool direct = own >= 0;
-    if (direct) {  // some file systems open such a file and then refuse to read it
-        const AlignedBytes room = allocate_aligned(2 * kDiskBlock);
-        auto* at = reinterpret_cast<uint8_t*>(up_to_block(int64_t(reinterpret_cast<uintptr_t>(room.get()))));
-        if (read_at(own, at, kDiskBlock, 0) < 0) {
-            close_file(own);
-            direct = false;
-        }
-    }
-    if (!direct) own = duplicate(file);
-    if (own < 0) throw DiskError(std::string("the model's file cannot be opened again: ") + strerror(errno));
+    const OwnFile own = open_again(file, direct_);
+    if (own.number < 0)
+        throw DiskError(std::string("the model's file cannot be opened again: ") + strerror(errno));
     std::lock_guard<std::mutex> lock(threads_->mutex);
-    files_.push_back({own, direct, state});
+    files_.push_back({own.number, own.direct, state});
     return int(files_.size()) - 1;
 }
 
@@ -187,8 +192,7 @@ int Disk::perform(const DiskRead& read, Staging& staging, int64_t& bytes) const 
         staging.size = room;
     }
     if (!staging.local) staging.local = allocate_aligned(kLocalBytes);
-    auto* to =
-        reinterpret_cast<uint8_t*>(up_to_block(int64_t(reinterpret_cast<uintptr_t>(staging.bytes.get()))));
+    uint8_t* to = first_block(staging.bytes);
     for (int64_t at = begin; at < end;) {
         const int64_t n = read_at(file->number, to + (at - begin), stop - at, at);
         if (n < 0) return errno ? errno : EIO;

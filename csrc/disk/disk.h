@@ -17,6 +17,17 @@
 
 namespace hc {
 
+// A descriptor of one's own for an open file, and whether its reads go past the system's cache.
+struct OwnFile {
+    int number = -1;  // -1: it cannot be opened again, and errno says why
+    bool direct = false;
+};
+// Past the cache where `direct` is wished and the file system allows it.
+OwnFile open_again(int file, bool direct);
+
+// The first address of `room` at which direct reads may be put; it has kDiskBlock bytes more than they fill.
+uint8_t* first_block(const AlignedBytes& room);
+
 // A file cannot be read any more.
 class DiskError : public std::runtime_error {
   public:

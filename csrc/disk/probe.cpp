@@ -21,34 +21,16 @@ using Clock = std::chrono::steady_clock;
 constexpr int kMostDepth = 64;
 constexpr int64_t kMostBytes = 64 << 20;
 
-// A copy of the file's descriptor, closed at the end.
 struct Opened {
-    explicit Opened(int file) : number(open_direct(file)), direct(number >= 0) {
-        if (!direct) number = duplicate(file);
-        if (number < 0) throw DiskError(std::string("the file cannot be opened again: ") + strerror(errno));
+    explicit Opened(int file) : own(open_again(file, true)) {
+        if (own.number < 0)
+            throw DiskError(std::string("the file cannot be opened again: ") + strerror(errno));
     }
-    ~Opened() { close_file(number); }
+    ~Opened() { close_file(own.number); }
     Opened(const Opened&) = delete;
     Opened& operator=(const Opened&) = delete;
-    // Some file systems open a file past the cache and then refuse to read it.
-    void read_through_cache(int file) {
-        close_file(number);
-        number = duplicate(file);
-        direct = false;
-        if (number < 0) throw DiskError(std::string("the file cannot be opened again: ") + strerror(errno));
-    }
 
-    int number;
-    bool direct;
-};
-
-struct Room {
-    explicit Room(int64_t bytes) : memory(allocate_aligned(size_t(bytes + kDiskBlock))) {
-        const auto at = reinterpret_cast<uintptr_t>(memory.get());
-        data = memory.get() + (uintptr_t(kDiskBlock) - at % uintptr_t(kDiskBlock)) % uintptr_t(kDiskBlock);
-    }
-    AlignedBytes memory;
-    uint8_t* data;
+    const OwnFile own;
 };
 
 uint64_t draw(uint64_t& state) {  // splitmix64
@@ -67,11 +49,7 @@ DiskSpeed probe_disk(int file, const DiskProbe& probe) {
         throw std::invalid_argument("a probe has 1 to 64 reads under way");
     const int64_t pieces = state_of(file).bytes / probe.bytes;
     if (pieces < 1) throw std::invalid_argument("the file is shorter than what is read at once");
-    Opened opened(file);
-    if (opened.direct) {
-        const Room room(kDiskBlock);
-        if (read_at(opened.number, room.data, kDiskBlock, 0) < 0) opened.read_through_cache(file);
-    }
+    const Opened opened(file);
     std::atomic<int64_t> next{0}, done{0};
     std::atomic<int> error{0};
     const auto start = Clock::now();
@@ -79,11 +57,12 @@ DiskSpeed probe_disk(int file, const DiskProbe& probe) {
         start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(probe.seconds));
     const auto read = [&](int thread) {
         try {
-            const Room room(probe.bytes);
+            const AlignedBytes room = allocate_aligned(size_t(probe.bytes + kDiskBlock));
+            uint8_t* to = first_block(room);
             uint64_t state = uint64_t(thread);
             do {
                 const int64_t piece = (probe.sequential ? next++ : int64_t(draw(state) >> 1)) % pieces;
-                const int64_t n = read_at(opened.number, room.data, probe.bytes, piece * probe.bytes);
+                const int64_t n = read_at(opened.own.number, to, probe.bytes, piece * probe.bytes);
                 if (n < 0) {
                     error = errno ? errno : EIO;
                     return;
@@ -105,7 +84,7 @@ DiskSpeed probe_disk(int file, const DiskProbe& probe) {
     for (std::thread& each : threads) each.join();
     if (error) throw DiskError(std::string("the file cannot be read: ") + strerror(error));
     if (!done) throw DiskError("the file cannot be read: it has become shorter");
-    return {double(done) / std::chrono::duration<double>(Clock::now() - start).count(), opened.direct};
+    return {double(done) / std::chrono::duration<double>(Clock::now() - start).count(), opened.own.direct};
 }
 
 }  // namespace hc

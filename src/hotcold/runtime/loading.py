@@ -104,8 +104,7 @@ def _load(
     pages, page_notes = _pool(config, options, limits, resident + slots * config.slot_bytes)
     shelves = None
     if budget is not None:
-        bill = memory_bill(resident, options["cache_type"], config, limits, pages, slots)
-        shelves = _fit(budget, bill, file, config, options)
+        shelves = _fit(file, config, options, limits, resident, pages, slots)
         weight_bytes = resident + shelves.expert_bytes + shelves.bill["reading"]
     model = ToLoad(file, config, options, limits, pages, slots, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors, shelves)
@@ -171,14 +170,23 @@ def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Sh
     limits, _, _ = _limits(config, wanted)
     slots, _, _ = _slots(config, wanted, limits, resident)
     pages, _ = _pool(config, wanted, limits, resident + slots * config.slot_bytes)
-    bill = memory_bill(resident, wanted["cache_type"], config, limits, pages, slots)
-    assert wanted["ram_budget"] is not None
-    return _fit(wanted["ram_budget"], bill, file, config, wanted)
+    return _fit(file, config, wanted, limits, resident, pages, slots)
 
 
 def _fit(
-    budget: int, bill: Mapping[str, int], file: GGUFFile, config: Config, options: LoadOptions
+    file: GGUFFile,
+    config: Config,
+    options: LoadOptions,
+    limits: BatchLimits,
+    resident: int,
+    pages: int,
+    slots: int,
 ) -> Shelves:
+    """Chooses the experts that lie in memory beside what always does, ``resident`` bytes of weights and the
+    rest of the bill."""
+    budget = options["ram_budget"]
+    assert budget is not None
+    bill = memory_bill(resident, options["cache_type"], config, limits, pages, slots)
     shelves = Shelves.fit(budget, bill, file, config)
     assert config.experts is not None
     if shelves.all_fit or (profile := _routing_beside(file, config, options)) is None:
