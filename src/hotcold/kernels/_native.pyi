@@ -68,6 +68,10 @@ class Disk:
     @staticmethod
     def staging_bytes(row_bytes: int, by_output: bool) -> int: ...
 
+DISK_READ_BYTES: int = 2097152
+
+EXPERTS_OF_A_WAVE: int = 4
+
 def probe_disk(file: int, bytes: int, depth: int, seconds: float, sequential: bool) -> tuple[float, bool]: ...
 
 class Shelf:

@@ -290,6 +290,13 @@ def _ffn_types(file: GGUFFile, *, beside: bool) -> tuple[BlockType, BlockType, B
     return found.get("gate", up), up, found.get("down", up)
 
 
+def ffn_types(file: GGUFFile, config: Config) -> tuple[BlockType, BlockType, BlockType]:
+    """Block types of gate, up and down, those of experts where a model has some."""
+    return _ffn_types(
+        file, beside=bool(config.normed) or (config.experts is not None and config.experts.beside)
+    )
+
+
 def _block_neurons(file: GGUFFile, config: Config) -> int:
     if config.down_layout != "by_output":
         return 1
