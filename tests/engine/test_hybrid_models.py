@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.buffers import allocations, cache_bytes
-from support.golden import HYBRIDS, LATENT_HYBRIDS, golden
+from support.golden import CPU_HYBRIDS, HYBRIDS, LATENT_HYBRIDS, golden
 from support.guessing import Reckless
 from support.hybrid_models import KINDS, write_hybrid
 from support.page_count import assert_no_page_is_lost
@@ -244,7 +244,7 @@ def test_sixty_four_sequences_stay_within_their_bill(
     assert (stats.states, stats.free_states + stats.shared_states) == (84, 84)
 
 
-@pytest.mark.parametrize("name", (*HYBRIDS, *LATENT_HYBRIDS))
+@pytest.mark.parametrize("name", (*HYBRIDS, *LATENT_HYBRIDS, *CPU_HYBRIDS))
 def test_each_family_shares_and_is_preempted(name: str, tmp_path: Path) -> None:
     """As alone, to the bit: a prompt that begins where another ended, and two that take pages from each
     other; and the tokens of transformers."""
