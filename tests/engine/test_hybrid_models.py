@@ -12,7 +12,7 @@ import pytest
 from support.buffers import allocations, cache_bytes
 from support.golden import CPU_HYBRIDS, HYBRIDS, LATENT_HYBRIDS, golden
 from support.guessing import Reckless
-from support.hybrid_models import KINDS, write_hybrid
+from support.hybrid_models import CPU_KINDS, KINDS, write_hybrid
 from support.page_count import assert_no_page_is_lost
 
 from hotcold.engine.engine import Engine
@@ -28,7 +28,7 @@ from hotcold.watch.memory_use import memory_use
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("hybrids")
-    return {kind: write_hybrid(folder / f"{kind}.gguf", kind) for kind in KINDS}
+    return {kind: write_hybrid(folder / f"{kind}.gguf", kind) for kind in (*KINDS, *CPU_KINDS)}
 
 
 class Alone:
@@ -74,7 +74,11 @@ class Alone:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(pair, id="-".join(pair)) for pair in [("qwen35", "reference"), *product(KINDS, ["cpu"])]
+        *(
+            pytest.param(pair, id="-".join(pair))
+            for pair in [("qwen35", "reference"), *product(KINDS, ["cpu"])]
+        ),
+        *(pytest.param((kind, "cpu"), id=f"{kind}-cpu", marks=pytest.mark.full) for kind in CPU_KINDS),
     ],
 )
 def alone(request: pytest.FixtureRequest, paths: dict[str, Path]) -> Alone:
