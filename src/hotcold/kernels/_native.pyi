@@ -267,6 +267,28 @@ class Program:
         out: NDArray[numpy.float32],
         activation: int,
     ) -> None: ...
+    def activate(self, x: NDArray[numpy.float32], out: NDArray[numpy.float32], activation: int) -> None: ...
+    def token_shift(
+        self,
+        x: NDArray[numpy.float32],
+        mixes: NDArray[numpy.float32],
+        state: NDArray[numpy.float32],
+        outs: Sequence[NDArray[numpy.float32]],
+    ) -> None: ...
+    def wkv7(
+        self,
+        r: NDArray[numpy.float32],
+        k: NDArray[numpy.float32],
+        v: NDArray[numpy.float32],
+        decay: NDArray[numpy.float32],
+        rate: NDArray[numpy.float32],
+        first: NDArray[numpy.float32] | None,
+        share: NDArray[numpy.float32] | None,
+        vectors: NDArray[numpy.float32],
+        state: NDArray[numpy.float32],
+        out: NDArray[numpy.float32],
+        eps: float,
+    ) -> None: ...
 
 def step_scratch_bytes(
     *,

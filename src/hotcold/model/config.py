@@ -29,6 +29,7 @@ from hotcold.model.normed_ffn import NormedFFN, read_activation, read_normed
 from hotcold.model.positions import LayerPositions, local_head_dim, read_positions, scaling_notes
 from hotcold.model.refused import refusal
 from hotcold.model.rope import Growth, Rope
+from hotcold.model.rwkv import read_rwkv
 from hotcold.model.short_conv import read_short_conv
 from hotcold.model.streams import read_streams, stream_rooms
 from hotcold.values import shown
@@ -162,6 +163,11 @@ class Config:
         """How many values a layer's neurons read: D, or fewer where experts are latent."""
         experts = self.experts_of(layer)
         return experts.latent or self.dim if experts else self.dim
+
+    @property
+    def cpu_alone(self) -> str | None:
+        """Says what only CPUs compute of it; None: nothing."""
+        return "GPUs do not compute RWKV yet" if self.family.stateful == "rwkv" else None
 
     @property
     def branches(self) -> bool:
@@ -321,14 +327,15 @@ def _mixers(
         "gated_delta": lambda: read_gated_delta(keys, tiled=family.tiled_heads),
         "kimi_delta": lambda: read_kimi_delta(keys, layers),
         "mamba": lambda: read_mamba(keys),
+        "rwkv": lambda: read_rwkv(keys, keys.whole("embedding_length", 1, MAX_DIM)),
     }
-    stateful = readers[family.stateful]()
+    stateful = readers[family.stateful]().of_layers(layers)
     if family.together:
-        return tuple(Together((each, stateful)) for each in attention)
+        return tuple(Together(pair) for pair in zip(attention, stateful, strict=True))
     attends = _attends(keys, family, layers, bool(heads[0]))
     return tuple(
-        NO_MIXER if family.one_part and n else mixer if attending else stateful
-        for n, mixer, attending in zip(neurons, attention, attends, strict=True)
+        NO_MIXER if family.one_part and n else mixer if attending else own
+        for n, mixer, attending, own in zip(neurons, attention, attends, stateful, strict=True)
     )
 
 

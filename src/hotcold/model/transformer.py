@@ -198,12 +198,15 @@ class Transformer:
         chosen = self.chosen[index] if experts else None
         if of.apart and chosen:
             return self._apart(of, side, index, ffn, chosen)
+        shift = of.shift.mixer(side, self._state.layers[index]) if of.shift else None
         if of.latent and experts:
             small, result = (side.room(f"latent {part}", experts.latent) for part in ("x", "out"))
 
         def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             if not add:
                 ops.add(out, side.x, batch, keep=0, scale=0)
+            if shift:
+                read = shift(read, batch)
             if of.router and chosen:
                 of.router.choose(ops, read, batch, chosen)
             if of.latent:
@@ -275,6 +278,8 @@ class Transformer:
         ops, x = side.ops, side.x
         batch, weights, scale = self.batch, self._weights, self.config.scales.embedding
         ops.embed(weights.embedding, batch, x)
+        if weights.embedding_norm is not None:
+            ops.norm(x, weights.embedding_norm, batch, x)
         if scale != 1:
             ops.add(x, x, batch, keep=0, scale=scale)
         if weights.positions is not None:

@@ -301,6 +301,10 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
         if asked:
             raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
         return Decision((f"{unused}: {why}",))
+    if (reason := model.config.cpu_alone) is not None:
+        if asked:
+            raise UserError(f"{unused}: {reason}: leave out what asks for a GPU, or `gpu={OFF}`")
+        return Decision((f"{unused}: {reason}",))
     if not asked and any(gpu.shares_memory for gpu in gpus) and None in measured:
         shares = "it shares the processor's memory, and need not be faster"
         return Decision((f"{unused}: {shares}: hotcold doctor measures it, and `gpu={name}` uses it",))

@@ -293,7 +293,8 @@ def _places(
                 matrices |= {id(latent.up): f"{blk}ffn_latent_up.weight"}
             kind = "_exps" if config.experts_of(i) else ""
             tensors = ffn_tensors(file, config, model.backend, i)
-            ffns[id(block.part.neurons)] = tensors, _names(tensors, blk, kind, file)
+            own_names = config.family.ffn_names if not kind else None
+            ffns[id(block.part.neurons)] = tensors, _names(tensors, blk, kind, file, own_names)
             if (shared := block.part.shared) is not None:
                 if shared.gate is not None:
                     matrices[id(shared.gate)] = f"{blk}ffn_gate_inp_shexp.weight"
@@ -303,8 +304,12 @@ def _places(
     return matrices, ffns
 
 
-def _names(tensors: FFNTensors, blk: str, kind: str, file: GGUFFile) -> _Names:
-    gate, up, down = (f"{blk}ffn_{part}{kind}.weight" for part in ("gate", "up", "down"))
+def _names(
+    tensors: FFNTensors, blk: str, kind: str, file: GGUFFile, own: tuple[str, str] | None = None
+) -> _Names:
+    """Names of gate, up and down; ``own`` are the last two where they depend on the family."""
+    names = own or (f"ffn_up{kind}", f"ffn_down{kind}")
+    gate, up, down = (f"{blk}{name}.weight" for name in (f"ffn_gate{kind}", *names))
     if tensors.gate is None:  # or others compute it
         gate = ""
     by_output = tensors.down_layout == "by_output"
