@@ -226,7 +226,7 @@ def sizes_of_file(
         name=file.path.stem,
         fingerprint=fingerprint,
         always_read=always_read,
-        expert_share=1.0 if config.experts is None else config.experts.chosen / config.experts.count,
+        expert_share=_expert_share(config),
         dim=config.dim,
         attention=layers.attention + np.array(made, np.int64),
         kv=sessions * kv,
@@ -298,6 +298,12 @@ def ffn_types(file: GGUFFile, config: Config) -> tuple[BlockType, BlockType, Blo
     return _ffn_types(
         file, beside=bool(config.normed) or (config.experts is not None and config.experts.beside)
     )
+
+
+def _expert_share(config: Config) -> float:
+    """The share of its experts that a token gets, in the mean of layers that have any."""
+    experts = [each for i in range(config.layers) if (each := config.experts_of(i))]
+    return sum(each.chosen / each.count for each in experts) / len(experts) if experts else 1.0
 
 
 def _block_neurons(file: GGUFFile, config: Config) -> int:
