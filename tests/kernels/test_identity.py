@@ -152,6 +152,28 @@ def test_a_linear_row_is_the_same_in_any_batch(
         same_bits(run(x[:rows], decode), alone[:rows])
 
 
+@pytest.mark.parametrize("type", ["IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS"])
+def test_a_row_of_a_grid_is_the_same_opened_or_not(
+    open_every: list[Callable[[int], Backend]], type: str
+) -> None:
+    """One token's dots read entries of grids by themselves, on each instruction set; odd numbers of
+    super-blocks end within a vector."""
+    for open_cpu in open_every:
+        backend = open_cpu(1)
+        for columns in (256, 768, 1024):
+            matrix = backend.matrix(random_tensor(rng("grid", columns), type, 9, columns))
+            x = random_rows(rng("x", columns), 3, columns)
+            outs = []
+            for rows in (x, *x[:, None]):
+                batch = plain_batch(backend, len(rows), 0)
+                buffer = backend.zeros((batch.limits.tokens, columns))
+                out = backend.zeros((batch.limits.tokens, 9))
+                buffer[: len(rows)] = rows
+                backend.linear(buffer, [matrix], batch, [out])
+                outs.append(out[: len(rows)].copy())
+            same_bits(np.vstack(outs[1:]), outs[0])
+
+
 def run_attention(backend: Backend, rows: Iterable[tuple[Row, bool]], type: str = "f16") -> np.ndarray:
     """Rows with their queries; what one sees depends neither on the other rows nor on its pages."""
     rows = list(rows)
