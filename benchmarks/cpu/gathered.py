@@ -17,8 +17,8 @@ row of the last step. Ways:
 All ways and settings take turns on the same share within a round, in an order that is drawn. Printed are
 medians over the rounds: milliseconds of a step, the speed over dense's in the same round, GB/s of what must
 be read, and that by the read bandwidth probed just before. ``--settings`` are bytes ahead and the level of
-the cache, as in fetching.py. With ``--own-time`` times are those of the processor, shared out to the threads:
-for machines that others use. The last line of stdout is a JSON object.
+the cache, as in fetching.py. With ``--own-time`` times are those of the processor, shared out to the threads,
+for machines that others use; nothing is probed then. The last line of stdout is a JSON object.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Sample:
     round: int
     seconds: float
     nbytes: int
-    read_gb_s: float
+    read_gb_s: float  #: 0 where it was not probed, since times are not those of a clock
 
 
 def measure(
@@ -167,7 +167,7 @@ def measure(
         for share in random.sample(args.shares, len(args.shares)):
             count = int(neurons * share / 100 + 0.5)
             arms = list(product(ways, args.settings))
-            read = probe.measure(0.01)
+            read = 0.0 if args.own_time else probe.measure(0.01)
             for name, setting in random.sample(arms, len(arms)):
                 if setting != "-":
                     _native.set_fetching(*parsed(setting))
@@ -196,7 +196,7 @@ def summary(samples: list[Sample]) -> list[dict[str, Any]]:
         over = [whole[share, each.round] / each.seconds for each in some if (share, each.round) in whole]
         middle = statistics.quantiles(over * 2 if len(over) == 1 else over, n=4) if over else None
         speeds = [each.nbytes / each.seconds / 1e9 for each in some]
-        shares = [each.nbytes / each.seconds / 1e9 / each.read_gb_s for each in some]
+        shares = [each.nbytes / each.seconds / 1e9 / each.read_gb_s for each in some if each.read_gb_s]
         rows.append(
             {
                 "share": share,
@@ -206,7 +206,7 @@ def summary(samples: list[Sample]) -> list[dict[str, Any]]:
                 "over_dense": middle and [round(each, 3) for each in middle],
                 "bytes": round(statistics.median(each.nbytes for each in some)),
                 "gb_s": round(statistics.median(speeds), 2),
-                "of_probe": round(statistics.median(shares), 3),
+                "of_probe": round(statistics.median(shares), 3) if shares else None,
                 "rounds": len(some),
             }
         )
@@ -219,7 +219,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         low, middle, high = row["over_dense"] or (float("nan"),) * 3
         over = f"{middle:6.2f} ({low:.2f} to {high:.2f})"
         start = f"{row['share']:5g}%  {row['way']:<12} {row['setting']:<8}{row['ms']:8.3f}"
-        print(f"{start}  {over:<24}{row['gb_s']:7.1f}{row['of_probe']:10.2f}{row['rounds']:8}", flush=True)
+        probe = f"{row['of_probe'] or float('nan'):.2f}"
+        print(f"{start}  {over:<24}{row['gb_s']:7.1f}{probe:>10}{row['rounds']:8}", flush=True)
 
 
 def main() -> None:
