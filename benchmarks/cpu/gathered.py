@@ -253,6 +253,7 @@ def main() -> None:
         "type": args.type,
         "shape": list(args.shape),
         "fetching": fetching(),
+        "times": "of the processor" if args.own_time else "of a clock",
         "commit": commit(),
     }
     if args.picture:

@@ -39,11 +39,11 @@ def svg(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
         x, _ = place(share, 0)
         parts.append(f'<line class="grid" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{BOTTOM}"/>')
         parts.append(_text(x, BOTTOM + 18, f"{share} %", 12, anchor="middle"))
-    for fifth in range(int(highest * 2) + 1):
-        _, y = place(0, fifth / 2)
-        style = "one" if fifth == 2 else "grid"
+    for half in range(int(highest * 2) + 1):
+        _, y = place(0, half / 2)
+        style = "one" if half == 2 else "grid"
         parts.append(f'<line class="{style}" x1="{LEFT}" y1="{y:.1f}" x2="{RIGHT}" y2="{y:.1f}"/>')
-        parts.append(_text(LEFT - 8, y + 4, f"{fifth / 2:g}", 12, anchor="end"))
+        parts.append(_text(LEFT - 8, y + 4, f"{half / 2:g}", 12, anchor="end"))
     parts.append(_text(RIGHT + 12, place(0, 1)[1] + 4, "dense", 12))
     y = TOP + 8.0
     for way, (name, colour, dashes) in LINES.items():
@@ -58,8 +58,8 @@ def svg(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
         parts.append(_text(RIGHT + 46, y + 4, name, 12))
         y += 20
     shape = " x ".join(str(each) for each in facts["shape"])
-    told = f"{facts['type']}, {shape}, {facts['threads']} threads, {facts['isa']}; commit {facts['commit']}"
-    parts.append(_text(16, HEIGHT - 16, told, 10.5))
+    told = [facts["type"], shape, f"{facts['threads']} threads", facts["isa"], f"times {facts['times']}"]
+    parts.append(_text(16, HEIGHT - 16, f"{', '.join(told)}; commit {facts['commit']}", 10.5))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
