@@ -186,14 +186,18 @@ def measure(
 
 def summary(samples: list[Sample]) -> list[dict[str, Any]]:
     """A row for each share, way and setting."""
-    whole = {(each.share, each.round): each.seconds for each in samples if each.way == "dense"}
+    dense: dict[int, list[float]] = {}  # of all shares, since none matters to it
+    for each in samples:
+        if each.way == "dense":
+            dense.setdefault(each.round, []).append(each.seconds)
+    whole = {round: statistics.median(times) for round, times in dense.items()}
     found: dict[tuple[float, str, str], list[Sample]] = {}
     for each in samples:
         found.setdefault((each.share, each.way, each.setting), []).append(each)
     rows = []
     for share, way, setting in sorted(found, key=lambda key: (key[0], WAYS.index(key[1]), key[2])):
         some = found[share, way, setting]
-        over = [whole[share, each.round] / each.seconds for each in some if (share, each.round) in whole]
+        over = [whole[each.round] / each.seconds for each in some if each.round in whole]
         middle = statistics.quantiles(over * 2 if len(over) == 1 else over, n=4) if over else None
         speeds = [each.nbytes / each.seconds / 1e9 for each in some]
         shares = [each.nbytes / each.seconds / 1e9 / each.read_gb_s for each in some if each.read_gb_s]
