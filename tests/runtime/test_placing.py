@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from support.made_up_gpus import made_up
 
 from hotcold import LLM
+from hotcold.demo import model_path
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels import gpus
@@ -96,6 +98,16 @@ def test_a_card_that_was_not_measured(has: Machine) -> None:
     model = load(gpu="card")
     assert model.gpus and model.notes[0].startswith("GPU Made-Up Card")
     assert model.notes[1].startswith("the CPU alone (`gpu=off`) is expected to be faster (")
+
+
+def test_a_profile_that_does_not_fit_stops_only_who_asks_for_a_gpu(has: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path(), path)
+    path.with_suffix(".profile.gguf").write_bytes(b"GGUF but damaged")
+    model = loading.load(path, LoadOptions(threads=1))
+    assert model.gpus and any(note.startswith("no profile is used: ") for note in model.notes)
+    with pytest.raises(UserError, match=r"model\.profile\.gguf"):
+        loading.load(path, LoadOptions(threads=1, vram_budget=6 << 20))
 
 
 def test_without_a_gpu_nothing_is_said(has: Machine) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
+from hotcold.convert.drafting import block_keys, count_blocks
 from hotcold.convert.layouts import Layout, activation, find_layout
 from hotcold.convert.metadata import dimensions, model_metadata, rope_notes
 from hotcold.convert.pooling import pooling_metadata
@@ -54,6 +55,7 @@ class ConvertOptions:
     predictors: Path | None = None  #: folder of predictors as PowerInfer publishes them
     name: str | None = None  #: ``general.name``; None is the folder's
     license: str | None = None  #: ``general.license``, an SPDX identifier
+    no_draft: bool = False  #: leave out blocks that guess tokens
     force: bool = False  #: replace an existing file
 
 
@@ -123,7 +125,11 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     facts = model_metadata(config, layout)
     notes += rope_notes(config)
     # Before the vocabulary, whose size decides how long lists become: the weights must have as many rows.
-    found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
+    listed = sources(checkpoint, layout, down_layout, draft=not options.no_draft, notes=notes)
+    found = {source.name: source for source in listed}
+    facts = block_keys(facts, layout.architecture, blocks := count_blocks([*found]))
+    if blocks:
+        notes.append("it has what guesses tokens (multi-token prediction): `no_draft` leaves it out")
     general = {
         "general.architecture": layout.architecture,
         "general.type": "model",

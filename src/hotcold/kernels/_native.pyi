@@ -68,6 +68,10 @@ class Disk:
     @staticmethod
     def staging_bytes(row_bytes: int, by_output: bool) -> int: ...
 
+DISK_READ_BYTES: int = 2097152
+
+EXPERTS_OF_A_WAVE: int = 4
+
 def probe_disk(file: int, bytes: int, depth: int, seconds: float, sequential: bool) -> tuple[float, bool]: ...
 
 class Shelf:
@@ -174,6 +178,7 @@ class Program:
         ids: NDArray[numpy.int32] | None,
         factors: NDArray[numpy.float32] | None,
         gates: NDArray[numpy.float32] | None,
+        strongest: NDArray[numpy.uint64] | None,
     ) -> None: ...
     def post(
         self,
