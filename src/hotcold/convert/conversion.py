@@ -38,8 +38,10 @@ FILE_TYPES = {
 _SPARSE = ("relu", "drelu", "relu2")
 _UNPACKED = re.compile(
     r"\.bias$|_norm\.weight$|\.ffn_gate_inp(_shexp)?\.|^position_embd\."
-    r"|\.ssm_(conv1d|norm|a$|d$)|\.shortconv\.conv\."
+    r"|\.ssm_(conv1d|norm|a$|d$)|\.shortconv\.conv\.|\.time_mix_(lerp_fused|w[12])\."
 )
+#: Small matrices that blocks of fewer bits than a half would harm.
+_HALF = re.compile(r"\.time_mix_[avg][12]\.")
 _CHUNK = 1 << 22  # weights that are held in float32 at a time
 
 Progress = Callable[[int, int], None]
@@ -199,8 +201,9 @@ def _type_of(source: Source, wanted: BlockType) -> BlockType:
     files."""
     if source.packed:
         return block_type(source.packed)
-    plain = len(source.shape) < 2 or _UNPACKED.search(source.name)
-    return block_type("F32") if plain else wanted
+    if len(source.shape) < 2 or _UNPACKED.search(source.name):
+        return block_type("F32")
+    return block_type("F16") if wanted.weights > 1 and _HALF.search(source.name) else wanted
 
 
 def _check_output(output: Path, plan: Plan, force: bool) -> None:

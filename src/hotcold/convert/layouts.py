@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hotcold.convert import adapting, bitnet, gemma3n, gemma4, hybrids, latent, stateful
+from hotcold.convert import adapting, bitnet, gemma3n, gemma4, hybrids, latent, rwkv, stateful
 from hotcold.convert import adapting_recent as recent
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
@@ -441,6 +441,10 @@ LAYOUTS = {
     "mamba2": Layout(
         "mamba2", "Mamba2ForCausalLM", _SILU, _rules("mamba2"), hybrids.mamba2, hybrids.mamba2_keys,
         eps="norm_eps", own=stateful.mamba,
+    ),
+    "rwkv7": Layout(
+        "rwkv7", "RWKV7ForCausalLM", _RELU2, _rules("rwkv7"), rwkv.rwkv7, rwkv.rwkv7_keys,
+        llama_cpp="relu2", eps="norm_eps", layer_norm=True, own=rwkv.layer_tensors,
     ),
     "bitnet": _BITNET,
     "smollm3": Layout("smollm3", "SmolLM3ForCausalLM", _SILU, _LLAMA, adapting.smollm3, interleaved=True),
