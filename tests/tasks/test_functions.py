@@ -17,12 +17,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.draft_blocks import knowing_block
+from support.hybrid_models import write_hybrid
 
 import hotcold
 from hotcold import LLM, AsyncLLM
 from hotcold.commands import cli
 from hotcold.demo import model_path
+from hotcold.engine.speculation import StepCosts
 from hotcold.errors import UserError
+from hotcold.formats.gguf import open_gguf
 from hotcold.placement.hardware import find_hardware
 from hotcold.placement.placement import read_placement
 from hotcold.placement.profiles import read_profile
@@ -313,7 +317,31 @@ def test_guesses_of_a_benchmark_are_right_as_often_as_asked() -> None:
     assert ("guessed tokens were right" in str(always)) == (always.median("guessed") > 0)
 
 
+def test_a_benchmark_of_a_file_with_a_block_that_guesses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block guesses unless another word is given; its bytes are counted, the head for each guess."""
+    path = knowing_block(write_hybrid(tmp_path / "plain.gguf", "qwen35"), tmp_path / "knows.gguf", 1)
+    monkeypatch.setattr(StepCosts, "is_fresh", lambda self, rows: True)
+    monkeypatch.setattr(StepCosts, "of", lambda self, rows: 1.0)
+    monkeypatch.setattr(StepCosts, "rate", lambda self, rows, tokens, seconds: tokens)
+    found, none = (
+        hotcold.bench(path, n_prompt=8, n_gen=33, repetitions=1, threads=1, draft=draft)
+        for draft in (None, "none")
+    )
+    own, plain = found.rounds[0], none.rounds[0]
+    assert plain.guessed == plain.accepted == 0 and plain.tokens_per_step == 1
+    assert own.accepted <= own.guessed > 20
+    with open_gguf(path) as file:
+        head, layer = file.tensors["token_embd.weight"].nbytes, file.tensors["blk.3.attn_q.weight"].nbytes
+    assert own.bytes_per_token is not None and plain.bytes_per_token is not None
+    assert own.tokens_per_step is not None
+    steps = 32 / own.tokens_per_step
+    assert own.bytes_per_token * 32 > own.guessed * (head + layer) + steps * (head + layer)
+    assert own.bytes_per_token * 32 < (own.guessed + 2 * steps) * plain.bytes_per_token
+
+
 @pytest.mark.parametrize("draft", ["replay", "replay:x", "replay:1.5", "other:0.5", "x.gguf", ""])
 def test_guesses_of_a_benchmark_that_are_not_known(draft: str, llm: LLM) -> None:
-    with pytest.raises(ValueError, match="look-up, or replay:P with P from 0 to 1, is needed"):
+    with pytest.raises(ValueError, match="look-up, none, or replay:P with P from 0 to 1, is needed"):
         hotcold.bench(llm, draft=draft)

@@ -26,9 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--draft",
         metavar="replay:P",
-        help="guess tokens of a known text, of which the share P is right; look-up: guess as generate "
-        "does (default: no guesses)",
+        help="guess tokens of a known text, of which the share P is right; look-up: guess what is found in "
+        "the text; none (default: what a block of the file guesses that is made for it, if there is one)",
     )
+    add("--no-draft", dest="draft", action="store_const", const="none", help="the same as --draft none")
     add(
         "--draft-max",
         type=number(1, DECODE_ROWS - 1),

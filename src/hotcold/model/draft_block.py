@@ -147,6 +147,18 @@ def load_draft(
     )
 
 
+def _bytes_of(config: Config, weights: Weights) -> tuple[int, int, int]:
+    """Bytes that reading some rows takes: whatever they are, and for each of them, up to a bound. Each row is
+    counted with experts of its own."""
+    layer, hidden = weights.layers[0], weights.hidden
+    assert hidden is not None
+    whole = layer.dense_bytes + layer.shared_bytes + hidden.of_token.nbytes + hidden.of_hidden.nbytes
+    neurons = layer.ffn.nbytes
+    if config.experts is None or config.dense_layers:
+        return whole + neurons, 0, 0
+    return whole, neurons * config.experts.chosen // config.experts.count, neurons
+
+
 class DraftBlock:
     """The block, beside a model on one backend: it reads the rows of the model's last step, and guesses.
 
@@ -171,22 +183,31 @@ class DraftBlock:
         self.batch = self._own.batch  #: of the next step
         self._take = model.record_normed(self._own.hidden)
         self._body, self._head = self._own.record_parts(ffns, [range(2), range(2, 3)])
+        self.nbytes_read = 0  #: of weights, for all but steps with prompt rows
+        self._bytes, self._row_bytes, self._most_bytes = _bytes_of(config.draft, weights.draft)
+        self._head_bytes = weights.draft.head.nbytes
 
     def read(self) -> None:
         """Reads the rows that :attr:`batch` describes, which are those of the model's last step: row for row,
         each with the token that follows it."""
         self._take.run()
-        self._body.run()
+        self._run_body()
 
     def read_own(self, rows: Sequence[int]) -> None:
         """Reads rows that :attr:`batch` describes, of guessed tokens; ``rows`` are, for each, the row of
         logits that the token was guessed by."""
         hidden = self._own.read_hidden(0, max(rows) + 1)[rows]
         self._ops.write(self._own.hidden, hidden)
+        self._run_body()
+
+    def _run_body(self) -> None:
         self._body.run()
+        if self.batch.n_tokens == self.batch.n_decode:
+            self.nbytes_read += self._bytes + min(self._row_bytes * self.batch.n_tokens, self._most_bytes)
 
     def logits(self) -> Floats:
         """Computes the logits of the batch's rows that are to have some, ``[R, V]``; valid until the next
         step."""
         self._head.run()
+        self.nbytes_read += self._head_bytes
         return self._own.read_logits(0, self.batch.n_logits)

@@ -43,6 +43,7 @@ class Counters:
     kv_positions: int = 0  #: positions that attention read
     guesses: int = 0  #: rows of tokens that were guessed
     wrong_guesses: int = 0  #: those of them that ``decode_tokens`` does not count
+    draft_bytes: int = 0  #: of a block that guesses tokens
     #: as ``rows``, of shared experts; no layers where there are none, or where they are computed whole
     shared: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(FFN_COUNTS)), np.int64))
 
@@ -104,6 +105,7 @@ class Figures:
         row_bytes += int(bytes_of_rows(counters.shared, footprint.shared_row_bytes).sum())
         total_bytes = steps * footprint.step_bytes + computed * footprint.token_bytes + row_bytes
         total_bytes += counters.kv_positions * footprint.kv_bytes + computed * footprint.state_bytes
+        total_bytes += counters.draft_bytes
         params = computed * (footprint.step_params + footprint.dim) + read * footprint.dim
         neurons = np.asarray(footprint.neurons)  # a layer may have none
         active = counters.rows[:, 3] / (np.maximum(neurons, 1) * computed)

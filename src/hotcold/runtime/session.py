@@ -161,6 +161,8 @@ class Session:
         if self.shared_counts:
             for row, shared in zip(self._counters.shared, self._shared, strict=True):
                 row[:] = 0 if shared is None else shared.counts()
+        if self.draft_block is not None:
+            self._counters.draft_bytes = self.draft_block.nbytes_read
         return self._counters
 
     def add_seconds(self, seconds: float, *, prompt: bool) -> None:

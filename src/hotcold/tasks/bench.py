@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from hotcold.api.llm import Model, source_of
+from hotcold.engine.draft_block import BlockDrafts
 from hotcold.engine.engine import Engine
 from hotcold.engine.guesses import Guesser, look_up
 from hotcold.engine.replay import Replay
 from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
+from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.opening import opened
 from hotcold.runtime.options import DRAFT_MAX, ModelOptions, Progress, check_names
 from hotcold.runtime.sampling import SamplingParams
-from hotcold.runtime.session import LoadedModel
+from hotcold.runtime.session import LoadedModel, Session
 from hotcold.sparse.timeline import Handshake, Timeline
 from hotcold.tasks.reports import Setup
 from hotcold.values import printable, whole
@@ -167,7 +169,8 @@ def bench(
         parallel: number of sequences. If the model cannot decode all together, some wait for their turn.
         repetitions: rounds to measure, after one that is not counted.
         draft: guesses of next tokens: ``replay:P``, those of a text that is known, of which the share P is
-            right, so 0 to 1; ``look-up``, as :class:`LLM` makes them. None: there are none.
+            right, so 0 to 1; ``look-up``, those found in the text; ``none``. None: those of the file's block
+            that guesses, where it has one.
         draft_max: the most guesses of a sequence in a step.
         timeline: a file for the Chrome trace of one more round: when each of two backends worked and waited.
             It needs a GPU with a part of the model.
@@ -184,7 +187,7 @@ def bench(
     source = source_of(model)
     more: dict[str, Any] = {}
     if not isinstance(source, LoadedModel):
-        guesses = 0 if draft is None else draft_max
+        guesses = draft_max if draft not in (None, "none") or (draft is None and _has_block(source)) else 0
         more = {"sequences": min(parallel, DECODE_ROWS), "state_copies": 0, "draft_max": guesses}
     base = opened(source, options, progress, **more)
     if timeline is not None and not base.gpus:
@@ -196,13 +199,13 @@ def bench(
         several = f", {parallel} sequences together," if parallel > 1 else ""
         asked = f"`n_prompt={n_prompt}` and `n_gen={n_gen}`{several} need {need} positions"
         raise UserError(f"{asked}: the context holds {base.context}")
-    if draft is not None and base.slots and not base.spare_slots:
+    if draft not in (None, "none") and base.slots and not base.spare_slots:
         seen = f"{printable(base.path.name)} was loaded without room for states after guesses"
         raise UserError(f"`draft={printable(draft, 40)}`: {seen} (`draft_max`): leave `draft` out")
     prompt = prompt_of(base, n_prompt)
     with closing(base.session()) as session:
-        guesser = look_up if share is None else Replay(share, base.config.vocab)
-        speculation = Speculation([guesser], draft_max, base.limits.decode) if draft is not None else None
+        guesser = _guesser_of(session, draft, share)
+        speculation = Speculation([guesser], draft_max, base.limits.decode) if guesser else None
         engine = Engine(session, speculation=speculation)
         rounds = _rounds(engine, prompt, lengths, repetitions, progress, guesser)
         found = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), rounds)
@@ -219,7 +222,7 @@ def _rounds(
     lengths: Sequence[int],
     repetitions: int,
     progress: Progress | None,
-    guesser: Guesser,
+    guesser: Guesser | None,
 ) -> tuple[Round, ...]:
     backend = engine.model.backend
     probe = ReadProbe(backend) if isinstance(backend, CPUBackend) else None
@@ -306,9 +309,32 @@ def _learn(replay: Replay, engine: Engine, prompt: Sequence[int], lengths: Seque
         replay.tell(request.seed, request.output)
 
 
+def _has_block(source: str | os.PathLike[str] | None) -> bool:
+    """Whether a file says that it has a block that guesses tokens; loading says why one cannot be read."""
+    if source is None or not Path(source).is_file():
+        return False
+    try:
+        with open_gguf(Path(source)) as file:
+            key = f"{file.metadata.get('general.architecture')}.nextn_predict_layers"
+            return bool(file.metadata.get(key))
+    except GGUFError:
+        return False
+
+
+def _guesser_of(session: Session, draft: str | None, share: float | None) -> Guesser | None:
+    if share is not None:
+        return Replay(share, session.model.config.vocab)
+    if draft is not None:
+        return look_up if draft == "look-up" else None
+    slots = session.slots
+    if session.draft_block is None or (slots is not None and not slots.spare):
+        return None
+    return BlockDrafts(session.draft_block, session.transformer.batch)
+
+
 def _share_of(draft: str | None) -> float | None:
     """P of ``replay:P``; None where nothing is replayed."""
-    if draft is None or draft == "look-up":
+    if draft in (None, "look-up", "none"):
         return None
     kind, _, share = draft.partition(":")
     try:
@@ -316,5 +342,7 @@ def _share_of(draft: str | None) -> float | None:
     except ValueError:
         found = -1.0
     if not 0 <= found <= 1:
-        raise UserError(f"`draft={printable(draft, 40)}`: look-up, or replay:P with P from 0 to 1, is needed")
+        raise UserError(
+            f"`draft={printable(draft, 40)}`: look-up, none, or replay:P with P from 0 to 1, is needed"
+        )
     return found
