@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -38,12 +39,18 @@ CONTEXT = 512  #: positions, that of the profile, too
 PROMPT = "The sea was calm that morning, and the boat lay still. "
 
 
+def parts(path: Path) -> list[Path]:
+    """The files of a model, of which one of several has a name that ends in ``-00001-of-00002.gguf``."""
+    return sorted(path.parent.glob(re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", path.name)))
+
+
 def forget(path: Path) -> None:
-    """Drops the file from the system's cache, where the system can."""
+    """Drops a model from the system's cache, where the system can."""
     if not hasattr(os, "posix_fadvise"):
         return
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for each in parts(path):
+        with each.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def measure(path: Path, budget: int | None, tokens: int, threads: int | None) -> dict[str, Any]:
