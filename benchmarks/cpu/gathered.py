@@ -45,12 +45,13 @@ from hotcold.kernels.cpu_weights import PackedFFN
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cpu.fetching import parsed
-from lib.active_picture import svg
+from lib.curves import Curve, Panel, svg
 from lib.machine import commit
 
 SHARES = (5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0)
 WAYS = ("dense", "off", "exact", "predicted", "off p", "exact p", "predicted p")
 STEPS = 6  #: of a sample
+COLOURS = {"dense": "#3b82f6", "off": "#8f96a3", "exact": "#10a37f", "predicted": "#e08a1e"}
 SURE = 1e4  #: a gate's bias that no product outweighs
 SCALES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}  #: where they begin
 
@@ -227,6 +228,28 @@ def show(rows: list[dict[str, Any]]) -> None:
         print(f"{start}  {over:<24}{row['gb_s']:7.1f}{probe:>10}{row['rounds']:8}", flush=True)
 
 
+def picture(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
+    """Times over the dense layer's, by the share of active neurons; a panel for each layout of down."""
+
+    def points(way: str) -> list[tuple[float, float]]:
+        some = [row for row in rows if row["way"] == way and row["over_dense"]]
+        return [(row["share"], 1 / row["over_dense"][1] if way != "dense" else 1.0) for row in some]
+
+    layouts = []
+    for title, mark in (("down by neuron", ""), ("down in panels, as quantised files have it", " p")):
+        curves = [
+            Curve(name, colour, found)
+            for name, colour in COLOURS.items()
+            if (found := points(name + mark if name != "dense" else name))
+        ]
+        if curves:
+            layouts.append(Panel(title, curves, 2.0))
+    shape = " x ".join(str(each) for each in facts["shape"])
+    told = [facts["type"], shape, f"{facts['threads']} threads", facts["isa"], f"times {facts['times']}"]
+    title = "Time of an FFN layer by the share of its neurons that are active; dense = 1"
+    return svg(title, "% active", layouts, f"{', '.join(told)}; commit {facts['commit']}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     types = [name for name, type in BLOCK_TYPES.items() if type.panels or type.name == "F16"]
@@ -261,7 +284,7 @@ def main() -> None:
         "commit": commit(),
     }
     if args.picture:
-        args.picture.write_text(svg(rows, facts), encoding="utf-8")
+        args.picture.write_text(picture(rows, facts), encoding="utf-8")
     print(json.dumps({"facts": facts, "rows": rows}))
 
 
