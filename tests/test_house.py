@@ -100,7 +100,9 @@ def long_functions(tree: ast.AST) -> list[str]:
 def test_the_check_of_lengths_works() -> None:
     body = "    pass\n" * (MOST_LINES_OF_A_FUNCTION - 1)
     assert long_functions(ast.parse("def f():\n" + body)) == []
-    assert long_functions(ast.parse("class Room:\n    async def f():\n" + body.replace("    ", "        ") * 2))
+    assert long_functions(
+        ast.parse("class Room:\n    async def f():\n" + body.replace("    ", "        ") * 2)
+    )
 
 
 def folded(source: str) -> list[int]:

@@ -93,7 +93,10 @@ class Program {
     void gated_delta(const GatedDelta&, const States&);
     void ssm_scan(const SsmScan&, const States&);
     void decay(const Decay&, const float* x, float* out);
+    // x null: ones.
     void multiply(Gate, const float* x, const float* gate, float* out, int64_t dim);
+    void token_shift(const TokenShift&, const States&);
+    void wkv7(const Wkv&, const States&);
     // The inputs that fill a mailbox. From each of the mask's rows, of mask_words, the last words go there.
     struct Posted {
         const float* x;

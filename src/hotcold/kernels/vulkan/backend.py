@@ -54,6 +54,8 @@ from hotcold.kernels.vulkan.recording import (
 )
 from hotcold.kernels.vulkan.shaders import spirv
 
+_NO_RWKV = "GPUs do not compute the ops of RWKV yet"
+
 
 class VulkanBackend(DeviceMemory):
     """One device. ``budget``: the most bytes of its memory to allocate, scratch included. ``spin``: the form
@@ -275,6 +277,32 @@ class VulkanBackend(DeviceMemory):
     def multiply(self, x: Buffer, gate: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
         args = x, gate, out
         self.op(batch, lambda r: recurrent.multiply(r, *args, activation), *args)
+
+    def activate(self, x: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
+        raise ValueError(_NO_RWKV)
+
+    def token_shift(
+        self, x: Buffer, mixes: Buffer, batch: Batch, state: Buffer, outs: Sequence[Buffer]
+    ) -> None:
+        raise ValueError(_NO_RWKV)
+
+    def wkv7(
+        self,
+        r: Buffer,
+        k: Buffer,
+        v: Buffer,
+        decay: Buffer,
+        rate: Buffer,
+        vectors: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        first: Buffer | None = None,
+        share: Buffer | None = None,
+        eps: float,
+    ) -> None:
+        raise ValueError(_NO_RWKV)
 
     def top_k(
         self,
