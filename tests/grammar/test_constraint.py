@@ -432,6 +432,10 @@ class Process:
             raise RequestError("busy", "queue_full")
         return "start: /a/"
 
+    def prepare(self) -> None:
+        self.asked.append("prepared")
+        self.begun.set()
+
     def close(self) -> None:
         self.go.set()
 
@@ -455,6 +459,17 @@ def test_what_was_checked_is_remembered(process: Process) -> None:
             made.check(Grammar("regex", "busy"))
     assert process.asked == ["good", "bad", "busy", "busy"]
     made.close()
+
+
+def test_the_process_starts_before_the_first_grammar_where_that_is_asked_for(process: Process) -> None:
+    made = Grammars(tokenizer())
+    made.prepare()
+    assert process.begun.wait(60)
+    made.check(Grammar("regex", "a"))
+    assert process.asked == ["prepared", "a"]
+    made.close()
+    made.prepare()  # in vain, and without a word
+    assert process.asked == ["prepared", "a"]
 
 
 def test_checks_share_one_thread_and_too_many_are_refused_at_once(process: Process) -> None:

@@ -238,8 +238,12 @@ def test_a_prompt_that_is_too_long_is_told_in_words_that_claude_code_knows(app: 
     found = re.match(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", told)
     assert found and found.groups() == ("9", "7") and told.endswith(caught.value.message)
     body = {**BODY, "messages": [{"role": "user", "content": "word " * 1000}]}
-    error = app.client.post("/v1/messages", json=body).json()["error"]
-    assert error["type"] == "invalid_request_error" and error["message"].startswith("prompt is too long: ")
+    app.llm.checks.clear()
+    for more in ({}, {"tools": [TOOL]}):
+        error = app.client.post("/v1/messages", json=body | more).json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith("prompt is too long: ")
+    assert not app.llm.checks  # whose grammars would take longer
 
 
 def test_a_client_that_waits_hears_pings(app_with: Any) -> None:

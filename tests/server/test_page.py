@@ -176,8 +176,8 @@ def test_without_zeros_the_neurons_that_work_hardest_are_shown(
         page.size(1000, 760)
         page.open(settings={"temperature": 0, "max_tokens": 30, "paced": False})
         assert page["map"].is_displayed() and not page["map-note"].is_displayed()
-        assert "works hardest now" in page["legend"].text
-        assert page["watch-title"].text == "860 neurons, 5 layers" and not page["active"].is_displayed()
+        assert "hardest at work now, a tenth" in page["legend"].text
+        assert page["watch-title"].text == "860 neurons" and not page["active"].is_displayed()
         page["new"].click()
         page.send("Once")
         page.done()

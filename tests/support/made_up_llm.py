@@ -80,9 +80,14 @@ class MadeUpLLM:
             raise self.refusal
         return grammar
 
-    async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
+    def check_length(self, job: Job) -> None:
         if len(job.prompt) >= CONTEXT:
             raise RequestError("the prompt is too long", "context_length_exceeded")
+
+    def prepare_grammars(self) -> None: ...
+
+    async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
+        self.check_length(job)
         self.jobs.append(job)
         self.running += 1
         timings = Timings(added=time.perf_counter())

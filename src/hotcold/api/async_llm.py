@@ -106,6 +106,15 @@ class AsyncLLM:
         asked for last. RequestError: there is no engine."""
         return await self.front.stats(steps=steps)
 
+    def check_length(self, job: Job) -> None:
+        """RequestError ``context_length_exceeded``: the prompt leaves no room for an answer. :meth:`stream`
+        does this first, before it checks a grammar, which takes longer."""
+        self.front.check_length(job)
+
+    def prepare_grammars(self) -> None:
+        """Starts, and does not wait for, what the first grammar would else wait for."""
+        self._of_grammars().prepare()
+
     async def check(self, grammar: Grammar) -> Grammar:
         """The grammar with ``notes`` on what of its schemas an answer is not held to. RequestError
         ``invalid_grammar``: no answer may be held to this. It is compiled in another process, within bounds,
@@ -115,6 +124,7 @@ class AsyncLLM:
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
         """Streams a job as :meth:`EngineFront.stream` does, but checks its grammar first."""
         if job.grammar is not None and job.grammar.kind != "checked":
+            self.check_length(job)
             job = replace(job, grammar=await self._checked(job.grammar))
         async with contextlib.aclosing(self.front.stream(job)) as pieces:
             async for piece in pieces:

@@ -39,7 +39,7 @@ class GrammarProcess:
         memory. RequestError ``queue_full``: the machine is too busy; ``engine_failed``: there is no
         process."""
         for last in (False, True):  # one that ended by itself may have been ended by somebody else
-            self._prepare()
+            self.prepare()
             try:
                 lark: str = self._process.ask({"kind": grammar.kind, "source": grammar.source})["lark"]
             except ProcessTimeout as error:
@@ -56,8 +56,8 @@ class GrammarProcess:
                 return lark
         raise AssertionError("the last try returns or raises")
 
-    def _prepare(self) -> None:
-        """Sees that there is a process and that it knows the vocabulary."""
+    def prepare(self) -> None:
+        """Sees that there is a process and that it knows the vocabulary; errors as of :meth:`check`."""
         try:
             if self._process.ask({}):
                 self._process.ask({"vocabulary": self._vocabulary.to_plain()}, VOCABULARY_S)

@@ -1,5 +1,6 @@
 """Answers that match a grammar: what is accepted, and which tokens may come next."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Generic, TypeVar
 
 from hotcold.engine.request import Constraint, Grammar, RequestError
 from hotcold.engine.sampler import Allowed
+from hotcold.errors import UserError
 from hotcold.grammar.checking import RETRY_S, GrammarProcess
 from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary, Mask, Matcher
 from hotcold.grammar.error import GrammarError
@@ -53,7 +55,7 @@ def check(grammar: Grammar, tokenizer: Tokenizer) -> None:
 
 class Grammars:
     """Grammars of one tokenizer. One that was checked is remembered for a while. Safe to use from several
-    threads; nothing starts before it is needed."""
+    threads; nothing starts before it is needed, or :meth:`prepare` is called."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -97,6 +99,12 @@ class Grammars:
                 return future
         _settle(future, known)
         return future
+
+    def prepare(self) -> None:
+        """Starts the process of checks, for which else the first grammar waits; returns at once."""
+        with self._lock:
+            if not self._closed:
+                self._checker.submit(self._prepare)
 
     def constraint(self, grammar: Grammar) -> Constraint:
         """Makes the constraint that holds one answer to a checked grammar. The grammar compiles here, within
@@ -145,6 +153,9 @@ class Grammars:
         check_size(grammar)
         if grammar.kind in ("json_schema", "lark"):  # what is wrong with schemas is told without the process
             grammar = Grammar("checked", lark_of(grammar, {}, notes))
+        return self._started().check(grammar)
+
+    def _started(self) -> GrammarProcess:
         with self._making:
             vocabulary = self._of_tokenizer()
         with self._lock:
@@ -152,8 +163,12 @@ class Grammars:
                 raise _closed()
             if self._process is None:
                 self._process = GrammarProcess(vocabulary)
-            process = self._process
-        return process.check(grammar)
+            return self._process
+
+    def _prepare(self) -> None:
+        """Prepares checks, in the thread of these. What goes wrong is told by the first one."""
+        with contextlib.suppress(UserError):
+            self._started().prepare()
 
     def _of_tokenizer(self) -> GrammarVocabulary:
         if self._vocabulary is None:

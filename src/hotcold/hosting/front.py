@@ -206,18 +206,23 @@ class EngineFront:
             self._kill()
         await self._exited.wait()
 
+    def check_length(self, job: Job) -> None:
+        """RequestError ``context_length_exceeded``: the prompt leaves no room for an answer."""
+        context = self.info.context
+        if len(job.prompt) >= context:
+            seen = f"the prompt has {len(job.prompt)} tokens and the context holds {context}"
+            fix = "shorten the prompt, or load the model with a larger `context`"
+            raise RequestError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
+
     def _submit(self, job: Job) -> tuple[int, "_Reply"]:
         self.check()
-        slots, context = self.info.slots, self.info.context
+        slots = self.info.slots
         if len(self._replies) >= self.most:
             turns = (len(self._replies) - slots + 1) / slots
             retry = min(max(self._job_s * turns, 1.0), 60.0)
             seen = f"{len(self._replies)} requests run or wait"
             raise RequestError(f"{seen}, and no more are allowed: try again later", "queue_full", retry)
-        if len(job.prompt) >= context:
-            seen = f"the prompt has {len(job.prompt)} tokens and the context holds {context}"
-            fix = "shorten the prompt, or load the model with a larger `context`"
-            raise RequestError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
+        self.check_length(job)
         id = self._next_id()
         try:
             self._send(Submit(id, job))

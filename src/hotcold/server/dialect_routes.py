@@ -15,7 +15,7 @@ class AnthropicRoutes(Reader):
     """Anthropic's Messages."""
 
     async def messages(self, request: Request) -> Any:
-        call = await self._asked(request, anthropic.parse)
+        call = await self._read(request, anthropic.parse)
         return await self._answered(request, call, "messages")
 
     async def count_tokens(self, request: Request) -> Response:
@@ -28,11 +28,11 @@ class LlamaCppRoutes(Reader):
     """llama.cpp's own routes."""
 
     async def completion(self, request: Request) -> Any:
-        call = await self._asked(request, native.parse)
+        call = await self._read(request, native.parse)
         return await self._continued(request, call, call.prompt)
 
     async def infill(self, request: Request) -> Any:
-        call = await self._asked(request, infill.parse)
+        call = await self._read(request, infill.parse)
         return await self._continued(request, call, call.texts)
 
     async def apply_template(self, request: Request) -> Response:
@@ -53,13 +53,13 @@ class OllamaRoutes(Reader):
     """Ollama's own routes."""
 
     async def chat(self, request: Request) -> Any:
-        call = await self._asked(request, ollama.parse_chat)
+        call = await self._read(request, ollama.parse_chat)
         if isinstance(call, LoadCall):
             return JSONReply(call.answer())
         return await self._answered(request, call, "messages")
 
     async def generate(self, request: Request) -> Any:
-        call = await self._asked(request, ollama.parse_generate)
+        call = await self._read(request, ollama.parse_generate)
         if isinstance(call, LoadCall):
             return JSONReply(call.answer())
         if isinstance(call, RawCall):

@@ -8,11 +8,12 @@ from typing import Any
 from starlette.requests import Request
 
 from hotcold.chat.stand_ins import texts_of
-from hotcold.engine.request import Job
+from hotcold.engine.request import Job, RequestError
 from hotcold.server.bodies import AT_ONCE, read_json
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.completion import CompletionCall
 from hotcold.server.protocol.constraints import SCHEMAS
+from hotcold.server.protocol.errors import from_job
 from hotcold.server.protocol.native import NativeCall
 from hotcold.server.request_log import LEFT_OUT, NOT_ENFORCED, NOTES
 from hotcold.server.service import Service
@@ -28,14 +29,23 @@ class Reader:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def _asked(self, request: Request, parse: Callable[..., Any]) -> Any:
-        """Reads a body and checks its grammar, which the check may change. RequestError: no answer can be
-        held to it."""
-        call = await self._read(request, parse)
-        if call.job.grammar is None:
-            return call
-        grammar = await self._service.llm.check(call.job.grammar)
-        return replace(call, job=replace(call.job, grammar=grammar))
+    async def _checked(self, request: Request, jobs: Sequence[Job], field: str) -> list[Job]:
+        """The jobs of a request with its grammar checked, which the check may change; before that, whether
+        their prompts have room, since that takes no time. ``field`` is where these came in. APIError: one has
+        none; RequestError: no answer can be held to the grammar."""
+        llm = self._service.llm
+        try:
+            for job in jobs:
+                llm.check_length(job)
+        except RequestError as error:
+            raise from_job(error, field) from None
+        grammar = jobs[0].grammar
+        if grammar is None:
+            return [*jobs]
+        grammar = await llm.check(grammar)
+        checked = [replace(job, grammar=grammar) for job in jobs]
+        note_not_enforced(request, checked[0])
+        return checked
 
     async def _note_left_out(self, request: Request, texts: Iterable[str]) -> None:
         """Tells in the log, and in a header, what of a prompt's texts no token can spell."""
@@ -55,16 +65,15 @@ class Reader:
     async def _answered(self, request: Request, call: ChatCall, field: str) -> Answer:
         """Answers a conversation; ``field`` is where it came in."""
         jobs, reply = await self._service.in_thread(self._service.chat_jobs, call)
-        note_not_enforced(request, call.job)
+        jobs = await self._checked(request, jobs, field)
         await self._note_left_out(request, texts_of(call.messages))
         return Answer(self._service, jobs, reply, stream=call.stream, field=field)
 
     async def _continued(self, request: Request, call: CompletionCall | NativeCall, texts: Any) -> Any:
         """Answers with what the model writes after texts."""
-        await self._note_left_out(request, texts_of(texts))
-        note_not_enforced(request, call.job)
         prompts = await self._service.in_thread(call.encode)
-        jobs, reply = call.jobs(prompts), call.reply(prompts)
+        jobs, reply = await self._checked(request, call.jobs(prompts), "prompt"), call.reply(prompts)
+        await self._note_left_out(request, texts_of(texts))
         return Answer(self._service, jobs, reply, stream=call.stream)
 
 

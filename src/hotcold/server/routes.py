@@ -84,13 +84,13 @@ class _Routes(Reader):
         return JSONReply(openapi.document())
 
     async def chat(self, request: Request) -> Any:
-        return await self._answered(request, await self._asked(request, chat.parse), "messages")
+        return await self._answered(request, await self._read(request, chat.parse), "messages")
 
     async def responses(self, request: Request) -> Any:
-        return await self._answered(request, await self._asked(request, responses.parse), "input")
+        return await self._answered(request, await self._read(request, responses.parse), "input")
 
     async def completions(self, request: Request) -> Any:
-        call = await self._asked(request, completion.parse)
+        call = await self._read(request, completion.parse)
         return await self._continued(request, call, call.prompts)
 
     async def embeddings(self, request: Request) -> Any:

@@ -70,6 +70,9 @@ class Service:
         await self.llm.ready()
         info = self.llm.info
         self._chat = Chat(self.llm.tokenizer, self.llm.metadata, info.name)
+        if info.template is not None:  # agents send tools with their first request
+            self.llm.prepare_grammars()
+            self._threads.submit(self.template_facts)  # which starts a process of templates
         pooling, not_pooled = _pooling(self.llm.metadata)
         self._facts = Facts(
             name=self._alias or info.name,

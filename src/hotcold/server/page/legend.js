@@ -13,7 +13,7 @@ const EXPERTS = {
   units: "experts", one: "an expert", did: "chose it", now: "chosen now", share: "of experts chosen", told: (n) => `${n} experts`,
 };
 const STRONGEST = {
-  units: "neurons", one: "a neuron", did: "worked hardest for it", now: "works hardest now: a tenth of each layer", share: "",
+  units: "neurons", one: "a neuron", did: "worked hardest for it", now: "hardest at work now, a tenth", share: "",
   told: (n) => `${n} worked hardest`,
 };
 
@@ -34,10 +34,12 @@ export function showLegend(layout, shows) {
   $("active-words").textContent = shows.share;
   $("active").parentElement.hidden = !shows.share;
   $("legend").firstElementChild.hidden = !known;
+  $("legend").classList.toggle("plain", !known);
   $("axis-hot").hidden = $("axis-cold").hidden = !known;
   const each = layout.bits === 1 ? `each dot is ${shows.one}`
     : `each cell stands for about ${Math.round(all / sum(layout.cells))} ${shows.units}`;
   $("map-words").textContent = `A map of ${all.toLocaleString("en")} ${shows.units} in ${layers} layers, which stand beside each other; ` +
     `${each}${known ? ", the most active at the top" : ""}.`;
-  $("watch-title").textContent = `${all.toLocaleString("en")} ${shows.units}, ${layers} layers`;
+  // What is said of a word needs the room beside it.
+  $("watch-title").textContent = `${all.toLocaleString("en")} ${shows.units}${shows.share ? `, ${layers} layers` : ""}`;
 }

@@ -1,7 +1,7 @@
 // Conversations, kept in this browser: one entry of its storage for each.
 
 const PREFIX = "hotcold.talk.";
-const MOST_TURNS = 10000, MOST_CHARACTERS = 16e6; // the browser's storage holds about 5e6; a file of conversations may have more
+const MOST_TURNS = 1e5, MOST_CHARACTERS = 16e6; // more than the browser has room for, in one conversation
 const FORMAT = "hotcold-conversations-1";
 
 /** Those that are kept, the newest first. */
