@@ -74,7 +74,7 @@ ALLOWED = {
         "server",
         "",
     },
-    "": {"engine", "grammar", "hosting", "api", "tasks", "commands"},
+    "": {"processes", "engine", "grammar", "hosting", "api", "tasks", "commands"},
 }
 #: Any layer may ask for the version, raise what is meant for the user, and show and bound values (values.py).
 FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")

@@ -78,7 +78,7 @@ class Program {
     void store_kv(const float* k, const float* v, const Cache&);
     void attention(Attention, int64_t pages);
     void predict(const float* x, const Predictor&, const Masks& mask);
-    void ffn(Ffn, const float* x);
+    void ffn(Ffn, const float* x, Masks strongest = {});
     // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
     void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
     // `shelf`: their weights lie in its places, as they are read; null: all are in memory.
@@ -145,7 +145,7 @@ class Program {
     void products(std::shared_ptr<Input>, std::shared_ptr<std::vector<Product>>,
                   std::function<int64_t()> rows);
     void ffn_by_neuron(std::shared_ptr<Ffn>, ScratchPlan&);
-    void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&);
+    void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&, Masks strongest);
     void experts_by_neuron(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void experts_by_output(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void next_wave(std::shared_ptr<ExpertsOp>, int64_t wave);

@@ -147,6 +147,39 @@ def test_a_norm_may_lack_its_suffix_or_have_one(tmp_path: Path, backend: Backend
     close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
 
 
+def test_layers_that_differ_in_their_experts(tmp_path: Path, backend: Backend) -> None:
+    """As in Nemotron's Puzzle: fewer and smaller experts in the last layer give what others give there, one
+    of which is always chosen and adds nothing, and whose neurons are in part 0."""
+    tiny = golden("tiny-nemotron-h-moe", tmp_path)
+    up, down, bias = "blk.4.ffn_up_exps.weight", "blk.4.ffn_down_exps.weight", "blk.4.exp_probs_b.bias"
+    with open_gguf(tiny.path) as file:
+        ups, downs, biases = (file.load(name).dequantise() for name in (up, down, bias))
+    assert ups.shape == downs.shape == (6, 20, 24)
+    ups[:, 14:], downs[5] = 0, 0
+    keys: dict[str, Any] = {"nemotron_h_moe.expert_weights_norm": False}
+    paths = []
+    for more, small in ((1e9, False), (-1e9, True)):
+        biases[5] = more
+        rows = slice(0, 14 if small else 20)
+        matrices = {up: np.ascontiguousarray(ups[:, rows]), down: np.ascontiguousarray(downs[:, rows])}
+        tensors: dict[str, Tensor | None] = {name: quantise(each, "F32") for name, each in matrices.items()}
+        tensors[bias] = quantise(biases, "F32")
+        lengths = np.array([0, 20, 0, 0, 14], np.int32)
+        own = {
+            "nemotron_h_moe.expert_used_count": np.array([0, 3, 0, 0, 2], np.int32),
+            "nemotron_h_moe.expert_feed_forward_length": lengths,
+            "nemotron_h_moe.feed_forward_length": lengths,
+        }
+        path = tmp_path / f"{small}.gguf"
+        paths.append(changed(tiny.path, path, keys | (own if small else {}), tensors))
+    config = config_of(paths[1])
+    assert config.neurons == (0, 120, 0, 0, 84)
+    assert [config.chosen_of(i) for i in (1, 4)] == [3, 2] and config.experts_of(4).neurons == 14
+    logits = [Runner(path, backend, cache_type="f32").run(tiny.prompt) for path in paths]
+    np.testing.assert_allclose(logits[1], logits[0], atol=1e-5, rtol=0)
+    assert np.abs(logits[0] - tiny.prompt_logits).max() > 0.1
+
+
 def test_files_of_rwkv_that_llama_cpp_wrote(tmp_path: Path, backend: Backend) -> None:
     """The first layer may lack the copies that nobody reads, and mixes further dimensions of 1."""
     tiny = golden("tiny-rwkv7", tmp_path)
@@ -250,6 +283,19 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         "tiny-nemotron-h",
         {"nemotron_h.feed_forward_length": np.array([0, 28, 0, 28, 0])},
         "blk.3.ffn_up.weight is",
+    ),
+    (
+        "tiny-nemotron-h-moe",
+        {
+            "nemotron_h_moe.expert_used_count": np.array([0, 3, 0, 0, 2]),
+            "nemotron_h_moe.expert_feed_forward_length": np.array([0, 20, 0, 20, 0]),
+        },
+        r"expert_used_count.3. is 0 and expert_feed_forward_length.3. 20: both or none may be 0",
+    ),
+    (
+        "tiny-nemotron-h-moe",
+        {"nemotron_h_moe.expert_feed_forward_length": np.array([0, 20, 0, 14, 0])},
+        r"feed_forward_length.3. is 0, which is not what expert_feed_forward_length says of the layer",
     ),
     ("tiny-kimi-linear", {"kimi-linear.kda.head_dim": None}, "kda.head_dim is missing"),
     ("tiny-kimi-linear", {"kimi-linear.kda.head_dim": 12}, "tensor blk.0.attn_q.weight has shape"),

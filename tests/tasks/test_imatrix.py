@@ -119,6 +119,18 @@ def test_every_matrix_of_the_layers_is_there(tmp_path: Path) -> None:
     assert more.min() >= 0 and more.max() > 0
 
 
+def test_latent_experts(tmp_path: Path) -> None:
+    """They read fewer values than the model has dimensions."""
+    found = golden("tiny-nemotron-latent", tmp_path, down="by_output")
+    model, tokens = loaded(found.path), found.prompt.tolist()
+    sums = input_squares(model, [tokens])
+    with open_gguf(found.path) as file:
+        for part in ("up", "down"):
+            name = f"blk.1.ffn_{part}_exps.weight"
+            assert sums[name].sums.shape == (6, file.tensors[name].shape[-1])
+            assert sums[name].counts.sum() == 3 * len(tokens)
+
+
 @pytest.mark.parametrize("name", ["tiny-smallthinker", "tiny-gpt-oss"])
 def test_experts_share_their_tokens(name: str, tmp_path: Path) -> None:
     """Each token counts for the experts that it chose, and gate and up of all experts read the same rows."""

@@ -178,6 +178,7 @@ class Program:
         ids: NDArray[numpy.int32] | None,
         factors: NDArray[numpy.float32] | None,
         gates: NDArray[numpy.float32] | None,
+        strongest: NDArray[numpy.uint64] | None,
     ) -> None: ...
     def post(
         self,

@@ -48,6 +48,13 @@ def check_gates(gates: Buffer | None, *, gated: bool, chosen: Chosen | None) -> 
         raise ValueError("gates computed before: weights without a gate, and no experts, are needed")
 
 
+def check_strongest(strongest: Buffer | None, *, dense: bool, chosen: Chosen | None) -> None:
+    """Refuses to tell the strongest neurons where down is no dot over all of them, or where there are
+    experts."""
+    if strongest is not None and (not dense or chosen is not None):
+        raise ValueError("the strongest neurons: weights whose down is a dot, and no experts, are needed")
+
+
 def check_write(values: npt.NDArray[Any], row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Refuses values that a buffer cannot hold from this row on."""
     if values.dtype != dtype:

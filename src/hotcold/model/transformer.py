@@ -95,8 +95,9 @@ class Transformer:
         #: of each layer, what the rows of a step chose of its experts; empty without any
         self.chosen: list[Chosen] = []
         if config.experts:
-            rows, k = limits.tokens, config.experts.chosen
-            self.chosen = [room_for(ops, rows, k) for ops in devices.layers]
+            self.chosen = [
+                room_for(ops, limits.tokens, config.chosen_of(i)) for i, ops in enumerate(devices.layers)
+            ]
         self._weights = weights
         self._shared = shared or [None] * config.layers
         self._backends = devices.layers

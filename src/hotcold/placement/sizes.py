@@ -112,6 +112,8 @@ class Sizes:
     experts: int = 1  #: of a layer, whose neurons lie one expert after another
     #: layers of a model of experts that have none, and how many of their neurons cannot be placed apart
     ordinary: Mapping[int, int] = field(default_factory=dict)
+    #: layers that read keys and values of another layer, and which: both lie on one side
+    shared: Mapping[int, int] = field(default_factory=dict)
     inputs: int = 0  #: tables and matrices that give layers values of each token, on the CPU
     states: Ints | None = None  #: states of sequences and copies of them; None where no layer keeps any
     state: Ints | None = None  #: of one sequence, which a token reads and writes
@@ -226,7 +228,7 @@ def sizes_of_file(
         name=file.path.stem,
         fingerprint=fingerprint,
         always_read=always_read,
-        expert_share=1.0 if config.experts is None else config.experts.chosen / config.experts.count,
+        expert_share=_expert_share(config),
         dim=config.dim,
         attention=layers.attention + np.array(made, np.int64),
         kv=sessions * kv,
@@ -243,6 +245,7 @@ def sizes_of_file(
         block_neurons=_block_neurons(file, config),
         experts=1 if config.experts is None else config.experts.count,
         ordinary=_ordinary(file, config),
+        shared={i: each.pages_of for i, each in enumerate(config.mixers) if each.pages_of is not None},
         states=None if state is None else sessions * slots * state,
         state=state,
     )
@@ -298,6 +301,12 @@ def ffn_types(file: GGUFFile, config: Config) -> tuple[BlockType, BlockType, Blo
     return _ffn_types(
         file, beside=bool(config.normed) or (config.experts is not None and config.experts.beside)
     )
+
+
+def _expert_share(config: Config) -> float:
+    """The share of its experts that a token gets, in the mean of layers that have any."""
+    experts = [each for i in range(config.layers) if (each := config.experts_of(i))]
+    return sum(each.chosen / each.count for each in experts) / len(experts) if experts else 1.0
 
 
 def _block_neurons(file: GGUFFile, config: Config) -> int:

@@ -201,10 +201,13 @@ class VulkanBackend(DeviceMemory):
         accumulate: bool = False,
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
+        strongest: Buffer | None = None,
     ) -> None:
         w = checks.own_weights(weights, DeviceFFN)
         checks.check_skip(skip, w.shape.activation)
         checks.check_chosen(chosen, w.shape.experts)
+        if strongest is not None:
+            raise ValueError("the strongest neurons: this backend does not tell them; `gpu=off` does")
         options = FFNOptions(skip, mask, fired, stats, accumulate, chosen, gates)
         self.op(batch, lambda r: ffn.ffn(r, x, w, out, options), x, w, out, options)
 
