@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cpu.larger_than_memory import apart, forget, parts
 from lib.ballast import ballast, killed_first, meminfo
 
+PARTS = ("cached_bytes", "own_bytes")  #: memory of llama.cpp: of the file, and its own
 _EVERY_S = 0.5
 
 
@@ -142,13 +143,12 @@ def main() -> None:
     rounds: list[dict[str, Any]] = []
     for _ in range(args.rounds):
         theirs = bounded(args)
+        print("llama.cpp", theirs["tok_s"], *(theirs[name] / 2**30 for name in PARTS), flush=True)
         budget = theirs["cached_bytes"] + theirs["own_bytes"] - (args.python << 20)
         ours = apart(args, budget, hot=args.profile)
         del ours["text"]
         rounds.append({"llama_cpp": theirs, "hotcold": ours | {"budget_bytes": budget}})
-        one: list[Any] = [theirs["tok_s"], theirs["cached_bytes"] / 2**30, theirs["own_bytes"] / 2**30]
-        two = [ours["tok_s"], ours["most_resident_bytes"] / 2**30, ours["hit_share"]]
-        print("llama.cpp", *one, "Hotcold", *two, flush=True)
+        print("Hotcold", ours["tok_s"], ours["most_resident_bytes"] / 2**30, ours["hit_share"], flush=True)
     pairs = [(each["hotcold"]["tok_s"], each["llama_cpp"]["tok_s"]) for each in rounds]
     ratios = [own / other for own, other in pairs if other]
     ratio = statistics.median(ratios) if ratios else None

@@ -39,7 +39,7 @@ def killed_first() -> None:
 
 
 class Ballast:
-    """What the child has said."""
+    """Locked memory, as the child tells of it."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self.child = child
