@@ -3,7 +3,9 @@
 #     docker build -t hotcold .
 #     docker run -p 127.0.0.1:8080:8080 -v hotcold-models:/models -e HOTCOLD_API_KEY=... hotcold
 
+# No version is pinned: Debian's security fixes are wanted, and the wheels were just built.
 FROM python:3.12-slim-bookworm AS build
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
@@ -16,9 +18,11 @@ RUN pip wheel --no-cache-dir --wheel-dir /wheels '.[serve]'
 
 FROM python:3.12-slim-bookworm
 # libvulkan1 finds a GPU's driver where the container is given one.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libvulkan1 \
     && rm -rf /var/lib/apt/lists/*
+# hadolint ignore=DL3013
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir --no-index --find-links /wheels 'hotcold[serve]'
 RUN useradd --uid 10001 --home-dir /models --create-home --shell /usr/sbin/nologin hotcold
