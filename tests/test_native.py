@@ -132,10 +132,10 @@ def test_pool(native: Path, threads: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["hotcold_pool_traffic", "hotcold_link"])
-def test_waits(native: Path, name: str) -> None:
-    """The programs touch what waiting threads touch, and wait as a link does; one that waits for ever is
-    killed."""
+@pytest.mark.parametrize("name", ["hotcold_pool_traffic", "hotcold_link", "hotcold_files"])
+def test_waits_and_files(native: Path, name: str) -> None:
+    """Programs touch what waiting threads touch, wait as a link does, and read a file of 5 GiB, most of it
+    a hole; one that waits for ever is killed."""
     command = [str(native.parent / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,8 +3,8 @@
 #include <cerrno>
 #include <cstdint>
 #if defined(_WIN32)
+#include <fcntl.h>
 #include <io.h>
-#include <sys/stat.h>
 #include <windows.h>
 #else
 #include <fcntl.h>
@@ -19,17 +19,31 @@ namespace hc {
 
 constexpr int64_t kDiskBlock = 4096;  // what direct reads begin, end and are put at
 
+#if defined(_WIN32)
+// `file` is a number of the C library that this code is linked with: Python's, too, where both are UCRT.
+inline HANDLE handle_of(int file) { return file < 0 ? INVALID_HANDLE_VALUE : HANDLE(_get_osfhandle(file)); }
+#endif
+
 // Bytes read, 0 at the end of the file, -1 with errno.
 inline int64_t read_at(int file, uint8_t* to, int64_t bytes, int64_t offset) {
 #if defined(_WIN32)
     OVERLAPPED at{};
     at.Offset = DWORD(offset);
     at.OffsetHigh = DWORD(offset >> 32);
-    DWORD done = 0;
+    at.hEvent = CreateEventW(nullptr, TRUE, FALSE, nullptr);
+    if (!at.hEvent) {
+        errno = ENOMEM;
+        return -1;
+    }
+    const HANDLE handle = handle_of(file);
     const auto most = DWORD(bytes < (1 << 30) ? bytes : 1 << 30);
-    if (ReadFile(HANDLE(_get_osfhandle(file)), to, most, &done, &at)) return int64_t(done);
-    if (GetLastError() == ERROR_HANDLE_EOF) return 0;
-    errno = EIO;
+    DWORD done = 0;
+    const bool begun = ReadFile(handle, to, most, nullptr, &at) || GetLastError() == ERROR_IO_PENDING;
+    const bool read = begun && GetOverlappedResult(handle, &at, &done, TRUE);
+    const DWORD error = read ? 0 : GetLastError();
+    CloseHandle(at.hEvent);
+    if (read || error == ERROR_HANDLE_EOF) return int64_t(done);
+    errno = error == ERROR_INVALID_HANDLE ? EBADF : EIO;
     return -1;
 #else
     for (;;) {
@@ -49,9 +63,11 @@ struct FileState {
 
 inline FileState state_of(int file) {
 #if defined(_WIN32)
-    struct _stat64 s;
-    if (_fstat64(file, &s)) return {};
-    return {int64_t(s.st_size), int64_t(s.st_mtime), 0};
+    BY_HANDLE_FILE_INFORMATION s;
+    if (!GetFileInformationByHandle(handle_of(file), &s)) return {};
+    constexpr int64_t kTicks = 10'000'000;  // a second's
+    const int64_t written = int64_t(s.ftLastWriteTime.dwHighDateTime) << 32 | s.ftLastWriteTime.dwLowDateTime;
+    return {int64_t(s.nFileSizeHigh) << 32 | s.nFileSizeLow, written / kTicks, written % kTicks * 100};
 #else
     struct stat s;
     if (fstat(file, &s)) return {};
@@ -71,10 +87,26 @@ inline void close_file(int file) {
 #endif
 }
 
+#if defined(_WIN32)
+// The same file opened once more, of which several threads read at once: Windows lets one at a time read
+// where a file was not opened as overlapped.
+inline int reopen(int file, DWORD flags) {
+    const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
+    const HANDLE again = ReOpenFile(handle_of(file), GENERIC_READ, share, flags | FILE_FLAG_OVERLAPPED);
+    if (again == INVALID_HANDLE_VALUE) {
+        errno = GetLastError() == ERROR_INVALID_HANDLE ? EBADF : EACCES;
+        return -1;
+    }
+    const int own = _open_osfhandle(intptr_t(again), _O_RDONLY | _O_NOINHERIT);
+    if (own < 0) CloseHandle(again);
+    return own;
+}
+#endif
+
 // The same file once more; -1 with errno.
 inline int duplicate(int file) {
 #if defined(_WIN32)
-    return _dup(file);
+    return reopen(file, 0);
 #else
     return fcntl(file, F_DUPFD_CLOEXEC, 0);
 #endif
@@ -90,8 +122,7 @@ inline int open_direct(int file) {
     if (copy >= 0) fcntl(copy, F_NOCACHE, 1);
     return copy;
 #else
-    static_cast<void>(file);
-    return -1;
+    return reopen(file, FILE_FLAG_NO_BUFFERING);
 #endif
 }
 

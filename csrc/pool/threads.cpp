@@ -9,6 +9,8 @@
 #include <utility>
 #if defined(__linux__)
 #include <sched.h>
+#elif defined(_WIN32)
+#include <windows.h>
 #endif
 #if defined(_MSC_VER) && defined(_M_X64)
 #include <immintrin.h>
@@ -55,6 +57,13 @@ int processors() {
 #if defined(__linux__)
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+#elif defined(_WIN32)
+    DWORD_PTR own = 0, all = 0;  // of one group of at most 64, and 0 for a process in several
+    if (GetProcessAffinityMask(GetCurrentProcess(), &own, &all) && own != all) {
+        int count = 0;
+        for (; own; own &= own - 1) ++count;
+        return count;
+    }
 #endif
     return int(std::thread::hardware_concurrency());
 }

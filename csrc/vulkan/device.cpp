@@ -6,7 +6,6 @@
 #include <cstring>
 
 #if defined(_WIN32)
-#define WIN32_LEAN_AND_MEAN
 #include <windows.h>
 #endif
 

@@ -1,7 +1,6 @@
 #include "vulkan/functions.h"
 
 #if defined(_WIN32)
-#define WIN32_LEAN_AND_MEAN
 #include <windows.h>
 #else
 #include <dlfcn.h>
@@ -19,7 +18,10 @@ constexpr const char* kNames[] = {
 
 #if defined(_WIN32)
 constexpr const char* kLoader = "vulkan-1.dll";
-void* open_loader() { return reinterpret_cast<void*>(LoadLibraryA(kLoader)); }
+// From the program's folder or the system's, never from the one that is the current one.
+void* open_loader() {
+    return reinterpret_cast<void*>(LoadLibraryExA(kLoader, nullptr, LOAD_LIBRARY_SEARCH_DEFAULT_DIRS));
+}
 void* find_symbol(void* library, const char* name) {
     return reinterpret_cast<void*>(GetProcAddress(static_cast<HMODULE>(library), name));
 }

@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> int:
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     from hotcold.processes.channel import own_pipes  # after that, as this takes a moment

@@ -31,7 +31,7 @@ from hotcold.hosting.messages import (
 from hotcold.hosting.model_file import ModelFile
 from hotcold.hosting.state import ModelInfo, ProcessStats
 from hotcold.model.tokenizer import Tokenizer
-from hotcold.processes.guarded import import_path
+from hotcold.processes.guarded import apart, import_path
 from hotcold.processes.plain_data import PlainDataError, Unpacker
 from hotcold.runtime.options import LoadOptions, complete
 from hotcold.runtime.sampling import SamplingParams
@@ -130,7 +130,7 @@ class EngineFront:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=None,
                 env={**os.environ, **import_path()},
-                start_new_session=True,  # Ctrl-C in a terminal reaches this process alone
+                **apart(),
             )
         except BaseException:
             self._fail("the engine process cannot be started")

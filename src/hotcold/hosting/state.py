@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hotcold.engine.engine import Engine, EngineStats
 from hotcold.kernels.backend import PAGE
+from hotcold.processes.windows import kernel32, memory_counters
 from hotcold.watch.live import Picture
 
 
@@ -77,7 +78,9 @@ def model_info(engine: Engine) -> ModelInfo:
 def resident_bytes() -> int:
     """Memory of this process; 0 where the system does not say."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        if sys.platform == "win32":
+            return int(memory_counters(kernel32()).resident)
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-    return pages * (os.sysconf("SC_PAGE_SIZE") if sys.platform != "win32" else 4096)

@@ -93,7 +93,7 @@ def cgroups(membership: Path, mount: Path, controller: str) -> Iterator[tuple[in
 def read_text(path: Path) -> str:
     """The text of a file of ``/proc`` or ``/sys``; empty if it cannot be read."""
     try:
-        return path.read_text(errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -140,7 +140,7 @@ class _Child:
             stderr=subprocess.DEVNULL,  # a traceback may quote what was asked
             # Arenas of malloc take address space, and address space is bounded.
             env={**os.environ, **import_path(), "MALLOC_ARENA_MAX": "2"},
-            start_new_session=True,  # keeps the terminal's Ctrl-C away
+            **apart(),
         )
         assert self.process.stdin is not None and self.process.stdout is not None
         self._in: IO[bytes] = self.process.stdin
@@ -197,17 +197,34 @@ def import_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
 
 
+def apart(platform: str = sys.platform) -> dict[str, Any]:
+    """Options of ``Popen`` that keep the terminal's Ctrl-C away from a process."""
+    if platform == "win32":
+        return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP, which other systems' modules lack
+    return {"start_new_session": True}
+
+
 def _mebibytes(n: int) -> str:
     return f"{n / 2**20:g} MiB of memory"
 
 
 if sys.platform == "win32":
-    _TIME_SIGNALS: tuple[int, ...] = ()
+    import functools
+
+    from hotcold.processes.windows import OVER_TIME, Bounds, kernel32
+
+    _TIME_SIGNALS: tuple[int, ...] = (OVER_TIME,)  # an exit code here
     _KILLED: int | None = None
 
-    def _bound_memory(more: int) -> None: ...
+    @functools.cache
+    def _bounds() -> Bounds:
+        return Bounds(kernel32())
 
-    def _bound_time(seconds: float) -> None: ...
+    def _bound_memory(more: int) -> None:
+        _bounds().memory(more)
+
+    def _bound_time(seconds: float) -> None:
+        _bounds().time(seconds, seconds * (_CLOCK + 1))
 
 else:
     import resource

@@ -14,7 +14,7 @@ from hotcold.version import __version__
 
 def processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

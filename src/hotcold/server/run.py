@@ -25,7 +25,8 @@ from hotcold.server.settings import Settings, listening_sockets
 
 EXIT_ENGINE = 70
 _EXIT_SECOND_SIGNAL = 130
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: On Windows, what a program can send, and what the system sends where a console is closed, too.
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
 _LOOK_S = 0.2  # seconds between checks of the engine process
 _LAST_ANSWERS_S = 5.0  # time to tell requests that the engine died
 

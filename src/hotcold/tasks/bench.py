@@ -209,7 +209,7 @@ def bench(
         if timeline is None:
             return found
         traced = _trace(engine, prompt, lengths)
-    Path(timeline).write_text(json.dumps(traced.trace()))
+    Path(timeline).write_text(json.dumps(traced.trace()), encoding="utf-8")
     return replace(found, overlap=traced.overlap(), handshake=traced.handshake())
 
 

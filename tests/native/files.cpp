@@ -1,0 +1,176 @@
+// Files and memory as a system has them, without kernels:
+//     hotcold_files      exit 0: reads at any position are right, also past 4 GiB, from several threads and
+//     past the system's cache; memory and locals lie where vectors need them; 1: something did not
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "disk/disk.h"
+#include "disk/probe.h"
+#include "expect.h"
+#include "pack/memory.h"
+#if defined(_WIN32)
+#include <winioctl.h>
+#endif
+
+using namespace hc;
+
+namespace {
+
+constexpr int64_t kBytes = (int64_t(5) << 30) + 3 * kDiskBlock + 77;  // of the file, most of it a hole
+constexpr int64_t kEnds = 16 * kDiskBlock;                            // what is written at each end of it
+
+uint8_t value_at(int64_t at) { return uint8_t((at * 2654435761 >> 7) ^ (at >> 32)); }
+
+// A file in a folder of its own, both with names beyond any code page, opened to be read.
+class TestFile {
+  public:
+    TestFile() {
+        const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+        folder_ =
+            std::filesystem::temp_directory_path() /
+            std::filesystem::u8path("hotcold \xc3\xa9\xe6\xa8\xa1\xf0\x9f\xa6\x99 " + std::to_string(now));
+        std::filesystem::create_directory(folder_);
+        path_ = folder_ / std::filesystem::u8path("\xce\xbc\xe2\x9d\x84.gguf");
+        std::ofstream(path_).flush();
+#if defined(_WIN32)  // else the hole would be written
+        const HANDLE made = CreateFileW(path_.c_str(), GENERIC_WRITE, 0, nullptr, OPEN_EXISTING,
+                                        FILE_ATTRIBUTE_NORMAL, nullptr);
+        DWORD unused = 0;
+        expect(DeviceIoControl(made, FSCTL_SET_SPARSE, nullptr, 0, nullptr, 0, &unused, nullptr), "no holes");
+        CloseHandle(made);
+#endif
+        std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+        for (const int64_t first : {int64_t(0), kBytes - kEnds}) {
+            file.seekp(first);
+            for (int64_t at = first; at < first + kEnds; ++at) file.put(char(value_at(at)));
+        }
+        expect(bool(file.flush()), "the file cannot be written");
+#if defined(_WIN32)
+        number_ = _wopen(path_.c_str(), _O_RDONLY | _O_BINARY);
+#else
+        number_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+#endif
+    }
+    ~TestFile() {
+        close_file(number_);
+        std::error_code ignored;
+        std::filesystem::remove_all(folder_, ignored);
+    }
+    TestFile(const TestFile&) = delete;
+    TestFile& operator=(const TestFile&) = delete;
+
+    int number() const { return number_; }
+    const std::filesystem::path& path() const { return path_; }
+    int64_t position() const {
+#if defined(_WIN32)
+        return _lseeki64(number_, 0, SEEK_CUR);
+#else
+        return int64_t(lseek(number_, 0, SEEK_CUR));
+#endif
+    }
+
+  private:
+    std::filesystem::path folder_, path_;
+    int number_ = -1;
+};
+
+// Reads as the disk does: whole blocks to the first block of some room.
+int64_t wrong_bytes(int number, int64_t at, int64_t bytes, int64_t wanted) {
+    const AlignedBytes room = allocate_aligned(size_t(bytes + kDiskBlock));
+    uint8_t* to = first_block(room);
+    const int64_t n = read_at(number, to, bytes, at);
+    if (n != wanted) return bytes;
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < n; ++i) wrong += to[i] != value_at(at + i);
+    return wrong;
+}
+
+// Several threads at once, at both ends.
+void test_reads(int number, const std::string& what) {
+    constexpr int64_t kLast = kBytes / kDiskBlock * kDiskBlock;  // where the last block begins, of 77 bytes
+    std::atomic<int64_t> wrong{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t)
+        threads.emplace_back([&, t] {
+            for (int64_t block = t; block < 12; block += 4) {
+                const int64_t tail = (kBytes - kEnds + kDiskBlock) / kDiskBlock * kDiskBlock;
+                for (const int64_t at : {block * kDiskBlock, tail + block * kDiskBlock})
+                    wrong += wrong_bytes(number, at, 2 * kDiskBlock, 2 * kDiskBlock);
+                wrong += wrong_bytes(number, kLast, kDiskBlock, 77);
+            }
+        });
+    for (std::thread& each : threads) each.join();
+    expect(!wrong, what + ": " + std::to_string(wrong) + " bytes are wrong");
+    const AlignedBytes room = allocate_aligned(2 * kDiskBlock);
+    expect(read_at(number, first_block(room), kDiskBlock, kLast + kDiskBlock) == 0, what + ": past its end");
+}
+
+void test_file() {
+    TestFile file;
+    expect(file.number() >= 0, "the file cannot be opened");
+    expect(state_of(file.number()).bytes == kBytes, "its size is wrong");
+    test_reads(file.number(), "as it was opened");
+    uint8_t some[100];
+    expect(read_at(file.number(), some, 100, kBytes - 60) == 60 && some[59] == value_at(kBytes - 1),
+           "its last bytes");
+    for (const bool direct : {false, true}) {
+        const int64_t before = file.position();
+        const OwnFile own = open_again(file.number(), direct);
+        const std::string what = own.direct ? "opened past the cache" : "opened again";
+        if (direct && !own.direct) std::printf("no file here is read past the cache\n");
+        expect(own.number >= 0, what + ": failed");
+        test_reads(own.number, what);
+        expect(file.position() == before, what + ": it moves where the file is read on");
+        expect(state_of(own.number) == state_of(file.number()), what + ": it is another file");
+        close_file(own.number);
+    }
+    expect(read_at(-1, some, 1, 0) == -1 && errno == EBADF, "no file can be read");
+    expect(duplicate(-1) < 0 && errno == EBADF, "no file is opened again");
+    const DiskSpeed speed = probe_disk(file.number(), {kDiskBlock, 4, 0.0, false});
+    expect(speed.bytes_per_s > 0, "the disk has no speed");
+    const FileState before = state_of(file.number());
+    std::ofstream(file.path(), std::ios::app | std::ios::binary).put('x').flush();
+    expect(!(state_of(file.number()) == before), "a longer file is the same one");
+}
+
+bool is_aligned(const void* at, uintptr_t to) { return reinterpret_cast<uintptr_t>(at) % to == 0; }
+
+void test_memory() {
+    for (const size_t bytes : {size_t(0), size_t(1), size_t(100), size_t(3) << 20}) {
+        const AlignedBytes one = allocate_aligned(bytes);
+        expect(is_aligned(one.get(), 64), "scratch is not aligned");
+        Arena arena;
+        const auto first = arena.take(bytes), second = arena.take(bytes + 1);
+        expect(is_aligned(first->data(), 64) && is_aligned(second->data(), 64), "weights are not aligned");
+        if (bytes) std::memset(first->data(), 1, bytes);
+        std::memset(second->data(), 2, bytes + 1);
+        expect(!bytes || first->data()[bytes - 1] == 1, "weights share bytes");
+    }
+}
+
+// Locals of threads, whose stacks begin anywhere.
+void test_locals() {
+    for (int i = 0; i < 20; ++i)
+        std::thread([] {
+            alignas(64) volatile uint8_t local[64];
+            local[0] = 0;
+            expect(is_aligned(const_cast<const uint8_t*>(local), 64), "a local is not aligned");
+        }).join();
+}
+
+}  // namespace
+
+int main() {
+    test_memory();
+    test_locals();
+    test_file();
+    std::printf("files: %d failed\n", failures);
+    return failures ? 1 : 0;
+}
