@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import hotcold
+from hotcold.errors import UserError
 
 if __name__ == "__main__":
     hotcold.freeze_support()  # before anything else: the packed program is also its own child process
@@ -144,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
                 show_browser(server, args.idle * 60)
     except KeyboardInterrupt:
         pass
-    except (hotcold.errors.UserError, OSError) as error:
+    except (UserError, OSError) as error:
         print(f"{TITLE}: {error}", file=sys.stderr)
         return 2
     return 0

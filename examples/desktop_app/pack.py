@@ -23,10 +23,11 @@ WITHOUT = (
 
 
 def command(out: Path) -> list[str]:
-    """The command of PyInstaller. Modules that are named in texts are not found by it: all are taken."""
+    """The command of PyInstaller. It does not find modules that are named in texts: all are taken. Nothing is
+    stripped, which breaks NumPy's BLAS."""
     words = [sys.executable, "-m", "PyInstaller", "--noconfirm", "--clean", "--onedir", "--name", NAME]
     words += ["--distpath", str(out), "--workpath", str(out / "work"), "--specpath", str(out / "work")]
-    words += ["--collect-submodules", "hotcold", "--collect-data", "hotcold", "--strip"]
+    words += ["--collect-submodules", "hotcold", "--collect-data", "hotcold"]
     for module in WITHOUT:
         words += ["--exclude-module", module]
     if sys.platform in ("darwin", "win32"):

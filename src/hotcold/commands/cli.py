@@ -83,6 +83,13 @@ def _dispatch(argv: list[str]) -> int:
     if argv[0] == "--version":
         print(f"hotcold {__version__}")
         return 0
+    if argv[0] == "--completion":
+        from hotcold.commands.completion import SHELLS, script
+
+        if len(argv) != 2:
+            raise UserError(f"--completion takes the name of a shell: {', '.join(SHELLS)}")
+        print(script(argv[1], VERBS), end="")
+        return 0
     names = [name for name, _ in VERBS]
     if argv[0] not in names:
         if argv[0].startswith("-"):
@@ -110,7 +117,8 @@ def _overview() -> str:
     lines = ["usage: hotcold COMMAND [options]", ""]
     lines += ["Runs large language models by computing only the neurons that a token needs.", ""]
     lines += ["commands:", *(f"  {name:<14}{summary}" for name, summary in VERBS), ""]
-    lines += ["options:", "  -h, --help    show this text", "  --version     show the version", ""]
+    lines += ["options:", "  -h, --help    show this text", "  --version     show the version"]
+    lines += ["  --completion bash|zsh|fish", "                print a script that completes commands", ""]
     lines += ["`hotcold COMMAND --help` describes one command. The first to try:", ""]
     lines += ['  hotcold generate -p "Once upon a time"']
     return "\n".join(lines)
