@@ -1,12 +1,14 @@
-"""Shares with every test where the test data are, and deterministic property tests."""
+"""Shares with every test where the test data are, and deterministic property tests and seeds."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -86,6 +88,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
         config.hook.pytest_deselected(items=[*gone])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seeds that this process draws are the same in every run, and others in each test."""
+    random = Random(item.nodeid)
+    secrets.randbits = lambda k: random.getrandbits(k)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -30,6 +30,9 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.browsing import browser
+
 from lib.models import Recipe, Shape, write
 from lib.server import serving
 
@@ -43,25 +46,6 @@ SHOTS = [
     ("page-1000", 1000, 760, "light"),
     ("page-2000", 2000, 1200, "dark"),
 ]
-_CHROMIUM = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
-
-
-def browser(profile: str) -> webdriver.Chrome:
-    options = webdriver.ChromeOptions()
-    for flag in (*_CHROMIUM, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    return webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
 
 
 def shoot(
@@ -118,17 +102,14 @@ def main() -> int:
             model = experts(Path(profile)) if args.experts else args.model
             more = ["-m", str(model)] if model else []
             url = stack.enter_context(serving(more, Path(profile) / "log")).url
-        driver = browser(profile)
-        try:
-            for shot in SHOTS if args.name == "page" else [(args.name, *SHOTS[0][1:])]:
-                if args.only and not shot[0].startswith(args.only):
-                    continue
-                for stage in ("welcome", "writing") if args.welcome else ("writing",):
-                    path = shoot(driver, url, shot, stage, args.output)
-                    found[path.name] = path.stat().st_size
-                    print(f"{path}: {found[path.name]} bytes", file=sys.stderr)
-        finally:
-            driver.quit()
+        driver = stack.enter_context(browser(Path(profile) / "browser", "--hide-scrollbars"))
+        for shot in SHOTS if args.name == "page" else [(args.name, *SHOTS[0][1:])]:
+            if args.only and not shot[0].startswith(args.only):
+                continue
+            for stage in ("welcome", "writing") if args.welcome else ("writing",):
+                path = shoot(driver, url, shot, stage, args.output)
+                found[path.name] = path.stat().st_size
+                print(f"{path}: {found[path.name]} bytes", file=sys.stderr)
     print(json.dumps({"files": found, "largest": max(found.values()), "limit": MOST_BYTES}))
     return 0 if max(found.values()) <= MOST_BYTES else 1
 

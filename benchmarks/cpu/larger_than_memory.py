@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -34,15 +35,22 @@ from lib.experts import write_experts
 #: Drawn, so that a made-up model does not repeat itself; the same in each round.
 HOW: dict[str, Any] = {"temperature": 1, "seed": 1, "ignore_eos": True}
 OTHER = "Once there was a town by the river, and nobody in it could sing. "
+CONTEXT = 512  #: positions, that of the profile, too
 PROMPT = "The sea was calm that morning, and the boat lay still. "
 
 
+def parts(path: Path) -> list[Path]:
+    """The files of a model, of which one of several has a name that ends in ``-00001-of-00002.gguf``."""
+    return sorted(path.parent.glob(re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", path.name)))
+
+
 def forget(path: Path) -> None:
-    """Drops the file from the system's cache, where the system can."""
+    """Drops a model from the system's cache, where the system can."""
     if not hasattr(os, "posix_fadvise"):
         return
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for each in parts(path):
+        with each.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def measure(path: Path, budget: int | None, tokens: int, threads: int | None) -> dict[str, Any]:
@@ -51,8 +59,8 @@ def measure(path: Path, budget: int | None, tokens: int, threads: int | None) ->
 
     import hotcold
 
-    llm = hotcold.LLM(path, ram_budget=budget, threads=threads, gpu="off", draft_max=0)
-    llm.generate(PROMPT, **HOW, max_tokens=8)
+    llm = hotcold.LLM(path, ram_budget=budget, threads=threads, gpu="off", context=CONTEXT, draft_max=0)
+    llm.generate(PROMPT, **HOW, max_tokens=24)
     before = llm.session.counters.copy()
     answer = llm.generate(PROMPT, **HOW, max_tokens=tokens)
     counters = llm.session.counters.since(before)
@@ -75,7 +83,7 @@ def count_routing(path: Path, budget: int | None) -> None:
     import hotcold
 
     counted(path).unlink(missing_ok=True)
-    llm = hotcold.LLM(path, ram_budget=budget, gpu="off", context=512, draft_max=0)
+    llm = hotcold.LLM(path, ram_budget=budget, gpu="off", context=CONTEXT, draft_max=0)
     text = llm.generate(OTHER, **HOW | {"seed": 2}, max_tokens=200).text
     hotcold.profile(llm, OTHER + text, output=counted(path))
 

@@ -51,12 +51,12 @@ def svg(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}">',
         f"<style>{STYLE}</style>",
         f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
-        _text(16, 26, "Tokens a second, llama.cpp = 1", 15, "text", weight=600),
+        text(16, 26, "Tokens a second, llama.cpp = 1", 15, "text", weight=600),
         *_legend(names),
     ]
     for i, measure in enumerate(measures):
         x = LEFT + i * panel
-        parts.append(_text(x, TOP - 12, measure, 12.5, "text", weight=600))
+        parts.append(text(x, TOP - 12, measure, 12.5, "text", weight=600))
         bottom = height - 40
         parts.append(f'<line class="grid" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}"/>')
         parts.append(_one(x + scale, TOP - 4, bottom))
@@ -64,7 +64,7 @@ def svg(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
         for type in types:
             if i == 0:
                 middle = y + (heights[type] - GAP) / 2 + 4
-                parts.append(_text(LEFT - 8, middle, type, 12, "text", anchor="end", weight=600))
+                parts.append(text(LEFT - 8, middle, type, 12, "text", anchor="end", weight=600))
             for j, name in enumerate(_bars(values, type, measures, names)):
                 value = values.get((type, measure, name))
                 if value is not None:
@@ -72,7 +72,7 @@ def svg(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
             y += heights[type]
     told = [str(settings.get(name, "")) for name in ("processor", "shape")]
     told.append(f"{settings.get('threads')} threads, commit {settings.get('commit')}")
-    parts.append(_text(16, height - 16, "; ".join(told), 10.5, "soft"))
+    parts.append(text(16, height - 16, "; ".join(told), 10.5, "soft"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -88,7 +88,7 @@ def _bar(x: float, y: float, value: float, scale: float, colour: str) -> list[st
     width = value * scale
     return [
         f'<rect x="{x:.1f}" y="{y + 1:.1f}" width="{width:.1f}" height="{BAR - 2}" fill="{colour}"/>',
-        _text(x + width + 4, y + BAR - 2.5, f"{value:.2f}", 10.5, "text", weight=700 if value < 1 else 400),
+        text(x + width + 4, y + BAR - 2.5, f"{value:.2f}", 10.5, "text", weight=700 if value < 1 else 400),
     ]
 
 
@@ -97,9 +97,9 @@ def _legend(names: list[str]) -> list[str]:
     for name in names:
         title, colour = BARS[name]
         parts.append(f'<rect x="{x:.0f}" y="40" width="11" height="11" fill="{colour}"/>')
-        parts.append(_text(x + 16, 50, title, 12, "text"))
+        parts.append(text(x + 16, 50, title, 12, "text"))
         x += 34 + 6.6 * len(title)
-    return [*parts, _one(x, 39, 52), _text(x + 8, 50, "llama.cpp", 12, "text")]
+    return [*parts, _one(x, 39, 52), text(x + 8, 50, "llama.cpp", 12, "text")]
 
 
 def _one(x: float, top: float, bottom: float) -> str:
@@ -108,7 +108,7 @@ def _one(x: float, top: float, bottom: float) -> str:
     return f'<line class="one" {place} stroke-dasharray="3 3"/>'
 
 
-def _text(
+def text(
     x: float, y: float, text: str, size: float, style: str, *, anchor: str = "start", weight: int = 400
 ) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}"'

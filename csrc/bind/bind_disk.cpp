@@ -53,6 +53,8 @@ void bind_disk(nb::module_& m) {
                  return std::tuple{counts.bytes, counts.reads, counts.busy_ns};
              })
         .def_static("staging_bytes", &Disk::staging_bytes, "row_bytes"_a, "by_output"_a);
+    m.attr("DISK_READ_BYTES") = kRead;
+    m.attr("EXPERTS_OF_A_WAVE") = kWave;
     m.def(
         "probe_disk",
         [](int file, int64_t bytes, int depth, double seconds, bool sequential) {

@@ -106,6 +106,60 @@ void bind_multiply(BoundProgram& p, const Floats& x, const Floats& gate, const F
                        dim);
 }
 
+void bind_activate(BoundProgram& p, const Floats& x, const Floats& out, int kind) {
+    const int64_t rows = p.rows(kTokens), dim = width_of(x);
+    if (kind != kSigmoidGate && kind != kTanhGate)
+        refuse("activate: activation " + std::to_string(kind) + ": choose 2 (sigmoid), 4 (tanh)");
+    p.program.multiply(Gate(kind), nullptr, data_of(x, "activate: x", rows, dim),
+                       data_of(out, "activate: out", rows, dim), dim);
+}
+
+void bind_token_shift(BoundProgram& p, const Floats& x, const Array<const float>& mixes, const Floats& state,
+                      const std::vector<Floats>& outs) {
+    const States states = states_of(state, "token_shift", 2);
+    const int64_t rows = p.rows(kTokens), channels = axis(state, 1), count = int64_t(outs.size());
+    if (count < 1 || count > kMostMixes)
+        refuse("token_shift: " + std::to_string(count) + " outs; 1 to " + std::to_string(kMostMixes) +
+               " are allowed");
+    if (mixes.ndim() != 2 || axis(mixes, 0) != count || axis(mixes, 1) != channels)
+        refuse("token_shift: mixes [outs, C] and state [slots, C] do not fit");
+    TokenShift shift{};
+    shift.x = data_of(x, "token_shift: x", rows, channels);
+    shift.mixes = mixes.data();
+    shift.channels = channels;
+    shift.count = int(count);
+    for (int64_t i = 0; i < count; ++i) {
+        shift.outs[i] = data_of(outs[size_t(i)], "token_shift: out", rows, channels);
+        if (shift.outs[i] == shift.x) refuse("token_shift: an out is x; it must be another buffer");
+    }
+    p.program.token_shift(shift, states);
+}
+
+void bind_wkv7(BoundProgram& p, const Floats& r, const Floats& k, const Floats& v, const Floats& decay,
+               const Floats& rate, const Maybe<const float>& first, const Maybe<const float>& share,
+               const Array<const float>& vectors, const Floats& state, const Floats& out, float eps) {
+    const States states = states_of(state, "wkv7", 4);
+    const int64_t rows = p.rows(kTokens), heads = axis(state, 1), dim = axis(state, 2), row = heads * dim;
+    if (axis(state, 3) != dim) refuse("wkv7: a state [slots, H, d, d] is needed");
+    if (bool(first) != bool(share)) refuse("wkv7: first and share are needed together, or neither");
+    Wkv w{};
+    w.heads = heads;
+    w.dim = dim;
+    w.eps = eps;
+    check_scratch(w.scratch() * 4, "wkv7: states of " + std::to_string(dim) + " x " + std::to_string(dim));
+    w.r = data_of(r, "wkv7: r", rows, row);
+    w.k = data_of(k, "wkv7: k", rows, row);
+    w.v = data_of(v, "wkv7: v", rows, row);
+    w.decay = data_of(decay, "wkv7: decay", rows, row);
+    w.rate = data_of(rate, "wkv7: rate", rows, row);
+    w.first = first ? data_of(*first, "wkv7: first", rows, row) : nullptr;
+    w.share = share ? data_of(*share, "wkv7: share", rows, row) : nullptr;
+    if (axis(vectors, 0) != 5) refuse("wkv7: vectors [5, H * d] are needed");
+    w.vectors = data_of(vectors, "wkv7: vectors", 5, row);
+    w.out = data_of(out, "wkv7: out", rows, row);
+    p.program.wkv7(w, states);
+}
+
 }  // namespace
 
 void bind_states(nb::class_<BoundProgram>& program) {
@@ -117,7 +171,11 @@ void bind_states(nb::class_<BoundProgram>& program) {
         .def("decay", &bind_decay, "x"_exact, "bias"_exact, "factor"_exact, "out"_exact)
         .def("ssm_scan", &bind_ssm_scan, "mixed"_exact, "dt"_exact, "dt_bias"_exact, "a"_exact, "d"_exact,
              "state"_exact, "out"_exact, "groups"_a)
-        .def("multiply", &bind_multiply, "x"_exact, "gate"_exact, "out"_exact, "activation"_a);
+        .def("multiply", &bind_multiply, "x"_exact, "gate"_exact, "out"_exact, "activation"_a)
+        .def("activate", &bind_activate, "x"_exact, "out"_exact, "activation"_a)
+        .def("token_shift", &bind_token_shift, "x"_exact, "mixes"_exact, "state"_exact, "outs"_exact)
+        .def("wkv7", &bind_wkv7, "r"_exact, "k"_exact, "v"_exact, "decay"_exact, "rate"_exact, "first"_maybe,
+             "share"_maybe, "vectors"_exact, "state"_exact, "out"_exact, "eps"_a);
 }
 
 }  // namespace hc

@@ -13,7 +13,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kRead = 2 << 20;  // bytes at once: enough for a disk's full rate, with few in flight
 constexpr std::chrono::milliseconds kAskEvery(50);
 
 int64_t down_to_block(int64_t n) { return n / kDiskBlock * kDiskBlock; }

@@ -34,6 +34,7 @@ class DiskError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+constexpr int64_t kRead = 2 << 20;  // bytes at once: enough for a disk's full rate, with few in flight
 constexpr int kChanged = -2, kDropped = -3;  // as kEnded: errors that no call has
 
 // Reads that belong together. The disk alone changes it.

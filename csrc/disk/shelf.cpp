@@ -6,13 +6,6 @@
 
 namespace hc {
 
-namespace {
-
-// Experts of a wave: enough for many threads, few enough to be used while the next ones are read.
-constexpr int64_t kWave = 4;
-
-}  // namespace
-
 Shelf::Shelf(std::shared_ptr<Disk> disk, std::string name, int64_t experts, int64_t places)
     : disk_(std::move(disk)),
       name_(std::move(name)),

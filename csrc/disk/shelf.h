@@ -12,6 +12,10 @@
 
 namespace hc {
 
+// Experts of a wave that were read, at most: enough for many threads, few enough to be used while the next
+// ones are read.
+constexpr int64_t kWave = 4;
+
 // One matrix of each expert, as the file has it and as places hold it.
 struct ShelfPart {
     std::shared_ptr<Memory> memory;  // that the places lie in

@@ -90,7 +90,8 @@ void multiply(Gate kind, const float* x, const float* gate, float* out, int64_t 
         if (kind == kSiluGate) g = activate(kSilu, g, Vec::zero());
         if (kind == kSigmoidGate) g = logistic(g);
         if (kind == kReluGate) g = Vec::max(Vec::zero(), g);  // NaN stays NaN
-        store_part(out + i, Vec::mul(load_part(x + i, m), g), m);
+        if (kind == kTanhGate) g = hyperbolic_tangent(g);
+        store_part(out + i, x ? Vec::mul(load_part(x + i, m), g) : g, m);
     });
 }
 

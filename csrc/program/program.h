@@ -78,7 +78,7 @@ class Program {
     void store_kv(const float* k, const float* v, const Cache&);
     void attention(Attention, int64_t pages);
     void predict(const float* x, const Predictor&, const Masks& mask);
-    void ffn(Ffn, const float* x);
+    void ffn(Ffn, const float* x, Masks strongest = {});
     // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
     void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
     // `shelf`: their weights lie in its places, as they are read; null: all are in memory.
@@ -93,7 +93,10 @@ class Program {
     void gated_delta(const GatedDelta&, const States&);
     void ssm_scan(const SsmScan&, const States&);
     void decay(const Decay&, const float* x, float* out);
+    // x null: ones.
     void multiply(Gate, const float* x, const float* gate, float* out, int64_t dim);
+    void token_shift(const TokenShift&, const States&);
+    void wkv7(const Wkv&, const States&);
     // The inputs that fill a mailbox. From each of the mask's rows, of mask_words, the last words go there.
     struct Posted {
         const float* x;
@@ -142,7 +145,7 @@ class Program {
     void products(std::shared_ptr<Input>, std::shared_ptr<std::vector<Product>>,
                   std::function<int64_t()> rows);
     void ffn_by_neuron(std::shared_ptr<Ffn>, ScratchPlan&);
-    void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&);
+    void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&, Masks strongest);
     void experts_by_neuron(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void experts_by_output(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void next_wave(std::shared_ptr<ExpertsOp>, int64_t wave);

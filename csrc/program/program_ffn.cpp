@@ -1,5 +1,6 @@
 // The FFN op and its predictors.
 #include <algorithm>
+#include <cstring>
 
 #include "program/program_parts.h"
 
@@ -62,7 +63,7 @@ void Program::predict(const float* x, const Predictor& p, const Masks& mask) {
          [=](int64_t first, int64_t end) { return stretch(p.second, first * size * 64, end * size * 64); });
 }
 
-void Program::ffn(Ffn args, const float* x) {
+void Program::ffn(Ffn args, const float* x, Masks strongest) {
     ScratchPlan plan(*this);
     auto f = std::make_shared<Ffn>(args);
     f->hidden_tokens = bounds_.tokens;
@@ -73,7 +74,7 @@ void Program::ffn(Ffn args, const float* x) {
     if (f->gate.base) meets.with(f->gate);
     prepare(plan, {f, &f->x}, meets, bounds_.tokens, [this] { return count(kTokens); });
     if (f->by_output)
-        ffn_by_output(f, plan);
+        ffn_by_output(f, plan, strongest);
     else
         ffn_by_neuron(f, plan);
 }
@@ -140,8 +141,44 @@ void account_by_output(const Ffn& f, int decode, bool count) {
     f.stats->add({n, f.gate.base ? n : 0, n, pairs, 0});
 }
 
+// Sizes as whole numbers, which ascend as they do: the order of NaN, too, is one, that of the largest.
+static uint32_t size_bits(float h) {
+    uint32_t bits;
+    std::memcpy(&bits, &h, 4);
+    return bits & 0x7fffffff;
+}
+
+// The size of the `most`-th largest of n values, most >= 1. Values of about one size are counted together, so
+// that few are left to look at more closely; `room` holds those.
+static uint32_t least_of_largest(const float* h, int64_t n, int64_t most, uint32_t* room) {
+    constexpr int kShift = 21;  // what is left: the exponent and two bits more
+    uint32_t counts[1 << (31 - kShift)] = {};
+    for (int64_t i = 0; i < n; ++i) ++counts[size_bits(h[i]) >> kShift];
+    uint32_t of = (1 << (31 - kShift)) - 1;
+    for (; counts[of] < most; --of) most -= counts[of];
+    uint32_t* end = room;
+    for (int64_t i = 0; i < n; ++i)
+        if (const uint32_t size = size_bits(h[i]); size >> kShift == of) *end++ = size;
+    std::nth_element(room, end - most, end);
+    return end[-most];
+}
+
+void mark_strongest(const Ffn& f, int decode, const Masks& strongest, uint32_t* room) {
+    const int64_t n = f.neurons();
+    for (int t = 0; t < decode; ++t) {
+        const float* h = f.hidden + t * n;
+        const uint32_t least = std::max(1u, least_of_largest(h, n, ceil_div(n, 10), room));
+        for (int64_t word = 0; word < f.words(); ++word) {
+            uint64_t marked = 0;
+            for (int64_t i = word * 64; i < std::min(n, word * 64 + 64); ++i)
+                marked |= uint64_t(size_bits(h[i]) >= least) << (i % 64);
+            strongest.row(t)[word] = marked;
+        }
+    }
+}
+
 // Dense: every row is read, and down is a dot over all neurons.
-void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
+void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan, Masks strongest) {
     const auto tokens = [this] { return count(kTokens); };
     auto in = input_of(nullptr, f->neurons());  // of down
     plan.take(bounds_.tokens * f->neurons() * 4, [f, in](uint8_t* p) {
@@ -155,10 +192,14 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
              k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), 0, int(tokens()), s.local);
          },
          [=](int64_t first, int64_t end) { return stretch(f->first(), first * size, end * size); });
-    if (f->mask || f->fired || f->stats)
+    auto room = std::make_shared<uint32_t*>();
+    if (strongest)
+        plan.take(f->neurons() * 4, [room](uint8_t* p) { *room = reinterpret_cast<uint32_t*>(p); });
+    if (f->mask || f->fired || f->stats || strongest)
         step([this] { return int64_t(batch_.decode_count() > 0); },
-             [this, f](int64_t, const Scratch&) {
+             [this, f, strongest, room](int64_t, const Scratch&) {
                  account_by_output(*f, batch_.decode_count(), !batch_.prompt_count());
+                 if (strongest) mark_strongest(*f, batch_.decode_count(), strongest, *room);
              });
     Meets meets{};
     meets.with(f->down);

@@ -39,6 +39,9 @@ void cut_into_pieces(Ffn& f, int max_rows, int threads, int chosen = 1);
 // Decode rows whose down lies by output: leaves out what no mask names, reports what fired, counts what is
 // read.
 void account_by_output(const Ffn& f, int decode, bool count);
+// Of the same rows, after that: marks the tenth of the neurons whose coefficients are the largest in size.
+// `room` is for so many whole numbers as there are neurons.
+void mark_strongest(const Ffn& f, int decode, const Masks& strongest, uint32_t* room);
 
 class Program::ScratchPlan {
   public:

@@ -82,8 +82,27 @@ void Program::multiply(Gate kind, const float* x, const float* gate, float* out,
     step([this, parts] { return count(kTokens) * parts; },
          [this, parts, kind, x, gate, out, dim](int64_t piece, const Scratch&) {
              const int64_t first = piece % parts * kGateValues, at = piece / parts * dim + first;
-             k_.states->multiply(kind, x + at, gate + at, out + at, std::min(kGateValues, dim - first));
+             const int64_t values = std::min(kGateValues, dim - first);
+             k_.states->multiply(kind, x ? x + at : nullptr, gate + at, out + at, values);
          });
+}
+
+void Program::token_shift(const TokenShift& shift, const States& states) {
+    by_sequence(states, ceil_div(shift.channels, kShiftChannels),
+                [this, shift](const StateRows& rows, int64_t piece, const Scratch& s) {
+                    const int64_t first = piece * kShiftChannels;
+                    const int64_t count = std::min(kShiftChannels, shift.channels - first);
+                    k_.states->token_shift(shift, rows, first, count, s.local);
+                });
+}
+
+void Program::wkv7(const Wkv& w, const States& states) {
+    by_sequence(
+        states, w.heads,
+        [this, w](const StateRows& rows, int64_t head, const Scratch& s) {
+            k_.states->wkv7(w, rows, head, s.local);
+        },
+        [this, states, w](int64_t piece, int64_t end) { return stretch_of(states, w.heads, piece, end); });
 }
 
 }  // namespace hc

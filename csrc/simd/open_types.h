@@ -3,8 +3,7 @@
 #pragma once
 #include <cstring>
 
-#include "simd/block_dot.h"
-#include "simd/grids.h"
+#include "simd/grid_dots.h"
 
 namespace hc {
 namespace {
@@ -17,24 +16,6 @@ HC_INLINE void put_floats(float* to, F value) { std::memcpy(to, &value, sizeof v
 // fn(l, n) for the vectors of a group.
 template <class Fn> HC_INLINE void for_vectors(int lanes, Fn&& fn) {
     for (int l = 0; l < lanes; l += Vec::width) fn(l, smaller(Vec::width, lanes - l));
-}
-
-inline float half_at(const uint8_t* at) {
-    uint16_t half;
-    std::memcpy(&half, at, 2);
-    float value[Vec::width];
-    Vec::store(value, Vec::set1_f16(&half));
-    return value[0];
-}
-inline uint16_t half_word(const uint8_t* at) {
-    uint16_t word;
-    std::memcpy(&word, at, 2);
-    return word;
-}
-inline uint32_t word_of(const uint8_t* at) {
-    uint32_t word;
-    std::memcpy(&word, at, 4);
-    return word;
 }
 
 // --- rows that are arranged: scales of all blocks, then codes by groups, lane = block ---
@@ -317,11 +298,15 @@ inline void open_q1_0(const uint8_t* row, int64_t, int64_t block, int lanes, Ope
 inline const Opening* opening_of(Type type) {
     static constexpr Opening q2_k{open_as<BlockQ2_K>, 84, true, dot_as<BlockQ2_K>},
         q3_k{open_as<BlockQ3_K>, 110, false, dot_as<BlockQ3_K>},
-        iq4_xs{open_as<BlockIQ4_XS>, 136, false, dot_as<BlockIQ4_XS>}, iq3_s{open_iq3_s, 110, false},
-        iq3_xxs{open_iq3_xxs, 98, false}, iq2_xxs{open_iq2_xxs, 66, false}, iq2_xs{open_iq2_xs, 74, false},
-        iq2_s{open_iq2_s, 82, false}, iq1_s{open_iq1_s, 50, false}, iq1_m{open_iq1_m, 56, false},
-        tq1_0{open_tq1_0, 54, false}, tq2_0{open_as<BlockTQ2_0>, 66, false, dot_as<BlockTQ2_0>},
-        nvfp4{open_nvfp4, 144, false}, q1_0{open_q1_0, 36, false};
+        iq4_xs{open_as<BlockIQ4_XS>, 136, false, dot_as<BlockIQ4_XS>},
+        iq3_s{open_iq3_s, 110, false, dot_grid<GridIQ3_S>},
+        iq3_xxs{open_iq3_xxs, 98, false, dot_grid<GridIQ3_XXS>},
+        iq2_xxs{open_iq2_xxs, 66, false, dot_grid<GridIQ2_XXS>},
+        iq2_xs{open_iq2_xs, 74, false, dot_grid<GridIQ2_XS>},
+        iq2_s{open_iq2_s, 82, false, dot_grid<GridIQ2_S>}, iq1_s{open_iq1_s, 50, false},
+        iq1_m{open_iq1_m, 56, false}, tq1_0{open_tq1_0, 54, false},
+        tq2_0{open_as<BlockTQ2_0>, 66, false, dot_as<BlockTQ2_0>}, nvfp4{open_nvfp4, 144, false},
+        q1_0{open_q1_0, 36, false};
     switch (type) {
         case Q2_K: return &q2_k;
         case Q3_K: return &q3_k;

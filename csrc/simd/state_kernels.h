@@ -5,13 +5,16 @@
 
 namespace hc {
 
-constexpr int kMostTaps = 8;            // columns that a short convolution sees
-constexpr int64_t kConvChannels = 128;  // of one piece
-constexpr int64_t kGateValues = 2048;   // of one piece of a row
-constexpr int kDeltaTokens = 16;        // whose keys and queries are made ready at a time
-constexpr int kScanTokens = 64;         // likewise their steps
-constexpr int kDeltaVectors = 4;        // keys, queries and factors of a token
-constexpr int64_t kStateRow = 16;       // floats, whole multiples of which rows of scratch have
+constexpr int kMostTaps = 8;             // columns that a short convolution sees
+constexpr int64_t kConvChannels = 128;   // of one piece
+constexpr int64_t kGateValues = 2048;    // of one piece of a row
+constexpr int kMostMixes = 8;            // of a token shift
+constexpr int64_t kShiftChannels = 512;  // of one piece
+constexpr int kWkvVectors = 6;           // decays, keys and such of a token
+constexpr int kDeltaTokens = 16;         // whose keys and queries are made ready at a time
+constexpr int kScanTokens = 64;          // likewise their steps
+constexpr int kDeltaVectors = 4;         // keys, queries and factors of a token
+constexpr int64_t kStateRow = 16;        // floats, whole multiples of which rows of scratch have
 
 HC_SMALL int64_t state_row(int64_t n) { return (n + kStateRow - 1) / kStateRow * kStateRow; }
 
@@ -58,7 +61,27 @@ struct Decay {
     int64_t channels, heads;
 };
 
-enum Gate : int { kPlainGate = 0, kSiluGate = 1, kSigmoidGate = 2, kReluGate = 3 };
+struct TokenShift {
+    const float *x, *mixes;   // [T, channels], [count, channels]
+    float* outs[kMostMixes];  // [T, channels] each
+    int64_t channels;
+    int count;
+};
+
+struct Wkv {
+    const float *r, *k, *v, *decay, *rate;  // [T, heads, dim]
+    const float *first, *share;             // likewise, or null
+    const float* vectors;                   // [5, heads, dim]
+    float* out;                             // [T, heads, dim]
+    int64_t heads, dim;
+    float eps;
+    HC_SMALL int64_t state() const { return dim * dim; }  // of a head
+    HC_SMALL int64_t scratch() const {
+        return kDeltaTokens * (kWkvVectors * state_row(dim) + kStateRow) + state_row(state());
+    }
+};
+
+enum Gate : int { kPlainGate = 0, kSiluGate = 1, kSigmoidGate = 2, kReluGate = 3, kTanhGate = 4 };
 
 struct StateKernels {
     // Channels [first, first + count), at most kConvChannels.
@@ -66,7 +89,11 @@ struct StateKernels {
     void (*gated_delta)(const GatedDelta&, const StateRows&, int64_t head, uint8_t* local);
     void (*ssm_scan)(const SsmScan&, const StateRows&, int64_t head, uint8_t* local);
     void (*decay)(const Decay&, const float* x, float* out);
+    // x null: ones.
     void (*multiply)(Gate, const float* x, const float* gate, float* out, int64_t n);
+    // Channels [first, first + count), at most kShiftChannels.
+    void (*token_shift)(const TokenShift&, const StateRows&, int64_t first, int64_t count, uint8_t* local);
+    void (*wkv7)(const Wkv&, const StateRows&, int64_t head, uint8_t* local);
 };
 extern const StateKernels states_scalar, states_avx2, states_avx512, states_neon;
 

@@ -142,6 +142,25 @@ struct Vec {
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)),
                                    nibbles);
     }
+    // Lane i: fn(i).
+    template <class Fn> static HC_INLINE I each_word(Fn&& fn) {
+        return _mm256_setr_epi32(int(fn(0)), int(fn(1)), int(fn(2)), int(fn(3)), int(fn(4)), int(fn(5)),
+                                 int(fn(6)), int(fn(7)));
+    }
+    // Eight lanes from `low`, further ones from `high`.
+    static HC_INLINE I load_halves(const uint8_t* low, const uint8_t*) { return load_i(low); }
+    // Byte N of each lane, four times.
+    template <int N> static I spread_byte(I v) {
+        return _mm256_shuffle_epi8(
+            v, _mm256_add_epi8(_mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404,
+                                                 0x08080808, 0x0c0c0c0c),
+                               _mm256_set1_epi8(N)));
+    }
+    // Bytes of x, negative where those of `v` have the bit that is set in those of `bits`.
+    static I negative_where(I x, I v, I bits) {
+        const I mask = _mm256_cmpeq_epi8(_mm256_and_si256(v, bits), bits);
+        return _mm256_sub_epi8(_mm256_xor_si256(x, mask), mask);
+    }
     static void store_i8(int8_t* p, I v) {
         const I low = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));
         const int words[2] = {_mm256_extract_epi32(low, 0), _mm256_extract_epi32(low, 4)};

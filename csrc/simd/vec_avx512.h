@@ -117,6 +117,26 @@ struct Vec {
     static I lookup(I nibbles, const int8_t* table) {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), nibbles);
     }
+    // Lane i: fn(i).
+    template <class Fn> static HC_INLINE I each_word(Fn&& fn) {
+        return _mm512_setr_epi32(int(fn(0)), int(fn(1)), int(fn(2)), int(fn(3)), int(fn(4)), int(fn(5)),
+                                 int(fn(6)), int(fn(7)), int(fn(8)), int(fn(9)), int(fn(10)), int(fn(11)),
+                                 int(fn(12)), int(fn(13)), int(fn(14)), int(fn(15)));
+    }
+    // Eight lanes from `low`, further ones from `high`.
+    static HC_INLINE I load_halves(const uint8_t* low, const uint8_t* high) {
+        return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)low)),
+                                  _mm256_loadu_si256((const __m256i*)high), 1);
+    }
+    // Byte N of each lane, four times.
+    template <int N> static I spread_byte(I v) {
+        const __m128i first = _mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+        return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_add_epi8(first, _mm_set1_epi8(N))));
+    }
+    // Bytes of x, negative where those of `v` have the bit that is set in those of `bits`.
+    static I negative_where(I x, I v, I bits) {
+        return _mm512_mask_sub_epi8(x, _mm512_test_epi8_mask(v, bits), _mm512_setzero_si512(), x);
+    }
     static void store_i8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
     static I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
     static I bit_or(I a, I b) { return _mm512_or_si512(a, b); }

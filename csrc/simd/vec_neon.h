@@ -119,6 +119,27 @@ struct Vec {
     static I lookup(I nibbles, const int8_t* table) {
         return vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s32(nibbles)));
     }
+    // Lane i: fn(i).
+    template <class Fn> static HC_INLINE I each_word(Fn&& fn) {
+        I v = vdupq_n_s32(int32_t(fn(0)));
+        v = vsetq_lane_s32(int32_t(fn(1)), v, 1);
+        v = vsetq_lane_s32(int32_t(fn(2)), v, 2);
+        return vsetq_lane_s32(int32_t(fn(3)), v, 3);
+    }
+    // Eight lanes from `low`, further ones from `high`.
+    static HC_INLINE I load_halves(const uint8_t* low, const uint8_t*) { return load_i(low); }
+    // Byte N of each lane, four times.
+    template <int N> static I spread_byte(I v) {
+        constexpr uint8_t from[16] = {N,     N,     N,     N,     N + 4,  N + 4,  N + 4,  N + 4,
+                                      N + 8, N + 8, N + 8, N + 8, N + 12, N + 12, N + 12, N + 12};
+        return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(v), vld1q_u8(from)));
+    }
+    // Bytes of x, negative where those of `v` have the bit that is set in those of `bits`.
+    static I negative_where(I x, I v, I bits) {
+        const uint8x16_t mask = vtstq_u8(vreinterpretq_u8_s32(v), vreinterpretq_u8_s32(bits));
+        const uint8x16_t flipped = veorq_u8(vreinterpretq_u8_s32(x), mask);
+        return vreinterpretq_s32_u8(vsubq_u8(flipped, mask));
+    }
     static void store_i8(int8_t* p, I v) {
         const int8x8_t bytes = vmovn_s16(vcombine_s16(vmovn_s32(v), vmovn_s32(v)));
         const uint32_t word = vget_lane_u32(vreinterpret_u32_s8(bytes), 0);

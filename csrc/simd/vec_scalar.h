@@ -121,6 +121,25 @@ struct Vec {
             return int32_t(v);
         });
     }
+    // Lane i: fn(i).
+    template <class Fn> static I each_word(Fn&& fn) { return HC_EACH(I, int32_t(fn(i))); }
+    // Eight lanes from `low`, further ones from `high`.
+    static I load_halves(const uint8_t* low, const uint8_t*) { return load_i(low); }
+    // Byte N of each lane, four times.
+    template <int N> static I spread_byte(I v) {
+        return HC_EACH(I, int32_t(0x01010101u * uint8_t(byte(v.v[i], N))));
+    }
+    // Bytes of x, negative where those of `v` have the bit that is set in those of `bits`.
+    static I negative_where(I x, I v, I bits) {
+        return each<I>([&](int i) {
+            uint32_t word = 0;
+            for (int k = 0; k < 4; ++k) {
+                const bool negative = byte(v.v[i], k) & byte(bits.v[i], k);
+                word |= uint32_t(uint8_t(negative ? -byte(x.v[i], k) : byte(x.v[i], k))) << 8 * k;
+            }
+            return int32_t(word);
+        });
+    }
     static void store_i8(int8_t* p, I v) {
         for (int i = 0; i < 4; ++i) p[i] = int8_t(v.v[i]);
     }

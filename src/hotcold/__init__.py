@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hotcold.api.llm import LLM
     from hotcold.engine.request import Grammar, Job, RequestError
     from hotcold.grammar.constraint import Grammars, schema_grammar
+    from hotcold.processes.packed import freeze_support
     from hotcold.tasks.bench import bench
     from hotcold.tasks.doctor import doctor
     from hotcold.tasks.fitting import fit_predictor
@@ -37,6 +38,7 @@ __all__ = [
     "bench",
     "doctor",
     "fit_predictor",
+    "freeze_support",
     "plan",
     "profile",
     "schema_grammar",
@@ -53,6 +55,7 @@ _MODULES = {
     "bench": "hotcold.tasks.bench",
     "doctor": "hotcold.tasks.doctor",
     "fit_predictor": "hotcold.tasks.fitting",
+    "freeze_support": "hotcold.processes.packed",
     "plan": "hotcold.tasks.planning",
     "profile": "hotcold.tasks.profiling",
     "schema_grammar": "hotcold.grammar.constraint",

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -213,3 +214,25 @@ def test_the_bytes_that_a_step_of_experts_must_read(activation: str) -> None:
         assert read == 2 * 3 * matrix
     _, read = layer.run(0, 64, np.random.default_rng(0))
     assert read == 4 * 3 * matrix
+
+
+def test_the_bytes_of_gathered_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gates are read whole but where a mask names rows; up and down rows, and a panel's scales, as they are
+    active."""
+    picture = tmp_path / "active.svg"
+    small = "--shape 256 256 --shares 50 100 --rounds 1 -t 1 --own-time --picture"
+    monkeypatch.setattr(sys, "argv", ["gathered.py", *small.split(), str(picture)])
+    importlib.import_module("cpu.gathered").main()
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    read = {(row["way"], row["share"]): row["bytes"] for row in rows}
+    matrix = Q4_0.row_bytes(256) * 256
+    assert {read[way, 100.0] for way in ("dense", "off", "exact", "predicted", "off p", "exact p")} == {
+        3 * matrix
+    }
+    assert read["dense", 50.0] == read["off", 50.0] == read["off p", 50.0] == 3 * matrix
+    assert read["exact", 50.0] == 2 * matrix
+    assert read["predicted", 50.0] == 1.5 * matrix
+    assert read["predicted", 50.0] < read["predicted p", 50.0] < read["exact p", 50.0]
+    assert ElementTree.parse(picture).getroot().findall(".//{*}polyline")

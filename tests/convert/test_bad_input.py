@@ -60,8 +60,8 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another shape": (with_other_shapes, "up_proj.weight' has shape [64, 160]: config.json"),
     "a missing tensor": (without_a_tensor, "has no tensor 'model.layers.2.self_attn.k_proj.weight'"),
     "an unknown architecture": (
-        lambda folder: change_config(folder, model_type="rwkv7", architectures=["RWKV7ForCausalLM"]),
-        "model_type is 'rwkv7': one of llama, ",
+        lambda folder: change_config(folder, model_type="rwkv6", architectures=["Rwkv6ForCausalLM"]),
+        "model_type is 'rwkv6': one of llama, ",
     ),
     "no tokenizer": (unlink("tokenizer.model"), "has neither tokenizer.model nor tokenizer.json"),
     "no weights": (unlink("model.safetensors"), "has neither model.safetensors nor pytorch_model.bin"),

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from support.checkpoints import change_config, change_tensors, copy_checkpoint, tensors_of, write_safetensors
-from support.golden import HYBRIDS, LATENT_HYBRIDS
+from support.golden import CPU_HYBRIDS, HYBRIDS, LATENT_HYBRIDS
 
 from hotcold.convert import ConvertError, ConvertOptions, convert
 from hotcold.formats.gguf import open_gguf
@@ -30,7 +30,7 @@ def types(path: Path) -> dict[str, str]:
         return {name: info.type.name for name, info in file.tensors.items()}
 
 
-@pytest.mark.parametrize("name", (*HYBRIDS, *LATENT_HYBRIDS))
+@pytest.mark.parametrize("name", (*HYBRIDS, *LATENT_HYBRIDS, *CPU_HYBRIDS))
 def test_names_are_those_of_the_gguf_package(name: str, tmp_path: Path) -> None:
     metadata, tensors = converted(copy_checkpoint(tmp_path, name))
     architectures = {text: key for key, text in gguf.MODEL_ARCH_NAMES.items()}
@@ -133,6 +133,55 @@ def test_keys_of_kimi_linear_that_llama_cpp_reads(tmp_path: Path) -> None:
     assert (tensors["blk.0.ssm_a"] < 0).all()
 
 
+def test_types_of_rwkv(tmp_path: Path) -> None:
+    """Decays are computed in float32; small matrices have 16 bits at least."""
+    convert(copy_checkpoint(tmp_path, "tiny-rwkv7"), tmp_path / "out.gguf", ConvertOptions("Q8_0"))
+    matrix = re.compile(r"output\.weight|token_embd\.weight|.*(receptance|key|value|mix_output)\.weight")
+    small = re.compile(r".*time_mix_[avg][12]\.weight")
+    for tensor, type in types(tmp_path / "out.gguf").items():
+        wanted = "Q8_0" if matrix.fullmatch(tensor) else "F16" if small.fullmatch(tensor) else "F32"
+        assert type == wanted, tensor
+
+
+def test_rwkv_in_other_forms(tmp_path: Path) -> None:
+    """Ranks and neurons that follow from D, mixes in one tensor, and a pair in the first layer."""
+    checkpoint = copy_checkpoint(tmp_path, "tiny-rwkv7")
+    expected, tensors = converted(checkpoint)
+    stored = tensors_of(checkpoint)
+    for i in range(3):
+        hf = f"model.layers.{i}.attn."
+        stored[f"{hf}x_x"] = np.concatenate([stored.pop(f"{hf}x_{part}")[0] for part in "rwkvag"])
+    stored["model.layers.0.attn.v_lora.lora.0.weight"] = stored["lm_head.weight"]
+    write_safetensors(checkpoint / "model.safetensors", stored)
+    found, others = converted(checkpoint)
+    assert str(found) == str(expected)
+    for name, values in tensors.items():
+        np.testing.assert_array_equal(others[name], values)
+    change_config(checkpoint, decay_low_rank_dim=..., intermediate_size=None)
+    with pytest.raises(ConvertError, match=r"has shape .52, 64.: config.json implies .256, 64."):
+        converted(checkpoint)
+    change_config(checkpoint, intermediate_size=52)
+    with pytest.raises(ConvertError, match=r"has shape .5, 64.: config.json implies .32, 64."):
+        converted(checkpoint)
+
+
+def test_the_vocabulary_of_rwkv(tmp_path: Path) -> None:
+    checkpoint = copy_checkpoint(tmp_path, "tiny-rwkv7")
+    metadata, _ = converted(checkpoint)
+    ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
+    assert ids == {"bos": 0, "eos": 0, "eot": 257, "eom": None}
+    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"].tolist()
+    assert (tokens[0], tokens[11], tokens[256], tokens[257]) == ("<s>", r"\n", r"\xff", r"\n\n")
+    assert tokens[-1] == "[PAD287]" and (kinds[0], kinds[1], kinds[-1]) == (3, 1, 5)
+    assert metadata["tokenizer.chat_template"].startswith("{{ bos_token }}")
+    path = checkpoint / "rwkv_vocab_v20230424.txt"
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for wrong in ("12 'a' 1", "11 'a' 2", "11 a 1", "11 (b'a'", "11 '' 0", "11"):
+        path.write_text("\n".join([*lines[:10], wrong, *lines[11:]]), encoding="utf-8")
+        with pytest.raises(ConvertError, match=r"line 11 is .*: the id 11 of 288, a token and the number"):
+            converted(checkpoint)
+
+
 def test_experts_with_fewer_dimensions_by_neuron_and_by_output(tmp_path: Path) -> None:
     checkpoint = copy_checkpoint(tmp_path, "tiny-nemotron-latent")
     by_neuron, by_output = (converted(checkpoint, down=down)[1] for down in ("by_neuron", "by_output"))
@@ -183,6 +232,9 @@ def test_kinds_of_layers_in_other_words(tmp_path: Path) -> None:
         ("tiny-kimi-linear", {"linear_attn_config": ...}, "full_attn_layers is missing: a list of numbers"),
         ("tiny-kimi-linear", {"num_hidden_layers": 5}, "kda_layers is .*: a list of those of 5 layers"),
         ("tiny-kimi-linear", {"num_attention_heads": 2}, "num_heads is 3: num_attention_heads 2"),
+        ("tiny-rwkv7", {"hidden_act": "relu"}, "hidden_act is 'relu': 'sqrelu' is needed"),
+        ("tiny-rwkv7", {"head_dim": 24}, "head_dim is 24: a divisor of hidden_size 64"),
+        ("tiny-rwkv7", {"attn": {"layers": [1]}}, "attn is .*: None is needed"),
         (
             "tiny-qwen35",
             {"linear_num_value_heads": 5},

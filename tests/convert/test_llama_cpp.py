@@ -41,6 +41,7 @@ OTHERS = {
     "tiny-llama4": "its chunks of Llama 4 have 8192 positions, whatever the file says; its temperatures, too",
     "tiny-olmo3": "it takes YaRN's own factor of the rotation, whatever the file says",
     "tiny-phi3": "it has no windows of Phi-3, and picks longrope's table by the context's length",
+    "tiny-rwkv7": "its heads of RWKV have a multiple of 64 values, or of 32 where vectors are short",
     "tiny-smallthinker": "its windows of SmallThinker have 4096 positions",
     "tiny-starcoder2": "it has no windows of StarCoder 2",
 }
@@ -69,6 +70,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "tiny-olmo3": {"rope.scaling.yarn_attn_factor": None},
     "tiny-phi3": {"attention.sliding_window": None},
     "tiny-prosparse": _SILU,
+    "tiny-rwkv7": {"wkv.head_size": 64},
     # Sigmoids near 1 are alike in float32, and each breaks the tie in its own way: a softmax has none.
     "tiny-smallthinker": {"attention.sliding_window": 4096, "expert_gating_func": 1},
     "tiny-starcoder2": {"attention.sliding_window": 0},

@@ -1,16 +1,18 @@
-"""Guesses change no token of real models: in each mode, with experts, at each temperature and size of batch,
-on each backend."""
+"""Guesses change no token of real models: in each mode, with experts and with states, at each temperature,
+size of batch and number of threads, on each backend."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from support.expert_models import expert_golden
 from support.guessing import Reckless
+from support.hybrid_models import write_hybrid
 from support.placed import on_two
 from support.sidecars import with_sidecar
 from support.vulkan_devices import DRIVERS, open_vulkan
@@ -29,10 +31,41 @@ from hotcold.runtime.session import LoadedModel, Session
 PREDICTED = [True] * 6
 
 
-def model_of(kind: str, folder: Path) -> LoadedModel:
-    options = LoadOptions(sequences=5, chunk=40, threads=2, context=160, draft_max=7)
+#: What guesses must not change, and what they must not depend on.
+FACTORS: dict[str, Sequence[Any]] = {
+    "kind": ("off", "exact", "predicted", "experts", "states"),
+    "batch": (1, 3, 5, 16),
+    "threads": (1, 2, 5),
+    "right": (0.3, 0.6, 0.9),
+    "temperature": (0, 0.8),
+    "cancelled": (False, True),
+}
+
+
+class Case(NamedTuple):
+    kind: str
+    batch: int
+    threads: int
+    right: float
+    temperature: float
+    cancelled: bool
+
+
+#: Each pair of values of two factors comes up.
+CASES = [
+    Case(kind, batch, FACTORS["threads"][(i + j) % 3], FACTORS["right"][(i + 2 * j) % 3],
+         FACTORS["temperature"][(i + (j > 1)) % 2], (i // 2 + j) % 2 == 1)
+    for i, kind in enumerate(FACTORS["kind"])
+    for j, batch in enumerate(FACTORS["batch"])
+]  # fmt: skip
+
+
+def model_of(kind: str, folder: Path, threads: int = 2, sequences: int = 5) -> LoadedModel:
+    options = LoadOptions(sequences=sequences, chunk=40, threads=threads, context=160, draft_max=7)
     if kind == "experts":
         return load(expert_golden("tiny-mixtral", folder).path, options | {"context": 64})
+    if kind == "states":
+        return load(write_hybrid(folder / "states.gguf", "qwen35"), options)
     return load(with_sidecar(folder, PREDICTED), options | {"sparsity": kind})
 
 
@@ -47,10 +80,11 @@ def some_requests(model: LoadedModel, count: int, temperature: float, tokens: in
     made = []
     for seed in range(count):
         words = random.integers(3, model.config.vocab, 6)
-        prompt = words[random.integers(0, 6, 10 + 3 * seed)].tolist()
+        prompt = words[random.integers(0, 6, 10 + 3 * (seed % 5))].tolist()
         params = SamplingParams(temperature=temperature, seed=seed, repeat_penalty=1.1 if seed == 2 else 1)
         more: dict[str, Any] = {"logprobs": 2} if seed == 1 else {}
-        made.append(Request(Job(prompt, params, max_tokens=tokens, ignore_eos=True, **more)))
+        length = tokens - seed if count > 5 else tokens
+        made.append(Request(Job(prompt, params, max_tokens=max(length, 2), ignore_eos=True, **more)))
     return made
 
 
@@ -67,14 +101,33 @@ def assert_same(session: Session, requests: list[Request], again: list[Request],
     return speculation
 
 
-@pytest.mark.parametrize(
-    ("count", "temperature", "share"), [(1, 0, 0.8), (3, 0.8, 0.6), (5, 0, 0.3), (1, 0.8, 0.9)]
-)
-def test_tokens_are_those_without_guesses(
-    model: LoadedModel, count: int, temperature: float, share: float
-) -> None:
-    both = (some_requests(model, count, temperature, 12) for _ in range(2))
-    assert_same(model.session(), *both, share)
+def test_each_pair_of_values_comes_up() -> None:
+    for a, b in combinations(FACTORS, 2):
+        assert {(getattr(case, a), getattr(case, b)) for case in CASES} == {*product(FACTORS[a], FACTORS[b])}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_tokens_are_those_without_guesses(case: Case, tmp_path: Path) -> None:
+    """In a full batch rows become free as texts end; some are cancelled among guesses."""
+    session = model_of(case.kind, tmp_path, case.threads, sequences=16).session()
+    own, again = (some_requests(session.model, case.batch, case.temperature, 12) for _ in range(2))
+    Engine(session, reuse=False).run(own)
+    known = {mine: its.output for mine, its in zip(again, own, strict=True)}
+    speculation = Reckless(known.__getitem__, case.right, session.model.config.vocab)
+    engine = Engine(session, reuse=False, speculation=speculation)
+    random = np.random.default_rng(case.batch)
+    for request in again:
+        engine.add(request)
+    while not all(request.finished for request in again):
+        engine.step()
+        if case.cancelled and random.random() < 0.1:
+            engine.abort(again[int(random.integers(case.batch))])
+    for mine, its in zip(again, own, strict=True):
+        ended = mine.finish_reason != "cancelled"
+        n = len(its.output if ended else mine.output)
+        assert mine.output == its.output[:n] and mine.finish_reason in (its.finish_reason, "cancelled")
+        assert not ended or mine.output_logprobs == its.output_logprobs
+    assert speculation.guessed > speculation.accepted > 0
 
 
 def test_what_is_looked_up_changes_no_token(model: LoadedModel) -> None:

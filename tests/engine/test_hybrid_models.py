@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.buffers import allocations, cache_bytes
-from support.golden import HYBRIDS, LATENT_HYBRIDS, golden
+from support.golden import CPU_HYBRIDS, HYBRIDS, LATENT_HYBRIDS, golden
 from support.guessing import Reckless
-from support.hybrid_models import KINDS, write_hybrid
+from support.hybrid_models import CPU_KINDS, KINDS, write_hybrid
 from support.page_count import assert_no_page_is_lost
 
 from hotcold.engine.engine import Engine
@@ -28,7 +28,7 @@ from hotcold.watch.memory_use import memory_use
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("hybrids")
-    return {kind: write_hybrid(folder / f"{kind}.gguf", kind) for kind in KINDS}
+    return {kind: write_hybrid(folder / f"{kind}.gguf", kind) for kind in (*KINDS, *CPU_KINDS)}
 
 
 class Alone:
@@ -74,7 +74,11 @@ class Alone:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(pair, id="-".join(pair)) for pair in [("qwen35", "reference"), *product(KINDS, ["cpu"])]
+        *(
+            pytest.param(pair, id="-".join(pair))
+            for pair in [("qwen35", "reference"), *product(KINDS, ["cpu"])]
+        ),
+        *(pytest.param((kind, "cpu"), id=f"{kind}-cpu", marks=pytest.mark.full) for kind in CPU_KINDS),
     ],
 )
 def alone(request: pytest.FixtureRequest, paths: dict[str, Path]) -> Alone:
@@ -244,7 +248,7 @@ def test_sixty_four_sequences_stay_within_their_bill(
     assert (stats.states, stats.free_states + stats.shared_states) == (84, 84)
 
 
-@pytest.mark.parametrize("name", (*HYBRIDS, *LATENT_HYBRIDS))
+@pytest.mark.parametrize("name", (*HYBRIDS, *LATENT_HYBRIDS, *CPU_HYBRIDS))
 def test_each_family_shares_and_is_preempted(name: str, tmp_path: Path) -> None:
     """As alone, to the bit: a prompt that begins where another ended, and two that take pages from each
     other; and the tokens of transformers."""

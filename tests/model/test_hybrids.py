@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.changed_models import changed, config_of
-from support.golden import HYBRIDS, LATENT_HYBRIDS, Golden, golden
+from support.golden import CPU_HYBRIDS, HYBRIDS, LATENT_HYBRIDS, Golden, golden
 from support.golden_logits import check_logits, close
 from support.runner import ROWS, Runner, exact
 
@@ -27,7 +27,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return open_backend(str(request.param))
 
 
-@pytest.fixture(scope="module", params=(*HYBRIDS, *LATENT_HYBRIDS))
+@pytest.fixture(scope="module", params=(*HYBRIDS, *LATENT_HYBRIDS, *CPU_HYBRIDS))
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Golden:
     return golden(str(request.param), tmp_path_factory.mktemp("golden"))
 
@@ -147,6 +147,55 @@ def test_a_norm_may_lack_its_suffix_or_have_one(tmp_path: Path, backend: Backend
     close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
 
 
+def test_layers_that_differ_in_their_experts(tmp_path: Path, backend: Backend) -> None:
+    """As in Nemotron's Puzzle: fewer and smaller experts in the last layer give what others give there, one
+    of which is always chosen and adds nothing, and whose neurons are in part 0."""
+    tiny = golden("tiny-nemotron-h-moe", tmp_path)
+    up, down, bias = "blk.4.ffn_up_exps.weight", "blk.4.ffn_down_exps.weight", "blk.4.exp_probs_b.bias"
+    with open_gguf(tiny.path) as file:
+        ups, downs, biases = (file.load(name).dequantise() for name in (up, down, bias))
+    assert ups.shape == downs.shape == (6, 20, 24)
+    ups[:, 14:], downs[5] = 0, 0
+    keys: dict[str, Any] = {"nemotron_h_moe.expert_weights_norm": False}
+    paths = []
+    for more, small in ((1e9, False), (-1e9, True)):
+        biases[5] = more
+        rows = slice(0, 14 if small else 20)
+        matrices = {up: np.ascontiguousarray(ups[:, rows]), down: np.ascontiguousarray(downs[:, rows])}
+        tensors: dict[str, Tensor | None] = {name: quantise(each, "F32") for name, each in matrices.items()}
+        tensors[bias] = quantise(biases, "F32")
+        lengths = np.array([0, 20, 0, 0, 14], np.int32)
+        own = {
+            "nemotron_h_moe.expert_used_count": np.array([0, 3, 0, 0, 2], np.int32),
+            "nemotron_h_moe.expert_feed_forward_length": lengths,
+            "nemotron_h_moe.feed_forward_length": lengths,
+        }
+        path = tmp_path / f"{small}.gguf"
+        paths.append(changed(tiny.path, path, keys | (own if small else {}), tensors))
+    config = config_of(paths[1])
+    assert config.neurons == (0, 120, 0, 0, 84)
+    assert [config.chosen_of(i) for i in (1, 4)] == [3, 2] and config.experts_of(4).neurons == 14
+    logits = [Runner(path, backend, cache_type="f32").run(tiny.prompt) for path in paths]
+    np.testing.assert_allclose(logits[1], logits[0], atol=1e-5, rtol=0)
+    assert np.abs(logits[0] - tiny.prompt_logits).max() > 0.1
+
+
+def test_files_of_rwkv_that_llama_cpp_wrote(tmp_path: Path, backend: Backend) -> None:
+    """The first layer may lack the copies that nobody reads, and mixes further dimensions of 1."""
+    tiny = golden("tiny-rwkv7", tmp_path)
+    with open_gguf(tiny.path) as file:
+        other: dict[str, Tensor | None] = {f"blk.0.time_mix_v{i}.weight": None for i in range(3)}
+        for i in range(3):
+            names = {f"blk.{i}.time_mix_lerp_fused.weight": (6, 64)}
+            names |= {f"blk.{i}.channel_mix_lerp_k.weight": (1, 1, 64)}
+            other |= {
+                name: quantise(file.load(name).dequantise().reshape(shape), "F32")
+                for name, shape in names.items()
+            }
+    path = changed(tiny.path, tmp_path / "other.gguf", {"rwkv7.token_shift_count": 2}, other)
+    close(Runner(path, backend, cache_type="f32").run(tiny.prompt), tiny.prompt_logits)
+
+
 def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path, backend: Backend) -> None:
     """``block_count`` counts them, and so do arrays."""
     tiny = golden("tiny-qwen35", tmp_path)
@@ -179,7 +228,7 @@ def config_of_tensors(path: Path) -> list[str]:
 
 def test_kinds_of_layers(tmp_path: Path) -> None:
     """Each layer is what the keys of its file make it."""
-    of = {name: config_of(golden(name, tmp_path).path) for name in (*HYBRIDS, *LATENT_HYBRIDS)}
+    of = {name: config_of(golden(name, tmp_path).path) for name in (*HYBRIDS, *LATENT_HYBRIDS, *CPU_HYBRIDS)}
     kinds = {
         name: "".join(
             ("*" if mixer.page_bytes("f32") else "") + ("s" if mixer.slot_bytes else "") + ("f" if n else "")
@@ -202,12 +251,15 @@ def test_kinds_of_layers(tmp_path: Path) -> None:
         "tiny-falcon-h1": "*sf *sf",
         "tiny-mamba2": "s s",
         "tiny-kimi-linear": "sf sfE *fE sfE",
+        "tiny-rwkv7": "sf sf sf",
     }
     # A convolution's columns, and the states of heads, in float32.
     assert of["tiny-lfm2"].slot_bytes == 3 * 4 * 2 * 24
     assert of["tiny-qwen35"].slot_bytes == 3 * 4 * (3 * (2 * 2 * 8 + 48) + 6 * 8 * 8)
     assert of["tiny-mamba2"].slot_bytes == 2 * 4 * (3 * (48 + 2 * 2 * 16) + 6 * 8 * 16)
     assert of["tiny-kimi-linear"].slot_bytes == 3 * 4 * (3 * 3 * 24 + 3 * 8 * 8)
+    assert of["tiny-rwkv7"].slot_bytes == 3 * 4 * (2 * 64 + 4 * 16 * 16)
+    assert of["tiny-rwkv7"].cpu_alone and not of["tiny-lfm2"].cpu_alone
     assert {mixer.rope for mixer in of["tiny-kimi-linear"].mixers} == {None}
     assert {mixer.rope for mixer in of["tiny-nemotron-h"].mixers} == {None}
     assert {mixer.rope for mixer in of["tiny-granite-h"].mixers} == {None}
@@ -232,11 +284,29 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"nemotron_h.feed_forward_length": np.array([0, 28, 0, 28, 0])},
         "blk.3.ffn_up.weight is",
     ),
+    (
+        "tiny-nemotron-h-moe",
+        {
+            "nemotron_h_moe.expert_used_count": np.array([0, 3, 0, 0, 2]),
+            "nemotron_h_moe.expert_feed_forward_length": np.array([0, 20, 0, 20, 0]),
+        },
+        r"expert_used_count.3. is 0 and expert_feed_forward_length.3. 20: both or none may be 0",
+    ),
+    (
+        "tiny-nemotron-h-moe",
+        {"nemotron_h_moe.expert_feed_forward_length": np.array([0, 20, 0, 14, 0])},
+        r"feed_forward_length.3. is 0, which is not what expert_feed_forward_length says of the layer",
+    ),
     ("tiny-kimi-linear", {"kimi-linear.kda.head_dim": None}, "kda.head_dim is missing"),
     ("tiny-kimi-linear", {"kimi-linear.kda.head_dim": 12}, "tensor blk.0.attn_q.weight has shape"),
     ("tiny-kimi-linear", {"kimi-linear.ssm.conv_kernel": 3}, "tensor blk.0.ssm_conv1d_q.weight has shape"),
     ("tiny-kimi-linear", {"kimi-linear.attention.head_count_kv": np.array([0, 1])}, "one number or 4"),
     ("tiny-granite-h", {"granitehybrid.rope.scaling.finetuned": 3}, "finetuned is 3: a truth value"),
+    ("tiny-rwkv7", {"rwkv7.wkv.head_size": None}, "wkv.head_size is missing"),
+    ("tiny-rwkv7", {"rwkv7.wkv.head_size": 24}, "head_size is 24: it must divide 64 dimensions"),
+    ("tiny-rwkv7", {"rwkv7.token_shift_count": 1}, "token_shift_count is 1: this is not supported"),
+    ("tiny-rwkv7", {"rwkv7.attention.gate_lora_rank": 8}, "tensor blk.0.time_mix_g1.weight has shape"),
+    ("tiny-rwkv7", {"rwkv7.feed_forward_length": 48}, "tensor blk.0.channel_mix_key.weight has shape"),
     ("tiny-lfm2moe", {"lfm2moe.leading_dense_block_count": 5}, "leading_dense_block_count is 5"),
 ]
 

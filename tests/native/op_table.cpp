@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -286,6 +287,20 @@ double activate(Activation a, double g) {
     return a == kRelu2 ? g * g : g;
 }
 
+// The tenth of the largest in size is marked; what is near its edge may be, or not.
+void check_strongest(Type type, const std::vector<float>& h, const uint64_t* marked) {
+    const auto n = int64_t(h.size());
+    std::vector<float> sizes(h);
+    for (float& size : sizes) size = std::fabs(size);
+    std::sort(sizes.begin(), sizes.end(), std::greater<>());
+    const float least = sizes[size_t((n + 9) / 10 - 1)];
+    for (int64_t i = 0; i < n; ++i) {
+        const float size = std::fabs(h[size_t(i)]);
+        if (std::fabs(size - least) <= 1e-3f * sizes[0] && size != 0) continue;
+        check("strongest", type, n, double(marked[i / 64] >> (i % 64) & 1), size > least, 1);
+    }
+}
+
 void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, int64_t n, int64_t d) {
     Step1 s(c.tokens, c.decode, c.tokens);
     const Weights gate = random_weights(c.type, n, d), up = random_weights(c.type, n, d);
@@ -294,7 +309,7 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
     const auto x = random_floats(c.tokens * d);
     std::vector<float> out(size_t(c.tokens * d));
     const int64_t words = (n + 63) / 64;
-    std::vector<uint64_t> mask(size_t(c.tokens * words)), fired(mask.size());
+    std::vector<uint64_t> mask(size_t(c.tokens * words)), fired(mask.size()), strongest(mask.size());
     for (uint64_t& m : mask) m = uint64_t(random_bits()) << 32 | random_bits();
     Ffn f{};
     if (c.gated) f.gate = gate.rows;
@@ -323,7 +338,7 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
     f.fired = {fired.data(), words};
     f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
-    program.ffn(f, x.data());
+    program.ffn(f, x.data(), f.by_output ? Masks{strongest.data(), words} : Masks{});
     program.run();
     for (int t = 0; t < c.tokens; ++t) {
         const auto v = seen(c.type, &x[size_t(t * d)], d);
@@ -341,6 +356,7 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, in
                 check("fired", c.type, n, double(fired[size_t(t * words + i / 64)] >> (i % 64) & 1),
                       h[size_t(i)] != 0, 1);
         }
+        if (f.by_output && t < c.decode) check_strongest(c.type, h, &strongest[size_t(t * words)]);
         const auto coefficients =
             c.by_output && !panels ? seen(c.type, h.data(), n) : std::vector<double>(h.begin(), h.end());
         // By output a code of h may round the other way than here: allow one code's worth.

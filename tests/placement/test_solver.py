@@ -86,6 +86,8 @@ def least(model: Model, budget: int) -> float:
     options = groups_of(profile)
     runs = [range(a, b) for a in range(layers) for b in range(a + 1, layers + 1)]
     for run, head in itertools.product([range(0), *runs], (False, True)):
+        if any((i in run) != (source in run) for i, source in sizes.shared.items()):
+            continue
         inside = [masks if i in run else masks[:1] for i, masks in enumerate(options)]
         for hot in itertools.product(*inside):
             placement = Placement.on_one(hot, run, head)
@@ -100,6 +102,18 @@ def test_within_one_group_of_every_placement(seed: int, share: float) -> None:
     model = made_up(seed, groups=2)
     budget = int(share * everything(model[0]))
     placement, best = solved(model, budget), least(model, budget)
+    group = max(np.sort(neuron_seconds(model, i)[0])[-GROUP:].sum() for i in range(len(placement.hot)))
+    assert best * (1 - 1e-9) <= seconds(model, placement) <= best + group
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.floats(0, 1.1), st.booleans())
+def test_a_layer_lies_with_the_one_whose_pages_it_reads(seed: int, share: float, neighbour: bool) -> None:
+    sizes, *others = made_up(seed, layers=3, groups=2)
+    model = (replace(sizes, shared={2: 1 if neighbour else 0}), *others)
+    budget = int(share * everything(sizes))
+    placement, best = solved(model, budget), least(model, budget)
+    assert all(placement.where[i] == placement.where[source] for i, source in model[0].shared.items())
     group = max(np.sort(neuron_seconds(model, i)[0])[-GROUP:].sum() for i in range(len(placement.hot)))
     assert best * (1 - 1e-9) <= seconds(model, placement) <= best + group
 

@@ -77,10 +77,13 @@ def logits(path: Path, sparsity: str, predictor: Path | None = None) -> np.ndarr
     return np.concatenate([np.array(each) for each in steps])
 
 
-@pytest.mark.parametrize("type", ["F32", "F16", "BF16"])
-def test_down_there_and_back(type: str, tmp_path: Path) -> None:
-    by_output = golden("tiny-drelu", tmp_path, type=type, down="by_output").path
-    by_neuron = golden("tiny-drelu", tmp_path, type=type, down="by_neuron").path
+@pytest.mark.parametrize(
+    ("name", "type"),
+    [("tiny-drelu", "F32"), ("tiny-drelu", "F16"), ("tiny-drelu", "BF16"), ("tiny-rwkv7", "F32")],
+)
+def test_down_there_and_back(name: str, type: str, tmp_path: Path) -> None:
+    by_output = golden(name, tmp_path, type=type, down="by_output").path
+    by_neuron = golden(name, tmp_path, type=type, down="by_neuron").path
     done = change(by_output, tmp_path / "a.gguf", down="by_neuron")
     assert (done.down_layout, done.requantised, done.format) == ("by_neuron", 0, "gguf")
     assert tensors_of(tmp_path / "a.gguf") == tensors_of(by_neuron)

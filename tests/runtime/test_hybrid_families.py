@@ -107,6 +107,7 @@ def test_layers_lie_with_those_whose_pages_they_read(tmp_path: Path) -> None:
     with open_gguf(tiny.path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         sizes = sizes_of_file(file, config, 128, "f16")
+    assert sizes.shared == {3: 1, 4: 1, 5: 2}
     for first, fits in ((3, False), (2, False), (0, True)):
         layers = range(first, 6)
         hot = [np.full(n, i in layers) for i, n in enumerate(config.neurons)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 from support.made_up_gpus import made_up
 
 from hotcold import LLM
+from hotcold.demo import model_path
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels import gpus
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.gpu import GPU, GPUError, GPUMemoryError
+from hotcold.model.config import Config
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.runtime import loading, machine, memory, placing
 from hotcold.runtime.options import LoadError, LoadOptions
@@ -97,6 +100,16 @@ def test_a_card_that_was_not_measured(has: Machine) -> None:
     assert model.notes[1].startswith("the CPU alone (`gpu=off`) is expected to be faster (")
 
 
+def test_a_profile_that_does_not_fit_stops_only_who_asks_for_a_gpu(has: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path(), path)
+    path.with_suffix(".profile.gguf").write_bytes(b"GGUF but damaged")
+    model = loading.load(path, LoadOptions(threads=1))
+    assert model.gpus and any(note.startswith("no profile is used: ") for note in model.notes)
+    with pytest.raises(UserError, match=r"model\.profile\.gguf"):
+        loading.load(path, LoadOptions(threads=1, vram_budget=6 << 20))
+
+
 def test_without_a_gpu_nothing_is_said(has: Machine) -> None:
     for has.devices in ([], [SOFTWARE]):
         model = load()
@@ -115,6 +128,17 @@ def test_a_model_of_block_types_that_no_shader_reads_stays_on_the_cpu(
     model = load()
     assert not model.gpus and re.match(unused, model.notes[0])
     with pytest.raises(UserError, match=rf"{unused} .* has: leave out what asks for a GPU, or `gpu=off`"):
+        load(gpu="card")
+    assert not has.opened
+
+
+def test_a_model_that_gpus_do_not_compute_stays_on_the_cpu(
+    has: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Config, "cpu_alone", "GPUs do not compute it yet")
+    model = load()
+    assert not model.gpus and model.notes[0].endswith(" is not used: GPUs do not compute it yet")
+    with pytest.raises(UserError, match=r"GPUs do not compute it yet: leave out what asks for a GPU, or"):
         load(gpu="card")
     assert not has.opened
 

@@ -303,6 +303,43 @@ def test_hot_experts_of_a_profile_are_read_at_loading(tmp_path: Path) -> None:
     assert session.model.shelves.report()["kept"] == [7, 7]
 
 
+def test_a_profile_of_another_model_is_read_only_where_a_budget_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"type": "Q4_0", "down": "by_output", "count": COUNT}
+    path = many_experts("tiny-qwen3moe", tmp_path, **given)
+    write_routing(many_experts("tiny-gpt-oss", tmp_path, **given), [7, 3])
+    expected = texts(opened(path, None))
+    other = tmp_path / f"tiny-gpt-oss-Q4_0-by_output-{COUNT}.profile.gguf"
+    other.rename(path.with_suffix(".profile.gguf"))
+    assert texts(opened(path, None)) == expected
+    assert texts(opened(path, 1.0)) == expected  # all fit
+    with pytest.raises(UserError, match=r"profile\.gguf.*: a file for this model"):
+        opened(path, 0.4)
+    alone = OPTIONS | {"sequences": 1}
+    free_memory(monkeypatch, budget(path, 0.4, **alone) * 101 // 100)
+    session = opened(path, None, sequences=1)
+    assert session.model.shelves is not None and not session.model.shelves.all_fit
+    assert any(note.startswith("no profile is used: ") for note in session.notes)
+    assert texts(session) == expected
+
+
+def test_a_model_that_guesses_lies_within_the_budget(tmp_path: Path) -> None:
+    """Its bill is that of the same file with a budget that holds all of it."""
+    given: dict[str, Any] = {"type": "Q4_0", "down": "by_output"}
+    path = many_experts("tiny-qwen3moe", tmp_path, count=COUNT, **given)
+    draft = many_experts("tiny-qwen3moe", tmp_path, count=4, **given)
+    alone = load(draft, LoadOptions(threads=1, ram_budget=1 << 40, **OPTIONS)).shelves
+    whole = load(path, LoadOptions(threads=1, ram_budget=1 << 40, **OPTIONS, draft=draft)).shelves
+    assert alone is not None and alone.all_fit and whole is not None
+    assert whole.bill["draft"] == sum(alone.bill.values()) + alone.expert_bytes
+    ram = budget(path, 0.5, **OPTIONS) + whole.bill["draft"]
+    options = LoadOptions(threads=1, ram_budget=ram, **OPTIONS, draft=draft)
+    half = load(path, options)
+    assert half.shelves is not None and half.shelves.places == (10, 10)
+    assert texts(half.session()) == texts(opened(path, None))
+
+
 def test_a_profile_without_routing_changes_nothing(tmp_path: Path) -> None:
     shelves = Shelves(1 << 20, {}, COUNT, (64,), (10,))
     assert shelves.by_profile(Profile([np.ones(4)], "firing alone"), 3) is shelves

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,8 +18,9 @@ pytest.importorskip("llguidance")
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from support.browsing import CHROMIUM, DRIVER, KEY, Page, browser
+from support.browsing import CHROMIUM, DRIVER, KEY, Page, browser, serving
 from support.made_up_llm import MadeUpLLM
+from support.stories260k import write_stories260k
 
 from hotcold.watch.live import Frame
 from tests.server.conftest import Live
@@ -32,10 +31,9 @@ LOOK = """window.seen = {lengths: [], pictures: []};
 window.looking = true;
 const look = () => {
   const length = [...document.querySelectorAll('.said')].map((each) => each.textContent).join('').length;
-  if (length !== window.seen.lengths.at(-1)) {
-    window.seen.lengths.push(length);
-    window.seen.pictures.push(document.getElementById('map').toDataURL());
-  }
+  const picture = document.getElementById('map').toDataURL();
+  if (length !== window.seen.lengths.at(-1)) window.seen.lengths.push(length);
+  if (picture !== window.seen.pictures.at(-1)) window.seen.pictures.push(picture);
   if (window.looking) requestAnimationFrame(look);
 };
 look();"""
@@ -45,23 +43,8 @@ pytestmark = pytest.mark.skipif(not (DRIVER and CHROMIUM), reason="needs chromiu
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Starts a server as a user does, and gives the page's address."""
-    keys = tmp_path_factory.mktemp("server") / "keys"
-    keys.write_text(f"{KEY}\n")
-    options = ["--port", "0", "--api-key-file", str(keys), "--log-disable", "--threads", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hotcold", "serve", *options], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        found = re.search(r"http://[\w.:]+", line)
-        assert found, line
-        yield found[0]
-    finally:
-        process.terminate()
-        process.wait(60)
-        process.stdout.close()
+    with serving(tmp_path_factory.mktemp("server")) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +131,7 @@ def test_text_streams_in_and_the_picture_shows_what_fires(page: Page) -> None:
     page.send(OPENING)
     page.done()
     seen = page.js("window.looking = false; return window.seen")
+    # At reading pace a frame has at most four tokens more than the one before, however long it took.
     assert seen["lengths"] == sorted(seen["lengths"]) and len(set(seen["lengths"])) > 3  # it grows
     assert len({*seen["pictures"]} - {resting}) > 3  # and the picture changes
     body = {"prompt": OPENING, "max_tokens": 100, "temperature": 0}
@@ -179,6 +163,32 @@ def test_pointing_at_a_word_shows_what_chose_it(page: Page) -> None:
     for word, moment, _ in seen[1:]:
         assert word.strip() in moment and re.search(r"\d+ fired", moment)
     assert seen[-1][0].strip() in page["announce"].get_attribute("textContent")
+
+
+def test_without_zeros_the_neurons_that_work_hardest_are_shown(
+    driver: webdriver.Chrome, tmp_path: Path
+) -> None:
+    """A SiLU model has a map, too: each word's tenth, in words that say so; and no share that never
+    changes."""
+    write_stories260k(tmp_path / "stories.gguf")
+    with serving(tmp_path, "-m", str(tmp_path / "stories.gguf")) as url:
+        page = Page(driver, url)
+        page.size(1000, 760)
+        page.open(settings={"temperature": 0, "max_tokens": 30, "paced": False})
+        assert page["map"].is_displayed() and not page["map-note"].is_displayed()
+        assert "works hardest now" in page["legend"].text
+        assert page["watch-title"].text == "860 neurons, 5 layers" and not page["active"].is_displayed()
+        page["new"].click()
+        page.send("Once")
+        page.done()
+        page.js("arguments[0].focus()", page.all(".turn.assistant .said")[0])
+        seen = []
+        for _ in range(4):
+            page.press(Keys.ARROW_RIGHT)
+            seen.append((page["moment"].text, page.pixels))
+        assert all("90 worked hardest" in moment for moment, _ in seen[1:])  # ceil(172 / 10) of each of 5
+        assert len({pixels for _, pixels in seen[1:]}) == 3
+        assert page.findings() == [] and page.js(CONTRAST) == []
 
 
 def test_stop_ends_the_request(page: Page) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,11 +38,11 @@ FLAGS = (
 
 
 @contextmanager
-def browser(profile: Path) -> Iterator[webdriver.Chrome]:
+def browser(profile: Path, *flags: str) -> Iterator[webdriver.Chrome]:
     """Chromium, with a fresh profile in this folder."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM or ""
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+    for flag in (*FLAGS, *flags, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
@@ -49,6 +52,27 @@ def browser(profile: Path) -> Iterator[webdriver.Chrome]:
         yield driver
     finally:
         driver.quit()
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[str]:
+    """Starts a server as a user does, with a key in this folder, and gives the page's address."""
+    keys = folder / "keys"
+    keys.write_text(f"{KEY}\n")
+    options = ["--port", "0", "--api-key-file", str(keys), "--log-disable", "--threads", "1", *arguments]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hotcold", "serve", *options], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"http://[\w.:]+", line)
+        assert found, line
+        yield found[0]
+    finally:
+        process.terminate()
+        process.wait(60)
+        process.stdout.close()
 
 
 @dataclass

@@ -48,6 +48,9 @@ HYBRIDS = (
 #: Such goldens whose attention is latent.
 LATENT_HYBRIDS = ("tiny-kimi-linear",)
 
+#: Such goldens that GPUs do not compute, by make_rwkv_goldens.py.
+CPU_HYBRIDS = ("tiny-rwkv7",)
+
 
 @dataclass(frozen=True)
 class Golden:

@@ -1,4 +1,4 @@
-"""Writes tiny random models whose layers keep states: of short convolutions, of a delta rule, of Mamba-2."""
+"""Writes tiny random models whose layers keep states: of convolutions, a delta rule, Mamba-2, RWKV."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 
 KINDS = ("lfm2", "qwen35", "nemotron_h")
+CPU_KINDS = ("rwkv7",)  #: that GPUs do not compute
+_RANK = 6
 _DIM, _HEADS, _HEAD, _NEURONS = 32, 2, 16, 40
 
 #: Keys of each architecture beside those that all have. Layer 2 of three has attention.
@@ -26,11 +28,15 @@ _KEYS: dict[str, dict[str, Any]] = {
         "ssm.inner_size": 32, "attention.head_count_kv": np.array([0, 1, 0, 0], np.uint32),
         "feed_forward_length": np.array([0, 0, _NEURONS, 0], np.uint32), "block_count": 4,
     },
+    "rwkv7": {
+        "attention.head_count": 0, "attention.layer_norm_epsilon": 1e-5, "wkv.head_size": _HEAD,
+        **{f"attention.{name}_lora_rank": _RANK for name in ("decay", "iclr", "value_residual_mix", "gate")},
+    },
 }  # fmt: skip
 
 
 def write_hybrid(path: Path, kind: str, context: int = 256, seed: int = 0) -> Path:
-    """A file of one of :data:`KINDS`, with the built-in model's tokenizer."""
+    """A file of one of :data:`KINDS` or :data:`CPU_KINDS`, with the built-in model's tokenizer."""
     with open_gguf(model_path()) as file:
         tokenizer = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
         vocab = file.tensors["token_embd.weight"].shape[0]
@@ -62,6 +68,11 @@ class _Tensors:
         self._add("token_embd.weight", vocab, _DIM)
         self._add("output.weight", vocab, _DIM)
         self._norm("token_embd_norm" if kind == "lfm2" else "output_norm", _DIM)
+        if kind == "rwkv7":
+            self._norm("token_embd_norm", _DIM)
+            for i in range(3):
+                self._rwkv(f"blk.{i}.", first=i == 0)
+            return self._found
         for i in range(4 if kind == "nemotron_h" else 3):
             blk = f"blk.{i}."
             self._norm(f"{blk}attn_norm", _DIM)
@@ -117,6 +128,25 @@ class _Tensors:
         self._norm(f"{blk}ssm_norm", 2, 16)
         self._add(f"{blk}ssm_d", 4, 1)
         self._decays(blk)
+
+    def _rwkv(self, blk: str, *, first: bool) -> None:
+        for name in ("attn_norm", "attn_norm_2", "time_mix_ln"):
+            self._norm(f"{blk}{name}", _DIM)
+            self._add(f"{blk}{name}.bias", _DIM, scale=0.2)
+        mix = f"{blk}time_mix_"
+        for name in ("receptance", "key", "value", "output"):
+            self._add(f"{mix}{name}.weight", _DIM, _DIM)
+        for name in ("k_k", "k_a", "r_k"):
+            self._norm(f"{mix}{name}", _DIM)
+        for part in "wag" if first else "wavg":
+            self._add(f"{mix}{part}1.weight", _RANK, _DIM)
+            self._add(f"{mix}{part}2.weight", _DIM, _RANK)
+            if part != "g":
+                self._add(f"{mix}{part}0.weight", _DIM, mean=-2.0 * (part == "w"))  # slow decays
+        self._add(f"{mix}lerp_fused.weight", 6, 1, 1, _DIM, scale=0.3, mean=0.5)
+        self._add(f"{blk}channel_mix_lerp_k.weight", _DIM, scale=0.3, mean=0.5)
+        self._add(f"{blk}channel_mix_key.weight", _NEURONS, _DIM)
+        self._add(f"{blk}channel_mix_value.weight", _DIM, _NEURONS)
 
     def _decays(self, blk: str) -> None:
         """Between 1 and 0.2 a token, so that a state remembers all of a test's prompts."""

@@ -105,6 +105,48 @@ class Scan:
         return out, states
 
 
+def token_shift(x: Floats, mixes: Floats) -> tuple[Doubles, Doubles]:
+    """Rows ``[T, m, C]``, and the state after the last one."""
+    rows = x.astype(np.float64)
+    before = np.vstack([np.zeros((1, x.shape[1])), rows[:-1]])
+    out = np.stack([rows * (1 - mix) + before * mix for mix in mixes.astype(np.float64)], 1)
+    return out, rows[-1]
+
+
+@dataclass(frozen=True)
+class Wkv:
+    """Inputs of RWKV-7's recurrence, by row."""
+
+    given: dict[str, Floats]  # r, k, v, decay, rate, and perhaps first and share: [T, H, d]
+    vectors: Floats  # [5, H * d]
+    eps: float
+
+    def run(self) -> tuple[Doubles, Doubles]:
+        """``[T, H, d]``, and the states ``[H, d, d]``, by keys and values, after the last row."""
+        given = {name: values.astype(np.float64) for name, values in self.given.items()}
+        rows, heads, dim = given["r"].shape
+        kappa, alpha, bonus, weight, bias = self.vectors.astype(np.float64).reshape(5, heads, dim)
+        states, out = np.zeros((heads, dim, dim)), np.zeros((rows, heads, dim))
+        for h in range(heads):
+            state = np.zeros((dim, dim))  # by values and keys, as in the paper
+            for t in range(rows):
+                r, k, v, decay, rate = (given[name][t, h] for name in ("r", "k", "v", "decay", "rate"))
+                if "share" in given:
+                    share = np.vectorize(sigmoid)(given["share"][t, h])
+                    v = share * given["first"][t, h] + (1 - share) * v
+                a = np.vectorize(sigmoid)(rate)
+                w = [math.exp(-math.exp(-0.5) * sigmoid(each)) for each in decay]
+                unit = k * kappa[h] / max(math.sqrt(sum((k * kappa[h]) ** 2)), 1e-12)
+                key = k * (1 - alpha[h] + alpha[h] * a)
+                change = np.diag(w) - np.outer(unit, unit * a)
+                state = state @ change + np.outer(v, key)
+                y = state @ r
+                y = (y - y.mean()) / math.sqrt(y.var() + self.eps) * weight[h] + bias[h]
+                out[t, h] = y + sum(r * key * bonus[h]) * v
+            states[h] = state.T
+        return out, states
+
+
 @dataclass(frozen=True)
 class Piece:
     """Rows of one sequence in a step: ``start`` is the first one's position."""

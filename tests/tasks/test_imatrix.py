@@ -44,9 +44,9 @@ def dequantised(file: GGUFFile, name: str) -> np.ndarray:
     return file.load(name).dequantise().astype(np.float64)
 
 
-def coefficients(file: GGUFFile, layer: int, x: np.ndarray, activation: str) -> np.ndarray:
+def coefficients(file: GGUFFile, layer: int, x: np.ndarray, activation: str, up_name: str) -> np.ndarray:
     """Computes the sums of an FFN's down rows, from the definition."""
-    up = dequantised(file, f"blk.{layer}.ffn_up.weight")
+    up = dequantised(file, f"blk.{layer}.{up_name}.weight")
     if f"blk.{layer}.ffn_up.bias" in file.tensors:
         bias = dequantised(file, f"blk.{layer}.ffn_up.bias")
     else:
@@ -85,18 +85,22 @@ def given_to_ffns(path: Path, tokens: list[int]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("name", "activation"),
-    [("tiny-phi3", "silu"), ("tiny-opt", "relu"), ("tiny-nemotron", "relu2"), ("tiny-drelu", "drelu")],
-)
+    [
+        ("tiny-phi3", "silu"), ("tiny-opt", "relu"), ("tiny-nemotron", "relu2"), ("tiny-drelu", "drelu"),
+        ("tiny-rwkv7", "relu2"),
+    ],
+)  # fmt: skip
 def test_inputs_of_ffns_by_plain_numpy(name: str, activation: str, tmp_path: Path) -> None:
-    """One matrix for gate and up, biases, FFNs without a gate, zeros."""
+    """One matrix for gate and up, biases, FFNs without a gate, zeros, other names."""
     found = golden(name, tmp_path, down="by_output")
     model, tokens = loaded(found.path), found.prompt.tolist()
     sums = input_squares(model, [tokens[:-1]])
+    names = model.config.family.ffn_names
     with open_gguf(found.path) as file:
         for layer, x in enumerate(given_to_ffns(found.path, tokens)):
-            hidden = coefficients(file, layer, x, activation)
-            for part, values in (("up", x), ("down", hidden)):
-                seen = sums[f"blk.{layer}.ffn_{part}.weight"]
+            hidden = coefficients(file, layer, x, activation, names[0])
+            for name, values in zip(names, (x, hidden), strict=True):
+                seen = sums[f"blk.{layer}.{name}.weight"]
                 assert seen.counts == len(tokens) - 1
                 squares = (values**2).sum(0)
                 np.testing.assert_allclose(seen.sums[0], squares, rtol=2e-3, atol=1e-4 * squares.mean())
@@ -113,6 +117,18 @@ def test_every_matrix_of_the_layers_is_there(tmp_path: Path) -> None:
     one = imatrix(None, TEXT, context=32, chunks=1, threads=1)
     more = found["blk.5.ffn_up.weight"].sums - one["blk.5.ffn_up.weight"].sums
     assert more.min() >= 0 and more.max() > 0
+
+
+def test_latent_experts(tmp_path: Path) -> None:
+    """They read fewer values than the model has dimensions."""
+    found = golden("tiny-nemotron-latent", tmp_path, down="by_output")
+    model, tokens = loaded(found.path), found.prompt.tolist()
+    sums = input_squares(model, [tokens])
+    with open_gguf(found.path) as file:
+        for part in ("up", "down"):
+            name = f"blk.1.ffn_{part}_exps.weight"
+            assert sums[name].sums.shape == (6, file.tensors[name].shape[-1])
+            assert sums[name].counts.sum() == 3 * len(tokens)
 
 
 @pytest.mark.parametrize("name", ["tiny-smallthinker", "tiny-gpt-oss"])

@@ -3,6 +3,7 @@ between those that were measured."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -17,9 +18,12 @@ import hotcold
 from hotcold.commands import cli
 from hotcold.demo import model_path
 from hotcold.errors import UserError
+from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import _native
-from hotcold.placement import disk_speed, shelves
+from hotcold.model.config import Config
+from hotcold.placement import disk_speed, expert_speed, shelves
 from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads, measure_disk
+from hotcold.placement.expert_speed import measure_experts
 from hotcold.placement.hardware import find_hardware
 from hotcold.placement.shelves import Shelves
 from hotcold.runtime.loading import load
@@ -73,8 +77,7 @@ def test_hits_are_those_of_a_simulation(seed: int, places: int, kept: int) -> No
     shares = np.minimum(shares, 0.9)
     hot = tuple(np.argsort(-shares)[:places].tolist())
     own = Shelves(0, {}, COUNT, (64,), (places,), (hot,), (kept,))
-    hits, missed = ram_planning._layer(own, 0, shares)
-    assert hits + missed == pytest.approx(shares.sum())
+    missed = ram_planning._missing(own, 0, shares).sum()
     for_good, named = set(hot[:kept]), {}
     seen = total = 0
     for token in range(3000):
@@ -89,6 +92,41 @@ def test_hits_are_those_of_a_simulation(seed: int, places: int, kept: int) -> No
         if token >= 200:
             seen, total = seen + len(chosen) - len(here), total + 1
     assert missed == pytest.approx(seen / total, abs=0.12 + 0.1 * missed)
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3moe", "tiny-turbosparse", "tiny-gpt-oss"])
+def test_computing_is_measured_with_experts_of_the_shape(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert_speed, "_SECONDS", 0.0)
+    monkeypatch.setattr(expert_speed, "_BYTES", 1 << 20)
+    path = many_experts(name, tmp_path, type="Q8_0", down="by_output", count=COUNT)
+    with open_gguf(path) as file:
+        found = measure_experts(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 1)
+    assert found.gb_s > 0 and found.packing_gb_s > 0
+
+
+def test_shares_of_a_short_text_are_nearer_to_their_mean() -> None:
+    """As near as leaves the error of 400 such texts smallest."""
+    random = np.random.default_rng(3)
+    shares = np.clip(random.dirichlet(np.full(COUNT, 4.0)) * 3, 0, 1)
+    texts = [random.binomial(60, shares) / 60 for _ in range(400)]
+    plain = np.mean([((each - shares) ** 2).sum() for each in texts])
+    steadied = [ram_planning._steadied(each, 60) for each in texts]
+    assert np.mean([((each - shares) ** 2).sum() for each in steadied]) < plain
+    for each, before in zip(steadied, texts, strict=True):
+        assert each.sum() == pytest.approx(before.sum())
+    np.testing.assert_array_equal(ram_planning._steadied(shares, None), shares)
+
+
+def test_how_many_experts_a_token_misses() -> None:
+    """Beside all cases of four experts."""
+    missing = np.array([0.5, 0.0, 0.25, 0.9])
+    cases: dict[int, float] = dict.fromkeys(range(4), 0.0)
+    for case in itertools.product((0, 1), repeat=4):
+        cases[sum(case)] = cases.get(sum(case), 0) + np.prod(np.where(case, missing, 1 - missing))
+    found = ram_planning._how_many(missing)
+    np.testing.assert_allclose(found, [cases[n] for n in range(len(found))])
 
 
 def test_rates_between_those_that_were_measured() -> None:

@@ -12,6 +12,7 @@ import pytest
 from support.expert_models import expert_golden
 from support.placed import on_two
 from support.sidecars import with_sidecar
+from support.stories260k import write_stories260k
 from support.vulkan_devices import DRIVERS
 
 from hotcold.demo import model_path
@@ -77,7 +78,7 @@ def unpacked(layout: MapLayout, frame: Frame) -> dict[int, Bools]:
     return dict(zip(frame.of, found, strict=True))
 
 
-def truth(model: LoadedModel, request: Request) -> dict[int, Bools]:
+def truth(model: LoadedModel, request: Request, told: str = "fired") -> dict[int, Bools]:
     """By token, which of all neurons fired to choose it, in the order of the file: every token of the text
     once more by the decode rule, on one backend, with masks that the test itself gives to the FFNs."""
     found: list[Bools] = []
@@ -85,8 +86,8 @@ def truth(model: LoadedModel, request: Request) -> dict[int, Bools]:
 
     def watch(ffns: list[Any]) -> list[Any]:
         for ffn, n in zip(ffns, model.config.neurons, strict=True):
-            ffn.fired = model.backend.zeros((model.limits.tokens, -(-n // 64)), np.uint64)
-            masks.append(ffn.fired)
+            masks.append(model.backend.zeros((model.limits.tokens, -(-n // 64)), np.uint64))
+            setattr(ffn, told, masks[-1])
         return ffns
 
     session = model.session(wrap=watch)
@@ -236,7 +237,7 @@ def test_rates_are_of_bytes_that_were_read(model: LoadedModel, placed: LoadedMod
 
 
 def test_a_gpu_without_room_gives_figures_alone(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Session) -> None:
+    def full(self: Session, *, strongest: bool) -> None:
         raise GPUMemoryError("full", 0)
 
     monkeypatch.setattr(Session, "watched", full)
@@ -298,6 +299,24 @@ def test_a_model_without_zeros_has_figures_alone(model: LoadedModel, monkeypatch
     monkeypatch.setattr(neuron_map, "gives_zeros", lambda model: False)
     _, frames = run(model.session("off"))
     assert frames[-1].cells == "" and frames[-1].rates is not None and frames[-1].rates.tok_s
+
+
+def test_without_zeros_the_tenth_that_works_hardest_is_shown(tmp_path: Path) -> None:
+    """And the text is what it is when nobody watches, with the usual programs."""
+    write_stories260k(path := tmp_path / "stories.gguf")
+    model = load(path, LoadOptions(threads=1))
+    session, alone = model.session(), model.session()
+    layout = Picture.of(session).layout
+    assert (layout.unit, layout.zeros, layout.hot_by, layout.bits) == ("strongest", False, "", 1)
+    request, frames = run(session)
+    assert run(alone, watched=False)[0].output == request.output and alone._watched is None
+    shown = {token: cells for frame in frames for token, cells in unpacked(layout, frame).items()}
+    assert [*shown] == [*range(1, TOKENS)]
+    words = 64 * -(-layout.neurons[0] // 64)
+    file_order = np.concatenate([words * i + np.arange(n) for i, n in enumerate(layout.neurons)])
+    assert agrees(shown, truth(model, request, "strongest"), file_order) == 1
+    tenth = sum(-(-n // 10) for n in layout.neurons)
+    assert {fired for frame in frames for fired in frame.fired} == {(0, tenth)}
 
 
 @pytest.mark.parametrize("down", ["by_output", "by_neuron"])

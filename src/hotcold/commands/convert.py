@@ -15,7 +15,7 @@ from hotcold.formats.words import DOWN_LAYOUTS
 from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
 from hotcold.tasks.layout_cost import LayoutCost, layout_cost
 
-_FOR_CHECKPOINTS = ("dense", "name", "license")
+_FOR_CHECKPOINTS = ("dense", "no_draft", "name", "license")
 _FOR_GGUF = ("format", "take_predictors", "file")
 
 
@@ -57,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dense",
         action="store_true",
         help="write a file that llama.cpp loads: down rows by_output, no predictors",
+    )
+    group.add_argument(
+        "--no-draft",
+        action="store_true",
+        help="leave out blocks that guess tokens (multi-token prediction), which make generation faster",
     )
     group.add_argument("--name", metavar="TEXT", help="general.name (default: the folder's name)")
     group.add_argument("--license", metavar="SPDX", help="general.license, such as mit")
@@ -156,6 +161,7 @@ def _convert(args: argparse.Namespace) -> int:
         predictors=args.predictors,
         name=name,
         license=args.license,
+        no_draft=args.no_draft,
         force=args.force,
     )
     start = time.perf_counter()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
+from hotcold.convert.drafting import block_keys, count_blocks
 from hotcold.convert.layouts import Layout, activation, find_layout
 from hotcold.convert.metadata import dimensions, model_metadata, rope_notes
 from hotcold.convert.pooling import pooling_metadata
@@ -37,8 +38,10 @@ FILE_TYPES = {
 _SPARSE = ("relu", "drelu", "relu2")
 _UNPACKED = re.compile(
     r"\.bias$|_norm\.weight$|\.ffn_gate_inp(_shexp)?\.|^position_embd\."
-    r"|\.ssm_(conv1d|norm|a$|d$)|\.shortconv\.conv\."
+    r"|\.ssm_(conv1d|norm|a$|d$)|\.shortconv\.conv\.|\.time_mix_(lerp_fused|w[12])\."
 )
+#: Small matrices that blocks of fewer bits than a half would harm.
+_HALF = re.compile(r"\.time_mix_[avg][12]\.")
 _CHUNK = 1 << 22  # weights that are held in float32 at a time
 
 Progress = Callable[[int, int], None]
@@ -52,6 +55,7 @@ class ConvertOptions:
     predictors: Path | None = None  #: folder of predictors as PowerInfer publishes them
     name: str | None = None  #: ``general.name``; None is the folder's
     license: str | None = None  #: ``general.license``, an SPDX identifier
+    no_draft: bool = False  #: leave out blocks that guess tokens
     force: bool = False  #: replace an existing file
 
 
@@ -121,7 +125,11 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     facts = model_metadata(config, layout)
     notes += rope_notes(config)
     # Before the vocabulary, whose size decides how long lists become: the weights must have as many rows.
-    found = {source.name: source for source in sources(checkpoint, layout, down_layout)}
+    listed = sources(checkpoint, layout, down_layout, draft=not options.no_draft, notes=notes)
+    found = {source.name: source for source in listed}
+    facts = block_keys(facts, layout.architecture, blocks := count_blocks([*found]))
+    if blocks:
+        notes.append("it has what guesses tokens (multi-token prediction): `no_draft` leaves it out")
     general = {
         "general.architecture": layout.architecture,
         "general.type": "model",
@@ -193,8 +201,9 @@ def _type_of(source: Source, wanted: BlockType) -> BlockType:
     files."""
     if source.packed:
         return block_type(source.packed)
-    plain = len(source.shape) < 2 or _UNPACKED.search(source.name)
-    return block_type("F32") if plain else wanted
+    if len(source.shape) < 2 or _UNPACKED.search(source.name):
+        return block_type("F32")
+    return block_type("F16") if wanted.weights > 1 and _HALF.search(source.name) else wanted
 
 
 def _check_output(output: Path, plan: Plan, force: bool) -> None:

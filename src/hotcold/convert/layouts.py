@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hotcold.convert import adapting, bitnet, gemma3n, gemma4, hybrids, latent, stateful
+from hotcold.convert import adapting, bitnet, gemma3n, gemma4, hybrids, latent, rwkv, stateful
 from hotcold.convert import adapting_recent as recent
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
@@ -66,7 +66,7 @@ class Layout:
     yarn_truncates: bool = True  #: the ends of YaRN's ramp are rounded to whole pairs
     prefixes: Mapping[str, str] = field(default_factory=dict)  #: other prefixes of names -> the rules'
     ignored: tuple[str, ...] = ()  #: prefixes of names that do not belong to the text model
-    drafting: bool = False  #: what lies after the last layer only drafts tokens: it is left out, too
+    drafting: bool = False  #: what lies after the last layer, or is named ``mtp.``, only guesses tokens
     #: Predictors that its checkpoints may hold: a name with places for the layer and for fc1 or fc2.
     predictor: str = ""
     whole_ffn: bool = False  #: the FFN needs all neurons, so down lies by output
@@ -107,6 +107,9 @@ def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
         for rule in rules
     )
 
+
+#: Of blocks that guess tokens, beside those of a layer; ``own`` are there where they differ from the model's.
+DRAFTING_RULES = _rules("nextn")
 
 # A gate may have been made sparse. FATReLU (arXiv 2402.13516) is a ReLU whose threshold is hidden_act_param;
 # dReLU (arXiv 2406.05955), the ReLU of gate and up, may have one, too.
@@ -185,7 +188,8 @@ _QWEN2VL = Layout(
 _QWEN35 = Layout(
     "qwen35", "Qwen3_5ForCausalLM", _SILU, _rules("qwen35", dense=True), hybrids.qwen35, hybrids.qwen35_keys,
     norms_less_one=True, own=stateful.gated_delta,
-    prefixes={"model.language_model.": "model.", "language_model.": ""}, ignored=("model.visual.", "mtp."),
+    prefixes={"model.language_model.": "model.", "language_model.": "", "model.mtp.": "mtp."},
+    ignored=("model.visual.",), drafting=True,
 )  # fmt: skip
 _QWEN35MOE = replace(
     _QWEN35, architecture="qwen35moe", implementation="Qwen3_5MoeForCausalLM",
@@ -437,6 +441,10 @@ LAYOUTS = {
     "mamba2": Layout(
         "mamba2", "Mamba2ForCausalLM", _SILU, _rules("mamba2"), hybrids.mamba2, hybrids.mamba2_keys,
         eps="norm_eps", own=stateful.mamba,
+    ),
+    "rwkv7": Layout(
+        "rwkv7", "RWKV7ForCausalLM", _RELU2, _rules("rwkv7"), rwkv.rwkv7, rwkv.rwkv7_keys,
+        llama_cpp="relu2", eps="norm_eps", layer_norm=True, own=rwkv.layer_tensors,
     ),
     "bitnet": _BITNET,
     "smollm3": Layout("smollm3", "SmolLM3ForCausalLM", _SILU, _LLAMA, adapting.smollm3, interleaved=True),

@@ -22,7 +22,8 @@ _ORIGINAL = "original_max_position_embeddings"
 
 def dimensions(config: Settings) -> dict[str, int]:
     """Sizes by letter: D model dim, H heads, G kv heads, d head_dim, Q, K, F rows of query, of key, of all
-    three, W of query and its gate, N neurons, U rows of gate and up, V vocabulary, L layers; E experts, M
+    three, W of query and its gate, N neurons, U rows of gate and up, C two rows of the model's, one after the
+    other, V vocabulary, L layers; E experts, M
     neurons of each, I dimensions that they read, S neurons of a shared one, P learned positions, where there
     are any. Raises :class:`ConvertError` where they do not fit together."""
     dim, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
@@ -45,6 +46,7 @@ def dimensions(config: Settings) -> dict[str, int]:
         "N": neurons,
         "U": 2 * neurons,
         "W": 2 * heads * head_dim,
+        "C": 2 * dim,
         "V": config.integer("vocab_size"),
         "L": config.integer("num_hidden_layers"),
     }

@@ -2,46 +2,56 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from hotcold.convert import drafting
 from hotcold.convert.checkpoint import Checkpoint, Rearrange
 from hotcold.convert.gpt_oss import expert_sources
-from hotcold.convert.layouts import Layout, Rule
+from hotcold.convert.layouts import DRAFTING_RULES, Layout, Rule
 from hotcold.convert.metadata import dimensions, rope_tables
 from hotcold.convert.predictors import own_predictors
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source, loaded
 from hotcold.convert.tensor_files import Array
+from hotcold.model.families import FAMILIES
 from hotcold.values import shown
 
 #: Tensors whose content follows from config.json.
 _REDUNDANT = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attention\.masked_bias$|^model\.decoder\.version$")
 
 
-def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[Source]:
-    """All GGUF tensors in file order. ConvertError: one is missing, unknown, or of another shape."""
+def sources(
+    checkpoint: Checkpoint,
+    layout: Layout,
+    down_layout: str,
+    *,
+    draft: bool = True,
+    notes: list[str] | None = None,
+) -> list[Source]:
+    """All GGUF tensors in file order. ConvertError: one is missing, unknown, or of another shape. Blocks that
+    guess tokens come with ``draft``; where they are not as expected they are left out, and ``notes`` says
+    why."""
     config, sizes = checkpoint.config, dimensions(checkpoint.config)
     if "embed_tokens.weight" in checkpoint.files:  # saved without a head, as Qwen3-Embedding is
         checkpoint = checkpoint.renamed({"": "model."}, ())
-    drafting = (f"model.layers.{sizes['L']}.",) if layout.drafting else ()
     unread = config.values.get("unread", ())
-    checkpoint = checkpoint.renamed(layout.prefixes, (*layout.ignored, *drafting, *unread))
+    checkpoint, blocks = whole = checkpoint.renamed(layout.prefixes, (*layout.ignored, *unread)), 0
+    if layout.drafting:
+        checkpoint, blocks = whole = drafting.numbered(checkpoint, sizes["L"])
+        checkpoint = checkpoint.renamed({}, drafting.prefixes_of(sizes["L"], blocks))
     if layout.architecture == "gpt-oss" and down_layout == "by_neuron":
         # Its blocks of MXFP4 lie along the neurons: transposed, they would have to be quantised again.
         raise ConvertError("down layout by_neuron is not possible for gpt-oss: by_output is needed")
     rules = [rule for rule in layout.rules if _holds(config, rule.when)]
-    each = [rule for rule in rules if "{}" in rule.target]
-    first, *last = (rule for rule in rules if rule not in each)
+    first, *last = (rule for rule in rules if "{}" not in rule.target)
     found = [*_of_rule(checkpoint, layout, first, 0, sizes, down_layout)]
     for layer in range(sizes["L"]):
-        for rule in each:
-            if not rule.layers or config.values[rule.layers][layer]:
-                found += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
-        found += layout.own(checkpoint, layer, sizes, down_layout)
-        if layout.architecture == "gpt-oss":
-            found += expert_sources(checkpoint, layer, sizes)
+        found += _of_layer(checkpoint, layout, layer, sizes, down_layout)
+    if draft and blocks and FAMILIES[layout.architecture].drafts:
+        found += _of_blocks(*whole, layout, sizes, down_layout, notes if notes is not None else [])
     for rule in last:
         found += _of_rule(checkpoint, layout, rule, 0, sizes, down_layout)
     if layout.predictor:
@@ -49,6 +59,55 @@ def sources(checkpoint: Checkpoint, layout: Layout, down_layout: str) -> list[So
     _refuse_others(checkpoint, {origin for source in found for origin in source.origins}, layout.left_out)
     for name, table in rope_tables(config).items():
         found.append(Source(name, table.shape, ("rope_scaling",), partial(np.copy, table)))
+    return found
+
+
+def _of_layer(
+    checkpoint: Checkpoint, layout: Layout, layer: int, sizes: Mapping[str, int], down_layout: str
+) -> list[Source]:
+    config = checkpoint.config
+    found: list[Source] = []
+    for rule in layout.rules:
+        if "{}" not in rule.target or not _holds(config, rule.when):
+            continue
+        if not rule.layers or config.values[rule.layers][layer]:
+            found += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
+    found += layout.own(checkpoint, layer, sizes, down_layout)
+    if layout.architecture == "gpt-oss":
+        found += expert_sources(checkpoint, layer, sizes)
+    return found
+
+
+def _of_blocks(
+    checkpoint: Checkpoint,
+    count: int,
+    layout: Layout,
+    sizes: Mapping[str, int],
+    down_layout: str,
+    notes: list[str],
+) -> list[Source]:
+    """The blocks that guess tokens: each is a layer, and what joins a token and a hidden row."""
+    config, layers = checkpoint.config, sizes["L"]
+    checkpoint = replace(checkpoint, config=drafting.with_blocks(config, count))
+    found: list[Source] = []
+    named = [name for name in checkpoint.files if name.startswith(drafting.prefixes_of(layers, count))]
+    tables = [name for name in named if name.endswith((".embed_tokens.weight", ".shared_head.head.weight"))]
+    try:
+        unneeded = {name for name in tables if drafting.shared(checkpoint, name)}
+        for layer in range(layers, layers + count):
+            found += _of_layer(checkpoint, layout, layer, sizes, down_layout)
+            for rule in DRAFTING_RULES:
+                origin = f"{rule.source.format(layer)}.weight"
+                if rule.when is True or (origin in checkpoint.files and origin not in unneeded):
+                    found += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
+    except ConvertError as error:
+        notes.append(f"what guesses tokens in it is left out: {error}")
+        return []
+    origins = {origin for source in found for origin in source.origins} | unneeded
+    if others := [name for name in named if name not in origins]:
+        seen = f"it has tensors without a place there ({len(others)}, such as {shown(others[0])})"
+        notes.append(f"what guesses tokens in it is left out: {seen}")
+        return []
     return found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from hotcold.convert.added_tokens import flags_metadata
 from hotcold.convert.chat_templates import chat_template_metadata
 from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.rwkv import TEMPLATE, VOCABULARY, world_vocabulary
 from hotcold.convert.sentencepiece_model import Piece, read_sentencepiece_model
 from hotcold.convert.settings import MAX_JSON, ConvertError, Settings
 from hotcold.convert.tiktoken_model import read_tiktoken
@@ -43,6 +44,7 @@ def vocabulary_metadata(
     settings = checkpoint.settings("tokenizer_config.json")
     tokens = [Piece(f"[PAD{id}]", _PAD_SCORE, TokenType.UNUSED) for id in range(vocab_size)]
     beyond: dict[int, str] = {}
+    world: dict[str, Any] = {}
     if (checkpoint.folder / "tokenizer.model").is_file():
         keys = _from_sentencepiece(checkpoint, settings, tokens, beyond)
     elif (checkpoint.folder / "tokenizer.json").is_file():
@@ -50,16 +52,20 @@ def vocabulary_metadata(
         keys = _from_json(checkpoint.settings("tokenizer.json"), settings, tokens, beyond, merged=merged)
     elif (path := checkpoint.folder / "tiktoken.model").is_file():
         keys = _from_json(read_tiktoken(path, settings), settings, tokens, beyond)
+    elif (path := checkpoint.folder / VOCABULARY).is_file():
+        world = world_vocabulary(path, tokens)
+        keys = dict(world)
     elif (checkpoint.folder / "vocab.json").is_file():
         keys = _from_json(_gpt2(checkpoint, settings), settings, tokens, beyond)
     else:
-        wanted = "tokenizer.model nor tokenizer.json (nor vocab.json, nor tiktoken.model)"
+        wanted = f"tokenizer.model nor tokenizer.json (nor vocab.json, tiktoken.model, {VOCABULARY})"
         raise ConvertError(f"{checkpoint.folder} has neither {wanted}: download its tokenizer as well")
     for name, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
         # config.json takes precedence over the tokenizer: fine-tuning may have moved BOS and EOS.
         configured = _below(vocab_size, checkpoint.config, key, notes)
         keys[f"{name}_token_id"] = configured[0] if configured else keys[f"{name}_token_id"]
     keys |= _ends(checkpoint, keys["eos_token_id"], tokens, notes)
+    keys |= world  # its config.json has other models' ids
     more_ends = keys.pop(MORE_ENDS, None)
     for name in ("add_bos_token", "add_eos_token"):
         keys[name] = settings.flag(name, keys[name])
@@ -74,7 +80,8 @@ def vocabulary_metadata(
     metadata = {f"tokenizer.ggml.{name}": keys[name] for name in names if keys.get(name) is not None}
     metadata |= {MORE_ENDS: more_ends} if more_ends is not None else {}
     metadata |= flags_metadata(checkpoint, tokens, {**(general or {}), **metadata})
-    return metadata | chat_template_metadata(checkpoint)
+    templates = chat_template_metadata(checkpoint)
+    return metadata | ({"tokenizer.chat_template": TEMPLATE} if world and not templates else templates)
 
 
 def _below(vocab_size: int, settings: Settings, key: str, notes: list[str]) -> list[int]:

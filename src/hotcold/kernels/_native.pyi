@@ -68,6 +68,10 @@ class Disk:
     @staticmethod
     def staging_bytes(row_bytes: int, by_output: bool) -> int: ...
 
+DISK_READ_BYTES: int = 2097152
+
+EXPERTS_OF_A_WAVE: int = 4
+
 def probe_disk(file: int, bytes: int, depth: int, seconds: float, sequential: bool) -> tuple[float, bool]: ...
 
 class Shelf:
@@ -174,6 +178,7 @@ class Program:
         ids: NDArray[numpy.int32] | None,
         factors: NDArray[numpy.float32] | None,
         gates: NDArray[numpy.float32] | None,
+        strongest: NDArray[numpy.uint64] | None,
     ) -> None: ...
     def post(
         self,
@@ -262,6 +267,28 @@ class Program:
         gate: NDArray[numpy.float32],
         out: NDArray[numpy.float32],
         activation: int,
+    ) -> None: ...
+    def activate(self, x: NDArray[numpy.float32], out: NDArray[numpy.float32], activation: int) -> None: ...
+    def token_shift(
+        self,
+        x: NDArray[numpy.float32],
+        mixes: NDArray[numpy.float32],
+        state: NDArray[numpy.float32],
+        outs: Sequence[NDArray[numpy.float32]],
+    ) -> None: ...
+    def wkv7(
+        self,
+        r: NDArray[numpy.float32],
+        k: NDArray[numpy.float32],
+        v: NDArray[numpy.float32],
+        decay: NDArray[numpy.float32],
+        rate: NDArray[numpy.float32],
+        first: NDArray[numpy.float32] | None,
+        share: NDArray[numpy.float32] | None,
+        vectors: NDArray[numpy.float32],
+        state: NDArray[numpy.float32],
+        out: NDArray[numpy.float32],
+        eps: float,
     ) -> None: ...
 
 def step_scratch_bytes(

@@ -363,6 +363,7 @@ class Backend(StateOps, HeadOps, Protocol):
         accumulate: bool = False,
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
+        strongest: Buffer | None = None,
     ) -> None:
         """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
 
@@ -380,7 +381,12 @@ class Backend(StateOps, HeadOps, Protocol):
 
         ``gates`` ``[T, N]``, for weights without a gate and without experts: what a gate's rows gave, which
         others computed before, so that each may depend on all of them (Gemma 3n). Where ``skip``, rows of up
-        are read only of neurons whose gates fire; rows of up are counted as those of gates."""
+        are read only of neurons whose gates fire; rows of up are counted as those of gates.
+
+        ``strongest`` ``[T, words]`` uint64, of decode rows: the neurons whose coefficients are not zero and
+        in size at least the k-th largest of the row, ``k = ceil(N / 10)``; NaN is the largest. For weights
+        whose down is a dot (:func:`is_dense`), without experts. ``ValueError``: other weights, or a backend
+        that does not tell it."""
 
     def router(
         self,

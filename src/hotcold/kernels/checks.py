@@ -24,7 +24,13 @@ from hotcold.kernels.backend import (
     Ints,
     PredictorTensors,
 )
-from hotcold.kernels.state_ops import CONV_ACTIVATIONS, GATE_ACTIVATIONS, MOST_TAPS
+from hotcold.kernels.state_ops import (
+    CONV_ACTIVATIONS,
+    GATE_ACTIVATIONS,
+    MOST_MIXES,
+    MOST_TAPS,
+    PLAIN_ACTIVATIONS,
+)
 
 _W = TypeVar("_W")
 
@@ -40,6 +46,13 @@ def check_gates(gates: Buffer | None, *, gated: bool, chosen: Chosen | None) -> 
     """Refuses gates that were computed before where weights have some, or where there are experts."""
     if gates is not None and (gated or chosen is not None):
         raise ValueError("gates computed before: weights without a gate, and no experts, are needed")
+
+
+def check_strongest(strongest: Buffer | None, *, dense: bool, chosen: Chosen | None) -> None:
+    """Refuses to tell the strongest neurons where down is no dot over all of them, or where there are
+    experts."""
+    if strongest is not None and (not dense or chosen is not None):
+        raise ValueError("the strongest neurons: weights whose down is a dot, and no experts, are needed")
 
 
 def check_write(values: npt.NDArray[Any], row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -251,6 +264,20 @@ def check_conv(taps: int, activation: str) -> None:
 
 def check_gate(activation: str) -> None:
     _check_choice("multiply activation", activation, GATE_ACTIVATIONS)
+
+
+def check_plain(activation: str) -> None:
+    _check_choice("activate", activation, PLAIN_ACTIVATIONS)
+
+
+def check_mixes(outs: int) -> None:
+    if not 1 <= outs <= MOST_MIXES:
+        raise ValueError(f"token_shift with {outs} outs: 1 to {MOST_MIXES} are allowed")
+
+
+def check_blend(first: Buffer | None, share: Buffer | None) -> None:
+    if (first is None) != (share is None):
+        raise ValueError("wkv7: first and share are needed together, or neither")
 
 
 def _check_choice(what: str, seen: str, allowed: tuple[str, ...]) -> None:

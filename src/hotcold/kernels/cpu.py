@@ -358,16 +358,18 @@ class CPUBackend(CPUStateOps):
         accumulate: bool = False,
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
+        strongest: Buffer | None = None,
     ) -> None:
         w = checks.own_weights(weights, PackedFFN)
         checks.check_skip(skip, w.activation)
         checks.check_chosen(chosen, w.experts)
         counts = stats.counts[stats.row] if stats else None
         checks.check_gates(gates, gated=w.gated, chosen=chosen)
+        checks.check_strongest(strongest, dense=w.dense, chosen=chosen)
         args = skip, mask, fired, counts, accumulate
         ids, factors = (chosen.ids, chosen.factors) if chosen else (None, None)
-        kept = x, w, out, mask, fired, counts, chosen, gates
-        self._op(batch, lambda p: p.ffn(x, w.native, out, *args, ids, factors, gates), *kept)
+        kept = x, w, out, mask, fired, counts, chosen, gates, strongest
+        self._op(batch, lambda p: p.ffn(x, w.native, out, *args, ids, factors, gates, strongest), *kept)
 
     def router(
         self,

@@ -11,7 +11,8 @@ from hotcold.kernels import _native
 from hotcold.kernels.backend import DiskCounts, FFNTensors, is_dense
 
 READERS = 8  #: threads: so many reads are under way at once
-READ_BYTES = 2 << 20  #: of the largest (kRead of csrc/disk/disk.cpp)
+READ_BYTES = _native.DISK_READ_BYTES  #: of the largest
+WAVE = _native.EXPERTS_OF_A_WAVE  #: of those that were read: so many at most are computed at once
 
 
 def reading_bytes(row_bytes: Sequence[int]) -> int:

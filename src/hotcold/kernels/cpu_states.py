@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hotcold.kernels import checks
@@ -12,6 +12,9 @@ from hotcold.kernels.state_ops import GATE_ACTIVATIONS
 
 if TYPE_CHECKING:
     from hotcold.kernels import _native
+
+#: Numbers of activations in the extension, which are those of gates and more.
+_PLAIN = {"sigmoid": GATE_ACTIVATIONS.index("sigmoid"), "tanh": len(GATE_ACTIVATIONS)}
 
 
 class CPUStateOps(ABC):
@@ -75,3 +78,33 @@ class CPUStateOps(ABC):
         checks.check_gate(activation)
         kind = GATE_ACTIVATIONS.index(activation)
         self._op(batch, lambda p: p.multiply(x, gate, out, kind), x, gate, out)
+
+    def activate(self, x: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
+        checks.check_plain(activation)
+        kind = _PLAIN[activation]
+        self._op(batch, lambda p: p.activate(x, out, kind), x, out)
+
+    def token_shift(
+        self, x: Buffer, mixes: Buffer, batch: Batch, state: Buffer, outs: Sequence[Buffer]
+    ) -> None:
+        own = [*outs]
+        self._op(batch, lambda p: p.token_shift(x, mixes, state, own), x, mixes, state, *own)
+
+    def wkv7(
+        self,
+        r: Buffer,
+        k: Buffer,
+        v: Buffer,
+        decay: Buffer,
+        rate: Buffer,
+        vectors: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        first: Buffer | None = None,
+        share: Buffer | None = None,
+        eps: float,
+    ) -> None:
+        buffers = r, k, v, decay, rate, first, share, vectors, state, out
+        self._op(batch, lambda p: p.wkv7(*buffers, eps), *buffers)

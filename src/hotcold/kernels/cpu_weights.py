@@ -45,6 +45,7 @@ class PackedFFN:
     runs: int
     activation: str
     gated: bool
+    dense: bool  #: whether down is a dot over all neurons
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class Packer:
             runs=neurons // scale_run(down.type) if panels else 0,
             activation=tensors.activation,
             gated=gate is not None,
+            dense=dense,
         )
 
     def _rows(

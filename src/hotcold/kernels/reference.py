@@ -354,11 +354,13 @@ class ReferenceBackend(ReferenceStates):
         accumulate: bool = False,
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
+        strongest: Buffer | None = None,
     ) -> None:
         """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
 
         A gate fires when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out what
-        is zero, so it changes what is read (``stats``) and no value. ``fired`` is set for decode rows."""
+        is zero, so it changes what is read (``stats``) and no value. ``fired`` and ``strongest`` are set for
+        decode rows."""
         if isinstance(weights, ReferenceExperts):
             w: ReferenceFFN | ReferenceExperts = weights
         else:
@@ -377,10 +379,13 @@ class ReferenceBackend(ReferenceStates):
             ids = _rows("ids", chosen.ids, batch, (k,), np.int32)
             factors = _rows("factors", chosen.factors, batch, (k,))
         checks.check_gates(gates, gated=w.gated, chosen=chosen)
+        dense = not isinstance(w, ReferenceExperts) and w.dense
+        checks.check_strongest(strongest, dense=dense, chosen=chosen)
         given = None if gates is None else _rows("gates", gates, batch, (w.neurons,))
-        y, active, counts = FFNStep(values, batch.n_decode, skip, named, ids, factors, given).run(w)
-        if fired is not None:
-            _rows("fired", fired, batch, (w.words,), np.uint64)[decode] = active
+        y, masks, counts = FFNStep(values, batch.n_decode, skip, named, ids, factors, given).run(w)
+        for name, buffer, mask in zip(("fired", "strongest"), (fired, strongest), masks, strict=True):
+            if buffer is not None:
+                _rows(name, buffer, batch, (w.words,), np.uint64)[decode] = mask
         if stats is not None and batch.n_decode == batch.n_tokens:
             stats.counts[stats.row] += counts
         _store(y, target, accumulate)

@@ -238,10 +238,11 @@ class FFNStep:
     factors: Floats | None  # [T, k]
     gates: Floats | None = None  # [T, N]
 
-    def run(self, w: ReferenceFFN | ReferenceExperts) -> tuple[Floats, Masks, Counts]:
-        """``y`` ``[T, D]``; what fired, ``[n_decode, words]``; what was read."""
+    def run(self, w: ReferenceFFN | ReferenceExperts) -> tuple[Floats, tuple[Masks, Masks], Counts]:
+        """``y`` ``[T, D]``; what fired, and the strongest of each expert, ``[n_decode, words]``; what was
+        read."""
         y, counts = np.zeros_like(self.x), np.zeros(len(FFN_COUNTS), np.int64)
-        fired = np.zeros((self.n_decode, w.words), np.uint64)
+        fired, strongest = np.zeros((2, self.n_decode, w.words), np.uint64)
         if self.ids is not None:
             check_ids(self.ids, len(w.parts))
         word = 0
@@ -262,12 +263,13 @@ class FFNStep:
             fires, own = fires[: len(decode)], coefficients[: len(decode)]
             own[~candidates] = 0
             fired[decode, words] = pack_mask(own != 0)
+            strongest[decode, words] = pack_mask(strongest_of(own))
             gated, added = (candidates & fires, own != 0) if self.skip else (candidates, candidates)
             if gates is not None:  # rows of up are read first, of those that fire
                 candidates, gated = gated, candidates[:0]
             counts += part.count(candidates, gated, added)
             y[rows] += factors * part.down_sum(coefficients)
-        return y, fired, counts
+        return y, (fired, strongest), counts
 
     def _rows_of(self, expert: int) -> tuple[Ints, Floats]:
         """The rows that chose an expert, and their factors ``[rows, 1]``."""
@@ -275,6 +277,17 @@ class FFNStep:
             return np.arange(len(self.x), dtype=np.int32), np.ones((len(self.x), 1), np.float32)
         rows, places = np.nonzero(self.ids == expert)
         return rows.astype(np.int32), self.factors[rows, places][:, None]
+
+
+def strongest_of(coefficients: Floats) -> Bools:
+    """The tenth of each row ``[T, N]`` that is the largest in size, and what equals its smallest; zeros never
+    are. Bits of sizes ascend as sizes do, with NaN behind infinity."""
+    sizes = np.ascontiguousarray(coefficients, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
+    n = sizes.shape[1]
+    first = n - -(-n // 10)
+    least = np.partition(sizes, first, axis=1)[:, first : first + 1]
+    found: Bools = (sizes >= least) & (sizes > 0)
+    return found
 
 
 def check_ids(ids: Ints, experts: int) -> None:

@@ -1,7 +1,7 @@
 """The specification of the ops that keep a state of each sequence: state_ops.py says what they compute."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -196,6 +196,78 @@ class ReferenceStates:
         elif activation == "relu":
             gates = np.maximum(gates, np.float32(0))
         target[:] = values * gates
+
+    def activate(self, x: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
+        checks.check_plain(activation)
+        width = math.prod(x.shape[1:])
+        values, target = (flat_rows(what, each, batch, width) for what, each in (("x", x), ("out", out)))
+        target[:] = np.tanh(values) if activation == "tanh" else sigmoid(values)
+
+    def token_shift(
+        self, x: Buffer, mixes: Buffer, batch: Batch, state: Buffer, outs: Sequence[Buffer]
+    ) -> None:
+        """The token shift of RWKV, arXiv 2305.13048."""
+        checks.check_mixes(len(outs))
+        slots, channels = state.shape
+        check("state", state, (slots, channels))
+        check("mixes", mixes, (len(outs), channels))
+        values = flat_rows("x", x, batch, channels)
+        targets = [flat_rows("out", out, batch, channels) for out in outs]
+        for each in sequences_of(batch, slots):
+            before = each.load(state)
+            for row in each.rows:
+                for mix, target in zip(mixes, targets, strict=True):
+                    target[row] = values[row] + mix * (before - values[row])
+                before = values[row]
+            each.keep(state, before)
+
+    def wkv7(
+        self,
+        r: Buffer,
+        k: Buffer,
+        v: Buffer,
+        decay: Buffer,
+        rate: Buffer,
+        vectors: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        first: Buffer | None = None,
+        share: Buffer | None = None,
+        eps: float,
+    ) -> None:
+        """RWKV-7, arXiv 2503.14456."""
+        slots, heads, dim, _ = state.shape
+        check("state", state, (slots, heads, dim, dim))
+        check("vectors", vectors, (5, heads * dim))
+        checks.check_blend(first, share)
+
+        def rows(what: str, buffer: Buffer) -> Floats:
+            return flat_rows(what, buffer, batch, heads * dim).reshape(-1, heads, dim)
+
+        queries, keys, values = rows("r", r), rows("k", k), rows("v", v)
+        kept = np.exp(-np.exp(np.float32(-0.5)) * sigmoid(rows("decay", decay)))
+        rates, target = sigmoid(rows("rate", rate)), flat_rows("out", out, batch, heads * dim)
+        kappa, alpha, bonus, weight, bias = vectors.reshape(5, heads, dim)
+        if first is not None and share is not None:
+            values = values + (rows("first", first) - values) * sigmoid(rows("share", share))
+        units = keys * kappa
+        roots = np.sqrt((units * units).sum(-1, keepdims=True))
+        units = units / np.maximum(roots, np.float32(1e-12))
+        keys = keys * (1 + (rates - 1) * alpha)
+        for each in sequences_of(batch, slots):
+            s = each.load(state)  # [H, keys, values]
+            for row in each.rows:
+                seen = np.einsum("hkv,hk->hv", s, units[row])
+                s = s * kept[row, :, :, None] - (rates[row] * units[row])[:, :, None] * seen[:, None, :]
+                s = s + keys[row, :, :, None] * values[row, :, None, :]
+                y = np.einsum("hkv,hk->hv", s, queries[row])
+                y = y - y.mean(-1, keepdims=True)
+                y = y / np.sqrt((y * y).mean(-1, keepdims=True) + np.float32(eps)) * weight + bias
+                extra = (queries[row] * keys[row] * bonus).sum(-1, keepdims=True)
+                target[row] = (y + extra * values[row]).ravel()
+            each.keep(state, s)
 
 
 def _softplus(x: Floats) -> Floats:

@@ -13,6 +13,7 @@ is 0 or less, in float32 like all that is computed here."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 MOST_TAPS = 8  #: columns that a short convolution sees, the row's own among them
 CONV_ACTIVATIONS = ("none", "silu")
 GATE_ACTIVATIONS = ("none", "silu", "sigmoid", "relu")
+PLAIN_ACTIVATIONS = ("sigmoid", "tanh")
+MOST_MIXES = 8  #: outputs of a token shift
 
 
 class StateOps(Protocol):
@@ -105,3 +108,44 @@ class StateOps(Protocol):
     def multiply(self, x: Buffer, gate: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
         """``out = x * act(gate)``; all ``[T, n]``, and out may be x or gate. ``activation``: one of
         :data:`GATE_ACTIVATIONS`."""
+
+    def activate(self, x: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
+        """``out = act(x)``; both ``[T, n]``, and out may be x. ``activation``: one of
+        :data:`PLAIN_ACTIVATIONS`."""
+
+    def token_shift(
+        self, x: Buffer, mixes: Buffer, batch: Batch, state: Buffer, outs: Sequence[Buffer]
+    ) -> None:
+        """``outs[i][t] = x[t] + mixes[i] * (before - x[t])``, where before is the row before of the same
+        sequence (RWKV's token shift, arXiv 2305.13048). The state is the last row.
+
+        x, outs ``[T, C]``; no out may be x. mixes ``[m, C]``, a row for each of m outs, up to
+        :data:`MOST_MIXES`; state ``[slots, C]``."""
+
+    def wkv7(
+        self,
+        r: Buffer,
+        k: Buffer,
+        v: Buffer,
+        decay: Buffer,
+        rate: Buffer,
+        vectors: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        first: Buffer | None = None,
+        share: Buffer | None = None,
+        eps: float,
+    ) -> None:
+        """RWKV-7's recurrence (arXiv 2503.14456), with what it does by heads before and after. For each row
+        and head, S being its state ``[d, d]``, by keys and values, and vectors ``kappa, alpha, bonus, weight,
+        bias``:
+
+        ``w = exp(-exp(-1/2) sigmoid(decay)); a = sigmoid(rate); v = v + sigmoid(share) (first - v)``
+        ``u = kappa k; u = u / max(root of the sum of u^2, 1e-12); k = k (1 + (a - 1) alpha)``
+        ``S = w S - (a u) (S^T u)^T + k v^T; y = S^T r``
+        ``out = (y - mean y) / sqrt(variance of y + eps) * weight + bias + (sum of r k bonus) v``
+
+        r, k, v, decay, rate, out ``[T, H, d]``, as are first and share, without which v stays as it is.
+        vectors ``[5, H * d]``; state ``[slots, H, d, d]``, which tells H and d."""

@@ -13,7 +13,7 @@ from hotcold.formats.words import ACTIVATIONS, DOWN_LAYOUTS
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.checks import check_activation
 from hotcold.model.attention import AttentionShape
-from hotcold.model.experts import Experts, dense_layers, read_experts
+from hotcold.model.experts import Experts, dense_layers, layer_neurons, read_experts
 from hotcold.model.families import FAMILIES, Every, Family, Scales
 from hotcold.model.gate_cut import cut_rooms, read_cuts
 from hotcold.model.gated_delta import read_gated_delta
@@ -29,6 +29,7 @@ from hotcold.model.normed_ffn import NormedFFN, read_activation, read_normed
 from hotcold.model.positions import LayerPositions, local_head_dim, read_positions, scaling_notes
 from hotcold.model.refused import refusal
 from hotcold.model.rope import Growth, Rope
+from hotcold.model.rwkv import read_rwkv
 from hotcold.model.short_conv import read_short_conv
 from hotcold.model.streams import read_streams, stream_rooms
 from hotcold.values import shown
@@ -156,12 +157,24 @@ class Config:
 
     def experts_of(self, layer: int) -> Experts | None:
         """A layer's experts; None where it has none."""
-        return None if layer in self.dense_layers or not self.neurons[layer] else self.experts
+        if self.experts is None or layer in self.dense_layers or not self.neurons[layer]:
+            return None
+        return self.experts.of(layer)
+
+    def chosen_of(self, layer: int) -> int:
+        """How many experts the choices of a layer have room for; 0 in a model without any."""
+        experts = self.experts_of(layer) or self.experts
+        return experts.chosen if experts else 0
 
     def ffn_width(self, layer: int) -> int:
         """How many values a layer's neurons read: D, or fewer where experts are latent."""
         experts = self.experts_of(layer)
         return experts.latent or self.dim if experts else self.dim
+
+    @property
+    def cpu_alone(self) -> str | None:
+        """Says what only CPUs compute of it; None: nothing."""
+        return "GPUs do not compute RWKV yet" if self.family.stateful == "rwkv" else None
 
     @property
     def branches(self) -> bool:
@@ -190,7 +203,7 @@ class Config:
         gated = family.fused_gate or _gated(tensors)
         experts = read_experts(keys, family, layers, MAX_NEURONS, tensors)
         dense = dense_layers(keys, layers) if experts else frozenset()
-        neurons = _neurons(keys, family, layers, experts, dense)
+        neurons = layer_neurons(keys, family, layers, experts, dense, MAX_NEURONS)
         activation, threshold, guesses = _ffn(keys, family, magic, gated)
         if family.gates_cut and activation != family.activation:
             raise ModelError(
@@ -260,20 +273,6 @@ def _eps(keys: Keys, family: Family) -> float:
     return keys.number(layer if family.norm == "layer" or other else rms, 0, 0.1, default=family.norm_eps)
 
 
-def _neurons(
-    keys: Keys, family: Family, layers: int, experts: Experts | None, dense: frozenset[int]
-) -> tuple[int, ...]:
-    """N of each layer, of all experts together; 0 where a layer has no FFN."""
-    key, least = "feed_forward_length", 0 if family.one_part else 1
-    if experts is None:
-        return keys.per_layer(key, least, MAX_NEURONS, layers)
-    of_experts = experts.count * experts.neurons
-    if not family.one_part and not dense:
-        return (of_experts,) * layers
-    stated = keys.per_layer(key, least, MAX_NEURONS, layers)
-    return tuple(n if i in dense or not n else of_experts for i, n in enumerate(stated))
-
-
 def _heads(keys: Keys, family: Family, dim: int, layers: int) -> tuple[int, int, int]:
     """H, K and the length of a head, those of layers with attention; zeros where there is none."""
     none = family.stateful is not None
@@ -321,14 +320,15 @@ def _mixers(
         "gated_delta": lambda: read_gated_delta(keys, tiled=family.tiled_heads),
         "kimi_delta": lambda: read_kimi_delta(keys, layers),
         "mamba": lambda: read_mamba(keys),
+        "rwkv": lambda: read_rwkv(keys, keys.whole("embedding_length", 1, MAX_DIM)),
     }
-    stateful = readers[family.stateful]()
+    stateful = readers[family.stateful]().of_layers(layers)
     if family.together:
-        return tuple(Together((each, stateful)) for each in attention)
+        return tuple(Together(pair) for pair in zip(attention, stateful, strict=True))
     attends = _attends(keys, family, layers, bool(heads[0]))
     return tuple(
-        NO_MIXER if family.one_part and n else mixer if attending else stateful
-        for n, mixer, attending in zip(neurons, attention, attends, strict=True)
+        NO_MIXER if family.one_part and n else mixer if attending else own
+        for n, mixer, attending, own in zip(neurons, attention, attends, stateful, strict=True)
     )
 
 

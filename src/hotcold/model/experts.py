@@ -6,7 +6,7 @@ shared expert's, which every token gets, and ``ffn_gate_inp_shexp`` gives the fa
 
 import re
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,7 +53,8 @@ _OF_THE_CHOSEN = 3
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of each layer; a token gets ``chosen`` of ``count``, and always the shared one, if any."""
+    """The experts of each layer; a token gets ``chosen`` of ``count``, and always the shared one, if any.
+    Where layers differ (Nemotron's Puzzle), ``chosen`` and ``neurons`` are the most."""
 
     count: int  #: E
     chosen: int  #: k
@@ -68,6 +69,15 @@ class Experts:
     factor_of_input: bool = False  #: as :attr:`Family.factor_of_input`
     groups: ExpertGroups | None = None  #: None: a token may get any
     latent: int = 0  #: dimensions that experts read and write, the shared one excepted; 0: those of the model
+    #: ``chosen`` and ``neurons`` of each layer, where they differ; zeros where a layer has no experts
+    by_layer: tuple[tuple[int, int], ...] = ()
+
+    def of(self, layer: int) -> "Experts":
+        """Those of a layer that has experts."""
+        if not self.by_layer:
+            return self
+        chosen, neurons = self.by_layer[layer]
+        return replace(self, chosen=chosen, neurons=neurons, by_layer=())
 
     @property
     def shared_kind(self) -> str:
@@ -170,7 +180,9 @@ def read_experts(
     for key, harmless in _NOT_COMPUTED.items():
         if (value := keys.whole(key, 0, 1 << 20, default=0)) > harmless:
             raise ModelError(f"{keys.name(key)} is {value}: this is not supported yet")
-    chosen = keys.alike("expert_used_count", 1, min(count, MAX_CHOSEN), layers)
+    by_layer = _by_layer(keys, family, layers, most_neurons // count, count)
+    chosen = keys.alike("expert_used_count", 1, min(count, MAX_CHOSEN), layers) if not by_layer else 0
+    chosen = max((k for k, _ in by_layer), default=chosen)
     function = keys.whole("expert_gating_func", 0, max(_SCORES), default=0)
     biased = any(name.endswith(".exp_probs_b.bias") for name in tensors)
     implied_score = "sigmoid" if family.biased_sigmoid and biased else family.router_score
@@ -186,7 +198,9 @@ def read_experts(
     return Experts(
         count=count,
         chosen=chosen,
-        neurons=_neurons(keys, family, layers, most_neurons // count, chosen, tensors),
+        neurons=max(n for _, n in by_layer)
+        if by_layer
+        else _neurons(keys, family, layers, most_neurons // count, chosen, tensors),
         score=score,
         normalise=normalise or function == _OF_THE_CHOSEN,
         scale=keys.factor("expert_weights_scale", 1.0),
@@ -195,7 +209,27 @@ def read_experts(
         factor_of_input=_of_input(keys, family, chosen),
         groups=_groups(keys, count, chosen, best=2 if biased or score == "sigmoid" else 1),
         latent=keys.whole("moe_latent_size", 0, 1 << 17, default=0),
+        by_layer=by_layer,
     )
+
+
+def _by_layer(keys: Keys, family: Family, layers: int, most: int, count: int) -> tuple[tuple[int, int], ...]:
+    """How many experts a token gets in each layer, and their neurons, if layers differ in them. ModelError:
+    only one of the two is 0 in a layer, or all are."""
+    used, own = "expert_used_count", "expert_feed_forward_length"
+    if not family.one_part or own not in keys:
+        return ()
+    chosen = keys.per_layer(used, 0, min(count, MAX_CHOSEN), layers)
+    neurons = keys.per_layer(own, 0, most, layers)
+    if len({*chosen} - {0}) < 2 and len({*neurons} - {0}) < 2:
+        return ()
+    arrays = not isinstance(keys.get(used), int), not isinstance(keys.get(own), int)
+    wrong = [i for i, (k, n) in enumerate(zip(chosen, neurons, strict=True)) if bool(k) != bool(n)]
+    if wrong and all(arrays):
+        i = wrong[0]
+        seen = f"{keys.name(used)}[{i}] is {chosen[i]} and {own}[{i}] {neurons[i]}"
+        raise ModelError(f"{seen}: both or none may be 0")
+    return tuple((k, n) if k and n else (0, 0) for k, n in zip(chosen, neurons, strict=True))
 
 
 def _groups(keys: Keys, count: int, chosen: int, best: int) -> ExpertGroups | None:
@@ -216,6 +250,23 @@ def dense_layers(keys: Keys, layers: int) -> frozenset[int]:
     first = keys.whole("leading_dense_block_count", 0, layers, default=0)
     step = keys.whole("interleave_moe_layer_step", 0, layers, default=1) or 1
     return frozenset(i for i in range(layers) if i < first or (i + 1) % step)
+
+
+def layer_neurons(
+    keys: Keys, family: Family, layers: int, experts: Experts | None, dense: frozenset[int], most: int
+) -> tuple[int, ...]:
+    """N of each layer, of all experts together; 0 where a layer has no FFN."""
+    key, least = "feed_forward_length", 0 if family.one_part else 1
+    if experts is None:
+        return keys.per_layer(key, least, most, layers)
+    of_experts = [experts.count * experts.of(i).neurons for i in range(layers)]
+    if not family.one_part and not dense:
+        return tuple(of_experts)
+    stated = keys.per_layer(key, least, most, layers)
+    if experts.by_layer and (wrong := [i for i, n in enumerate(stated) if bool(n) != bool(of_experts[i])]):
+        seen = f"{keys.name(key)}[{wrong[0]}] is {stated[wrong[0]]}"
+        raise ModelError(f"{seen}, which is not what expert_feed_forward_length says of the layer")
+    return tuple(n if i in dense or not n else of_experts[i] for i, n in enumerate(stated))
 
 
 def _of_input(keys: Keys, family: Family, chosen: int) -> bool:

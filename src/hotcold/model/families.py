@@ -35,7 +35,7 @@ ImpliedScales = Callable[[int, int, int], Scales]
 
 
 #: Mixers that keep a state which is not a list of positions: a module of this room each.
-STATEFUL = ("short_conv", "gated_delta", "kimi_delta", "mamba")
+STATEFUL = ("short_conv", "gated_delta", "kimi_delta", "mamba", "rwkv")
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ class Family:
     #: Scores of layers without rotation grow: the rate, and by how many positions
     temperature: tuple[float, int] | None = None
     ffn_norm: str = "ffn_norm"  #: the tensor of the norm before the FFN
+    ffn_names: tuple[str, str] = ("ffn_up", "ffn_down")  #: the tensors of an FFN without a gate or experts
+    embedding_norm: bool = False  #: embeddings are normalised before the first layer (``token_embd_norm``)
     #: Layers that see all positions have no rotation if others have a window
     full_unrotated: bool = False
     experts_normalised: bool = True  #: factors of a token's experts add up to 1, unless a file denies it
@@ -352,5 +354,14 @@ FAMILIES: dict[str, Family] = {
             router_score="sigmoid",
         ),
         Family("mamba2", stateful="mamba", one_part=True),
+        Family(
+            "rwkv7",
+            activation="relu2",
+            norm="layer",
+            stateful="rwkv",
+            ffn_norm="attn_norm_2",
+            ffn_names=("channel_mix_key", "channel_mix_value"),
+            embedding_norm=True,
+        ),
     )
 }

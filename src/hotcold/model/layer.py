@@ -9,6 +9,7 @@ from hotcold.kernels.backend import Batch, Buffer, Chosen, FFNWeights, Matrix, N
 from hotcold.model.experts import Apart, Latent, Router, SharedExpert
 from hotcold.model.gate_cut import GateCut
 from hotcold.model.mixer import MixerWeights
+from hotcold.model.token_shift import TokenShift
 
 
 class AnyFFN(Protocol):
@@ -38,6 +39,7 @@ class FeedForward:
     latent: Latent | None = None
     apart: Apart | None = None  #: where the shared expert is an ordinary FFN beside the others
     gates: GateCut | None = None  #: where these depend on each other
+    shift: TokenShift | None = None  #: where rows are moved towards those before them first
 
     @property
     def matrices(self) -> list[Matrix]:

@@ -70,6 +70,10 @@ class MixerShape:
         positions."""
         return []
 
+    def of_layers(self, layers: int) -> "Sequence[MixerShape]":
+        """The shapes of so many layers that have such a mixer."""
+        return (self,) * layers
+
     def page_bytes(self, type: str) -> int:
         return _nbytes(self.page_arrays(type))
 

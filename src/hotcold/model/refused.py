@@ -26,7 +26,7 @@ _REASONS = {
     "it needs layers of different shapes": "deci openelm plamo3 step35 mimo2 laguna",
     "it needs the recurrence of Mamba 1": "mamba jamba plamo2",
     "it needs the gated delta rule as another family has it": "bailingmoe3",
-    "it needs the recurrence of RWKV": "rwkv6 rwkv6qwen2 rwkv7 arwkv7",
+    "it needs the recurrence of RWKV as another family has it": "rwkv6 rwkv6qwen2 arwkv7",
     "it needs lightning attention": "minimax-01",
     "it needs attention with a latent cache (MLA), and an entry in families.py": "minicpm3 plm mistral4",
     "it needs attention by an index of keys": "minimax-m3 hy_v4 dots3note",

@@ -11,6 +11,7 @@ from hotcold.errors import UserError
 from hotcold.model.added_tokens import AddedTokens
 from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind, pre_notes
 from hotcold.model.character_bpe import CharacterBPE
+from hotcold.model.longest_match import LongestMatch
 from hotcold.model.spm import SentencePieceBPE
 from hotcold.model.unicode import check_unicode
 from hotcold.model.unigram import Unigram
@@ -56,6 +57,8 @@ _ALGORITHMS: dict[
         ),
     ),
     "gemma4": (CharacterBPE, lambda _: Defaults((2, 1, 3), add_bos=True)),
+    # The line break that ends a turn is an ordinary token, as in llama.cpp's files.
+    "rwkv": (LongestMatch, lambda _: Defaults((None, None, None), ends_in_text=True)),
     "t5": (Unigram, lambda _: Defaults((None, 1, 2), add_eos=True, space_prefix=True, scores=True)),
 }  # fmt: skip
 

@@ -95,8 +95,9 @@ class Transformer:
         #: of each layer, what the rows of a step chose of its experts; empty without any
         self.chosen: list[Chosen] = []
         if config.experts:
-            rows, k = limits.tokens, config.experts.chosen
-            self.chosen = [room_for(ops, rows, k) for ops in devices.layers]
+            self.chosen = [
+                room_for(ops, limits.tokens, config.chosen_of(i)) for i, ops in enumerate(devices.layers)
+            ]
         self._weights = weights
         self._shared = shared or [None] * config.layers
         self._backends = devices.layers
@@ -198,12 +199,15 @@ class Transformer:
         chosen = self.chosen[index] if experts else None
         if of.apart and chosen:
             return self._apart(of, side, index, ffn, chosen)
+        shift = of.shift.mixer(side, self._state.layers[index]) if of.shift else None
         if of.latent and experts:
             small, result = (side.room(f"latent {part}", experts.latent) for part in ("x", "out"))
 
         def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             if not add:
                 ops.add(out, side.x, batch, keep=0, scale=0)
+            if shift:
+                read = shift(read, batch)
             if of.router and chosen:
                 of.router.choose(ops, read, batch, chosen)
             if of.latent:
@@ -275,6 +279,8 @@ class Transformer:
         ops, x = side.ops, side.x
         batch, weights, scale = self.batch, self._weights, self.config.scales.embedding
         ops.embed(weights.embedding, batch, x)
+        if weights.embedding_norm is not None:
+            ops.norm(x, weights.embedding_norm, batch, x)
         if scale != 1:
             ops.add(x, x, batch, keep=0, scale=scale)
         if weights.positions is not None:

@@ -44,6 +44,7 @@ class Defaults:
     add_eos: bool = False
     space_prefix: bool = False  #: if False, the file's add_space_prefix is ignored, too
     scores: bool = False  #: whether scores are required
+    ends_in_text: bool = False  #: ordinary tokens that end a text are in texts, too
     notes: tuple[str, ...] = ()  #: assumptions of which the user should know
 
 
@@ -123,7 +124,8 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
         notes.append("no token of the vocabulary ends a text: answers end where their length does")
     # A user's text must never become one of these, whatever type the file gives them.
     for id in ends.reserved if bos is None else (bos, *ends.reserved):
-        types[id] = TokenType.CONTROL
+        if not (defaults.ends_in_text and types[id] == TokenType.NORMAL):
+            types[id] = TokenType.CONTROL
     if unknown is not None and types[unknown] == TokenType.NORMAL:
         types[unknown] = TokenType.UNKNOWN
     scores = _scores(metadata, len(tokens)) if defaults.scores else None

@@ -36,6 +36,7 @@ from hotcold.model.reading import (
     scale_shapes,
 )
 from hotcold.model.rope import FACTORS
+from hotcold.model.rwkv import RWKVShape
 from hotcold.model.streams import (
     Streams,
     read_all_streams,
@@ -49,6 +50,9 @@ from hotcold.values import printable
 #: Precomputed tables that old converters wrote, recomputed here from the metadata; and the predictor of
 #: tokens in PowerInfer's files of SmallThinker, without which the head is exact.
 _IGNORED = re.compile(r"(blk\.\d+\.)?attn_rot_embd(\.weight)?|rope\.inv_freq|lm_head_profiler\.weight")
+
+
+_EMBEDDING_NORM = "token_embd_norm"
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Weights:
     inputs: LayerInputs | None = None
     streams: Streams | None = None
     hidden: HiddenInput | None = None  #: of a block that guesses tokens
+    embedding_norm: Norm | None = None  #: of embeddings
     draft: "Weights | None" = None  #: such a block of the model, where it is used
 
     def own_bytes(self, other: "Weights") -> int:
@@ -162,8 +167,20 @@ def load_weights(
     streams = None
     if config.streams > 1:
         streams = read_all_streams(reader, config.streams, config.dim, devices.head)
+    first = reader.norm(_EMBEDDING_NORM) if config.family.embedding_norm else None
     values = reader.norm_values
-    return Weights(embedding, tuple(layers), norm, head, factors, values, positions, inputs, streams)
+    return Weights(
+        embedding,
+        tuple(layers),
+        norm,
+        head,
+        factors,
+        values,
+        positions,
+        inputs,
+        streams,
+        embedding_norm=first,
+    )
 
 
 def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
@@ -185,6 +202,9 @@ def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, 
     optional: dict[str, Shape] = {"output.weight": (v, d), f"{output_norm}.bias": (d,)}
     turned = [rope for rope in config.ropes if rope.factored]
     optional |= {f"{name}.weight": (rope.dim // 2,) for rope in turned for name in FACTORS}
+    if config.family.embedding_norm:
+        required[f"{_EMBEDDING_NORM}.weight"] = (d,)
+        optional[f"{_EMBEDDING_NORM}.bias"] = (d,)
     if config.layer_input:
         required |= input_shapes(config.layers, config.layer_input, d, v)
     if config.streams > 1:
@@ -200,7 +220,7 @@ def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, 
             own = expert_shapes(experts, d, blk, config.down_layout, present, gated=config.gated)
             shapes = tuple(map(or_, shapes, own))
         elif n:
-            matrices["ffn_up"] = 2 * n if config.family.fused_gate else n, d
+            matrices[config.family.ffn_names[0]] = 2 * n if config.family.fused_gate else n, d
             if config.gated and not config.family.fused_gate:
                 matrices["ffn_gate"] = n, d
             matrices[down] = (n, d) if layout == "by_neuron" else (d, n)
@@ -242,7 +262,7 @@ def _input_norms(config: Config, blk: str, present: Container[str]) -> tuple[str
 
 def _down(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
     by_neuron = f"{blk}ffn_down_t.weight" in present
-    return ("ffn_down_t", "by_neuron") if by_neuron else ("ffn_down", config.down_layout)
+    return ("ffn_down_t", "by_neuron") if by_neuron else (config.family.ffn_names[1], config.down_layout)
 
 
 @dataclass
@@ -329,7 +349,9 @@ class ModelReader(TensorReader):
         apart = self._apart(blk) if experts and experts.beside else None
         cut, neurons = self.config.cut_of(index), self.config.neurons[index]
         gates = None if cut is None else read_cut(self, f"{blk}ffn_gate", neurons, cut)
-        return FeedForward(weights, router, shared, latent, apart, gates)
+        mixer = self.config.mixers[index]
+        shift = mixer.read_shift(self, blk) if isinstance(mixer, RWKVShape) else None
+        return FeedForward(weights, router, shared, latent, apart, gates, shift)
 
     def _apart(self, blk: str) -> Apart:
         scale, dim = self.vector(f"{blk}ffn_gate_inp.scale"), self.config.dim
@@ -410,7 +432,8 @@ class ModelReader(TensorReader):
 
     def _gate_and_up(self, blk: str) -> tuple[AnyTensor | None, AnyTensor, Floats | None, Floats | None]:
         """Matrices, then biases."""
-        up, bias = self.stored(f"{blk}ffn_up"), self.vector(f"{blk}ffn_up.bias")
+        name = f"{blk}{self.config.family.ffn_names[0]}"
+        up, bias = self.stored(name), self.vector(f"{name}.bias")
         if not self.config.family.fused_gate:
             gate = self.stored(f"{blk}ffn_gate") if self.config.gated else None
             return gate, up, self.vector(f"{blk}ffn_gate.bias"), bias

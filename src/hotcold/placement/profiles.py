@@ -28,6 +28,9 @@ class Profile:
     source: str
     #: per layer ``[E]``: the share of tokens that choose each expert; None: not counted
     routing: Sequence[npt.NDArray[Any]] | None = field(default=None, kw_only=True)
+    counted: int | None = field(
+        default=None, kw_only=True
+    )  #: tokens that a file's shares are of, where it says so
 
     def routed(self, sizes: Sizes, layer: int) -> npt.NDArray[Any]:
         """The share of tokens for which a router chooses the expert of each neuron in a layer, ``[N]``."""
@@ -82,7 +85,9 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
                 for i in range(len(neurons))
             ]
         source = printable(f"{path.name}: {file.metadata.get(f'{_KEY}source')}")
-        return Profile(firing, source, routing=routing)
+        tokens = file.metadata.get(f"{_KEY}tokens")
+        counted = int(tokens) if isinstance(tokens, int | np.integer) and tokens > 0 else None
+        return Profile(firing, source, routing=routing, counted=counted)
 
 
 def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ _CHUNK = 128  # prompt rows that the buffers of a step hold, if nobody says othe
 #: Tensors of a layer's FFN; all others, routers and shared experts among them, are attention.
 _FFN_TENSOR = re.compile(
     r"ffn_(gate|up)(_exps)?\.|ffn_gate_up_exps\.|ffn_down(_t)?\.weight|ffn_down_exps\.(weight|bias)"
+    r"|channel_mix_(key|value)\."
 )
 #: Those of an ordinary FFN, which beside experts is computed where attention is.
 _ORDINARY = re.compile(r"ffn_(gate|up|down|down_t)\.")
@@ -111,6 +112,8 @@ class Sizes:
     experts: int = 1  #: of a layer, whose neurons lie one expert after another
     #: layers of a model of experts that have none, and how many of their neurons cannot be placed apart
     ordinary: Mapping[int, int] = field(default_factory=dict)
+    #: layers that read keys and values of another layer, and which: both lie on one side
+    shared: Mapping[int, int] = field(default_factory=dict)
     inputs: int = 0  #: tables and matrices that give layers values of each token, on the CPU
     states: Ints | None = None  #: states of sequences and copies of them; None where no layer keeps any
     state: Ints | None = None  #: of one sequence, which a token reads and writes
@@ -225,7 +228,7 @@ def sizes_of_file(
         name=file.path.stem,
         fingerprint=fingerprint,
         always_read=always_read,
-        expert_share=1.0 if config.experts is None else config.experts.chosen / config.experts.count,
+        expert_share=_expert_share(config),
         dim=config.dim,
         attention=layers.attention + np.array(made, np.int64),
         kv=sessions * kv,
@@ -242,6 +245,7 @@ def sizes_of_file(
         block_neurons=_block_neurons(file, config),
         experts=1 if config.experts is None else config.experts.count,
         ordinary=_ordinary(file, config),
+        shared={i: each.pages_of for i, each in enumerate(config.mixers) if each.pages_of is not None},
         states=None if state is None else sessions * slots * state,
         state=state,
     )
@@ -286,8 +290,23 @@ def _ffn_types(file: GGUFFile, *, beside: bool) -> tuple[BlockType, BlockType, B
             continue
         if match := re.match(r"blk\.\d+\.ffn_(gate|up|down|gate_up)(_t|_exps)?\.weight", name):
             found.setdefault(match[1], block_type(info.type))
+        elif match := re.match(r"blk\.\d+\.channel_mix_(key|value)\.weight", name):  # RWKV
+            found.setdefault({"key": "up", "value": "down"}[match[1]], block_type(info.type))
     up = found.get("up", found.get("gate_up", block_type("F32")))  # without any FFN it does not matter
     return found.get("gate", up), up, found.get("down", up)
+
+
+def ffn_types(file: GGUFFile, config: Config) -> tuple[BlockType, BlockType, BlockType]:
+    """Block types of gate, up and down, those of experts where a model has some."""
+    return _ffn_types(
+        file, beside=bool(config.normed) or (config.experts is not None and config.experts.beside)
+    )
+
+
+def _expert_share(config: Config) -> float:
+    """The share of its experts that a token gets, in the mean of layers that have any."""
+    experts = [each for i in range(config.layers) if (each := config.experts_of(i))]
+    return sum(each.chosen / each.count for each in experts) / len(experts) if experts else 1.0
 
 
 def _block_neurons(file: GGUFFile, config: Config) -> int:
@@ -313,6 +332,8 @@ def _ordinary(file: GGUFFile, config: Config) -> dict[int, int]:
 
 def placed_by(config: Config) -> str:
     """Says which parts of a model a placement on two devices may divide, and why no smaller ones."""
+    if config.cpu_alone:
+        return f"nothing: {config.cpu_alone}"
     if config.whole is None:
         return "neurons" if config.experts is None else "neurons inside experts"
     but = f", but in {sum(config.skips)} whose gates are cut" if any(config.skips) else ""

@@ -140,7 +140,8 @@ class _OnGPU:
 
     def bounds(self, budget: int) -> Array:
         """Seconds more than on the CPU, below 0 for fewer, that no placement with a run can beat, ``[2,
-        layers + 1, layers + 1]`` by head, start and stop; infinite where its dense parts do not fit."""
+        layers + 1, layers + 1]`` by head, start and stop; infinite where its dense parts do not fit, or
+        where it parts a layer from the one whose keys and values that reads."""
         layers = len(self._groups)
         found = np.full((2, layers + 1, layers + 1), np.inf)
         start, stop = np.triu_indices(layers + 1)
@@ -159,6 +160,10 @@ class _OnGPU:
             seconds += self._ends(start, stop, head)
             found[head, start, stop] = np.where(dense <= rooms, seconds, np.inf)
         found[0, 0, 0] = np.inf  # no run
+        for layer, source in self._sizes.shared.items():
+            within = [(start <= i) & (i < stop) for i in (layer, source)]
+            apart = within[0] != within[1]
+            found[:, start[apart], stop[apart]] = np.inf
         return found
 
     def fill(self, run: _Run, budget: int) -> tuple[float, Array]:

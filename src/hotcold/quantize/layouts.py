@@ -41,7 +41,7 @@ _WITH_GATE = {"relu": "llama", "drelu": "bamboo"}
 _WITHOUT_GATE = {"relu": ("falcon", "opt")}
 _SOURCES = ("llama", "bamboo", "falcon", "opt")  # architectures that compute as PowerInfer's code does
 _KEYS = ("hotcold.ffn.activation", "hotcold.ffn.threshold", "hotcold.ffn.down_layout", THRESHOLD_KEY)
-_DOWN = re.compile(r"(blk\.\d+\.ffn_down)(?:_t)?(_exps|_shexp)?\.(weight|bias)")
+_DOWN = re.compile(r"(blk\.\d+\.(?:ffn_down|channel_mix_value))(?:_t)?(_exps|_shexp)?\.(weight|bias)")
 _COMPUTED_SPARSELY = re.compile(r"blk\.\d+\.(ffn_(gate|up|down|down_t)|fc[12])\.weight")
 
 

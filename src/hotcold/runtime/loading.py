@@ -71,15 +71,13 @@ def _load_as_it_fits(file: GGUFFile, options: LoadOptions, progress: Progress | 
         chosen = f"memory does not suffice for all of it: `ram_budget={budget}` ({size(budget)}) was chosen"
         note = f"{chosen}, which leaves {size(reserve)} of what is free to others"
         try:
-            return _load(file, smaller, progress, (note,))
+            return _load(file, smaller, progress, note)
         except (NoRoomError, NoExpertsError, MemoryShortError):
             raise error from None
 
 
-def _load(
-    file: GGUFFile, options: LoadOptions, progress: Progress | None, notes: tuple[str, ...] = ()
-) -> LoadedModel:
-    """``notes`` are told before others."""
+def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None, own: str = "") -> LoadedModel:
+    """``own`` tells of a budget of RAM that nobody gave, before all else."""
     named = None if options["predictor"] is None else Path(options["predictor"])
     factors, predictor = predictor_names(file), find_predictors(file, named)
     config = Config.from_metadata(file.metadata, file.magic, file.tensors)
@@ -102,9 +100,12 @@ def _load(
         resident -= _all_experts(file, config)
     slots, spare_slots, slot_notes = _slots(config, options, limits, resident)
     pages, page_notes = _pool(config, options, limits, resident + slots * config.slot_bytes)
-    shelves = None
+    shelves, profile_note = None, ""
     if budget is not None:
-        shelves = _fit(file, config, options, limits, resident, pages, slots)
+        bill = memory_bill(resident, options["cache_type"], config, limits, pages, slots)
+        if drafts:
+            bill["draft"] = _draft_bytes(drafts, options, min(context, its_context))
+        shelves, profile_note = _fit(file, config, options, bill, asked=not own)
         weight_bytes = resident + shelves.expert_bytes + shelves.bill["reading"]
     model = ToLoad(file, config, options, limits, pages, slots, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors, shelves)
@@ -132,7 +133,7 @@ def _load(
         sparsity=options["sparsity"],
         predictor=predictor,
         notes=(
-            *notes,
+            *([own] if own else []),
             *config.notes,
             *tokenizer.notes,
             *slot_notes,
@@ -140,6 +141,7 @@ def _load(
             *sampling_notes,
             *decision.notes,
             *([] if shelves is None else [str(shelves)]),
+            *([profile_note] if profile_note else []),
             *([draft_note] if draft else []),
             *([block_note] if block_note else []),
         ),
@@ -170,28 +172,28 @@ def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Sh
     limits, _, _ = _limits(config, wanted)
     slots, _, _ = _slots(config, wanted, limits, resident)
     pages, _ = _pool(config, wanted, limits, resident + slots * config.slot_bytes)
-    return _fit(file, config, wanted, limits, resident, pages, slots)
+    bill = memory_bill(resident, wanted["cache_type"], config, limits, pages, slots)
+    return _fit(file, config, wanted, bill, asked=True)[0]
 
 
 def _fit(
-    file: GGUFFile,
-    config: Config,
-    options: LoadOptions,
-    limits: BatchLimits,
-    resident: int,
-    pages: int,
-    slots: int,
-) -> Shelves:
-    """Chooses the experts that lie in memory beside what always does, ``resident`` bytes of weights and the
-    rest of the bill."""
+    file: GGUFFile, config: Config, options: LoadOptions, bill: Mapping[str, int], *, asked: bool
+) -> tuple[Shelves, str]:
+    """Chooses the experts that lie in memory beside the bill, and says which profile is left out. UserError:
+    the one beside the model is another model's, say, and the budget was ``asked`` for."""
     budget = options["ram_budget"]
     assert budget is not None
-    bill = memory_bill(resident, options["cache_type"], config, limits, pages, slots)
     shelves = Shelves.fit(budget, bill, file, config)
     assert config.experts is not None
-    if shelves.all_fit or (profile := _routing_beside(file, config, options)) is None:
-        return shelves
-    return shelves.by_profile(profile, config.experts.chosen)
+    if shelves.all_fit:
+        return shelves, ""
+    try:
+        profile = _routing_beside(file, config, options)
+    except UserError as error:
+        if asked:
+            raise
+        return shelves, f"no profile is used: {error}"
+    return shelves if profile is None else shelves.by_profile(profile, config.experts.chosen), ""
 
 
 def _all_experts(file: GGUFFile, config: Config) -> int:
@@ -208,9 +210,9 @@ def _routing_beside(file: GGUFFile, config: Config, options: LoadOptions) -> Pro
     return None if found.routing is None else found
 
 
-def _load_draft(path: Path, options: LoadOptions, context: int) -> tuple[LoadedModel, str]:
-    """Loads the smaller model that guesses for one with these options; and what is to be said of it."""
-    its = LoadOptions(
+def _draft_options(options: LoadOptions, context: int) -> LoadOptions:
+    """How the smaller model is loaded that guesses for one with these options."""
+    return LoadOptions(
         threads=options["threads"],
         backend=options["backend"],
         sequences=options["sequences"],
@@ -219,8 +221,27 @@ def _load_draft(path: Path, options: LoadOptions, context: int) -> tuple[LoadedM
         gpu="off",
         draft_max=0,
     )
+
+
+def _draft_bytes(path: Path, options: LoadOptions, context: int) -> int:
+    """Counts the memory that the smaller model takes."""
+    its = complete(_draft_options(options, context))
+    with open_gguf(path) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        mode = choose_mode(
+            its["sparsity"], config, file.path, find_predictors(file, None), file.fingerprint()
+        )
+        weight_bytes = check_tensors(file, config, predictor_names(file)) + made_bytes(file, config)
+        weight_bytes += mode.predictors.nbytes if mode.predictors else 0
+    limits, _, _ = _limits(config, its)
+    pages = limits.sequences * limits.pages_per_sequence
+    return sum(memory_bill(weight_bytes, its["cache_type"], config, limits, pages, 0).values())
+
+
+def _load_draft(path: Path, options: LoadOptions, context: int) -> tuple[LoadedModel, str]:
+    """Loads the smaller model that guesses for one with these options; and what is to be said of it."""
     try:
-        draft = load(path, its)
+        draft = load(path, _draft_options(options, context))
     except MemoryShortError as error:  # a budget for the larger model's experts would not help
         raise LoadError(f"`draft`: {printable(path.name)} guesses tokens: {error}") from None
     return draft, f"{printable(draft.name)} guesses tokens, which changes no text"

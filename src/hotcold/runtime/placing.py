@@ -241,9 +241,18 @@ def _read(model: ToLoad, path: Path, *, gpu: bool) -> _Found:
     return _Found(read_placement(path, sizes), sizes, profile, 0.0, "", ())
 
 
-def _solve(model: ToLoad, machines: Sequence[Hardware], budgets: Sequence[int], *, gpu: bool) -> _Found:
+def _solve(
+    model: ToLoad, machines: Sequence[Hardware], budgets: Sequence[int], *, gpu: bool, asked: bool = True
+) -> _Found:
+    """UserError: the profile beside the model is another model's, say, and a GPU was ``asked`` for."""
     sizes = model.sizes(gpu=gpu)
-    profile = find_profile(sizes, None, model.file.path)
+    unfit: tuple[str, ...] = ()
+    try:
+        profile = find_profile(sizes, None, model.file.path)
+    except UserError as error:
+        if asked:
+            raise
+        profile, unfit = find_profile(sizes, None, None), (f"no profile is used: {error}",)
     costs = Costs.expected(sizes, profile, *machines)
     placement = Solver(sizes, profile, costs).solve(*budgets)
     ratio = costs.token(placement) / costs.token(last_layers(sizes, 0))
@@ -253,7 +262,7 @@ def _solve(model: ToLoad, machines: Sequence[Hardware], budgets: Sequence[int], 
     measured = all(each.machine for each in machines)
     measure = "" if measured or not gpu else "; hotcold doctor measures this machine"
     note = f"neurons are placed for {assumed}: hotcold plan takes others (`hardware`){measure}"
-    return _Found(placement, sizes, profile, ratio, source, (note,))
+    return _Found(placement, sizes, profile, ratio, source, (*unfit, note))
 
 
 def _assumed() -> Hardware:
@@ -292,6 +301,10 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
         if asked:
             raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
         return Decision((f"{unused}: {why}",))
+    if (reason := model.config.cpu_alone) is not None:
+        if asked:
+            raise UserError(f"{unused}: {reason}: leave out what asks for a GPU, or `gpu={OFF}`")
+        return Decision((f"{unused}: {reason}",))
     if not asked and any(gpu.shares_memory for gpu in gpus) and None in measured:
         shares = "it shares the processor's memory, and need not be faster"
         return Decision((f"{unused}: {shares}: hotcold doctor measures it, and `gpu={name}` uses it",))
@@ -302,15 +315,15 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     if options["placement"] is not None and not most:
         found = _read(model, Path(options["placement"]), gpu=True)
     elif any(gpu.kind == "software" for gpu in gpus):
-        found = _solve(model, favourable, rooms, gpu=True)
+        found = _solve(model, favourable, rooms, gpu=True, asked=asked)
     else:
-        found = _solve(model, [each or _assumed() for each in measured], rooms, gpu=True)
+        found = _solve(model, [each or _assumed() for each in measured], rooms, gpu=True, asked=asked)
         if not asked and found.ratio > _PAYS:
             why = f"it is expected not to be faster than the CPU ({found.source})"
             return Decision((f"{unused}: {why}: `gpu={name}` uses it",))
         if found.is_empty:
             slower = f"the CPU alone (`gpu={OFF}`) is expected to be faster ({found.source})"
-            found = _solve(model, favourable, rooms, gpu=True)
+            found = _solve(model, favourable, rooms, gpu=True, asked=asked)
             found = replace(found, notes=(slower, *found.notes))
     if found.is_empty:
         return Decision((f"{unused}: within {size(max(budgets))} there is room for nothing",))

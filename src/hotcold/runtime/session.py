@@ -111,11 +111,12 @@ class Session:
         self.state.clear()
         self._user = weakref.ref(user)
 
-    def watched(self) -> "Watched":
-        """The same FFNs once more, which also report what fired; made when first asked for. GPUMemoryError:
-        a GPU has no room for them."""
+    def watched(self, *, strongest: bool = False) -> "Watched":
+        """The same FFNs once more, which also report what fired; or the ``strongest`` neurons, of a model
+        that is not split. Made when first asked for. GPUMemoryError: a GPU has no room for them."""
         if self._watched is None:
-            self._watched = Watched(self.model, *self._make_ffns(count=True), self.transformer)
+            ffns = self._make_ffns(count=True)
+            self._watched = Watched(self.model, *ffns, self.transformer, strongest=strongest)
         return self._watched
 
     def run(self, watched: "Watched | None" = None) -> None:
@@ -285,11 +286,18 @@ class Session:
 
 
 class Watched:
-    """FFNs that report what fired, and a model's programs with them. They share the session's weights, masks
-    of candidates excepted, its buffers and its cache, and give the same bits."""
+    """FFNs that report what fired, or which neurons work hardest, and a model's programs with them. They
+    share the session's weights, masks of candidates excepted, its buffers and its cache, and give the same
+    bits."""
 
     def __init__(
-        self, model: "LoadedModel", ffns: list[FFN], sides: list[ColdSide], transformer: Transformer
+        self,
+        model: "LoadedModel",
+        ffns: list[FFN],
+        sides: list[ColdSide],
+        transformer: Transformer,
+        *,
+        strongest: bool = False,
     ) -> None:
         rows = model.limits.tokens
         self.steps = 0  #: without prompt rows, that these ran
@@ -300,6 +308,8 @@ class Watched:
                 ffn.cold_fired = self._cold.zeros((rows, ffn.weights.cold.words), np.uint64)
                 if ffn.weights.hot is not None:
                     ffn.fired = ffn.backend.zeros((rows, ffn.weights.hot.words), np.uint64)
+            elif strongest:
+                ffn.strongest = ffn.backend.zeros((rows, ffn.weights.words), np.uint64)
             else:
                 ffn.fired = ffn.backend.zeros((rows, ffn.weights.words), np.uint64)
         self._cold_sides = sides
@@ -322,7 +332,8 @@ class Watched:
             side.close()
 
     def _masks(self, ffn: FFN, rows: int) -> npt.NDArray[np.uint64]:
-        parts = [] if ffn.fired is None else [ffn.backend.read(ffn.fired, 0, rows)]
+        told = ffn.fired if ffn.strongest is None else ffn.strongest
+        parts = [] if told is None else [ffn.backend.read(told, 0, rows)]
         if isinstance(ffn, SplitFFN):
             parts.append(self._cold.read(ffn.cold_fired, 0, rows))
         return parts[0] if len(parts) == 1 else np.hstack(parts)

@@ -61,13 +61,14 @@ def fit_experts(
     file: GGUFFile, config: Config, layer: int, options: FitOptions, *, fit_to: Inputs, held_out: Inputs
 ) -> list[Fitted]:
     """Fits predictors as :func:`~hotcold.sparse.fitting.fit_layer` does, but only by ``svd``."""
-    assert config.experts is not None and options.target is not None
+    experts = config.experts_of(layer)
+    assert experts is not None and options.target is not None
     ffn = ReferenceBackend().ffn_weights(ffn_tensors(file, config, ReferenceBackend(), layer))
     assert isinstance(ffn, ReferenceExperts)
     parts = ffn.some
     seen, unseen = Routed.of(parts, fit_to), Routed.of(parts, held_out)
     most_bytes, found = options.max_share * ffn.nbytes, []
-    for tensors in _truncations(parts, config.experts, fit_to["normed"], most_bytes, options.stored_type):
+    for tensors in _truncations(parts, experts, fit_to["normed"], most_bytes, options.stored_type):
         hidden = ReferenceMatrix(tensors.first).dot(fit_to["normed"])
         scores = scores_of(tensors, hidden, seen.rows)
         own = [_thresholds(options, *each) for each in zip(scores, seen.activity, strict=True)]

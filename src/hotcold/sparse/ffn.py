@@ -56,6 +56,7 @@ class FFN:
     prediction: Prediction | None = None  #: names the candidates, in mode ``predicted``; None means all
     stats: FFNStats | None = None  #: counts what decode rows read
     fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
+    strongest: Buffer | None = None  #: likewise, to the neurons that work hardest, where all work
 
     def counts(self) -> npt.NDArray[np.int64]:
         """Counts so far, in the order of :data:`FFN_COUNTS`; zeros where it does not count."""
@@ -109,6 +110,7 @@ class FFN:
             accumulate=True,
             chosen=chosen,
             gates=gates,
+            strongest=self.strongest,
         )
 
 

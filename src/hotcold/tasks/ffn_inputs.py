@@ -107,7 +107,7 @@ def input_bytes(model: LoadedModel, names: Collection[str], tokens: int) -> int:
 def _width(model: LoadedModel, layer: int, name: str) -> int:
     """Values of one token in a file."""
     if name == "ids":
-        return model.config.experts.chosen if model.config.experts else 0
+        return model.config.chosen_of(layer)
     return model.config.ffn_width(layer) if name == "normed" else model.config.dim
 
 

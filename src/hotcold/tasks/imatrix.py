@@ -174,7 +174,7 @@ class _Watching:
         self._norm = model.weights.norm if output_head else None
         self._head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
         self._normed = self._ops.zeros((model.limits.tokens, model.config.dim))
-        self._hidden = _Hidden(self._ops, self._normed, Batch(model.limits))
+        self._hidden = _Hidden(self._ops, Batch(model.limits))
 
     def __getattr__(self, name: str) -> Any:
         """Gives whatever else a backend has."""
@@ -245,9 +245,10 @@ class _Hidden:
     """Computes the coefficients of down rows, which the FFN op keeps to itself: with gate and up read from
     the file again, by the ops that the FFN is made of."""
 
-    def __init__(self, ops: Backend, x: Buffer, batch: Batch) -> None:
-        """``x`` and ``batch`` are room for the rows of a step."""
-        self._ops, self._x, self._batch = ops, x, batch
+    def __init__(self, ops: Backend, batch: Batch) -> None:
+        """``batch`` has room for the rows of a step."""
+        self._ops, self._batch = ops, batch
+        self._rooms: dict[int, Buffer] = {}  # by the width of rows: latent experts read fewer values
 
     def __call__(self, tensors: FFNTensors, expert: int, x: Floats, gates: Floats | None = None) -> Floats:
         """``[T, D]`` -> ``[T, N]``, of one expert; ``gates`` where these were computed before."""
@@ -261,9 +262,12 @@ class _Hidden:
             ops.matrix(weights.take_rows(own), None if bias is None else bias[own]) for weights, bias in parts
         ]
         outs = [ops.zeros((batch.limits.tokens, n)) for _ in parts]
-        ops.write(self._x, np.ascontiguousarray(x))
+        width = x.shape[1]
+        if width not in self._rooms:
+            self._rooms[width] = ops.zeros((batch.limits.tokens, width))
+        ops.write(self._rooms[width], np.ascontiguousarray(x))
         batch.counts[:] = (rows, 0, 0, 1)
-        ops.linear(self._x, matrices, batch, outs)
+        ops.linear(self._rooms[width], matrices, batch, outs)
         first, second = ops.read(outs[0], 0, rows), ops.read(outs[1], 0, rows) if len(outs) == 2 else None
         return activated(tensors, first, second)[1] if gates is None else activated(tensors, gates, first)[1]
 
@@ -293,7 +297,8 @@ def _places(
                 matrices |= {id(latent.up): f"{blk}ffn_latent_up.weight"}
             kind = "_exps" if config.experts_of(i) else ""
             tensors = ffn_tensors(file, config, model.backend, i)
-            ffns[id(block.part.neurons)] = tensors, _names(tensors, blk, kind, file)
+            own_names = config.family.ffn_names if not kind else None
+            ffns[id(block.part.neurons)] = tensors, _names(tensors, blk, kind, file, own_names)
             if (shared := block.part.shared) is not None:
                 if shared.gate is not None:
                     matrices[id(shared.gate)] = f"{blk}ffn_gate_inp_shexp.weight"
@@ -303,8 +308,12 @@ def _places(
     return matrices, ffns
 
 
-def _names(tensors: FFNTensors, blk: str, kind: str, file: GGUFFile) -> _Names:
-    gate, up, down = (f"{blk}ffn_{part}{kind}.weight" for part in ("gate", "up", "down"))
+def _names(
+    tensors: FFNTensors, blk: str, kind: str, file: GGUFFile, own: tuple[str, str] | None = None
+) -> _Names:
+    """Names of gate, up and down; ``own`` are the last two where they depend on the family."""
+    names = own or (f"ffn_up{kind}", f"ffn_down{kind}")
+    gate, up, down = (f"{blk}{name}.weight" for name in (f"ffn_gate{kind}", *names))
     if tensors.gate is None:  # or others compute it
         gate = ""
     by_output = tensors.down_layout == "by_output"

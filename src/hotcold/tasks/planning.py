@@ -241,6 +241,8 @@ def _of_model(
         positions = min(config.context, 4096) if context is None else context or config.context
         if positions > config.context:
             raise UserError(f"`context={positions}`: this model has {config.context} positions")
+        if config.cpu_alone:
+            raise UserError(f"there is nothing to place: {config.cpu_alone}")
         predictors = find_predictors(file)
         sizes = sizes_of_file(file, config, positions, cache_type or "f16", predictors=predictors)
     return _Subject(sizes, _profile(sizes, profile, path), positions)

@@ -13,25 +13,22 @@ import numpy.typing as npt
 from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
-from hotcold.kernels.cpu import CPUBackend, ReadProbe
-from hotcold.kernels.cpu_disk import READ_BYTES, READERS
+from hotcold.kernels.cpu_disk import READ_BYTES, READERS, WAVE
 from hotcold.model.config import Config
 from hotcold.placement.disk_speed import DiskSpeed, measure_disk
+from hotcold.placement.expert_speed import ExpertSpeed, measure_experts
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.placement.profiles import Profile, find_profile
 from hotcold.placement.shelves import Shelves
 from hotcold.placement.sizes import Sizes, sizes_of_file
 from hotcold.runtime.loading import shelves_of
-from hotcold.runtime.machine import measured_processor
 from hotcold.runtime.opening import file_of
 from hotcold.runtime.options import Progress
 from hotcold.values import integer, printable, size
 
 Floats = npt.NDArray[Any]
 
-_WAVE = 4  # experts that are computed at once, of those that were read (csrc/disk/shelf.cpp)
 _PARTS = 3  # reads of an expert: gate, up and down
-_PROBE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,8 @@ class RAMPlan:
     context: int  #: positions
     routing: str  #: where the experts' shares come from
     memory: str  #: where its rate comes from
-    memory_gb_s: float
+    memory_gb_s: float  #: at which weights in memory are computed
+    packing_gb_s: float  #: at which experts that were read are packed
     disk: DiskSpeed
     shelves: Shelves
     hit_share: float  #: of the experts that tokens choose: those that are in memory
@@ -111,8 +109,8 @@ def plan_ram(
         cache_type: type of keys and values; None: ``f16``.
         profile: a file of :func:`hotcold.profile`, for how often experts are chosen; None finds
             ``MODEL.profile.gguf`` beside the model, else assumes that all are chosen alike.
-        hardware: a file of ``hotcold doctor`` or a preset, for the rate of memory; None: what ``doctor`` has
-            measured here, else a short measurement.
+        hardware: a file of ``hotcold doctor`` or a preset, for the rate of computing; None: a measurement of
+            a second with experts of this model's shape.
         disk: what is known of the disk; None measures it on the model's file, for some seconds.
         progress: is told of the phase ``measuring the disk``.
 
@@ -127,26 +125,29 @@ def plan_ram(
         sizes = sizes_of_file(file, config, positions, cache_type or "f16", gpu=False)
         given = find_profile(sizes, None if profile is None else Path(profile), path)
         shares, routing = _shares(file, config, sizes, given)
-    memory_gb_s, memory = _memory(hardware)
+        speed, memory = _speed(file, config, hardware)
     if disk is None:
         disk = measure_disk(path, None if progress is None else lambda *n: progress(_MEASURING, *n))
-    expected = [_layer(shelves, layer, each) for layer, each in enumerate(shares)]
-    costs = _Costs(sizes, shelves, memory_gb_s * 1e9, disk)
-    misses = sum(missed * unit for (_, missed), unit in zip(expected, shelves.unit_bytes, strict=True))
-    chosen = sum(hits + missed for hits, missed in expected)
+    costs = _Costs(sizes, shelves, speed, disk)
+    missing = [_missing(shelves, layer, each) for layer, each in enumerate(shares)]
+    units = shelves.unit_bytes
+    missed = [float(each.sum()) for each in missing]
+    chosen = sum(float(each.sum()) for each, unit in zip(shares, units, strict=True) if unit)
+    none = [np.zeros(1)] * len(missing)
     return RAMPlan(
         model=sizes.name,
         context=positions,
         routing=routing,
         memory=memory,
-        memory_gb_s=memory_gb_s,
+        memory_gb_s=speed.gb_s,
+        packing_gb_s=speed.packing_gb_s,
         disk=disk,
         shelves=shelves,
-        hit_share=sum(hits for hits, _ in expected) / chosen,
-        disk_bytes_per_token=misses,
-        disk_s_per_token=sum(costs.disk_s(i, missed) for i, (_, missed) in enumerate(expected)),
-        predicted_tok_s=1 / costs.token(expected),
-        resident_tok_s=1 / costs.token([(hits + missed, 0.0) for hits, missed in expected]),
+        hit_share=1 - sum(missed) / chosen,
+        disk_bytes_per_token=sum(n * unit for n, unit in zip(missed, units, strict=True)),
+        disk_s_per_token=sum(costs.disk_s(layer, each) for layer, each in enumerate(missing)),
+        predicted_tok_s=1 / costs.token(shares, missing),
+        resident_tok_s=1 / costs.token(shares, none),
     )
 
 
@@ -161,20 +162,32 @@ def _shares(file: GGUFFile, config: Config, sizes: Sizes, profile: Profile) -> t
     alike = np.full(experts.count, experts.chosen / experts.count)
     if profile.routing is None:
         return [alike] * len(sizes.neurons), "all experts are chosen alike (assumed)"
-    return [alike if len(each) == 1 else np.asarray(each) for each in profile.routing], profile.source
+    counted = [alike if len(each) == 1 else _steadied(each, profile.counted) for each in profile.routing]
+    return counted, profile.source
 
 
-def _layer(shelves: Shelves, layer: int, shares: Floats) -> tuple[float, float]:
-    """How many of the experts that a token chooses are in memory, and how many are not. Those that no place
-    is kept for come and go by the last token that named them: one is there if one of the last T tokens chose
-    it, and T is as long as fills the places."""
-    if not shelves.unit_bytes[layer]:
-        return 0.0, 0.0
+def _steadied(shares: Floats, tokens: int | None) -> Floats:
+    """Shares of so many tokens, nearer to their mean by what chance alone has spread them: the hottest of a
+    short text are not as hot in another."""
+    found: Floats = np.asarray(shares, np.float64)
+    spread, mean = float(found.var()), float(found.mean())
+    if tokens is None or not spread:
+        return found
+    chance = float((found * (1 - found)).mean()) / tokens
+    return mean + (found - mean) * max(0.0, 1 - chance / spread)
+
+
+def _missing(shelves: Shelves, layer: int, shares: Floats) -> Floats:
+    """The share of tokens that choose each expert and do not find it in memory. Those that no place is kept
+    for come and go by the last token that named them: one is there if one of the last T tokens chose it, and
+    T is as long as fills the places."""
+    missing = np.zeros(len(shares))
     places = shelves.places[layer]
-    if places == shelves.experts:
-        return float(shares.sum()), 0.0
+    if not shelves.unit_bytes[layer] or places == shelves.experts:
+        return missing
     kept = [*shelves.hot[layer][: shelves.kept[layer]]] if shelves.hot else []
-    others = np.clip(np.delete(shares, kept), 0, 1 - 1e-9)
+    come = np.delete(np.arange(len(shares)), kept)
+    others = np.clip(shares[come], 0, 1 - 1e-9)
     free = float(places - len(kept))
     low, high = 0.0, 1.0
     while _there(others, high).sum() < min(free, float(np.count_nonzero(others))) - 1e-6 and high < 1e12:
@@ -182,8 +195,8 @@ def _layer(shelves: Shelves, layer: int, shares: Floats) -> tuple[float, float]:
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if _there(others, middle).sum() < free else (low, middle)
-    missed = float((others * (1 - _there(others, high))).sum())
-    return float(shares.sum()) - missed, missed
+    missing[come] = others * (1 - _there(others, high))
+    return missing
 
 
 def _there(shares: Floats, tokens: float) -> Floats:
@@ -191,43 +204,61 @@ def _there(shares: Floats, tokens: float) -> Floats:
     return found
 
 
+def _how_many(missing: Floats) -> Floats:
+    """How likely it is that a token misses 0, 1, 2, ... of a layer's experts, if each is missed by itself."""
+    found: Floats = np.ones(1)
+    for share in missing[missing > 0]:
+        found = np.convolve(found, [1 - share, share])
+    return found
+
+
 @dataclass(frozen=True)
 class _Costs:
     sizes: Sizes
     shelves: Shelves
-    memory: float  # bytes a second
+    speed: ExpertSpeed
     disk: DiskSpeed
 
-    def disk_s(self, layer: int, missed: float) -> float:
-        """Seconds of reading so many experts, at most :data:`READERS` reads at once. A token that misses any
-        misses one at least."""
+    def read_s(self, layer: int, count: int) -> float:
+        """Seconds of reading so many experts, at most :data:`READERS` reads at once."""
         unit = self.shelves.unit_bytes[layer]
-        if not missed:
+        if not count:
             return 0.0
-        part = unit / _PARTS
-        depth = max(1.0, min(READERS, max(1.0, missed) * max(_PARTS, unit / READ_BYTES)))
-        return missed * unit / (self.disk.gb_s(min(part, READ_BYTES), depth) * 1e9)
+        depth = max(1.0, min(READERS, count * max(_PARTS, unit / READ_BYTES)))
+        return count * unit / (self.disk.gb_s(min(unit / _PARTS, READ_BYTES), depth) * 1e9)
 
-    def token(self, expected: Sequence[tuple[float, float]]) -> float:
-        """Seconds of a token. Experts at hand are computed while others are read, these once they have come,
-        but for the last wave while the next ones are read."""
-        total = float(self.sizes.head + self.sizes.dense.sum())
-        total /= self.memory
-        for layer, (hits, missed) in enumerate(expected):
-            unit = self.shelves.unit_bytes[layer]
-            if not unit:
-                total += self.sizes.neuron_bytes[layer] * self.sizes.neurons[layer] / self.memory
+    def disk_s(self, layer: int, missing: Floats) -> float:
+        """Seconds of reading for a token."""
+        return float(sum(p * self.read_s(layer, count) for count, p in enumerate(_how_many(missing))))
+
+    def layer(self, layer: int, chosen: float, count: int) -> float:
+        """Seconds of a layer's experts, of which so many are missed. Those at hand are computed while others
+        are read. Reads that are under way at the same time end at about the same time, so the last ones are
+        packed and the last wave is computed when nothing is read any more."""
+        unit, memory = self.shelves.unit_bytes[layer], self.speed.gb_s * 1e9
+        hits = max(0.0, chosen - count)
+        total = max(hits * unit / memory, self.read_s(layer, count))
+        packed = min(count * unit, READERS * min(unit / _PARTS, READ_BYTES))
+        return total + packed / (self.speed.packing_gb_s * 1e9) + min(count, WAVE) * unit / memory
+
+    def token(self, shares: Sequence[Floats], missing: Sequence[Floats]) -> float:
+        """Seconds of a token."""
+        memory = self.speed.gb_s * 1e9
+        total = float(self.sizes.head + self.sizes.dense.sum()) / memory
+        for layer, (chosen, missed) in enumerate(zip(shares, missing, strict=True)):
+            if not self.shelves.unit_bytes[layer]:
+                total += self.sizes.neuron_bytes[layer] * self.sizes.neurons[layer] / memory
                 continue
-            total += max(hits * unit / self.memory, self.disk_s(layer, missed))
-            total += min(missed, _WAVE) * unit / self.memory
+            some = float(chosen.sum())
+            total += sum(p * self.layer(layer, some, count) for count, p in enumerate(_how_many(missed)))
         return float(total)
 
 
-def _memory(hardware: str | os.PathLike[str] | Hardware | None) -> tuple[float, str]:
-    """The rate at which weights are read of memory, and where it comes from."""
-    if isinstance(hardware, Hardware):
-        return hardware.cpu_stream_gb_s, hardware.source
-    found = measured_processor() if hardware is None else find_hardware(os.fspath(hardware))
-    if found is not None:
-        return found.cpu_stream_gb_s, found.source
-    return ReadProbe(CPUBackend()).measure(_PROBE_S), "measured now"
+def _speed(
+    file: GGUFFile, config: Config, hardware: str | os.PathLike[str] | Hardware | None
+) -> tuple[ExpertSpeed, str]:
+    """The rates at which experts are computed and packed, and where they come from."""
+    if hardware is None:
+        return measure_experts(file, config), "measured now"
+    found = hardware if isinstance(hardware, Hardware) else find_hardware(os.fspath(hardware))
+    return ExpertSpeed(found.cpu_stream_gb_s, found.cpu_stream_gb_s), found.source

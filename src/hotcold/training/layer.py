@@ -66,6 +66,8 @@ def train_layer(
     PredictorError: none is small enough. UserError: an input is not finite, or see
     :func:`~hotcold.training.predictor.train`. OSError: the folder cannot be written."""
     assert options.target is not None
+    if experts := config.experts_of(layer):
+        config = replace(config, experts=experts)
     weights = ReferenceBackend().ffn_weights(ffn_tensors(file, config, ReferenceBackend(), layer))
     parts = weights.some if isinstance(weights, ReferenceExperts) else [weights]
     assert all(isinstance(part, ReferenceFFN) for part in parts)

@@ -88,9 +88,10 @@ class Live:
         self.map = shown_map(session.model)
         self.watched: Watched | None = None
         self.note = ""  #: why there are figures without cells
-        if self.map.layout.zeros or self.map.layout.unit == "expert":
+        layout = self.map.layout
+        if layout.zeros or layout.unit != "neuron":
             try:
-                self.watched = session.watched()
+                self.watched = session.watched(strongest=layout.unit == "strongest")
             except GPUMemoryError as error:
                 self.note = f"which neurons fire cannot be shown, only figures: {error}"
         # Tokens of one frame. A GPU is asked for the masks of each layer: less often.

@@ -1,5 +1,7 @@
 """Maps a model's neurons to few cells: each layer is a column of cells, from hot to cold.
 
+Where the activation gives zeros, those that fired are counted; else those that worked hardest.
+
 A cell is one neuron or, if a model has too many, several of one kind that fire about equally often."""
 
 import base64
@@ -41,10 +43,11 @@ class MapLayout:
     #: why neurons are called hot: a ``placement`` puts them on the GPU, or a ``profile`` says that they fire
     #: often; empty without either
     hot_by: str
-    zeros: bool  #: whether the activation gives zeros; otherwise every neuron fires for every token
+    zeros: bool  #: whether the activation gives zeros; otherwise every neuron works for every token
     firing: str  #: by cell, how often its neurons fire by the profile, 0 to 255, base64; empty without one
-    #: what is counted and has cells: each ``neuron``, or each ``expert`` of a model whose activation gives no
-    #: zeros
+    #: what is counted and has cells: each ``neuron`` that fires; or, of a model whose activation gives no
+    #: zeros, each ``expert`` that is chosen, or in each layer the tenth of the neurons that work hardest
+    #: (``strongest``). A ``neuron`` without zeros: there are no cells
     unit: str = "neuron"
 
 
@@ -80,6 +83,7 @@ class NeuronMap:
             bits=bits,
             hot_by=hot_by,
             zeros=gives_zeros(model),
+            unit="strongest" if tells_strongest(model) else "neuron",
             firing="" if shares is None else _text(_levels(shares, self._sizes, self._starts)),
         )
 
@@ -108,6 +112,14 @@ class NeuronMap:
 def gives_zeros(model: LoadedModel) -> bool:
     """Whether some neurons do not fire."""
     return model.config.whole is None
+
+
+def tells_strongest(model: LoadedModel) -> bool:
+    """Whether the FFN op can tell the neurons that work hardest, where all work: down is a dot over a whole
+    layer, which the CPU computes."""
+    config = model.config
+    whole = config.down_layout == "by_output" and not config.normed and not any(config.skips)
+    return whole and config.experts is None and not model.gpus and not gives_zeros(model)
 
 
 def cell_sizes(kinds: Sequence[Sequence[int]]) -> tuple[list[list[Ints]], int]:

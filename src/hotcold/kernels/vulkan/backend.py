@@ -54,6 +54,8 @@ from hotcold.kernels.vulkan.recording import (
 )
 from hotcold.kernels.vulkan.shaders import spirv
 
+_NO_RWKV = "GPUs do not compute the ops of RWKV yet"
+
 
 class VulkanBackend(DeviceMemory):
     """One device. ``budget``: the most bytes of its memory to allocate, scratch included. ``spin``: the form
@@ -199,10 +201,13 @@ class VulkanBackend(DeviceMemory):
         accumulate: bool = False,
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
+        strongest: Buffer | None = None,
     ) -> None:
         w = checks.own_weights(weights, DeviceFFN)
         checks.check_skip(skip, w.shape.activation)
         checks.check_chosen(chosen, w.shape.experts)
+        if strongest is not None:
+            raise ValueError("the strongest neurons: this backend does not tell them; `gpu=off` does")
         options = FFNOptions(skip, mask, fired, stats, accumulate, chosen, gates)
         self.op(batch, lambda r: ffn.ffn(r, x, w, out, options), x, w, out, options)
 
@@ -272,6 +277,32 @@ class VulkanBackend(DeviceMemory):
     def multiply(self, x: Buffer, gate: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
         args = x, gate, out
         self.op(batch, lambda r: recurrent.multiply(r, *args, activation), *args)
+
+    def activate(self, x: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
+        raise ValueError(_NO_RWKV)
+
+    def token_shift(
+        self, x: Buffer, mixes: Buffer, batch: Batch, state: Buffer, outs: Sequence[Buffer]
+    ) -> None:
+        raise ValueError(_NO_RWKV)
+
+    def wkv7(
+        self,
+        r: Buffer,
+        k: Buffer,
+        v: Buffer,
+        decay: Buffer,
+        rate: Buffer,
+        vectors: Buffer,
+        batch: Batch,
+        state: Buffer,
+        out: Buffer,
+        *,
+        first: Buffer | None = None,
+        share: Buffer | None = None,
+        eps: float,
+    ) -> None:
+        raise ValueError(_NO_RWKV)
 
     def top_k(
         self,

@@ -3,8 +3,9 @@
 import { health, pictureInfo, Refused, stream } from "./api.js";
 import { Attached, withFiles } from "./attach.js";
 import { announce, copy, figuresAsText, grow, problem, scroll, showNote, store, stored, sum } from "./beside.js";
-import { element, percent, showActive, showContext, showFacts, showLayers, showMemory, showRates, showShares } from "./figures.js";
+import { element, showActive, showContext, showFacts, showLayers, showMemory, showRates, showShares } from "./figures.js";
 import { askKey, nextTheme } from "./key.js";
+import { showLegend, shownOf } from "./legend.js";
 import { Picture } from "./picture.js";
 import { Settings } from "./settings.js";
 import { TalkList } from "./talk_list.js";
@@ -27,7 +28,7 @@ const picture = new Picture($("stage"), $("map"), $("bloom"));
 const settings = new Settings($("settings"), $("settings-form"));
 const turns = new Turns(picture);
 const attached = new Attached({ changed: labels, problem: (words) => problem(words) });
-const page = { info: null, running: null, last: 0, story: true, talk: null, keptAt: 0 };
+const page = { info: null, shows: null, running: null, last: 0, story: true, talk: null, keptAt: 0 };
 const talkList = new TalkList({
   open: openTalk,
   gone: (id) => { if (page.talk?.id === id) begun(); },
@@ -79,27 +80,14 @@ function state(kind, words) {
 
 function showPicture(told) {
   const layout = told?.layout;
-  const shows = !layout ? "" : layout.zeros ? "neurons" : layout.unit === "expert" ? "experts" : "";
-  page.shows = shows;
+  page.shows = shownOf(layout);
   fold();
   if (!told) return showNote("This server gives no picture.");
   showMemory(told.memory, told.gpu);
-  if (!shows) return showNote("This model's activation gives no zeros: every neuron works for every token, so there is no picture of them.");
+  if (!page.shows) return showNote("This model's activation gives no zeros: every neuron works for every token, so there is no picture of them.");
   picture.setLayout(layout);
   showLayers(layout.cells.length);
-  const all = sum(layout.neurons), hot = sum(layout.hot), layers = layout.neurons.length;
-  const placed = layout.hot_by === "placement", known = layout.hot_by !== "";
-  $("hot-words").textContent = placed ? `hot: on the GPU, ${percent(hot / all)}` : "hot: the fifth that fires most";
-  $("cold-words").textContent = placed ? "cold: on the CPU" : known ? "cold: the rest" : shows;
-  $("firing-words").textContent = shows === "experts" ? "chosen now" : "firing now";
-  $("active-words").textContent = shows === "experts" ? "of experts chosen" : "of neurons fire";
-  $("legend").firstElementChild.hidden = !known;
-  $("axis-hot").hidden = $("axis-cold").hidden = !known;
-  const one = shows.slice(0, -1), each = layout.bits === 1 ? `each dot is ${one === "expert" ? "an" : "a"} ${one}`
-    : `each cell stands for about ${Math.round(all / sum(layout.cells))} ${shows}`;
-  $("map-words").textContent = `A map of ${all.toLocaleString("en")} ${shows} in ${layers} layers, which stand beside each other; ` +
-    `${each}${known ? ", the most active at the top" : ""}.`;
-  $("watch-title").textContent = `${all.toLocaleString("en")} ${shows}, ${layers} layers`;
+  showLegend(layout, page.shows);
 }
 
 /** The picture makes room for the text where there is nothing to look at, or somebody wants it so. */
@@ -117,7 +105,7 @@ function welcome() {
   const empty = turns.length === 0;
   $("welcome").hidden = !empty || !page.info;
   if (!empty || !page.info) return;
-  const look = page.shows ? ` Point at any word of ${page.story ? "its" : "an"} answer to see which ${page.shows} chose it.` : "";
+  const look = page.shows ? ` Point at any word of ${page.story ? "its" : "an"} answer to see which ${page.shows.units} ${page.shows.did}.` : "";
   $("welcome-title").textContent = page.story ? "Begin a story." : "Ask away.";
   $("welcome-words").textContent = page.story
     ? `Write how it starts, and ${page.info.model} writes on.${look}`
@@ -417,7 +405,8 @@ function moment(answer, token) {
   const all = sum(page.info.picture.layout.neurons), n = fired[0] + fired[1];
   const word = answer.word(token).trim();
   const quoted = word ? [element("q", { text: word })] : [];
-  $("moment").replaceChildren(...quoted, ` ${n.toLocaleString("en")} ${page.shows === "experts" ? "experts" : "fired"}`);
+  $("moment").replaceChildren(...quoted, ` ${page.shows.told(n.toLocaleString("en"))}`);
+  if (!page.shows.share) return; // it is always the same
   showActive(n / all);
   showShares(picture.shares(answer.frames.get(token)));
 }

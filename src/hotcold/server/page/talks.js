@@ -1,7 +1,7 @@
 // Conversations, kept in this browser: one entry of its storage for each.
 
 const PREFIX = "hotcold.talk.";
-const MOST_TURNS = 10000, MOST_CHARACTERS = 4e6;
+const MOST_TURNS = 10000, MOST_CHARACTERS = 16e6; // the browser's storage holds about 5e6; a file of conversations may have more
 const FORMAT = "hotcold-conversations-1";
 
 /** Those that are kept, the newest first. */
@@ -62,20 +62,26 @@ export function takeFile(text) {
 
 /** A conversation with the fields that the page reads, or null: it may come from any file. */
 function checked(value, id) {
-  if (!value || typeof value !== "object" || !/^[0-9a-z]{8,40}$/.test(id ?? "") || !Array.isArray(value.turns)) return null;
-  const text = (each) => (typeof each === "string" ? each : "");
-  const number = (each) => (Number.isFinite(each) && each >= 0 ? each : 0);
-  const turns = value.turns.slice(0, MOST_TURNS).map((turn) => {
-    if (!turn || !["user", "assistant"].includes(turn.role) || typeof turn.text !== "string") return null;
-    const files = Array.isArray(turn.files) ? turn.files.filter((each) => each && typeof each.text === "string") : [];
-    return {
-      role: turn.role, text: turn.text, thought: text(turn.thought), told: text(turn.told), cut: turn.cut === true,
-      files: files.map((each) => ({ name: text(each.name).slice(0, 200), text: each.text })),
-    };
-  });
-  if (turns.includes(null) || turns.reduce((sum, turn) => sum + turn.text.length, 0) > MOST_CHARACTERS) return null;
+  if (!value || typeof value !== "object" || !/^[0-9a-z]{8,40}$/.test(id ?? "")) return null;
+  if (!Array.isArray(value.turns) || value.turns.length > MOST_TURNS) return null;
+  const turns = value.turns.map(checkedTurn);
+  if (turns.includes(null) || turns.reduce((sum, turn) => sum + characters(turn), 0) > MOST_CHARACTERS) return null;
   return {
     id, title: text(value.title).slice(0, 200), model: text(value.model).slice(0, 200), story: value.story === true,
     created: number(value.created), changed: number(value.changed), used: number(value.used), turns,
   };
 }
+
+function checkedTurn(turn) {
+  if (!turn || !["user", "assistant"].includes(turn.role) || typeof turn.text !== "string") return null;
+  const files = Array.isArray(turn.files) ? turn.files.filter((each) => each && typeof each.text === "string") : [];
+  return {
+    role: turn.role, text: turn.text, thought: text(turn.thought), told: text(turn.told), cut: turn.cut === true,
+    files: files.map((each) => ({ name: text(each.name).slice(0, 200), text: each.text })),
+  };
+}
+
+const text = (value) => (typeof value === "string" ? value : "");
+const number = (value) => (Number.isFinite(value) && value >= 0 ? value : 0);
+/** What a turn takes, with its thoughts and files. */
+const characters = ({ text, thought, files }) => files.reduce((sum, file) => sum + file.text.length, text.length + thought.length);

@@ -1,0 +1,134 @@
+"""Budgets of RAM from 10 to 100 % of a model of experts: measured speed and hits, beside those of `plan`.
+
+    python benchmarks/cpu/larger_than_memory.py -m q30.gguf --make 16 --gib 3 --profile  # makes both files
+    python benchmarks/cpu/ram_sweep.py -m q30.gguf --profile q30.counted.gguf --svg sweep.svg
+
+Budgets take turns. Each measurement is a process of its own that begins with the file out of the system's
+cache, and has a plan before it and one after it, each of which measures the disk, and how fast experts are
+computed; the geometric mean of both is what was predicted. The profile serves the plans alone, unless `--hot`
+gives it to loading, too. The last column is predicted by measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from cpu.larger_than_memory import CONTEXT, apart
+from hotcold.errors import UserError
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.config import Config
+from hotcold.runtime.loading import shelves_of
+from hotcold.tasks.ram_planning import RAMPlan, plan_ram
+from lib.curves import Curve, Panel, svg
+
+SHARES = (10, 15, 20, 30, 40, 50, 60, 70, 80, 90, 100)
+
+
+def budgets(path: Path, shares: list[float]) -> dict[float, int]:
+    """Bytes of each share of all that the model takes; those alone that hold two experts of each layer."""
+    found = {}
+    with open_gguf(path) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        all_of_it = shelves_of(file, config, {"ram_budget": 1 << 50, "context": CONTEXT})
+        whole = sum(all_of_it.bill.values()) + all_of_it.expert_bytes
+        for share in shares:
+            budget = math.ceil(share / 100 * whole)
+            try:
+                shelves_of(file, config, {"ram_budget": budget, "context": CONTEXT})
+            except UserError as error:
+                print(f"{share:g} %: {error}", file=sys.stderr)
+            else:
+                found[share] = budget
+    return found
+
+
+def one(args: argparse.Namespace, budget: int) -> dict[str, Any]:
+    """A measurement between two plans."""
+
+    def planned() -> RAMPlan:
+        return plan_ram(args.model, budget, context=CONTEXT, profile=args.profile)
+
+    before = planned()
+    found = apart(args, budget, hot=args.hot)
+    plans = before, planned()
+    found |= {
+        "predicted_tok_s": math.sqrt(math.prod(each.predicted_tok_s for each in plans)),
+        "expected_hit_share": plans[0].hit_share,
+        "expected_disk_bytes_per_token": plans[0].disk_bytes_per_token,
+        "memory_gb_s": [each.memory_gb_s for each in plans],
+        "disk_ms_per_token": [1e3 * each.disk_s_per_token for each in plans],
+    }
+    del found["text"]
+    print(json.dumps({"budget": budget} | found), file=sys.stderr, flush=True)
+    return found
+
+
+def picture(rows: list[dict[str, Any]], told: str) -> str:
+    def points(name: str, by: float = 1.0) -> list[tuple[float, float]]:
+        return [(row["share"], row[name] * by) for row in rows]
+
+    def ranges(name: str) -> list[tuple[float, float]]:
+        return [(min(row["rounds"][name]), max(row["rounds"][name])) for row in rows]
+
+    speed = [
+        Curve("measured", "#10a37f", points("tok_s"), ranges("tok_s")),
+        Curve("plan", "#3b82f6", points("predicted_tok_s"), dashed=True),
+    ]
+    hits = [
+        Curve("measured", "#10a37f", points("hit_share", 100)),
+        Curve("plan", "#3b82f6", points("expected_hit_share", 100), dashed=True),
+    ]
+    panels = [Panel("tokens a second", speed), Panel("experts in memory, of those chosen, %", hits, 100)]
+    return svg("Budgets of RAM", "budget, % of the model", panels, told)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--model", type=Path, required=True, metavar="FILE", help="a model of experts")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, metavar="%", help="of the model")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="of hotcold profile, for the plans")
+    parser.add_argument("--hot", action="store_true", help="loading has MODEL.counted.gguf")
+    parser.add_argument("--tokens", type=int, default=64, help="of a measurement (64)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("-t", "--threads", type=int, help="of the pool (as many as cores)")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture there")
+    parser.add_argument("--told", default="", help="the picture's last line: machine, model, commit")
+    args = parser.parse_args()
+    args.warm = False
+    found = budgets(args.model, args.shares)
+    rounds: dict[float, list[dict[str, Any]]] = {share: [] for share in found}
+    for _ in range(args.rounds):
+        for share, budget in found.items():
+            rounds[share].append(one(args, budget))
+    rows = []
+    print("    %  budget GiB   tok/s    plan    hits    plan  MiB/token    plan  plan/measured")
+    for share, each in rounds.items():
+        names = [name for name, value in each[0].items() if isinstance(value, float)]
+        row: dict[str, Any] = {name: statistics.median(seen[name] for seen in each) for name in names}
+        ratio = statistics.median(seen["predicted_tok_s"] / seen["tok_s"] for seen in each)
+        row |= {"share": share, "budget_bytes": found[share], "ratio": ratio}
+        row["rounds"] = {name: [seen[name] for seen in each] for name in names}
+        rows.append(row)
+        print(
+            f"{share:5g} {found[share] / 2**30:11.2f} {row['tok_s']:7.2f} {row['predicted_tok_s']:7.2f}"
+            f" {row['hit_share']:7.1%} {row['expected_hit_share']:7.1%}"
+            f" {row['disk_bytes_per_token'] / 2**20:10.1f}"
+            f" {row['expected_disk_bytes_per_token'] / 2**20:7.1f} {ratio:14.2f}"
+        )
+    if args.svg is not None:
+        args.svg.write_text(picture(rows, args.told), encoding="utf-8")
+    print(json.dumps({"shares": rows, "tokens": args.tokens, "cores": os.cpu_count()}))
+
+
+if __name__ == "__main__":
+    main()

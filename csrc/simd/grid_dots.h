@@ -1,0 +1,242 @@
+// Dots of rows whose blocks name entries of a grid, read as a file has them: lane = block, as everywhere. An
+// entry is loaded by itself, since gathers are slower on most processors; all that follows is done for the
+// blocks of a whole vector at once.
+#pragma once
+#include <cstring>
+
+#include "simd/block_dot.h"
+#include "simd/grids.h"
+
+namespace hc {
+namespace {
+
+inline float half_at(const uint8_t* at) {
+    uint16_t half;
+    std::memcpy(&half, at, 2);
+    float value[Vec::width];
+    Vec::store(value, Vec::set1_f16(&half));
+    return value[0];
+}
+inline uint16_t half_word(const uint8_t* at) {
+    uint16_t word;
+    std::memcpy(&word, at, 2);
+    return word;
+}
+inline uint32_t word_of(const uint8_t* at) {
+    uint32_t word;
+    std::memcpy(&word, at, 4);
+    return word;
+}
+
+// The blocks of one vector: some of one super-block of 256 weights, or all of two. Where the row ends after
+// the first, it stands for the second too, whose scales are 0.
+struct Supers {
+    static constexpr int count = Vec::width < 8 ? 1 : Vec::width / 8;
+    const uint8_t* at[count];
+    int first, n;  // block of the super-block, lanes that are in use
+
+    HC_INLINE Supers(const uint8_t* row, int bytes, int64_t block, int lanes)
+        : first(int(block % 8)), n(lanes) {
+        for (int i = 0; i < count; ++i) at[i] = row + (block / 8 + (8 * i < lanes ? i : 0)) * bytes;
+    }
+    HC_INLINE const uint8_t* of(int lane) const { return at[lane / 8]; }
+    HC_INLINE int block(int lane) const { return Vec::width < 8 ? first + lane : lane % 8; }
+    // A word of each block, from `offset` on.
+    HC_INLINE I words(int offset) const {
+        const uint8_t* from = at[0] + offset + 4 * first;
+        return Vec::load_halves(from, at[count - 1] + offset);
+    }
+    // A byte of each block, likewise; a half of the super-block; a nibble of each block.
+    HC_INLINE I each_byte(int offset) const {
+        uint8_t eight[count][8];
+        for (int i = 0; i < count; ++i) std::memcpy(eight[i], at[i] + offset, 8);
+        return Vec::load_u8(eight[0] + first, n);
+    }
+    HC_INLINE F half(int offset) const {
+        uint16_t halves[count];
+        for (int i = 0; i < count; ++i) halves[i] = half_word(at[i] + offset);
+        return Vec::spread_f16(halves, 0, n);
+    }
+    HC_INLINE I nibbles(int offset) const {
+        uint32_t both[count];
+        for (int i = 0; i < count; ++i) both[i] = word_of(at[i] + offset);
+        return Vec::spread_nibbles(reinterpret_cast<const uint8_t*>(both), first, n);
+    }
+};
+
+// Four fields of seven signs: eight each, where that of the eighth code makes their number even.
+HC_INLINE I all_signs(I fields) {
+    constexpr int8_t odd[16] = {0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0};
+    I signs = Vec::bit_and(fields, Vec::set1_i(0x7f));
+    signs = Vec::bit_or(signs, Vec::bit_and(Vec::shl<1>(fields), Vec::set1_i(0x7f00)));
+    signs = Vec::bit_or(signs, Vec::bit_and(Vec::shl<2>(fields), Vec::set1_i(0x7f0000)));
+    signs = Vec::bit_or(signs, Vec::bit_and(Vec::shl<3>(fields), Vec::set1_i(0x7f000000)));
+    const I folded = Vec::bit_and(Vec::bit_xor(signs, Vec::shr<4>(signs)), Vec::set1_i(0x0f0f0f0f));
+    return Vec::bit_or(signs, Vec::lookup(folded, odd));
+}
+
+// d * (1/2 + code) * times.
+HC_INLINE F half_more(F d, I code, float times) {
+    return Vec::mul(Vec::mul(d, Vec::add(Vec::set1(0.5f), Vec::to_float(code))), Vec::set1(times));
+}
+// Words 2i and 2i + 1 of an entry of eight codes.
+template <int W> HC_INLINE uint32_t word_of_entry(const uint64_t& entry) {
+    return word_of(reinterpret_cast<const uint8_t*>(&entry) + W % 2 * 4);
+}
+
+// What a type gives of some blocks: entry<W>(lane), word W of that block; bits of all signs; the scales of
+// the first or second halves. look_ahead may prepare what takes long, one vector earlier.
+struct GridBlocks {
+    struct Ahead {};
+    const Supers& supers;
+    static HC_INLINE void look_ahead(const Supers&, Ahead&) {}
+};
+
+struct GridIQ3_XXS : GridBlocks {
+    static constexpr int bytes = 98, code_bits = 6;
+    const I fields;
+
+    HC_INLINE GridIQ3_XXS(const Supers& s, const Ahead&) : GridBlocks{s}, fields(s.words(66)) {}
+    template <int W> HC_INLINE uint32_t entry(int lane) const {
+        return kGridIQ3_XXS.at[supers.of(lane)[2 + 8 * supers.block(lane) + W]];
+    }
+    HC_INLINE I signs() const { return all_signs(fields); }
+    HC_INLINE F scale(int) const { return half_more(supers.half(0), Vec::shr<28>(fields), 0.5f); }
+};
+
+struct GridIQ2_XXS : GridBlocks {
+    static constexpr int bytes = 66, code_bits = 6;
+    const I fields;
+
+    HC_INLINE GridIQ2_XXS(const Supers& s, const Ahead&)
+        : GridBlocks{s}, fields(Vec::each_word([&](int lane) HC_INLINE_LAMBDA {
+              return word_of(s.of(lane) + 6 + 8 * s.block(lane));
+          })) {}
+    template <int W> HC_INLINE uint32_t entry(int lane) const {
+        return word_of_entry<W>(kGridIQ2_XXS.at[supers.of(lane)[2 + 8 * supers.block(lane) + W / 2]]);
+    }
+    HC_INLINE I signs() const { return all_signs(fields); }
+    HC_INLINE F scale(int) const { return half_more(supers.half(0), Vec::shr<28>(fields), 0.25f); }
+};
+
+// A byte with the scales of both halves.
+HC_INLINE F quarter_scales(const Supers& supers, int offset, int half) {
+    const I both = supers.each_byte(offset);
+    return half_more(supers.half(0), half ? Vec::shr<4>(both) : Vec::bit_and(both, Vec::set1_i(15)), 0.25f);
+}
+
+struct GridIQ2_XS : GridBlocks {
+    static constexpr int bytes = 74, code_bits = 6;
+
+    HC_INLINE GridIQ2_XS(const Supers& s, const Ahead&) : GridBlocks{s} {}
+    HC_INLINE const uint8_t* codes(int lane) const { return supers.of(lane) + 2 + 8 * supers.block(lane); }
+    template <int W> HC_INLINE uint32_t entry(int lane) const {
+        return word_of_entry<W>(kGridIQ2_XS.at[half_word(codes(lane) + W / 2 * 2) & 511]);
+    }
+    HC_INLINE I signs() const {
+        const I low = Vec::each_word([&](int lane) HC_INLINE_LAMBDA { return word_of(codes(lane)); });
+        const I high = Vec::each_word([&](int lane) HC_INLINE_LAMBDA { return word_of(codes(lane) + 4); });
+        // Fields of seven bits, from bits 9 and 25.
+        const auto pair = [](I codes) HC_INLINE_LAMBDA {
+            return Vec::bit_or(Vec::bit_and(Vec::shr<9>(codes), Vec::set1_i(127)),
+                               Vec::shl<7>(Vec::shr<25>(codes)));
+        };
+        return all_signs(Vec::bit_or(pair(low), Vec::shl<14>(pair(high))));
+    }
+    HC_INLINE F scale(int half) const { return quarter_scales(supers, 66, half); }
+};
+
+struct GridIQ2_S : GridBlocks {
+    static constexpr int bytes = 82, code_bits = 6;
+
+    HC_INLINE GridIQ2_S(const Supers& s, const Ahead&) : GridBlocks{s} {}
+    template <int W> HC_INLINE uint32_t entry(int lane) const {
+        constexpr int i = W / 2;
+        const uint8_t* at = supers.of(lane);
+        const int block = supers.block(lane);
+        const uint32_t high = uint32_t(at[66 + block]) << (8 - 2 * i) & 0x300;
+        return word_of_entry<W>(kGridIQ2_S.at[at[2 + 4 * block + i] | high]);
+    }
+    HC_INLINE I signs() const { return supers.words(34); }
+    HC_INLINE F scale(int half) const { return quarter_scales(supers, 74, half); }
+};
+
+struct GridIQ3_S {
+    static constexpr int bytes = 110, code_bits = 4;
+    // Of a block's entries, four in a word's halves: those of even number, then of odd ones.
+    struct Ahead {
+        alignas(64) uint16_t number[2][4 * Vec::width];
+    };
+    const Supers& supers;
+    const Ahead& ahead;
+
+    HC_INLINE GridIQ3_S(const Supers& s, const Ahead& a) : supers(s), ahead(a) {}
+    static HC_INLINE void look_ahead(const Supers& s, Ahead& to) {
+        const I bytes_only = Vec::set1_i(0x00ff00ff), ninth = Vec::set1_i(0x01000100);
+        for (int part = 0; part < 2; ++part) {
+            const uint8_t* at = s.at[Supers::count > 1 ? part : 0];
+            const int from = Supers::count > 1 ? 0 : 2 * s.first + part * Vec::width;
+            const I low = Vec::load_i(at + 2 + 4 * from),
+                    bits = Vec::spread_nibbles(at + 66, from, Vec::width);
+            const I high = Vec::bit_or(bits, Vec::shl<14>(bits));
+            const I even = Vec::bit_or(Vec::bit_and(low, bytes_only), Vec::bit_and(Vec::shl<8>(high), ninth));
+            const I odd = Vec::bit_or(Vec::bit_and(Vec::shr<8>(low), bytes_only),
+                                      Vec::bit_and(Vec::shl<7>(high), ninth));
+            std::memcpy(to.number[0] + 2 * part * Vec::width, &even, sizeof even);
+            std::memcpy(to.number[1] + 2 * part * Vec::width, &odd, sizeof odd);
+        }
+    }
+    template <int W> HC_INLINE uint32_t entry(int lane) const {
+        return kGridIQ3_S.at[ahead.number[W % 2][4 * lane + W / 2]];
+    }
+    HC_INLINE I signs() const { return supers.words(74); }
+    HC_INLINE F scale(int) const {
+        const I code = supers.nibbles(106);
+        return Vec::mul(supers.half(0), Vec::to_float(Vec::add_i(Vec::add_i(code, code), Vec::set1_i(1))));
+    }
+};
+
+// The dot of one row with one token: the same bits as of a row that is opened.
+template <class B> void dot_grid(const uint8_t* row, const Input& in, int t, float& dot, Stream& stream) {
+    constexpr int M = smaller(Vec::words_at_once(B::code_bits), 4);
+    const int64_t blocks = in.cols / kBlock;
+    typename B::Ahead ahead[2];  // of this vector of blocks and of the next, by turns
+    B::look_ahead({row, B::bytes, 0, int(smaller<int64_t>(blocks, Vec::width))}, ahead[0]);
+    F sum = Vec::zero();
+    for_groups<true>(blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
+        const int64_t next = block + l + Vec::width;
+        const int turn = int(next / Vec::width % 2);
+        if (next < blocks)
+            B::look_ahead({row, B::bytes, next, int(smaller<int64_t>(blocks - next, Vec::width))},
+                          ahead[turn]);
+        const Supers supers(row, B::bytes, block + l, n);
+        const B grid(supers, ahead[1 - turn]);
+        const I signs = grid.signs();
+        const int8_t* x = in.codes(t) + block * kBlock + 4 * l;
+        const F dx = Vec::load(in.scales(t) + block + l);
+        unroll<0, 2>([&](auto which) HC_INLINE_LAMBDA {
+            constexpr int half = decltype(which)::value;
+            I acc = Vec::zero_i();
+            unroll<0, 4 / M>([&](auto some) HC_INLINE_LAMBDA {
+                auto part = Vec::dot_begin(acc);
+                unroll<0, M>([&](auto m) HC_INLINE_LAMBDA {
+                    constexpr int W = half * 4 + decltype(some)::value * M + decltype(m)::value;
+                    const I code = Vec::each_word(
+                        [&](int lane) HC_INLINE_LAMBDA { return grid.template entry<W>(lane); });
+                    constexpr int bits = W % 2 ? int(0x80402010) : 0x08040201;
+                    const I some_signs = Vec::spread_byte<W / 2>(signs);
+                    part = Vec::template dot_add<false>(
+                        part, code,
+                        Vec::negative_where(Vec::load_i(x + W * 4 * kLanes), some_signs, Vec::set1_i(bits)));
+                });
+                acc = Vec::dot_end(acc, part);
+            });
+            sum = Vec::fma(Vec::to_float(acc), Vec::mul(grid.scale(half), dx), sum);
+        });
+        if (l + n == lanes) fetch(stream, lanes * B::bytes / 8);
+    });
+    dot = Vec::sum(sum);
+}
+
+}  // namespace
+}  // namespace hc

@@ -1,0 +1,74 @@
+"""Finds the blocks of a checkpoint that guess tokens (multi-token prediction), which follow the last layer.
+
+Names become those of DeepSeek and GLM, ``model.layers.N.`` with N from the number of layers on; GGUF's names
+are llama.cpp's: ``nextn``."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.settings import Settings
+
+#: Names of Qwen, which has them beside the model's.
+_BESIDE = "mtp."
+_QWEN = {
+    "mtp.fc.": "eh_proj.", "mtp.pre_fc_norm_embedding.": "enorm.", "mtp.pre_fc_norm_hidden.": "hnorm.",
+    "mtp.norm.": "shared_head.norm.",
+}  # fmt: skip
+
+#: Lists that say what a layer has, and whether a block has it.
+_KINDS = {"attention_layers": True, "state_layers": False, "dense_layers": False, "expert_layers": True}
+
+
+def numbered(checkpoint: Checkpoint, layers: int) -> tuple[Checkpoint, int]:
+    """The checkpoint whose blocks have names of layers, and how many blocks there are."""
+    prefixes = {old: f"model.layers.{layers}.{new}" for old, new in _QWEN.items()}
+    for name in checkpoint.files:
+        if found := re.match(r"mtp\.layers\.(\d{1,4})\.", name):
+            prefixes[found[0]] = f"model.layers.{layers + int(found[1])}."
+    checkpoint = checkpoint.renamed(prefixes, ())
+    count = 0
+    while f"model.layers.{layers + count}.eh_proj.weight" in checkpoint.files:
+        count += 1
+    return checkpoint, count
+
+
+def prefixes_of(layers: int, count: int) -> tuple[str, ...]:
+    """The prefixes of all names that belong to so many blocks; without any, what is at their place."""
+    return (_BESIDE, *(f"model.layers.{layers + i}." for i in range(max(count, 1))))
+
+
+def with_blocks(config: Settings, count: int) -> Settings:
+    """The facts with so many blocks as layers."""
+    lists = {key: [*config.values[key], *[each] * count] for key, each in _KINDS.items() if key in config}
+    return replace(config, values={**config.values, **lists})
+
+
+def shared(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether a block's own embedding or head has the bytes of the model's, so that it needs none."""
+    embeds = name.endswith(".embed_tokens.weight") or not checkpoint.config.flag("own_head", True)
+    model = "model.embed_tokens.weight" if embeds else "lm_head.weight"
+    if model not in checkpoint.files or checkpoint.shape(name) != checkpoint.shape(model):
+        return False
+    own, other = (np.ascontiguousarray(checkpoint.load(each)) for each in (name, model))
+    return own.dtype == other.dtype and np.array_equal(own.view(np.uint8), other.view(np.uint8))
+
+
+def block_keys(keys: dict[str, Any], architecture: str, count: int) -> dict[str, Any]:
+    """A model's keys where its file has so many blocks."""
+    if not count:
+        return keys
+    blocks, states = f"{architecture}.block_count", f"{architecture}.attention.recurrent_layers"
+    more: dict[str, Any] = {blocks: keys[blocks] + count, f"{architecture}.nextn_predict_layers": count}
+    if states in keys:
+        more[states] = [*keys[states], *[False] * count]
+    return {**keys, **more}
+
+
+def count_blocks(names: Sequence[str]) -> int:
+    """How many blocks a file's tensors make."""
+    return sum(name.endswith(".nextn.eh_proj.weight") for name in names)

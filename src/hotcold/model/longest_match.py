@@ -1,0 +1,72 @@
+"""RWKV's tokenizer (``tokenizer.ggml.model`` = ``rwkv``): at each place of a text's bytes the longest token.
+
+Files spell tokens as Python writes bytes, with escapes: ``\\n``, ``\\xe4``, ``\\\\``."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from hotcold.model.vocabulary import TokenType, Vocabulary, token_bytes
+
+_ESCAPES = {ord("t"): 9, ord("n"): 10, ord("r"): 13}
+
+
+def unescaped(token: str) -> bytes:
+    """The bytes that a token in a file stands for, as llama.cpp reads them; an escape that is not whole at
+    its end stands for nothing."""
+    text, found, i = token_bytes(token), bytearray(), 0
+    while i < len(text):
+        byte, i = text[i], i + 1
+        if byte != ord("\\"):
+            found.append(byte)
+        elif i < len(text) and text[i] != ord("x"):
+            found.append(_ESCAPES.get(text[i], text[i]))
+            i += 1
+        else:
+            digits = text[i + 1 : i + 3]
+            if len(digits) == 2 and all(digit in b"0123456789abcdefABCDEF" for digit in digits):
+                found.append(int(digits, 16))
+            i += 3
+    return bytes(found)
+
+
+class LongestMatch:
+    def __init__(self, vocabulary: Vocabulary, _: Mapping[str, Any]) -> None:
+        self.pieces = vocabulary.pieces(unescaped)
+        never = {TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED}
+        self._ids = {
+            piece: id
+            for id, (piece, type) in enumerate(zip(self.pieces, vocabulary.types, strict=True))
+            if piece and type not in never
+        }
+        lengths: defaultdict[bytes, set[int]] = defaultdict(set)
+        for piece in self._ids:
+            lengths[piece[:2]].add(len(piece))
+        #: by the first two bytes of tokens, or by one that is a token: how long those are, the longest first
+        self._lengths = {start: sorted(each, reverse=True) for start, each in lengths.items()}
+        self.lacks = any(bytes([byte]) not in self._ids for byte in range(256))
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        """Ids of a text without special tokens; its :meth:`absent` bytes are left out."""
+        return [id for id, _ in self._matches(text.encode()) if id is not None]
+
+    def absent(self, text: str) -> list[str]:
+        """The bytes of a text that no token begins with where they stand."""
+        return [
+            f"0x{byte:02X}"
+            for byte in sorted({byte for id, byte in self._matches(text.encode()) if id is None})
+        ]
+
+    def _matches(self, text: bytes) -> list[tuple[int | None, int]]:
+        """The token at each place, None where there is none; and the first byte there."""
+        found: list[tuple[int | None, int]] = []
+        ids, at = self._ids, 0
+        while at < len(text):
+            for n in self._lengths.get(text[at : at + 2], ()):
+                if (id := ids.get(text[at : at + n])) is not None and at + n <= len(text):
+                    break
+            else:
+                n, id = 1, ids.get(text[at : at + 1])
+            found.append((id, text[at]))
+            at += n
+        return found

@@ -1,0 +1,23 @@
+"""Moves what an FFN reads towards the row before it (RWKV's channel mix, arXiv 2305.13048)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hotcold.kernels.backend import Batch, Buffer
+from hotcold.model.side import Side
+
+
+@dataclass(frozen=True)
+class TokenShift:
+    mix: Buffer  # [1, D]
+    dim: int
+
+    def mixer(self, side: Side, state: Sequence[Buffer]) -> Callable[[Buffer, Batch], Buffer]:
+        """Makes what gives the rows to read on a backend; the last array of the layer's ``state`` is its."""
+        room, last = side.room("shifted", self.dim), state[-1]
+
+        def shift(read: Buffer, batch: Batch) -> Buffer:
+            side.ops.token_shift(read, self.mix, batch, last, [room])
+            return room
+
+        return shift
