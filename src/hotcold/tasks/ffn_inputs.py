@@ -58,7 +58,7 @@ class FFNInputs(Sequence[Inputs]):
     def windows_done(self) -> int:
         """Returns the number of windows whose inputs a folder has, as :meth:`note` left it."""
         note = self._folder and self._folder / _DONE
-        return int(note.read_text()) if note and note.exists() else 0
+        return int(note.read_text(encoding="ascii")) if note and note.exists() else 0
 
     def note(self, windows: int) -> None:
         """Notes in the folder that the files have the inputs of so many windows."""

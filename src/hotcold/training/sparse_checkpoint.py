@@ -106,9 +106,10 @@ def write_checkpoint(
             for file in original.folder.glob(pattern):
                 if file.is_file():
                     shutil.copyfile(file, partial / file.name)
-        (partial / "config.json").write_text(json.dumps(_config(original, activation), indent=2) + "\n")
+        config = json.dumps(_config(original, activation), indent=2) + "\n"
+        (partial / "config.json").write_text(config, encoding="utf-8")
         for name, text in more.items():
-            (partial / name).write_text(text)
+            (partial / name).write_text(text, encoding="utf-8")
         for file in partial.iterdir():
             file.chmod((partial / "config.json").stat().st_mode)  # some writers make private files
         os.rename(partial, output)
