@@ -73,7 +73,7 @@ class Experts:
     by_layer: tuple[tuple[int, int], ...] = ()
 
     def of(self, layer: int) -> "Experts":
-        """Those of a layer that has experts."""
+        """The same for a layer that has experts."""
         if not self.by_layer:
             return self
         chosen, neurons = self.by_layer[layer]
