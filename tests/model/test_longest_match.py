@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def tokenizer(metadata: dict[str, Any]) -> Tokenizer:
     return Tokenizer.from_metadata(metadata)
 
 
+@cache
 def published() -> dict[bytes, int]:
     """The tokens of the vocabulary's file, read in another way."""
     path: Path = DATA / "tiny-rwkv7" / "rwkv_vocab_v20230424.txt"
