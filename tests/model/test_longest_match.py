@@ -58,7 +58,7 @@ def test_the_ids_of_llama_cpp(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(IDS) == TEXT
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.sampled_from(["hello", "hell", "o wo", "\t", " '", "\u4f60", "\u597d", "\\", "\n", "th", "e"])
