@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ SIZE = (1100, 800)
 #: Browsers that open a page in a window without tabs. Closing it ends their process, and so the program.
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "microsoft-edge", "brave-browser")
 _LOOK_S = 0.2  # seconds between looks at what ends the program
+_LIBRARIES = "LD_LIBRARY_PATH"
 
 
 class Server:
@@ -65,7 +67,11 @@ class Server:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._listening.wait()
+        try:
+            self._listening.wait()
+        except KeyboardInterrupt:
+            self.close()
+            raise
         if not self.url:
             self.close()
         return self
@@ -108,12 +114,20 @@ class Server:
         serving = asyncio.create_task(server.serve(sockets))
         self.url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
         self._listening.set()
+        loading = asyncio.create_task(service.load())
         try:
-            await service.load()
-            self._ready.set()
-            while not self._stop.is_set() and service.state == "ready":
+            while not self._stop.is_set() and not loading.done():
+                await asyncio.wait((loading,), timeout=_LOOK_S)
+            if loading.done():
+                loading.result()  # UserError: the model cannot be loaded
+                self._ready.set()
+            while not self._stop.is_set():
+                if service.state != "ready":
+                    raise UserError(service.llm.error or "the engine has ended")
                 await asyncio.sleep(_LOOK_S)
         finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
             server.should_exit = True
             await serving
             await service.llm.close()
@@ -179,6 +193,7 @@ def show_web_view(server: Server) -> bool:
         return False
     try:
         webview.create_window(TITLE, server.page, width=SIZE[0], height=SIZE[1])
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's own would wait until the toolkit returns
         webview.start()  # it needs the main thread
     except WebViewException:
         return False
@@ -187,21 +202,21 @@ def show_web_view(server: Server) -> bool:
 
 def show_browser(server: Server, idle_s: float) -> None:
     """Shows the page in a browser, in a window of its own where that can be."""
-    with tempfile.TemporaryDirectory(prefix="hotcold-") as folder:
+    # Children of a browser that has ended may still write there while it is removed.
+    with tempfile.TemporaryDirectory(prefix="hotcold-", ignore_cleanup_errors=True) as folder:
         # All users of a machine see the words of a command line; the key is in a file for this one only.
         door = Path(folder, "open.html")
         door.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={server.page}">', "utf-8")
         browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-        with system_libraries() as environment:
-            if browser is None:
+        if browser is None:
+            with system_libraries():
                 webbrowser.open(door.as_uri())
-                wait(server, idle_s)
-                return
-            size = f"--window-size={SIZE[0]},{SIZE[1]}"
-            command = [browser, f"--app={door.as_uri()}", f"--user-data-dir={folder}/profile", size]
-            window = subprocess.Popen(
-                [*command, "--no-first-run"], env=environment, stderr=subprocess.DEVNULL
-            )
+            wait(server, idle_s)
+            return
+        size = f"--window-size={SIZE[0]},{SIZE[1]}"
+        command = [browser, f"--app={door.as_uri()}", f"--user-data-dir={folder}/profile", size]
+        with system_libraries():
+            window = subprocess.Popen([*command, "--no-first-run"], stderr=subprocess.DEVNULL)
         try:
             while window.poll() is None and not server.ended:
                 time.sleep(_LOOK_S)
@@ -211,19 +226,18 @@ def show_browser(server: Server, idle_s: float) -> None:
 
 
 @contextlib.contextmanager
-def system_libraries() -> Iterator[dict[str, str]]:
-    """The environment without a packed program's own libraries, which other programs must not load."""
-    before = dict(os.environ)
-    if getattr(sys, "frozen", False):
-        original = os.environ.pop("LD_LIBRARY_PATH_ORIG", None)
-        os.environ.pop("LD_LIBRARY_PATH", None)
-        if original is not None:
-            os.environ["LD_LIBRARY_PATH"] = original
+def system_libraries() -> Iterator[None]:
+    """Takes a packed program's own libraries, which other programs must not load, out of the environment
+    for a while. All else stays in it, since the server's thread starts processes meanwhile."""
+    own = os.environ.get(_LIBRARIES)
+    if own is None or not getattr(sys, "frozen", False):
+        yield
+        return
+    os.environ[_LIBRARIES] = os.environ.get(f"{_LIBRARIES}_ORIG", "")
     try:
-        yield dict(os.environ)
+        yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        os.environ[_LIBRARIES] = own
 
 
 def wait(server: Server, idle_s: float) -> None:
@@ -232,4 +246,5 @@ def wait(server: Server, idle_s: float) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the browser and the engine, too
     sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -38,6 +39,7 @@ def test_commands_options_and_choices_are_completed(tmp_path: Path) -> None:
 def test_a_shell_takes_its_script(shell: str, tmp_path: Path) -> None:
     text = script(shell, cli.VERBS)
     assert "sparsity" in text and "fit-predictor" in text
+    assert "hot-threads" not in text and "SUPPRESS" not in text  # options that --help hides
     path = tmp_path / "script"
     path.write_text(text, encoding="utf-8")
     if shutil.which(shell) is not None:
@@ -71,6 +73,7 @@ def test_man_reads_the_page(pages: ModuleType) -> None:
     if shutil.which("man") is None or shutil.which("groff") is None:
         pytest.skip("there is no man here, or no groff: install Debian's man-db")
     command = ["man", "--warnings", "-l", "-P", "cat", str(pages.PAGE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    environment = {**os.environ, "LC_ALL": "C", "MANWIDTH": "80"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stderr == ""
     assert "fit-predictor" in done.stdout and "--sparsity" in done.stdout

@@ -180,6 +180,9 @@ def test_the_vocabulary_of_rwkv(tmp_path: Path) -> None:
         path.write_text("\n".join([*lines[:10], wrong, *lines[11:]]), encoding="utf-8")
         with pytest.raises(ConvertError, match=r"line 11 is .*: the id 11 of 288, a token and the number"):
             converted(checkpoint)
+    path.write_bytes(b"1 '\xff' 1\n")
+    with pytest.raises(ConvertError, match=r"is not UTF-8 text: byte 0xff at 3"):
+        converted(checkpoint)
 
 
 def test_experts_with_fewer_dimensions_by_neuron_and_by_output(tmp_path: Path) -> None:

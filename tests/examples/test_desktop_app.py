@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import sys
+import urllib.request
 from pathlib import Path
 from types import ModuleType
 
@@ -56,13 +57,26 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(
     assert re.fullmatch(r"Hotcold: .*model\.gguf.*\n", capfd.readouterr().err)
 
 
+def test_a_window_that_is_closed_while_the_model_loads_ends_it(
+    app: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def for_ever(self: hotcold.AsyncLLM) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(hotcold.AsyncLLM, "ready", for_ever)
+    with app.Server() as server:
+        assert not server.ended
+    assert server.ended and server.error is None
+
+
 def test_the_browser_is_told_the_key_by_a_file_and_not_by_a_command_line(
     app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, str]] = []
 
     def opened(address: str) -> None:
-        seen.append((address, Path(address.removeprefix("file://")).read_text(encoding="utf-8")))
+        with urllib.request.urlopen(address) as file:
+            seen.append((address, file.read().decode()))
 
     monkeypatch.setattr(app.shutil, "which", lambda name: None)
     monkeypatch.setattr(app.webbrowser, "open", opened)
@@ -80,11 +94,11 @@ def test_other_programs_do_not_get_the_libraries_of_a_packed_one(
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/packed")
     monkeypatch.setenv("LD_LIBRARY_PATH_ORIG", "/system")
-    with app.system_libraries() as environment:
-        assert environment["LD_LIBRARY_PATH"] == "/packed"
+    with app.system_libraries():
+        assert os.environ["LD_LIBRARY_PATH"] == "/packed"
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    with app.system_libraries() as environment:
-        assert environment["LD_LIBRARY_PATH"] == "/system"
+    with app.system_libraries():
+        assert os.environ["LD_LIBRARY_PATH"] == "/system"
     assert os.environ["LD_LIBRARY_PATH"] == "/packed"
 
 

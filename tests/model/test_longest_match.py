@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def tokenizer(metadata: dict[str, Any]) -> Tokenizer:
     return Tokenizer.from_metadata(metadata)
 
 
+@cache
 def published() -> dict[bytes, int]:
     """The tokens of the vocabulary's file, read in another way."""
     path: Path = DATA / "tiny-rwkv7" / "rwkv_vocab_v20230424.txt"
@@ -56,7 +58,7 @@ def test_the_ids_of_llama_cpp(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(IDS) == TEXT
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.sampled_from(["hello", "hell", "o wo", "\t", " '", "\u4f60", "\u597d", "\\", "\n", "th", "e"])

@@ -14,7 +14,7 @@ _ALWAYS = ("--help", "--version")
 #: A word is completed from the words of the command's line; what they do not have is the name of a file.
 _BASH = """\
 _hotcold() {{
-    local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words=
+    local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words= found
     if [[ $COMP_CWORD == 1 ]]; then
         words={verbs}
     else
@@ -55,7 +55,7 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
 def _bash(verbs: Sequence[tuple[str, str]]) -> str:
     choices, options = [], []
     for verb, _ in verbs:
-        actions = parser_of(verb)._actions
+        actions = shown_actions(parser_of(verb))
         names = [name for action in actions for name in action.option_strings if name.startswith("--")]
         options.append(f"            {verb}) words={quote(' '.join(names))} ;;")
         for action in actions:
@@ -73,7 +73,7 @@ def _fish(verbs: Sequence[tuple[str, str]]) -> str:
         lines.append(f"complete -c hotcold -n __fish_use_subcommand -f -a {verb} -d {_fish_text(summary)}")
     for verb, _ in verbs:
         parser = parser_of(verb)
-        for action in parser._actions:
+        for action in shown_actions(parser):
             words = [f"complete -c hotcold -n '__fish_seen_subcommand_from {verb}'"]
             for name in action.option_strings:
                 kind = "-l" if name.startswith("--") else "-s" if len(name) == 2 else "-o"
@@ -87,6 +87,11 @@ def _fish(verbs: Sequence[tuple[str, str]]) -> str:
             words.append(f"-d {_fish_text(help_of(parser, action))}")
             lines.append(" ".join(words))
     return "\n".join(lines) + "\n"
+
+
+def shown_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The options and arguments that ``--help`` shows."""
+    return [action for action in parser._actions if action.help != argparse.SUPPRESS]
 
 
 def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:

@@ -134,7 +134,12 @@ def world_vocabulary(path: Path, tokens: list[Piece]) -> dict[str, Any]:
         raise ConvertError(f"{path} is larger than {MAX_JSON >> 20} MiB: too large for a vocabulary")
     tokens[0] = Piece("<s>", 0.0, TokenType.CONTROL)
     found: dict[bytes, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ConvertError(f"{path} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
+    for number, line in enumerate(text.rstrip("\n").split("\n"), start=1):
         token = _token(line, number)
         if token is None or number >= len(tokens):
             needed = f"the id {number} of {len(tokens)}, a token and the number of its bytes are needed"

@@ -28,9 +28,8 @@ class Profile:
     source: str
     #: per layer ``[E]``: the share of tokens that choose each expert; None: not counted
     routing: Sequence[npt.NDArray[Any]] | None = field(default=None, kw_only=True)
-    counted: int | None = field(
-        default=None, kw_only=True
-    )  #: tokens that a file's shares are of, where it says so
+    #: tokens that a file's shares are of, where it says so
+    counted: int | None = field(default=None, kw_only=True)
 
     def routed(self, sizes: Sizes, layer: int) -> npt.NDArray[Any]:
         """The share of tokens for which a router chooses the expert of each neuron in a layer, ``[N]``."""

@@ -316,7 +316,8 @@ def _has_block(source: str | os.PathLike[str] | None) -> bool:
     try:
         with open_gguf(Path(source)) as file:
             key = f"{file.metadata.get('general.architecture')}.nextn_predict_layers"
-            return bool(file.metadata.get(key))
+            count = file.metadata.get(key)
+            return isinstance(count, int) and count > 0
     except GGUFError:
         return False
 
