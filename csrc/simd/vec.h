@@ -18,7 +18,8 @@
 #define HC_INLINE_LAMBDA __attribute__((always_inline))
 #endif
 // GCC computes many products before it adds them up, and keeps them in memory, unless each sum is looked at.
-#if defined(__GNUC__) && defined(__x86_64__) && !defined(HC_ISA_SCALAR)
+#if defined(HC_IN_ORDER)  // emulated
+#elif defined(__GNUC__) && defined(__x86_64__) && !defined(HC_ISA_SCALAR)
 #define HC_IN_ORDER(vector) asm volatile("" : "+v"(vector))
 #else
 #define HC_IN_ORDER(vector)

@@ -26,7 +26,10 @@ namespace {
 constexpr int64_t kBytes = (int64_t(5) << 30) + 3 * kDiskBlock + 77;  // of the file, most of it a hole
 constexpr int64_t kEnds = 16 * kDiskBlock;                            // what is written at each end of it
 
-uint8_t value_at(int64_t at) { return uint8_t((at * 2654435761 >> 7) ^ (at >> 32)); }
+uint8_t value_at(int64_t at) {
+    const auto n = uint64_t(at);
+    return uint8_t((n * 2654435761u >> 7) ^ (n >> 32));
+}
 
 // A file in a folder of its own, both with names beyond any code page, opened to be read.
 class TestFile {

@@ -81,6 +81,21 @@ def test_it_asks_for_the_key_and_keeps_it_for_this_tab_alone(page: Page) -> None
     page.ready()
 
 
+def test_a_key_behind_the_address_is_taken_out_of_it(page: Page) -> None:
+    """At once and later, also where no header can carry it."""
+    page.open()
+    page.js("sessionStorage.clear()")
+    page.driver.get(f"{page.url}/page/icon.svg")
+    page.driver.get(f"{page.url}/#key={KEY}")
+    page.ready()
+    assert page.driver.current_url == f"{page.url}/"
+    page.js("sessionStorage.clear()")
+    for handed, kept in (("two%20words", None), (KEY.replace("-", "%2D"), KEY)):
+        page.js("location.hash = arguments[0]", f"key={handed}")
+        page.wait(lambda: page.driver.current_url == f"{page.url}/", "the address has no key")
+        assert page.js("return sessionStorage.getItem('hotcold.key')") == kept
+
+
 def test_what_is_no_key_is_told_and_not_kept(page: Page) -> None:
     """No header can carry it, so that the server would not even be asked."""
     page.provoked = "401 (Unauthorized)"

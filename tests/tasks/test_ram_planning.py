@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,8 +103,12 @@ def test_computing_is_measured_with_experts_of_the_shape(
     monkeypatch.setattr(expert_speed, "_BYTES", 1 << 20)
     path = many_experts(name, tmp_path, type="Q8_0", down="by_output", count=COUNT)
     with open_gguf(path) as file:
-        found = measure_experts(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 1)
-    assert found.gb_s > 0 and found.packing_gb_s > 0
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        assert config.experts is not None
+        odd = replace(config.experts, chosen=1, neurons=20, latent=32)  # no whole block of down, in the file
+        for experts in (config.experts, odd):
+            found = measure_experts(file, replace(config, experts=experts), 1)
+            assert found.gb_s > 0 and found.packing_gb_s > 0
 
 
 def test_shares_of_a_short_text_are_nearer_to_their_mean() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.expert_models import expert_golden
+from support.golden import golden
 from support.placed import on_two
 from support.sidecars import with_sidecar
 from support.stories260k import write_stories260k
@@ -299,6 +300,13 @@ def test_a_model_without_zeros_has_figures_alone(model: LoadedModel, monkeypatch
     monkeypatch.setattr(neuron_map, "gives_zeros", lambda model: False)
     _, frames = run(model.session("off"))
     assert frames[-1].cells == "" and frames[-1].rates is not None and frames[-1].rates.tok_s
+
+
+def test_a_model_without_ffns_has_figures_alone(tmp_path: Path) -> None:
+    session = load(golden("tiny-mamba2", tmp_path, down="by_output").path, LoadOptions(threads=1)).session()
+    live = Live(session)
+    assert (live.map.layout.unit, live.map.layout.cells, live.watched) == ("neuron", (0, 0), None)
+    assert live.most > 0 and live.note == ""
 
 
 def test_without_zeros_the_tenth_that_works_hardest_is_shown(tmp_path: Path) -> None:

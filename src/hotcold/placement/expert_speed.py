@@ -33,7 +33,9 @@ def measure_experts(file: GGUFFile, config: Config, threads: int | None = None) 
     assert config.experts is not None
     backend = CPUBackend(threads)
     gate, up, down = ffn_types(file, config)
-    width, dim = config.experts.chosen * config.experts.neurons, config.dim
+    dim = config.experts.latent or config.dim
+    # Whole blocks of down, which a file may have along the other side.
+    width = -(-config.experts.chosen * config.experts.neurons // down.weights) * down.weights
     sparse = config.activation in SPARSE_ACTIVATIONS
     fires = np.ones(width, np.float32) if sparse else None  # else rows would be left out
     shapes = [(up, (width, dim)), (down, (dim, width))] + [(gate, (width, dim))] * config.gated

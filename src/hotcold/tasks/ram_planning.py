@@ -159,10 +159,15 @@ def _shares(file: GGUFFile, config: Config, sizes: Sizes, profile: Profile) -> t
     experts = config.experts
     if experts is None:
         raise UserError(f"{printable(file.path.name)} has no experts: all of it lies in memory")
-    alike = np.full(experts.count, experts.chosen / experts.count)
+    alike: list[Floats] = [
+        np.full(experts.count, config.chosen_of(i) / experts.count) for i in range(len(sizes.neurons))
+    ]
     if profile.routing is None:
-        return [alike] * len(sizes.neurons), "all experts are chosen alike (assumed)"
-    counted = [alike if len(each) == 1 else _steadied(each, profile.counted) for each in profile.routing]
+        return alike, "all experts are chosen alike (assumed)"
+    counted = [
+        assumed if len(each) == 1 else _steadied(each, profile.counted)
+        for each, assumed in zip(profile.routing, alike, strict=True)
+    ]
     return counted, profile.source
 
 

@@ -95,7 +95,7 @@ class Live:
             except GPUMemoryError as error:
                 self.note = f"which neurons fire cannot be shown, only figures: {error}"
         # Tokens of one frame. A GPU is asked for the masks of each layer: less often.
-        self.most = 1 if session.model.on_gpus else max(1, _MOST_BYTES // self.map.nbytes)
+        self.most = 1 if session.model.on_gpus else max(1, _MOST_BYTES // max(1, self.map.nbytes))
 
     def due(self, decode: Sequence[tuple["Watchable", int]]) -> Watched | None:
         """Returns how the next step is to be watched, for whoever watches one of its decode rows; None: it is

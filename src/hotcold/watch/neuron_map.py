@@ -119,7 +119,8 @@ def tells_strongest(model: LoadedModel) -> bool:
     layer, which the CPU computes."""
     config = model.config
     whole = config.down_layout == "by_output" and not config.normed and not any(config.skips)
-    return whole and config.experts is None and not model.gpus and not gives_zeros(model)
+    some = any(config.neurons) and config.experts is None
+    return whole and some and not model.gpus and not gives_zeros(model)
 
 
 def cell_sizes(kinds: Sequence[Sequence[int]]) -> tuple[list[list[Ints]], int]:

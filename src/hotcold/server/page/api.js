@@ -25,12 +25,18 @@ function key() {
   return isKey(kept) ? kept : "";
 }
 
-// A program that opens the page may hand over the key behind the #, which no server and no log sees.
-const handed = /^#key=([!-~]+)$/.exec(location.hash);
-if (handed) {
+// A program that opens the page may hand over the key behind the #, which no server and no log sees. It leaves the
+// address also where it is none, or comes once the page is there.
+function takeKey() {
+  const start = "#key=";
+  if (!location.hash.startsWith(start)) return;
+  let handed = location.hash.slice(start.length);
   history.replaceState(null, "", location.pathname + location.search);
-  if (isKey(handed[1])) keepKey(handed[1]);
+  try { handed = decodeURIComponent(handed); } catch { /* as it came */ }
+  if (isKey(handed)) keepKey(handed);
 }
+takeKey();
+addEventListener("hashchange", takeKey);
 
 /** A response of status 200; throws Refused. */
 async function ask(path, options = {}) {
