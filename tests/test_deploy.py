@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hotcold.commands import cli
+from hotcold.commands.command_line import parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
@@ -46,9 +45,7 @@ def test_the_page_has_commands() -> None:
 @pytest.mark.parametrize("command", commands())
 def test_commands_are_understood(command: str) -> None:
     _, verb, *arguments = shlex.split(command)
-    parser = cli.OneLineParser()
-    importlib.import_module(f"hotcold.commands.{verb}").add_arguments(parser)
-    args = parser.parse_strictly(arguments)
+    args = parser_of(verb).parse_strictly(arguments)
     if verb == "serve":
         given = re.search(r"TimeoutStopSec=(\d+)", PAGE)
         assert given and args.drain < int(given[1])  # a stop is never cut short by who supervises it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import os
 import re
@@ -17,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from hotcold.commands.cli import VERBS, OneLineParser
+from hotcold.commands.cli import VERBS
+from hotcold.commands.command_line import parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -306,10 +306,7 @@ def test_documented_commands_are_understood(
     monkeypatch.chdir(tmp_path)  # some options refuse files that exist
     _, verb, *arguments = shlex.split(line.partition(": ")[2], comments=True)
     assert verb in dict(VERBS)
-    module = importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}")
-    parser = OneLineParser()
-    module.add_arguments(parser)
-    parser.parse_strictly(arguments)
+    parser_of(verb).parse_strictly(arguments)
 
 
 def readme_python() -> str:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from hotcold.commands.cli import VERBS
-from hotcold.commands.completion import help_of, parser_of
+from hotcold.commands.command_line import parser_of
+from hotcold.commands.completion import help_of
 
 PAGE = Path(__file__).resolve().parent.parent / "src" / "man" / "hotcold.1"
 HEAD = r""".\" Written by tools/man_page.py from what --help says.

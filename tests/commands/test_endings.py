@@ -15,7 +15,7 @@ import pytest
 from support.golden import DATA
 
 import hotcold
-from hotcold.commands import cli
+from hotcold.commands import cli, command_line
 from hotcold.convert import conversion
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
@@ -81,8 +81,8 @@ def interrupting(function: Callable[..., Any], call: int) -> Callable[..., Any]:
         ("convert", "a later tensor", (conversion, "quantise", 9)),
         ("quantize", "reading", (quantization, "open_gguf", 1)),
         ("quantize", "a tensor", (quantization, "quantise_rows", 20)),
-        ("info", "reading", (cli.importlib, "import_module", 1)),
-        ("tokenize", "reading", (cli.importlib, "import_module", 1)),
+        ("info", "reading", (command_line.importlib, "import_module", 1)),
+        ("tokenize", "reading", (command_line.importlib, "import_module", 1)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 import hotcold
 from hotcold.commands import cli
-from hotcold.commands.command_line import OneLineParser
+from hotcold.commands.command_line import parser_of
 from hotcold.commands.flags import FLAGS, in_flags
 from hotcold.errors import UserError
 
@@ -47,9 +46,7 @@ def test_a_mistake_in_python_and_on_the_command_line(capsys: pytest.CaptureFixtu
 def test_every_flag_is_an_option_of_a_command() -> None:
     known: set[str] = set()
     for verb, _ in cli.VERBS:
-        parser = OneLineParser(prog=f"hotcold {verb}")
-        importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}").add_arguments(parser)
-        known |= parser.names.keys()
+        known |= parser_of(verb).names.keys()
     assert set(FLAGS.values()) <= known
 
 

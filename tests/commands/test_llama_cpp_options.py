@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hotcold.commands import cli, llama_cpp_options
-from hotcold.commands.command_line import OneLineParser
+from hotcold.commands.command_line import parser_of
 from hotcold.commands.llama_cpp_options import IS, NO, ROWS
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
@@ -20,8 +20,7 @@ from hotcold.formats.gguf import open_gguf
 def understood(line: str) -> tuple[argparse.Namespace, list[str]]:
     """Returns what a command line gives to its verb, and the notes on it."""
     verb, *words = shlex.split(line)
-    parser = OneLineParser(prog=f"hotcold {verb}", allow_abbrev=False)
-    importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}").add_arguments(parser)
+    parser = parser_of(verb)
     args = parser.parse_strictly(words)
     return args, [*parser.notes]
 

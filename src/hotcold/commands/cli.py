@@ -5,14 +5,13 @@ give one line on stderr); 130 interrupted by Ctrl-C; 141 the reader of stdout ha
 hotcold`` shows the traceback behind the line."""
 
 import contextlib
-import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from hotcold.commands.command_line import OneLineParser, nearest
+from hotcold.commands.command_line import module_of, nearest, parser_of
 from hotcold.errors import UserError
 from hotcold.version import __version__
 
@@ -100,16 +99,14 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _run_verb(name: str, argv: list[str]) -> int:
-    verb = importlib.import_module(f"hotcold.commands.{name.replace('-', '_')}")
-    parser = OneLineParser(prog=f"hotcold {name}", description=verb.__doc__, allow_abbrev=False)
-    verb.add_arguments(parser)
+    parser = parser_of(name)
     try:
         args = parser.parse_strictly(argv)
     except SystemExit as done:  # --help has printed
         return int(done.code or 0)
     for note in parser.notes:
         _say(f"note: {note}")
-    code: int = verb.run(args)
+    code: int = module_of(name).run(args)
     return code
 
 

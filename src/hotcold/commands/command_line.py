@@ -1,9 +1,11 @@
 """Reads a verb's command line; errors are one line, and llama.cpp's other names are understood."""
 
 import argparse
+import importlib
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any, NoReturn
 
 from hotcold.commands.llama_cpp_options import IS, NO, ROWS, Row
@@ -140,3 +142,16 @@ class _Words:
 def _is_option(word: str) -> bool:
     """True if argparse takes the word for an option; other words that begin with a dash are values."""
     return len(word) > 1 and word[0] == "-" and " " not in word and not _NEGATIVE.fullmatch(word)
+
+
+def module_of(verb: str) -> ModuleType:
+    """The module of a verb, which is imported only now."""
+    return importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}")
+
+
+def parser_of(verb: str) -> OneLineParser:
+    """The parser of a verb's command line, with its options."""
+    module = module_of(verb)
+    parser = OneLineParser(prog=f"hotcold {verb}", description=module.__doc__, allow_abbrev=False)
+    module.add_arguments(parser)
+    return parser

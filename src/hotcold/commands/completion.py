@@ -1,11 +1,10 @@
 """Scripts that let a shell complete commands, options and their choices: ``hotcold --completion bash``."""
 
 import argparse
-import importlib
 from collections.abc import Sequence
 from shlex import quote
 
-from hotcold.commands.command_line import OneLineParser, nearest
+from hotcold.commands.command_line import nearest, parser_of
 from hotcold.errors import UserError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -42,14 +41,6 @@ def script(shell: str, verbs: Sequence[tuple[str, str]]) -> str:
         return _fish(verbs)
     first = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n" if shell == "zsh" else ""
     return first + _bash(verbs)
-
-
-def parser_of(verb: str) -> argparse.ArgumentParser:
-    """The parser of a command, as ``--help`` shows it."""
-    module = importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}")
-    parser = OneLineParser(prog=f"hotcold {verb}", description=module.__doc__, allow_abbrev=False)
-    module.add_arguments(parser)
-    return parser
 
 
 def _bash(verbs: Sequence[tuple[str, str]]) -> str:
