@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.files import naming
 from hotcold.formats.gguf import open_gguf, write_gguf
@@ -54,6 +55,17 @@ def find_profile(sizes: Sizes, path: Path | None, model: Path | None) -> Profile
         firing = [np.full(n, sizes.share_of(i)) for i, n in enumerate(sizes.neurons)]
         return Profile(firing, f"no zeros: all neurons{of_experts}")
     return power_law_profile(sizes, _ASSUMED, _ASSUMED_SOURCE)
+
+
+def profile_beside(sizes: Sizes, model: Path, *, asked: bool) -> tuple[Profile, str]:
+    """The profile beside a model, else an assumed one, and no note. If the one that lies there cannot be
+    used: UserError where something that needs it was ``asked`` for, else an assumed one, and a note."""
+    try:
+        return find_profile(sizes, None, model), ""
+    except UserError as error:
+        if asked:
+            raise
+        return find_profile(sizes, None, None), f"no profile is used: {error}"
 
 
 def power_law_profile(sizes: Sizes, shape: Shape, source: str = "") -> Profile:

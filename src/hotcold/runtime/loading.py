@@ -19,7 +19,7 @@ from hotcold.model.kv_cache import slots_of, spare_slots_of
 from hotcold.model.reading import Progress
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.weights import Weights, check_tensors, load_weights, made_bytes
-from hotcold.placement.profiles import Profile, find_profile
+from hotcold.placement.profiles import profile_beside
 from hotcold.placement.shelves import NoExpertsError, NoRoomError, Shelves, expert_bytes
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.drafts import check_draft
@@ -185,29 +185,16 @@ def _fit(
     assert budget is not None
     shelves = Shelves.fit(budget, bill, file, config)
     assert config.experts is not None
-    if shelves.all_fit:
+    if shelves.all_fit or not file.path.with_suffix(".profile.gguf").exists():
         return shelves, ""
-    try:
-        profile = _routing_beside(file, config, options)
-    except UserError as error:
-        if asked:
-            raise
-        return shelves, f"no profile is used: {error}"
-    return shelves if profile is None else shelves.by_profile(profile, config.experts.chosen), ""
+    sizes = sizes_of_file(file, config, PAGE, options["cache_type"])
+    profile, note = profile_beside(sizes, file.path, asked=asked)
+    return shelves if profile.routing is None else shelves.by_profile(profile, config.experts.chosen), note
 
 
 def _all_experts(file: GGUFFile, config: Config) -> int:
     """Bytes of all experts' matrices."""
     return config.experts.count * sum(expert_bytes(file, config)) if config.experts else 0
-
-
-def _routing_beside(file: GGUFFile, config: Config, options: LoadOptions) -> Profile | None:
-    """The profile beside a model, ``MODEL.profile.gguf``, where there is one that counts routing."""
-    if not file.path.with_suffix(".profile.gguf").exists():
-        return None
-    sizes = sizes_of_file(file, config, PAGE, options["cache_type"])
-    found = find_profile(sizes, None, file.path)
-    return None if found.routing is None else found
 
 
 def _draft_options(options: LoadOptions, context: int) -> LoadOptions:

@@ -27,7 +27,7 @@ from hotcold.placement.baselines import last_layers
 from hotcold.placement.costs import Costs
 from hotcold.placement.hardware import DEFAULT, Hardware, find_hardware
 from hotcold.placement.placement import KINDS, MOST_GPUS, WEIGHTS, Placement, read_placement
-from hotcold.placement.profiles import Profile, find_profile
+from hotcold.placement.profiles import Profile, find_profile, profile_beside
 from hotcold.placement.sizes import Sizes, sizes_of_file
 from hotcold.placement.solver import Solver
 from hotcold.placement.split import SplitDevices
@@ -246,13 +246,7 @@ def _solve(
 ) -> _Found:
     """UserError: the profile beside the model is another model's, say, and a GPU was ``asked`` for."""
     sizes = model.sizes(gpu=gpu)
-    unfit: tuple[str, ...] = ()
-    try:
-        profile = find_profile(sizes, None, model.file.path)
-    except UserError as error:
-        if asked:
-            raise
-        profile, unfit = find_profile(sizes, None, None), (f"no profile is used: {error}",)
+    profile, unfit = profile_beside(sizes, model.file.path, asked=asked)
     costs = Costs.expected(sizes, profile, *machines)
     placement = Solver(sizes, profile, costs).solve(*budgets)
     ratio = costs.token(placement) / costs.token(last_layers(sizes, 0))
@@ -262,7 +256,7 @@ def _solve(
     measured = all(each.machine for each in machines)
     measure = "" if measured or not gpu else "; hotcold doctor measures this machine"
     note = f"neurons are placed for {assumed}: hotcold plan takes others (`hardware`){measure}"
-    return _Found(placement, sizes, profile, ratio, source, (*unfit, note))
+    return _Found(placement, sizes, profile, ratio, source, (unfit, note) if unfit else (note,))
 
 
 def _assumed() -> Hardware:
