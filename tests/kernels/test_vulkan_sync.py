@@ -46,19 +46,18 @@ from support.placed import on_two
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
 from hotcold.runtime.sampling import SamplingParams
-for share in (1.0, 0.5):
-    for backend.spin in (False, True):
-        session = on_two(backend, share, sparsity="exact", sequences=2)
-        prompts = [np.arange(300, 300 + n).tolist() for n in (1, 30)]
-        params = SamplingParams(temperature=0)
-        requests = [Request(Job(each, params, max_tokens=4, ignore_eos=True)) for each in prompts]
-        Engine(session).run(requests)
-        if share < 1:
-            link = session._cold_sides[0].link
-            link.start_marks(1000)
-            Engine(session).run([Request(Job(prompts[0], params, max_tokens=3, ignore_eos=True))])
-            assert len(link.marks())
-        session.close()
+for share, backend.spin in ((1.0, False), (0.5, False), (0.5, True)):
+    session = on_two(backend, share, sparsity="exact", sequences=2)
+    prompts = [np.arange(300, 300 + n).tolist() for n in (1, 30)]
+    params = SamplingParams(temperature=0)
+    requests = [Request(Job(each, params, max_tokens=4, ignore_eos=True)) for each in prompts]
+    Engine(session).run(requests)
+    if share < 1:
+        link = session._cold_sides[0].link
+        link.start_marks(1000)
+        Engine(session).run([Request(Job(prompts[0], params, max_tokens=3, ignore_eos=True))])
+        assert len(link.marks())
+    session.close()
 print("done")
 """
 

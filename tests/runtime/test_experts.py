@@ -141,10 +141,8 @@ def test_layers_that_are_all_cold_or_all_hot(share: float, tmp_path: Path) -> No
     assert greedy(two) == greedy(one)
 
 
-@pytest.mark.parametrize(
-    ("down", "mode"),
-    [pytest.param("by_output", "exact", marks=pytest.mark.one_driver), ("by_neuron", "predicted")],
-)
+@pytest.mark.one_driver
+@pytest.mark.parametrize(("down", "mode"), [("by_output", "exact"), ("by_neuron", "predicted")])
 def test_a_vulkan_device_and_the_cpu(vulkan: Any, down: str, mode: str, tmp_path: Path) -> None:
     """Bit by bit what the model of its numerics gives with the same cold side."""
     path = expert_golden("tiny-turbosparse", tmp_path, type="Q4_0", down=down).path

@@ -54,8 +54,10 @@ def test_the_pieces_of_drivers(driver: str, tmp_path: Path) -> None:
     check(run(path, gpu=str(device_index(driver)), vram_budget=3 * MIB, chunk=1), 3 * MIB)
 
 
-@pytest.mark.parametrize("budget", [3 * MIB, 5 * MIB, 12 * MIB])
-@pytest.mark.parametrize("sparsity", ["exact", "predicted"])
+@pytest.mark.parametrize(
+    ("sparsity", "budget"),
+    [("exact", 3 * MIB), ("predicted", 5 * MIB), ("exact", 12 * MIB), ("predicted", 12 * MIB)],
+)
 def test_the_built_in_model(gpu: str, sparsity: str, budget: int, tmp_path: Path) -> None:
     path = with_sidecar(tmp_path, [True] * 6, rank=64)
     check(run(path, gpu=gpu, vram_budget=budget, sparsity=sparsity), budget)

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 import pytest
 from support import vulkan_faults as faults
 from support.placed import on_two
-from support.vulkan_devices import DRIVERS, device_index
+from support.vulkan_devices import DRIVERS, FULL, device_index
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
 from hotcold.kernels._native import LinkError, VulkanError
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
+
+pytestmark = pytest.mark.usefixtures("quick_collections")
 
 DEVICE_LOST, UNKNOWN = -4, -13
 
@@ -64,7 +66,8 @@ def test_every_call_of_a_load_fails_once(index: int) -> None:
     loaded(index).close()
     counts = fallible(faults.calls())
     assert len(counts) > 20
-    for name, count in counts.items():
+    # Each takes a second; all of them fail in tests/kernels/test_vulkan_failures.py.
+    for name, count in [*counts.items()][:: 1 if FULL else 4]:
         gc.collect()
         faults.forget_calls()
         faults.fail(name, (count + 1) // 2, UNKNOWN)
@@ -90,6 +93,8 @@ def test_every_call_of_a_step_fails_once(index: int, share: float) -> None:
     assert {"vkQueueSubmit", "vkWaitSemaphores"} <= set(counts)
     if share == 1:
         counts.pop("vkGetSemaphoreCounterValue", None)  # asked only where a wait takes long
+        if not FULL:  # other functions fail where half is on the device
+            counts = {name: counts[name] for name in ("vkQueueSubmit", "vkWaitSemaphores")}
     for name, count in counts.items():
         session = loaded(index, share)
         generate(session)
