@@ -1,4 +1,4 @@
-"""What is looked up in a text, by brute force, and beside llama.cpp's look-up."""
+"""Looks up guesses in a text: the same by brute force, and llama.cpp's beside them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def guess_by_search(tokens: list[int], most: int) -> list[int] | None:
     if at < 0:
         at, same = longest(tokens[:-1])
         at += 1
-        if same < 4:
+        if same < 8:
             return None
     found = list(tokens)
     for i in range(most):
@@ -49,9 +49,9 @@ def guess_by_search(tokens: list[int], most: int) -> list[int] | None:
 def test_the_longest_end_that_stood_before_is_found() -> None:
     random, gaps = np.random.default_rng(1), 0
     for _ in range(400):
-        tokens = random.integers(0, int(random.integers(2, 7)), int(random.integers(0, 16))).tolist()
+        tokens = random.integers(0, int(random.integers(2, 7)), int(random.integers(0, 24))).tolist()
         if random.random() < 0.3:  # the same again, with a token that is nowhere
-            tokens = [*tokens, *tokens[: int(random.integers(0, 16))], 99]
+            tokens = [*tokens, *tokens[: int(random.integers(0, 24))], 99]
         index = Lookup()
         for i in range(0, len(tokens), 3):
             index.extend(tokens[i : i + 3])
@@ -69,8 +69,10 @@ def test_what_is_looked_up_grows_with_the_answer() -> None:
     assert copied(request, 3) is None
     request.output += [3, 4, 9, 1, 2]
     assert look_up(request, 4) == copied(request, 4) == Guess([3, 4, 9, 1], Kind.LONG, 7)
-    request.output += [7]  # in place of 3
-    assert look_up(request, 2) == Guess([4, 9], Kind.GAP, 7) and copied(request, 2) is None
+    request.output += [7]  # in place of 3, after too few tokens
+    assert look_up(request, 2) is None
+    request.output += [1, 2, 3, 4, 9, 1, 2, 3, 4, 9, 1, 2, 6]  # in place of 7
+    assert look_up(request, 2) == Guess([1, 2], Kind.GAP, 12) and copied(request, 2) is None
 
 
 def test_a_guess_becomes_surer_with_its_right_tokens() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from hotcold.engine.request import Request
 
 _LONGEST = 32  # tokens that are compared, of two places in a text
-_BEFORE_GAP = 4  # tokens at least that stood in the text before one that did not
+_BEFORE_GAP = 8  # tokens at least that stood in the text before one that did not
 _PLACES = 16  # that are compared, the latest ones
 
 

@@ -127,7 +127,7 @@ class Family:
 
     @property
     def of_block(self) -> "Family":
-        """What holds for such a block, which has attention and an FFN even where layers have one of them."""
+        """The facts of such a block, which has attention and an FFN even where layers have one of them."""
         return replace(self, one_part=False, ffn_norm="post_attention_norm") if self.one_part else self
 
 
