@@ -28,7 +28,7 @@ def matrix(values: npt.NDArray[np.floating[Any]]) -> Tensor:
 
 
 def parts_of(source: int | tuple[int, int]) -> dict[str, str]:
-    """What stands before the names of a block's tensors, by what stands there in the layers it is like."""
+    """Prefixes of the names of a block's tensors, by those of the layers that it is like."""
     if isinstance(source, int):
         return {f"blk.{source}.": ""}
     attention, ffn = source
