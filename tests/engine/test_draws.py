@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def plain_draw_by_id(values: Floats, params: SamplingParams, uniform: float) -> int:
-    """What draw_by_id does, with each step on the whole vocabulary."""
+    """Does what draw_by_id does, with each step on the whole vocabulary."""
     weights = values - values.max()
     if params.top_p < 1:
         bins = np.minimum(weights * -64, 8191).astype(np.intp)
