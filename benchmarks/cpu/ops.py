@@ -5,9 +5,9 @@
 
 Ops of one shape are one line: how often a step has it, the bytes of its weights, the time of a step in it
 (barriers are part of it: from the end of the step before to its own), and GB/s, to be held against the read
-probe. The time is a median of those of steps; ``--least`` takes the least instead, for machines that others
-use. Below are what the native program takes in all, the rest of the step (scheduling, sampling, text), and of
-that choosing the token.
+probe. The time is a median of those of steps; ``--least`` adds the least times of each part of a step
+instead, for machines that others use, best with one thread. Below are what the native program takes in all,
+the rest of the step (scheduling, sampling, text), and of that choosing the token.
 
 The last line of stdout is one JSON object.
 """
