@@ -31,7 +31,7 @@ from lib.server import serving
 PERSON = {"name": "Ada", "email": "ada@example.org", "password": "engine-of-1843"}
 QUESTION = "Say hello to Ada in one sentence."
 ALIAS = "smollm2"
-_PATIENCE_S = 600  # it makes its tables first
+_PATIENCE_S = 900  # it loads hundreds of modules, and makes its tables
 
 #: Nothing of its own is loaded from elsewhere, and nobody is told.
 QUIET = {
