@@ -13,7 +13,7 @@ from support.page_count import assert_no_page_is_lost
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished, Token
-from hotcold.engine.guesses import Guess, Kind, Lookup, forced, look_up
+from hotcold.engine.guesses import Guess, Kind, forced, look_up
 from hotcold.engine.request import Job, Request
 from hotcold.engine.sampler import Allowed
 from hotcold.engine.speculation import Speculation, StepCosts, best_possible
@@ -254,47 +254,6 @@ def test_penalties_and_logprobs_are_those_without_guesses() -> None:
     own = run(None)
     guessed = run(Reckless(lambda _: own.output, 0.7, VOCAB))
     assert guessed.output == own.output and guessed.output_logprobs == own.output_logprobs
-
-
-# --- looking up ---------------------------------------------------------------------------------------
-
-
-def longest_by_search(tokens: list[int], most: int) -> list[int] | None:
-    """The same by brute force."""
-    n = len(tokens)
-    best, at = 1, -1
-    for end in range(n - 2, 0, -1):
-        same = 0
-        while same <= end and same < 32 and tokens[end - same] == tokens[n - 1 - same]:
-            same += 1
-        if same > best:
-            best, at = same, end
-    if at < 0:
-        return None
-    found = list(tokens)
-    for i in range(most):
-        found.append(found[at + 1 + i])
-    return found[n:]
-
-
-def test_the_longest_end_that_stood_before_is_found() -> None:
-    random = np.random.default_rng(1)
-    for _ in range(300):
-        tokens = random.integers(0, int(random.integers(2, 7)), int(random.integers(0, 16))).tolist()
-        index = Lookup()
-        for i in range(0, len(tokens), 3):
-            index.extend(tokens[i : i + 3])
-        found = index.find(5)
-        assert (None if found is None else list(found.tokens)) == longest_by_search(tokens, 5)
-
-
-def test_what_is_looked_up_grows_with_the_answer() -> None:
-    request = Request(Job([1, 2, 3, 4], GREEDY))
-    assert look_up(request, 3) is None
-    request.output += [9, 1, 2]
-    assert look_up(request, 3) == Guess([3, 4, 9], Kind.PAIR)
-    request.output += [3, 4, 9, 1, 2]
-    assert look_up(request, 4) == Guess([3, 4, 9, 1], Kind.LONG)
 
 
 # --- how many -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -587,6 +588,35 @@ def test_a_program_reads_its_numbers_anew(backend: Backend) -> None:
         if n:
             dot(x[:n], tensor).check(out[:n])
         assert (out[n:] == 7).all()
+
+
+@pytest.mark.parametrize("kind", ["few values", "ascending", "odd", "all NaN but few", "minus infinity"])
+def test_top_k_of_many(backend: Backend, kind: str) -> None:
+    """Logits are looked at many at a time: what they are, few biases and masks with gaps change nothing."""
+    random, vocab = rng("top_k", kind), 1000
+    logits = np.round(random_rows(random, vocab) * 2)
+    if kind == "ascending":
+        logits = np.sort(random_rows(random, vocab))
+    elif kind == "odd":
+        logits[random.integers(0, vocab, 60)] = random.choice([np.nan, np.inf, -np.inf, -0.0], 60)
+    elif kind == "all NaN but few":
+        logits = np.where(random.random(vocab) < 0.03, logits, np.nan)
+    elif kind == "minus infinity":
+        logits = np.where(np.arange(vocab) < 990, -np.inf, logits)
+    logits = logits.astype(np.float32)
+    bits = random.random((1, vocab)) < 0.5
+    bits[:, 64:320] = bits[:, 900:] = False
+    few = np.array([700, 3, 64, 127], np.int32)
+    for b, allowed in itertools.product((None, (few, np.array([9, -9, 4, 0.5], np.float32))), (None, bits)):
+        values = logits.copy()
+        if b is not None:
+            values[few] += b[1]
+        permitted = [i for i in range(vocab) if allowed is None or allowed[0, i]]
+        order = sorted(permitted, key=lambda i: (np.isnan(values[i]), -np.nan_to_num(values[i], nan=0), i))
+        for k in (1, 2, 40, 300):
+            ids, top = backend.top_k(logits[None], 0, k, b, None if allowed is None else to_words(allowed)[0])
+            assert ids.tolist() == order[:k]
+            np.testing.assert_array_equal(top, values[order[:k]])
 
 
 def test_top_k_ranks_nan_last(backend: Backend) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from support.op_truth import to_words
 from support.torch_files import vector, write
 
+from hotcold.kernels.backend import Chosen
 from hotcold.sparse.profiler import SPANS, Firings, import_counts
 
 NEURONS = (70, 64, 3)
@@ -108,3 +110,24 @@ def test_counts_of_another_model(
     with pytest.raises(ValueError) as caught:
         import_counts(tmp_path, [5] * 12, 2000)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@given(seed=st.integers(0, 1000), texts=st.lists(st.integers(1, 40), min_size=1, max_size=3))
+def test_experts_that_are_kept(seed: int, texts: list[int]) -> None:
+    """Of two layers, of which the second has no experts."""
+    random, firings = np.random.default_rng(seed), Firings((12, 3), experts=(6, 1))
+
+    backend: Any = None
+    firings.watch_routers([(backend, Chosen("ids", "factors")), None])
+    pairs = []
+    for length in texts:
+        chosen = np.array([np.sort(random.permutation(6)[:2]) for _ in range(length)], np.int32)
+        pairs += [(set(a), set(b)) for a, b in pairwise(chosen.tolist())]
+        firings.restart()
+        at = 0
+        while at < length:
+            stop = min(length, at + int(random.integers(1, 17)))
+            firings._route(0, chosen[at:stop])
+            at = stop
+    found = firings.figures()["kept_experts"]
+    assert found == pytest.approx([sum(len(a & b) for a, b in pairs) / max(1, 2 * len(pairs)), 0])
