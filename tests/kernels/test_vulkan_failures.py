@@ -44,10 +44,11 @@ def test_every_function_fails_once(driver: str, tmp_path: Path) -> None:
         assert not whole["leaked"], "without any failure"
         for each in found:
             what = {key: each[key] for key in ("stage", "function", "nth", "error", "leaked")}
-            assert each["tokens"] == each["wanted"] and not each["leaked"], what
+            assert each["tokens"] in (each["wanted"], None) and not each["leaked"], what
             if each["reached"] and each["function"] not in TRIED_AGAIN:
                 assert each["kind"] in ("VulkanError", "VulkanMemoryError"), what
                 assert each["function"] in each["error"] and "\n" not in each["error"], what
+        assert found[-1]["tokens"] == whole["wanted"]
         seen = {(each["stage"], each["function"]) for each in found if each["error"]}
         assert ("step", "vkQueueSubmit") in seen
         assert functions or len({function for _, function in seen}) > 20

@@ -30,15 +30,14 @@ def prompts(n: int) -> list[list[int]]:
     return np.random.default_rng(7).integers(259, 4096, (n, 16)).tolist()
 
 
-def greedy(session: Session, prompts: list[list[int]], n: int) -> list[list[int]]:
-    engine, outputs = Engine(session), []
-    for prompt in prompts:
-        request = Request(Job(prompt, SamplingParams(temperature=0), max_tokens=n, ignore_eos=True))
-        engine.add(request)
-        while not request.finished:
-            engine.step()
-        outputs.append(request.output)
-    return outputs
+def greedy(session: Session, prompts: list[list[int]], n: int, *, together: bool = False) -> list[list[int]]:
+    """One text after the other, or as many ``together`` as the session has sequences."""
+    params = SamplingParams(temperature=0)
+    requests = [Request(Job(prompt, params, max_tokens=n, ignore_eos=True)) for prompt in prompts]
+    engine = Engine(session)
+    for some in [requests] if together else [[request] for request in requests]:
+        engine.run(some)
+    return [request.output for request in requests]
 
 
 def logits(session: Session) -> np.ndarray:
@@ -49,7 +48,8 @@ def logits(session: Session) -> np.ndarray:
 @pytest.mark.long
 @pytest.mark.full
 def test_ten_thousand_greedy_tokens_are_the_same_exact_and_off() -> None:
-    exact = session(sparsity="exact")
+    """One sequence exact, sixteen together off, which takes a third of the time of one by one."""
+    exact = session(sparsity="exact", sequences=16)
     off = exact.model.session("off")
     few, many = (
         prompts(20),
@@ -58,7 +58,7 @@ def test_ten_thousand_greedy_tokens_are_the_same_exact_and_off() -> None:
     texts = greedy(exact, few, 240) + greedy(exact, many, 25)
     assert sum(map(len, texts)) > 10_000
     assert len({token for text in texts for token in text}) > 300, "too much alike to show anything"
-    assert texts == greedy(off, few, 240) + greedy(off, many, 25)
+    assert texts == greedy(off, few, 240, together=True) + greedy(off, many, 25, together=True)
 
 
 @pytest.mark.parametrize(("threads", "cache_type"), [(1, "f16"), (2, "f16"), (3, "f16"), (3, "q8_0")])
