@@ -20,6 +20,8 @@ from hotcold.engine.speculation import Speculation, StepCosts, best_possible
 from hotcold.kernels.backend import DECODE_ROWS, PAGE
 from hotcold.runtime.sampling import SamplingParams
 
+pytestmark = pytest.mark.long  # no backend computes here
+
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -44,10 +46,19 @@ def expected(request: Request, *, alike: bool = True) -> list[int]:
     )
 
 
+COUNTS = ((1, None), (3, 8), (5, 12), (20, 60))  #: requests, and pages of the cache
+STATES = ({}, {"copies": 0, "spare": 3}, {"copies": 4, "spare": 1})
+
+
 @pytest.mark.parametrize("alike", [True, False])
-@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize(("count", "pages"), [(1, None), (3, 8), (5, 12), (20, 60)])
-@pytest.mark.parametrize("states", [{}, {"copies": 0, "spare": 3}, {"copies": 4, "spare": 1}])
+@pytest.mark.parametrize(
+    ("states", "count", "pages", "share"),  # each pair of values of two of them comes up
+    [
+        (states, *count, (0.0, 0.6, 1.0)[(i + j) % 3])
+        for i, states in enumerate(STATES)
+        for j, count in enumerate(COUNTS)
+    ],
+)
 def test_tokens_are_those_without_guesses(
     alike: bool, share: float, count: int, pages: int | None, states: dict[str, int]
 ) -> None:

@@ -19,6 +19,7 @@ from hotcold.model.kv_cache import slots_of, spare_slots_of
 from hotcold.model.reading import Progress
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.weights import Weights, check_tensors, load_weights, made_bytes
+from hotcold.placement.hot_neurons import HotNeurons, suits
 from hotcold.placement.profiles import profile_beside
 from hotcold.placement.shelves import NoExpertsError, NoRoomError, Shelves, expert_bytes
 from hotcold.placement.sizes import sizes_of_file
@@ -123,6 +124,7 @@ def _load(
             bill["draft"] = _draft_bytes(drafts, options, min(context, its_context))
         shelves, profile_note = _fit(file, config, options, bill, asked=not own)
         weight_bytes = resident + shelves.expert_bytes + shelves.bill["reading"]
+        weight_bytes += shelves.bill.get("cold rows", 0)
     model = ToLoad(file, config, options, limits, pages, slots, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors, shelves)
     decision, devices, weights = _read_where_it_fits(reading)
@@ -181,7 +183,7 @@ def _with_draft(config: Config, file: GGUFFile, options: LoadOptions, *, room: b
     return with_draft(config, file.tensors)
 
 
-def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Shelves:
+def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Shelves | HotNeurons:
     """Returns what :func:`load` would keep of a model's experts with these options and a ``ram_budget``,
     without predictors. Errors as there."""
     wanted = complete(options)
@@ -206,17 +208,26 @@ def _shelves_of(file: GGUFFile, config: Config, options: LoadOptions) -> Shelves
 
 def _fit(
     file: GGUFFile, config: Config, options: LoadOptions, bill: Mapping[str, int], *, asked: bool
-) -> tuple[Shelves, str]:
+) -> tuple[Shelves | HotNeurons, str]:
     """Chooses the experts that lie in memory beside the bill, and says which profile is left out. UserError:
     the one beside the model is another model's, say, and the budget was ``asked`` for."""
     budget = options["ram_budget"]
     assert budget is not None
-    shelves = Shelves.fit(budget, bill, file, config)
+    by_neuron, shelves = suits(file, config), None
+    try:
+        shelves = Shelves.fit(budget, bill, file, config)
+    except NoRoomError:
+        if not by_neuron:
+            raise
     assert config.experts is not None
-    if shelves.all_fit or not file.path.with_suffix(".profile.gguf").exists():
+    if shelves and (shelves.all_fit or not (by_neuron or file.path.with_suffix(".profile.gguf").exists())):
         return shelves, ""
     sizes = sizes_of_file(file, config, PAGE, options["cache_type"])
     profile, note = profile_beside(sizes, file.path, asked=asked)
+    if by_neuron and (hot := HotNeurons.fit(budget, bill, file, config, profile)):
+        return hot, note
+    if shelves is None:
+        shelves = Shelves.fit(budget, bill, file, config)  # says what it lacks
     return shelves if profile.routing is None else shelves.by_profile(profile, config.experts.chosen), note
 
 
@@ -270,7 +281,7 @@ class _Reading:
     weight_bytes: int
     progress: Progress | None
     factors: Container[str]
-    shelves: Shelves | None  #: places for experts, where memory has a budget
+    shelves: Shelves | HotNeurons | None  #: what of experts is in memory, where that has a budget
 
     def read(self, decision: Decision) -> tuple[Devices, Weights]:
         model, tensors, weight_bytes = self.model, self.model.file.tensors, self.weight_bytes
