@@ -79,9 +79,18 @@ def tensors_of(type: str, activation: str, layout: str, *, gated: bool = True) -
     )
 
 
-@pytest.mark.parametrize("activation", SPARSE_ACTIVATIONS)
-@pytest.mark.parametrize("type", TYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+#: Each type with each layout.
+MADE = [(type, layout) for type in TYPES for layout in LAYOUTS]
+
+
+@pytest.mark.parametrize(
+    ("activation", "type", "layout"),  # each pair of values of two of them comes up
+    [
+        (activation, type, LAYOUTS[(i + j) % 2])
+        for i, activation in enumerate(SPARSE_ACTIVATIONS)
+        for j, type in enumerate(TYPES)
+    ],
+)
 def test_exact_is_off(open_exact: OpenBackend, activation: str, type: str, layout: str) -> None:
     backend, x = open_exact(), random_rows(rng("x"), 16, shape_of(type)[1])
     for gated in (True, False) if activation != "drelu" else (True,):
@@ -91,9 +100,10 @@ def test_exact_is_off(open_exact: OpenBackend, activation: str, type: str, layou
             same_bits(run_ffn(backend, weights, x[:rows], rows, skip=True), off)
 
 
-@pytest.mark.parametrize("type", TYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize(
+    ("type", "layout", "skip"),  # each pair of values of two of them comes up
+    [(type, layout, bool((i // 2 + i) % 2)) for i, (type, layout) in enumerate(MADE)],
+)
 def test_an_ffn_row_is_the_same_in_any_batch(
     open_exact: OpenBackend, type: str, layout: str, skip: bool
 ) -> None:
@@ -116,8 +126,7 @@ def test_an_ffn_row_is_the_same_in_any_batch(
         same_bits(run_ffn(backend, weights, x, 16, mask, skip=skip)[:16], alone)
 
 
-@pytest.mark.parametrize("type", TYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("type", "layout"), MADE)
 def test_an_ffn_prompt_row_is_the_same_in_any_chunk(open_exact: OpenBackend, type: str, layout: str) -> None:
     backend, x = open_exact(), random_rows(rng("x"), 70, shape_of(type)[1])
     weights = backend.ffn_weights(tensors_of(type, "drelu", layout))

@@ -373,14 +373,37 @@ FFN_CASES = [
 ]
 
 
+#: (N, D) where no block has more than 32 weights, and where one has
+SMALL = ((100, 32), (172, 96), (1000, 64), (256, 544), (96, 256))
+LARGE = ((100, 256), (512, 768), (256, 256))
+
+
+def existing_shapes(types: tuple[str, str, str], layout: str) -> list[tuple[int, int]]:
+    shapes = SMALL if max(BLOCK_TYPES[type].weights for type in types) <= 32 else LARGE
+    whole = BLOCK_TYPES[types[2]].weights if layout == "by_output" else 1
+    return [(n, d) for n, d in shapes if n % whole == 0]
+
+
+def some_shapes(kind: FFNKind, types: tuple[str, str, str], layout: str) -> list[tuple[int, int]]:
+    """About half of those that exist."""
+    shapes, kinds = existing_shapes(types, layout), [each for each, others in FFN_CASES if others == types]
+    count = -(-len(shapes) // 2) if len(kinds) == 2 else len(shapes) // 2
+    first = kinds.index(kind) * count + FFN_TYPES.index(types)
+    return [shapes[(first + i) % len(shapes)] for i in range(count)]
+
+
+@pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
+def test_each_type_has_each_shape(layout: str) -> None:
+    """With one kind or another."""
+    for types in FFN_TYPES:
+        found = {shape for kind, own in FFN_CASES if own == types for shape in some_shapes(kind, own, layout)}
+        assert found == {*existing_shapes(types, layout)}
+
+
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
 @pytest.mark.parametrize("kind, types", FFN_CASES, ids=str)
 def test_ffn(backend: Backend, layout: str, types: tuple[str, str, str], kind: FFNKind) -> None:
-    block = max(BLOCK_TYPES[type].weights for type in types)
-    small = ((100, 32), (172, 96), (1000, 64), (256, 544), (96, 256))
-    for n, d in small if block <= 32 else ((100, 256), (512, 768), (256, 256)):
-        if layout == "by_output" and n % BLOCK_TYPES[types[2]].weights:
-            continue  # such a matrix cannot exist
+    for n, d in some_shapes(kind, types, layout):
         random = rng("ffn", types, n, *kind)
         check_ffn(backend, random_ffn(random, (n, d), types, kind, layout), random)
 

@@ -21,7 +21,7 @@ class Memory:
     def address(self) -> int: ...
 
 class Arena:
-    def __init__(self, nodes: Sequence[int] = []) -> None: ...
+    def __init__(self, nodes: Sequence[int] = [], huge: bool = True) -> None: ...
     def take(self, nbytes: int) -> Memory: ...
 
 class WeightRows:
@@ -72,7 +72,15 @@ DISK_READ_BYTES: int = 2097152
 
 EXPERTS_OF_A_WAVE: int = 4
 
-def probe_disk(file: int, bytes: int, depth: int, seconds: float, sequential: bool) -> tuple[float, bool]: ...
+def probe_disk(
+    file: int,
+    bytes: int,
+    depth: int,
+    seconds: float,
+    sequential: bool,
+    burst: int = 0,
+    pause: float = 0.0,
+) -> tuple[float, bool]: ...
 
 class Shelf:
     def __init__(self, disk: Disk, name: str, experts: int, places: int) -> None: ...
@@ -89,6 +97,20 @@ class Shelf:
     def fill(self, experts: Sequence[int], kept: int) -> None: ...
     @property
     def places(self) -> int: ...
+    def counts(self) -> tuple[int, int, int, int]: ...
+
+class ColdRows:
+    def __init__(self, disk: Disk, name: str, neurons: int, hot: Sequence[int], room: int) -> None: ...
+    def add(
+        self,
+        disk: Disk,
+        weights: WeightRows,
+        file: int,
+        offsets: Sequence[int],
+        rows: int,
+        row_bytes: int,
+    ) -> None: ...
+    def fill(self) -> None: ...
     def counts(self) -> tuple[int, int, int, int]: ...
 
 class Program:
@@ -326,6 +348,7 @@ class FfnWeights:
         ends: Sequence[int],
         chosen: int,
         shelf: Shelf | None = None,
+        cold: ColdRows | None = None,
     ) -> None: ...
 
 class LinkError(RuntimeError):
