@@ -41,10 +41,15 @@ struct Vec {
     static I mask(int n) {
         return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     }
+    // In registers: a row whose blocks fill no whole vectors has one such load, and stores of a half each
+    // that a load of all then waits for take as long as a dot of the row's last blocks.
     static __m128i load_u16(const uint16_t* p, int n) {
-        alignas(16) uint16_t v[8] = {};
-        for (int i = 0; i < n; ++i) v[i] = p[i];
-        return _mm_load_si128((const __m128i*)v);
+        const __m128i even = _mm_cmpgt_epi32(_mm_set1_epi32(n / 2), _mm_setr_epi32(0, 1, 2, 3));
+        const __m128i pairs = _mm_maskload_epi32((const int*)p, even);
+        if (n % 2 == 0) return pairs;
+        const __m128i last =
+            _mm_cmpeq_epi16(_mm_set1_epi16(short(n - 1)), _mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7));
+        return _mm_or_si128(pairs, _mm_and_si128(last, _mm_set1_epi16(short(p[n - 1]))));
     }
     static F zero() { return _mm256_setzero_ps(); }
     static F set1(float v) { return _mm256_set1_ps(v); }
