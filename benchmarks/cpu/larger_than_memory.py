@@ -28,6 +28,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,12 @@ def counted(path: Path) -> Path:
     return path.with_suffix(".counted.gguf")
 
 
-def apart(args: argparse.Namespace, budget: int | None, hot: bool) -> dict[str, Any]:
-    """:func:`measure` in a process of its own; ``hot``: with a profile beside the model."""
+def apart(
+    args: argparse.Namespace, budget: int | None, hot: bool, enter: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """:func:`measure` in a process of its own, which calls ``enter`` first.
+
+    ``hot``: with a profile beside the model."""
     beside = args.model.with_suffix(".profile.gguf")
     beside.unlink(missing_ok=True)
     if hot:
@@ -103,7 +108,8 @@ def apart(args: argparse.Namespace, budget: int | None, hot: bool) -> dict[str, 
     if not args.warm:
         forget(args.model)
     given = json.dumps([str(args.model), budget, args.tokens, args.threads])
-    done = subprocess.run([sys.executable, __file__, "--one", given], stdout=subprocess.PIPE, check=True)
+    command = [sys.executable, __file__, "--one", given]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, preexec_fn=enter)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -112,7 +112,9 @@ class Program {
     void collect(std::shared_ptr<FlagLink>, const Mailbox&, float* out);
 
     // std::invalid_argument when the batch holds a number out of bounds. See Pool::run.
-    void run(const std::function<void()>& check_interrupt = {});
+    void run(const std::function<void()>& check_interrupt = {}, int64_t* nanoseconds = nullptr);
+    // Of which ops are made: run() can tell the time of each.
+    size_t steps() const { return steps_.size(); }
     // Of the one buffer that all programs of a pool share; each thread has kLocalBytes besides.
     size_t scratch_bytes() const { return shared_bytes_; }
 

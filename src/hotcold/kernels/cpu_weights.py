@@ -6,7 +6,6 @@ rows, one contiguous stream, and for each neuron its up row then its down row. W
 zeros, down by output is transposed if its type is a float, and packed into panels if it is quantised. Experts
 lie one after another in each of these."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -174,7 +173,7 @@ class Packer:
     def _fill(self, rows: _native.WeightRows, tensor: AnyTensor, *, by_output: bool = False) -> None:
         # The extension reads chosen rows or columns of a tensor itself where they become rows.
         direct = isinstance(tensor, StoredTensor) and (tensor.chosen is None or tensor.by_column == by_output)
-        if not (direct and hasattr(os, "pread")):
+        if not direct:
             rows.pack(tensor.load().data, self._pool, by_output)
             return
         assert isinstance(tensor, StoredTensor)

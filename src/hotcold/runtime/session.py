@@ -238,7 +238,8 @@ class Session:
         mode = "exact" if all(config.skips) else "off"
         layers = [layer.ffn for layer in weights.layers]
         ffns = make_ffns(model.backend, layers, model.limits.tokens, mode=mode, count=False)
-        return DraftBlock(self.transformer, model.config, model.weights, ffns, model.pages, model.cache_type)
+        of_model = self.transformer, model.config, model.weights
+        return DraftBlock(*of_model, ffns, model.pages, model.cache_type, model.backend)
 
     def read_whole(self) -> Iterator[tuple[str, Backend, int]]:
         """The weights that every step reads whole, norms excepted: kind, the backend that reads them, and
