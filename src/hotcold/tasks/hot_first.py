@@ -18,6 +18,7 @@ from hotcold.placement.profiles import Profile, read_profile, write_profile
 from hotcold.placement.shelves import NoRoomError, Shelves
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
+from hotcold.quantize.reordering import check_order
 from hotcold.runtime.loading import shelves_of
 from hotcold.sparse.profiler import KEPT_EXPERTS
 from hotcold.tasks.ram_planning import kept_share, missing_shares, routing_shares
@@ -85,6 +86,7 @@ def hot_first(
             one = np.asarray(firing).reshape(config.experts.count, -1)
             first = np.arange(len(one))[:, None] * one.shape[1]
             order[layer] = (np.argsort(-one, axis=1, kind="stable") + first).reshape(-1)
+        check_order(file, config, order, "gguf", (config.down_layout, config.down_layout))
         moved = [each[order[i]] if i in order else each for i, each in enumerate(counted.firing)]
         worth = _worth(file, config, replace(counted, firing=moved))
     if told is not None:
