@@ -5,7 +5,9 @@
     python benchmarks/cpu/larger_than_memory.py -m q30.gguf --make 10 --gib 1.7 0.9  # a made-up model
 
 `--make` writes the model first where it is not there: so many layers of Qwen3-30B-A3B's shape, 337 MiB each,
-whose routers prefer a quarter of the experts (57 % of all choices). `--profile` counts routing on another
+whose routers prefer a quarter of the experts (57 % of all choices); or, with `--shape`, of Mixtral's, 779 MiB
+each: `sparse-mixtral` has neurons that fire as a power law says (10 % on average), the most active first, and
+`mixtral` is the same in SiLU, for llama.cpp. `--profile` counts routing on another
 text and adds rounds in which hot experts keep their places.
 
 Budgets take turns, each in a process of its own that begins with the file out of the system's cache
@@ -31,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lib.experts import write_experts
+from lib.experts import MODELS, write_experts
 
 #: Drawn, so that a made-up model does not repeat itself; the same in each round.
 HOW: dict[str, Any] = {"temperature": 1, "seed": 1, "ignore_eos": True}
@@ -124,6 +126,7 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, help="of the pool (as many as cores)")
     parser.add_argument("--warm", action="store_true", help="leave the file in the system's cache")
     parser.add_argument("--make", type=int, metavar="LAYERS", help="write the model, if it is not there")
+    parser.add_argument("--shape", choices=MODELS, default="qwen3", help="of the model that is written")
     parser.add_argument("--profile", action="store_true", help="each budget with a profile of routing, too")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -138,7 +141,7 @@ def main() -> None:
     if beside.exists():
         parser.error(f"{beside} is there, and rounds write and remove a file of this name: move it away")
     if args.make and not args.model.exists():
-        write_experts(args.model, args.make)
+        write_experts(args.model, args.make, shape=args.shape)
     ways = [(budget, False) for budget in budgets]
     if args.profile:
         count_routing(args.model, budgets[-1])
