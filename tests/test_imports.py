@@ -21,6 +21,7 @@ ALLOWED = {
     "errors": set(),
     "version": set(),
     "values": {"errors"},
+    "windows": set(),
     "formats": set(),
     "demo": set(),
     "hub": {"formats"},
@@ -76,7 +77,8 @@ ALLOWED = {
     },
     "": {"processes", "engine", "grammar", "hosting", "api", "tasks", "commands"},
 }
-#: Any layer may ask for the version, raise what is meant for the user, and show and bound values (values.py).
+#: Any layer may ask for the version, raise what is meant for the user, show and bound values (values.py), and
+#: call Windows (windows.py).
 FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")
 #: Hands on, from old addresses, what the package exports.
 OLD_NAMES = ("hotcold.engine.old_names",)
@@ -140,7 +142,9 @@ def violations(module: str, imported: Iterable[str]) -> list[str]:
     layer = layer_of(module)
     found = []
     for name in imported:
-        if name.split(".")[0] != "hotcold" or name in FOR_ALL or name.startswith("hotcold.values."):
+        if name.split(".")[0] != "hotcold" or name in FOR_ALL:
+            continue
+        if name.startswith(("hotcold.values.", "hotcold.windows.")):
             continue
         if module in OLD_NAMES and name == "hotcold":
             continue
@@ -191,7 +195,7 @@ def test_the_drawing_has_these_arrows() -> None:
 def test_every_folder_has_a_layer() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders <= ALLOWED.keys() - {""}
-    files = {"__init__.py", "__main__.py", "errors.py", "values.py", "version.py"}
+    files = {"__init__.py", "__main__.py", "errors.py", "values.py", "version.py", "windows.py"}
     assert {relative(path) for path in PACKAGE.glob("*.py")} == files
 
 
