@@ -114,7 +114,7 @@ def test_counts_of_another_model(
 
 @given(seed=st.integers(0, 1000), texts=st.lists(st.integers(1, 40), min_size=1, max_size=3))
 def test_experts_that_are_kept(seed: int, texts: list[int]) -> None:
-    """Of two layers, of which the second has no experts."""
+    """The profile of two layers, of which the second has no experts."""
     random, firings = np.random.default_rng(seed), Firings((12, 3), experts=(6, 1))
 
     backend: Any = None
