@@ -196,7 +196,7 @@ def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Sh
     return _shelves_of(file, config, wanted)
 
 
-def _shelves_of(file: GGUFFile, config: Config, options: LoadOptions) -> Shelves:
+def _shelves_of(file: GGUFFile, config: Config, options: LoadOptions) -> Shelves | HotNeurons:
     resident = check_tensors(file, config, predictor_names(file)) + made_bytes(file, config)
     resident += draft_bytes(file, config) - _all_experts(file, config)
     limits, _, _ = _limits(config, options)
