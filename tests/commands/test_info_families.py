@@ -26,7 +26,7 @@ PLACED = (
 
 
 def report(capsys: pytest.CaptureFixture[str], path: Path) -> tuple[dict[str, Any], str]:
-    """What it says as JSON, and to people."""
+    """Its report as JSON, and its lines for people."""
     for arguments in (["--json"], []):
         assert cli.main(["info", str(path), *arguments]) == 0
     text, err = capsys.readouterr()

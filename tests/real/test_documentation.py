@@ -60,7 +60,9 @@ def test_there_are_such_examples() -> None:
 def test_commands(page: str, line: str, folder: Path) -> None:
     """As a shell runs them; who types is replaced by one question, and answers are cut to spare time."""
     shorter = " -n 12" if "hotcold chat" in line else ""
-    command = re.sub(r"\s+#.*", "", line).replace("hotcold ", f"{shlex.quote(sys.executable)} -m hotcold ")
+    command = re.sub(r"\s+#.*", "", re.sub(r" -n \d+", " -n 12", line)).replace(
+        "hotcold ", f"{shlex.quote(sys.executable)} -m hotcold "
+    )
     done = subprocess.run(
         command + shorter, shell=True, cwd=folder, input="What is a fox?\n", env=environment(),
         capture_output=True, text=True, check=False,

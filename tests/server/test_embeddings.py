@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Served]:
-    with served("-m", str(model)) as found:
+    with served("-m", str(model), "-t", "1") as found:
         assert found.url
         yield found
 

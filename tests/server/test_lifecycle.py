@@ -32,7 +32,7 @@ def children(pid: int) -> list[int]:
 
 def alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -199,7 +199,7 @@ def test_two_servers_on_one_port(server: Served) -> None:
 def test_keys_of_a_file(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("first\nsecond\n")
-    with served("--api-key-file", str(keys), "--host", "0.0.0.0") as server:
+    with served("-t", "1", "--api-key-file", str(keys), "--host", "0.0.0.0") as server:
         port = server.port
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
             assert client.get("/v1/models").status_code == 401

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.served import served
@@ -15,8 +16,11 @@ def test_the_readmes_request_is_answered_sensibly() -> None:
     if not model:
         pytest.skip("HOTCOLD_SMOLLM2 does not name the file of the published model")
     body = {"model": "", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 6}
-    with served("-m", model, "-np", "8") as server, server.client() as client:
-        for seed in range(24):
+    with served("-m", model, "-np", "8") as server, server.client() as client, ThreadPoolExecutor(8) as pool:
+
+        def answer(seed: int) -> str:
             reply = client.post("/v1/chat/completions", json={**body, "seed": seed}).json()
-            text = reply["choices"][0]["message"]["content"]
+            return str(reply["choices"][0]["message"]["content"])
+
+        for seed, text in enumerate(pool.map(answer, range(24))):
             assert re.match(r"(Hello|Hi|Hey|Welcome|Good|Greetings)\b", text), (seed, text)

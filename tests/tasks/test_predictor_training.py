@@ -45,6 +45,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def unbroken() -> dict[str, bytes]:
+    """The file of a run that nothing broke, as soon as a test has made it."""
+    return {}
+
+
+def whole(unbroken: dict[str, bytes]) -> bytes:
+    if not unbroken:
+        assert ran("whole.gguf") == 0
+        unbroken["bytes"] = Path("whole.gguf").read_bytes()
+    return unbroken["bytes"]
+
+
 def ran(output: str, *more: str) -> int:
     return cli.main([*LINE.split(), "-o", output, *more])
 
@@ -82,10 +95,11 @@ def test_a_run_and_its_report(folder: Path, capsys: pytest.CaptureFixture[str]) 
         hotcold.fit_predictor(None, Path("text.txt"), method="train")
 
 
-def test_a_break_anywhere_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_break_anywhere_changes_nothing(
+    folder: Path, unbroken: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While inputs are collected, in the middle of an epoch, after a state and after a layer was saved."""
-    assert ran("whole.gguf") == 0
-    expected = Path("whole.gguf").read_bytes()
+    expected = whole(unbroken)
     monkeypatch.setattr(ffn_inputs, "_SAVED_EVERY", 0.0)
     places = [
         (Session, "run", 1),
@@ -113,7 +127,9 @@ def test_a_break_anywhere_changes_nothing(folder: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
-def test_a_full_disk_loses_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_loses_nothing(
+    folder: Path, unbroken: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
     """A limit on the size of files fails as a full disk does, at each place that a run writes to."""
     import resource
 
@@ -127,8 +143,7 @@ def test_a_full_disk_loses_nothing(folder: Path, capsys: pytest.CaptureFixture[s
         error = capsys.readouterr().err
         assert "File too large" in error and error.count("\n") == 1 and "part.gguf.work" in error
     assert ran("part.gguf") == 0
-    assert ran("whole.gguf") == 0
-    assert Path("part.gguf").read_bytes() == Path("whole.gguf").read_bytes()
+    assert Path("part.gguf").read_bytes() == whole(unbroken)
 
 
 def test_predictors_of_experts(folder: Path) -> None:
@@ -158,7 +173,7 @@ def test_kills_at_random_moments_change_nothing(folder: Path) -> None:
             [*line, "part.gguf"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             try:
-                process.communicate(timeout=longest * moments.uniform(0.3, 1) if kills < 4 else None)
+                process.communicate(timeout=longest * moments.uniform(0.3, 1) if kills < 2 else None)
                 done = kills > 1
                 assert process.returncode == 0
             except subprocess.TimeoutExpired:
