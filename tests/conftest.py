@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -114,6 +115,21 @@ def benchmarks(repository: Path) -> Iterator[None]:
     sys.path.insert(0, folder)
     yield
     sys.path.remove(folder)
+
+
+@pytest.fixture(scope="session")
+def full(pytestconfig: pytest.Config) -> bool:
+    """Whether pytest was told --full: for tests that then take more examples and not others."""
+    return bool(pytestconfig.getoption("--full"))
+
+
+@pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """gc.collect() looks at what was made since: all that a process holds takes it half a second."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ ALLOWED = {
     "errors": set(),
     "version": set(),
     "values": {"errors"},
+    "windows": set(),
     "formats": set(),
     "demo": set(),
     "hub": {"formats"},
@@ -76,7 +77,8 @@ ALLOWED = {
     },
     "": {"processes", "engine", "grammar", "hosting", "api", "tasks", "commands"},
 }
-#: Any layer may ask for the version, raise what is meant for the user, and show and bound values (values.py).
+#: Any layer may ask for the version, raise what is meant for the user, show and bound values (values.py), and
+#: call Windows (windows.py).
 FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")
 #: Hands on, from old addresses, what the package exports.
 OLD_NAMES = ("hotcold.engine.old_names",)
@@ -111,9 +113,9 @@ ONLY_IN = {
 }
 
 
-def imports(tree: ast.AST, module: str) -> Iterator[str]:
+def imports(nodes: Iterable[ast.AST], module: str) -> Iterator[str]:
     """The dotted names that a module imports, at its top or in a function; relative ones made absolute."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -135,12 +137,14 @@ def layer_of(dotted: str) -> str:
     return second if second in ALLOWED else ""
 
 
-def violations(module: str, tree: ast.Module) -> list[str]:
+def violations(module: str, imported: Iterable[str]) -> list[str]:
     """The imports in a module that break the direction of the layers."""
     layer = layer_of(module)
     found = []
-    for name in imports(tree, module):
-        if name.split(".")[0] != "hotcold" or name in FOR_ALL or name.startswith("hotcold.values."):
+    for name in imported:
+        if name.split(".")[0] != "hotcold" or name in FOR_ALL:
+            continue
+        if name.startswith(("hotcold.values.", "hotcold.windows.")):
             continue
         if module in OLD_NAMES and name == "hotcold":
             continue
@@ -170,7 +174,7 @@ def relative(path: Path) -> str:
     ],
 )
 def test_the_check_sees_a_wrong_import(module: str, line: str) -> None:
-    assert violations(module, ast.parse(line))
+    assert violations(module, imports(ast.walk(ast.parse(line)), module))
 
 
 def test_the_drawing_has_these_arrows() -> None:
@@ -191,25 +195,25 @@ def test_the_drawing_has_these_arrows() -> None:
 def test_every_folder_has_a_layer() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders <= ALLOWED.keys() - {""}
-    files = {"__init__.py", "__main__.py", "errors.py", "values.py", "version.py"}
+    files = {"__init__.py", "__main__.py", "errors.py", "values.py", "version.py", "windows.py"}
     assert {relative(path) for path in PACKAGE.glob("*.py")} == files
 
 
-def misplaced(path: Path, tree: ast.Module) -> list[str]:
+def misplaced(path: Path, imported: Iterable[str]) -> list[str]:
     """Heavy and dangerous packages that are imported where they do not belong."""
     name, folder = relative(path), path.relative_to(PACKAGE).parts[0]
     found = []
-    for imported in imports(tree, module_name(path)):
-        places = ONLY_IN.get(imported.split(".")[0], {name})
+    for each in imported:
+        places = ONLY_IN.get(each.split(".")[0], {name})
         if name not in places and folder not in places:
-            found.append(f"{name} imports {imported}, allowed in {sorted(places)}")
+            found.append(f"{name} imports {each}, allowed in {sorted(places)}")
     return found
 
 
-def executing(tree: ast.Module) -> list[int]:
+def executing(nodes: Iterable[ast.AST]) -> list[int]:
     """Lines that could execute what a file holds."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Name(id="eval" | "exec" | "compile")):
                 found.append(node.lineno)
@@ -220,29 +224,42 @@ def executing(tree: ast.Module) -> list[int]:
 
 def test_the_check_of_executing_works() -> None:
     source = "load(f, allow_pickle=False)\nload(f, allow_pickle=flag)\nre.compile(p)\neval(text)"
-    assert executing(ast.parse(source)) == [2, 4]
+    assert executing(ast.walk(ast.parse(source))) == [2, 4]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_a_module_keeps_the_rules(path: Path) -> None:
-    """Imports go one way, packages stay where they belong, nothing is executed: a file is parsed once."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert violations(module_name(path), tree) == []
-    assert misplaced(path, tree) == []
-    assert executing(tree) == []
+def undeclared(path: Path, imported: Iterable[str], declared: set[str]) -> list[str]:
+    """Packages that a plain installation lacks, imported outside the places of :data:`ONLY_IN`."""
+    known = sys.stdlib_module_names | {"hotcold"} | ONLY_IN.keys() | declared
+    return [
+        f"{relative(path)} imports {each}, not in dependencies {sorted(declared)}"
+        for each in imported
+        if each.split(".")[0] not in known
+    ]
 
 
-def test_the_base_install_has_what_the_package_imports() -> None:
+def test_modules_keep_the_rules() -> None:
+    """Imports go one way, packages stay where they belong, and the base installation has what is imported;
+    nothing is executed. One test, as a file is parsed and walked through once."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split(r"[<>=~!; \[]", line, maxsplit=1)[0] for line in project["dependencies"]}
+    found = []
     for path in SOURCES:
-        for imported in imports(ast.parse(path.read_text(encoding="utf-8")), module_name(path)):
-            package = imported.split(".")[0]
-            if package in sys.stdlib_module_names or package == "hotcold" or package in ONLY_IN:
-                continue
-            assert package in declared, (
-                f"{relative(path)} imports {imported}, not in dependencies {sorted(declared)}"
-            )
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        imported = [*imports(nodes, module_name(path))]
+        found += violations(module_name(path), imported) + misplaced(path, imported)
+        found += undeclared(path, imported, declared)
+        found += [f"{relative(path)}:{line} executes" for line in executing(nodes)]
+    assert found == []
+
+
+def test_the_check_of_packages_works() -> None:
+    path = PACKAGE / "model" / "config.py"
+    assert misplaced(path, ["torch.nn", "numpy"]) == [
+        "model/config.py imports torch.nn, allowed in ['training/libraries.py']"
+    ]
+    assert undeclared(path, ["yaml", "numpy", "os.path", "torch", "hotcold.model"], {"numpy"}) == [
+        "model/config.py imports yaml, not in dependencies ['numpy']"
+    ]
 
 
 def test_binding_files_alone_know_nanobind() -> None:

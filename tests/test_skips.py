@@ -51,7 +51,7 @@ def test_a_reason_to_skip_is_one_line(tmp_path: Path, repository: Path) -> None:
     done = subprocess.run(
         command,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -7,14 +7,21 @@ import ast
 import ctypes
 import os
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hotcold.windows as calls
+from hotcold.formats import files
+from hotcold.formats.files import FileError, RegularFile, replacing
+from hotcold.kernels.cores import Cores, find_cores, windows_cores
 from hotcold.processes import guarded, windows
 from hotcold.processes.windows import OVER_TIME, Bounds, ExtendedLimits, MemoryCounters, memory_counters
+from hotcold.runtime.memory import available_memory
+from hotcold.windows import DENIED, END_OF_FILE, IN_USE, MemoryStatus, Overlapped, cores, free_memory, read_at
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "hotcold"
 
@@ -202,6 +209,170 @@ def test_ctrl_c_stays_away_from_children() -> None:
     assert guarded.apart("linux") == {"start_new_session": True}
 
 
+def failure(code: int) -> OSError:
+    """An error as Python raises it on Windows."""
+    error = PermissionError(13, "Access is denied") if code in (DENIED, IN_USE) else OSError(5, "A fault")
+    error.winerror = code  # type: ignore[attr-defined,unused-ignore]
+    return error
+
+
+class System:
+    """A stand-in: a file with the bytes 0 to 99 at ``start``, memory, and cores, each of which has a kind and
+    a mask in each of its groups."""
+
+    records = b""
+
+    def __init__(
+        self, *kinds: tuple[int, list[tuple[int, int]]], start: int = 0, own: int = 0, every: int = 0
+    ) -> None:
+        self.kinds, self.start, self.masks = kinds, start, (own, every)
+        self.free, self.promisable, self.code = 3000, 2000, 0
+
+    def failure(self) -> OSError:
+        return failure(self.code)
+
+    def ReadFile(self, handle: int, to: Any, size: int, came: Any, at: Any) -> int:
+        low, high = struct.unpack_from("<16xII", ctypes.cast(at, ctypes.POINTER(Overlapped)).contents)
+        data = bytes(range(100))[(high << 32 | low) - self.start :][:size]
+        if not data and not self.code:
+            self.code = END_OF_FILE
+        if self.code:
+            return 0
+        ctypes.memmove(to, data, len(data))
+        ctypes.cast(came, ctypes.POINTER(ctypes.c_uint32))[0] = len(data)
+        return 1
+
+    def GlobalMemoryStatusEx(self, at: Any) -> int:
+        found = ctypes.cast(at, ctypes.POINTER(MemoryStatus)).contents
+        assert found.size == ctypes.sizeof(MemoryStatus) == 64
+        found.free, found.promisable = self.free, self.promisable
+        return 0 if self.code else 1
+
+    def GetLogicalProcessorInformationEx(self, kind: int, at: Any, size: Any) -> int:
+        assert kind == 0
+        data = self.records
+        for kind, groups in self.kinds:
+            body = struct.pack("<BB20xH", len(groups), kind, len(groups))
+            body += b"".join(struct.pack("<QH6x", mask, group) for mask, group in groups)
+            data += struct.pack("<II", 0, 8 + len(body)) + body
+        ctypes.cast(size, ctypes.POINTER(ctypes.c_uint32))[0] = len(data)
+        if at is None or self.code:
+            return 0
+        ctypes.memmove(at, data, len(data))
+        return 1
+
+    def GetCurrentProcess(self) -> int:
+        return 2**64 - 1
+
+    def GetProcessAffinityMask(self, process: int, own: Any, every: Any) -> int:
+        for place, mask in zip((own, every), self.masks, strict=True):
+            ctypes.cast(place, ctypes.POINTER(ctypes.c_uint64))[0] = mask
+        return 1
+
+
+def test_reads_are_at_a_position() -> None:
+    view = memoryview(bytearray(8))
+    assert read_at(System(), 7, view, 90) == 8 and bytes(view) == bytes(range(90, 98))
+    far = (5 << 32) - 2  # from the one half of an offset to the other
+    assert read_at(System(start=far), 7, view[2:6], far + 1) == 4 and bytes(view[2:6]) == b"\1\2\3\4"
+    assert read_at(System(), 7, view, 96) == 4
+    assert read_at(System(), 7, view, 100) == 0
+    broken = System()
+    broken.code = 23
+    with pytest.raises(OSError, match="A fault"):
+        read_at(broken, 7, view, 0)
+
+
+def test_a_file_is_read_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    system = System()
+    monkeypatch.setattr(files, "_read_at", lambda fd, view, offset: read_at(system, fd, view, offset))
+    monkeypatch.setattr(files, "_READ_BYTES", 7)
+    file = RegularFile(path)
+    assert file.read(3, 90) == bytes(range(3, 93))
+    with pytest.raises(FileError, match="ended at byte 100"):
+        file.read(90, 11)
+    system.code = 23
+    with pytest.raises(FileError, match="cannot be read at byte 5: A fault"):
+        file.read(5, 1)
+
+
+@pytest.mark.parametrize("code", [DENIED, IN_USE, None])
+def test_a_file_that_is_open_elsewhere_is_not_replaced(
+    code: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"old")
+
+    def refused(*_: object) -> None:
+        raise failure(code) if code else PermissionError(13, "Access is denied")
+
+    monkeypatch.setattr(os, "replace", refused)
+    told = "cannot be replaced (Access is denied): close what has it open, or give another name"
+    with pytest.raises(FileError) as raised, replacing(path) as file:
+        file.write(b"new")
+    assert str(raised.value) == (told if code else "cannot be written: Access is denied")
+    assert os.listdir(tmp_path) == ["model.gguf"] and path.read_bytes() == b"old"
+
+
+def test_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System()
+    assert free_memory(system) == 2000
+    system.free = 500
+    monkeypatch.setattr("hotcold.runtime.memory.kernel32", lambda: system)
+    assert available_memory(tmp_path, tmp_path) == 500
+    system.code = 5
+    assert available_memory(tmp_path, tmp_path) is None
+
+
+#: Two fast cores of two threads, and four slow ones; and two groups of one core each.
+MIXED = ((1, [(0b11, 0)]), (1, [(0b1100, 0)]), *((0, [(1 << bit, 0)]) for bit in range(4, 8)))
+GROUPS = ((0, [(1 << 63, 0)]), (0, [(0b11, 1)]))
+
+
+def test_cores_and_their_kinds() -> None:
+    fast = [0, 1, 2, 3]
+    assert windows_cores(System(*MIXED)) == Cores([*range(8)], 6, fast, 2, None)
+    assert windows_cores(System(*MIXED)).wanted == 2
+    assert windows_cores(System(*MIXED), {1, 4, 5}) == Cores([1, 4, 5], 3, [1], 1, None)
+    assert windows_cores(System(*MIXED[2:])).wanted == 4
+    assert windows_cores(System(*GROUPS)) == Cores([63, 64, 65], 2, [63, 64, 65], 2, None)
+
+
+#: What wine 8 said to a program in C on a machine of two cores.
+RECORDED = bytes.fromhex(
+    "0000000030000000000000000000000000000000000000000000000000000100" "01000000000000000000000000000000"
+    "0000000030000000000000010000000000000000000000000000000000000100" "02000000000000000000000000000000"
+)  # fmt: skip
+
+
+def test_a_list_of_cores_that_wine_gave() -> None:
+    class Recorded(System):
+        records = RECORDED
+
+    found = windows_cores(Recorded(own=3, every=3))
+    assert (found.cpus, found.physical, found.fast_cpus, found.fast) == ([0, 1], 2, [0, 1], 2)
+
+
+def test_affinity_is_kept() -> None:
+    assert windows_cores(System(*MIXED, own=0b110010, every=0xFF)) == Cores([1, 4, 5], 3, [1], 1, None)
+    assert windows_cores(System(*MIXED, own=0xFF, every=0xFF)).physical == 6
+    assert [core.kind for core in cores(System(*MIXED, own=0b11000, every=0xFF))] == [1, 0]
+
+
+def test_the_number_of_threads_asks_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Windows")
+    system = System(*MIXED)
+    monkeypatch.setattr("hotcold.kernels.cores.kernel32", lambda: system)
+    assert find_cores().wanted == 2
+    system.code = 5  # it does not say: each CPU counts
+    assert find_cores(Path("nowhere"), range(8)).wanted == 8
+    assert find_cores(Path("nowhere")).wanted >= 1
+    with pytest.raises(OSError, match="no core"):
+        windows_cores(System())
+
+
 COMPILER = "x86_64-w64-mingw32-g++"
 LAYOUTS = """
 #include <cstddef>
@@ -209,6 +380,8 @@ LAYOUTS = """
 #include <psapi.h>
 using Job = JOBOBJECT_EXTENDED_LIMIT_INFORMATION;
 using Memory = PROCESS_MEMORY_COUNTERS;
+using Core = SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX;
+using Group = GROUP_AFFINITY;
 static_assert(sizeof(Job) == {job} && offsetof(Job, ProcessMemoryLimit) == {memory});
 static_assert(offsetof(Job, BasicLimitInformation.LimitFlags) == {flags});
 static_assert(sizeof(Memory) == {counters} && offsetof(Memory, WorkingSetSize) == {resident});
@@ -216,6 +389,16 @@ static_assert(offsetof(Memory, PagefileUsage) == {committed});
 static_assert(JobObjectExtendedLimitInformation == 9 && JOB_OBJECT_LIMIT_DIE_ON_UNHANDLED_EXCEPTION == 0x400);
 static_assert(JOB_OBJECT_LIMIT_PROCESS_TIME == 2 && JOB_OBJECT_LIMIT_PROCESS_MEMORY == 0x100);
 static_assert(CREATE_NEW_PROCESS_GROUP == 0x200 && ERROR_NOT_ENOUGH_QUOTA == {over});
+static_assert(sizeof(OVERLAPPED) == {overlapped} && offsetof(OVERLAPPED, Offset) == {offset});
+static_assert(offsetof(OVERLAPPED, OffsetHigh) == {offset} + 4 && offsetof(OVERLAPPED, hEvent) == {event});
+static_assert(sizeof(MEMORYSTATUSEX) == {status} && offsetof(MEMORYSTATUSEX, ullAvailPhys) == {free});
+static_assert(offsetof(MEMORYSTATUSEX, ullAvailPageFile) == {promisable});
+static_assert(offsetof(Core, Size) == 4 && offsetof(Core, Processor.Flags) == 8);
+static_assert(offsetof(Core, Processor.GroupCount) == 30 && offsetof(Core, Processor.GroupMask) == {record});
+static_assert(sizeof(Group) == {group} && offsetof(Group, Mask) == 0 && offsetof(Group, Group) == 8);
+static_assert(RelationProcessorCore == 0 && sizeof(KAFFINITY) == 8 && sizeof(WORD) == 2);
+static_assert(ERROR_HANDLE_EOF == {end} && ERROR_ACCESS_DENIED == {denied});
+static_assert(ERROR_SHARING_VIOLATION == {used});
 """
 
 
@@ -230,6 +413,17 @@ def test_structures_lie_as_in_the_headers_of_windows(tmp_path: Path) -> None:
         "resident": counters.resident.offset,
         "committed": counters.committed.offset,
         "over": OVER_TIME,
+        "overlapped": ctypes.sizeof(Overlapped),
+        "offset": Overlapped.offset.offset,
+        "event": Overlapped.event.offset,
+        "status": ctypes.sizeof(MemoryStatus),
+        "free": MemoryStatus.free.offset,
+        "promisable": MemoryStatus.promisable.offset,
+        "record": calls._RECORD.size,
+        "group": calls._IN_GROUP.size,
+        "end": END_OF_FILE,
+        "denied": DENIED,
+        "used": IN_USE,
     }
     source = tmp_path / "layouts.cpp"
     source.write_text(LAYOUTS.format(**numbers), encoding="utf-8")

@@ -6,7 +6,8 @@ with Chromium (Debian: chromium, chromium-driver; pip install selenium pillow).
     python tools/screenshots.py --output docs --experts --name page-experts
 
 With another name there is one picture, of the first size; `--experts` takes a made-up model of experts, whose
-words mean nothing.
+words mean nothing. A picture is taken while the model writes, so the machine should have nothing else to do;
+an answer that ends too early is asked for again.
 
 The last line is one JSON object: the files, their sizes, and what the page showed."""
 
@@ -18,7 +19,6 @@ import io
 import json
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ from lib.server import serving
 
 MOST_BYTES = 300_000  # of a picture in a repository
 OPENING = "Once upon a time there was a little fox who"
-QUESTION = "Explain in a short list, with a few words of each in **bold**, how a bicycle stays upright."
+QUESTION = "List five ways to make a bicycle easier to ride, with a title in **bold** and a sentence each."
+_TRIES = 10  # answers, until one is long enough
 #: name, width, height, colours
 SHOTS = [
     ("page", 1440, 900, "dark"),
@@ -61,12 +62,7 @@ def shoot(
     wait.until(lambda d: d.find_element(By.CSS_SELECTOR, "#dot.ready"))
     driver.find_element(By.ID, "new").click()  # what was written last is kept
     if stage != "welcome":
-        story = driver.execute_script("return document.body.classList.contains('story')")
-        driver.find_element(By.ID, "prompt").send_keys((OPENING if story else QUESTION) + Keys.ENTER)
-        words = "return document.querySelectorAll('.turn.assistant [data-t]').length"
-        ended = "return !!document.querySelector('.turn.assistant .told')"
-        wait.until(lambda d: d.execute_script(words) > (70 if story else 160) or d.execute_script(ended))
-    time.sleep(0.2)
+        write_some(driver)
     taken: Any = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
     path = folder / f"{name}{'-welcome' if stage == 'welcome' else ''}.png"
     image = Image.open(io.BytesIO(base64.b64decode(taken["data"]))).convert("RGB")
@@ -74,6 +70,23 @@ def shoot(
     if path.stat().st_size > MOST_BYTES:  # with fewer colours
         image.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
     return path
+
+
+def write_some(driver: webdriver.Chrome) -> None:
+    """Lets the model write, and returns in the middle of it. SystemExit: its answers are too short."""
+    story = driver.execute_script("return document.body.classList.contains('story')")
+    words = "return document.querySelectorAll('.turn.assistant [data-t]').length"
+    ended = "return !!document.querySelector('.turn.assistant .told')"
+    enough = 70 if story else 110
+    for _ in range(_TRIES):
+        driver.find_element(By.ID, "prompt").send_keys((OPENING if story else QUESTION) + Keys.ENTER)
+        WebDriverWait(driver, 120, 0.05).until(
+            lambda d: d.execute_script(words) > enough or d.execute_script(ended)
+        )
+        if not driver.execute_script(ended):
+            return
+        driver.find_element(By.ID, "new").click()
+    raise SystemExit(f"none of {_TRIES} answers was long enough")
 
 
 def experts(folder: Path) -> Path:

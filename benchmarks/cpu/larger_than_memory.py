@@ -5,7 +5,9 @@
     python benchmarks/cpu/larger_than_memory.py -m q30.gguf --make 10 --gib 1.7 0.9  # a made-up model
 
 `--make` writes the model first where it is not there: so many layers of Qwen3-30B-A3B's shape, 337 MiB each,
-whose routers prefer a quarter of the experts (57 % of all choices). `--profile` counts routing on another
+whose routers prefer a quarter of the experts (57 % of all choices); or, with `--shape`, of Mixtral's, 779 MiB
+each: `sparse-mixtral` has neurons that fire as a power law says (10 % on average), the most active first, and
+`mixtral` is the same in SiLU, for llama.cpp. `--profile` counts routing on another
 text and adds rounds in which hot experts keep their places.
 
 Budgets take turns, each in a process of its own that begins with the file out of the system's cache
@@ -26,11 +28,12 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lib.experts import write_experts
+from lib.experts import MODELS, write_experts
 
 #: Drawn, so that a made-up model does not repeat itself; the same in each round.
 HOW: dict[str, Any] = {"temperature": 1, "seed": 1, "ignore_eos": True}
@@ -92,8 +95,12 @@ def counted(path: Path) -> Path:
     return path.with_suffix(".counted.gguf")
 
 
-def apart(args: argparse.Namespace, budget: int | None, hot: bool) -> dict[str, Any]:
-    """:func:`measure` in a process of its own; ``hot``: with a profile beside the model."""
+def apart(
+    args: argparse.Namespace, budget: int | None, hot: bool, enter: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """:func:`measure` in a process of its own, which calls ``enter`` first.
+
+    ``hot``: with a profile beside the model."""
     beside = args.model.with_suffix(".profile.gguf")
     beside.unlink(missing_ok=True)
     if hot:
@@ -101,7 +108,8 @@ def apart(args: argparse.Namespace, budget: int | None, hot: bool) -> dict[str, 
     if not args.warm:
         forget(args.model)
     given = json.dumps([str(args.model), budget, args.tokens, args.threads])
-    done = subprocess.run([sys.executable, __file__, "--one", given], stdout=subprocess.PIPE, check=True)
+    command = [sys.executable, __file__, "--one", given]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, preexec_fn=enter)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -118,6 +126,7 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, help="of the pool (as many as cores)")
     parser.add_argument("--warm", action="store_true", help="leave the file in the system's cache")
     parser.add_argument("--make", type=int, metavar="LAYERS", help="write the model, if it is not there")
+    parser.add_argument("--shape", choices=MODELS, default="qwen3", help="of the model that is written")
     parser.add_argument("--profile", action="store_true", help="each budget with a profile of routing, too")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -132,7 +141,7 @@ def main() -> None:
     if beside.exists():
         parser.error(f"{beside} is there, and rounds write and remove a file of this name: move it away")
     if args.make and not args.model.exists():
-        write_experts(args.model, args.make)
+        write_experts(args.model, args.make, shape=args.shape)
     ways = [(budget, False) for budget in budgets]
     if args.profile:
         count_routing(args.model, budgets[-1])

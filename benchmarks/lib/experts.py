@@ -1,14 +1,20 @@
-"""A made-up model of experts of Qwen3-30B-A3B's shape, with fewer layers and a smaller vocabulary.
+"""Made-up models of experts of Qwen3-30B-A3B's and Mixtral's shapes, with fewer layers and words.
 
 Weights are random, so its text is noise. How often each expert is routed to is not: one direction of the
 residual stream is about the same for all tokens, and each router reads from it a bias of its own for every
 expert, normally distributed. What a token adds to that has a standard deviation of 1.
+
+Of Mixtral's shape there are a sparse model (ReLU above a threshold, down by neuron), whose neurons fire for
+as many tokens as the assumed power law says, the most active first in each expert, and one with SiLU in the
+usual layout, which llama.cpp computes: as many bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -16,67 +22,98 @@ import numpy as np
 from hotcold.demo import model_path
 from hotcold.formats.blocks import Tensor, block_type, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.formats.words import HOT_FIRST_KEY
+from hotcold.placement.sizes import SHAPES, power_law
 
-DIM, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, CHOSEN, NEURONS = 2048, 32, 4, 128, 128, 8, 768
+
+@dataclass(frozen=True)
+class Shape:
+    arch: str
+    dim: int
+    heads: int
+    kv_heads: int
+    experts: int
+    chosen: int
+    neurons: int  #: of an expert
+    sparse: bool = False
+    head_dim: int = 128
+
+
+MODELS = {
+    "qwen3": Shape("qwen3moe", 2048, 32, 4, 128, 8, 768),
+    "mixtral": Shape("llama", 4096, 32, 8, 8, 2, 14336),
+    "sparse-mixtral": Shape("llama", 4096, 32, 8, 8, 2, 14336, sparse=True),
+}
 CONTEXT = 4096
+_MOST_FIRING = 0.45  #: of tokens: a threshold above 0 lets no neuron fire for more than half
 _STEADY = 8.0  # of the direction that all tokens share, where others have a deviation of 1
 _SCALE = 0.005  # of blocks, whose levels are drawn alike: what a matrix gives then is about as large as x
 
 
-def write_experts(path: Path, layers: int, skew: float = 0.5, seed: int = 1) -> None:
-    """Writes the model; ``skew`` is the standard deviation of experts' biases: 0 routes to all
-    alike; with 0.5 a quarter of the experts gets 57 % of all choices."""
-    random = np.random.default_rng(seed)
+def write_experts(path: Path, layers: int, skew: float = 0.5, seed: int = 1, shape: str = "qwen3") -> None:
+    """Writes a model; ``skew`` is the standard deviation of experts' biases: 0 routes to all
+    alike; with 0.5 a quarter of 128 experts gets 57 % of all choices."""
+    random, own = np.random.default_rng(seed), MODELS[shape]
     with open_gguf(model_path()) as file:
         metadata = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
         vocab = file.tensors["token_embd.weight"].shape[0]
-    arch = "qwen3moe"
     sizes = {
-        "block_count": layers, "context_length": CONTEXT, "embedding_length": DIM,
-        "feed_forward_length": NEURONS, "expert_feed_forward_length": NEURONS, "expert_count": EXPERTS,
-        "expert_used_count": CHOSEN, "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS,
-        "attention.key_length": HEAD_DIM, "attention.value_length": HEAD_DIM,
-        "rope.dimension_count": HEAD_DIM,
+        "block_count": layers, "context_length": CONTEXT, "embedding_length": own.dim,
+        "feed_forward_length": own.neurons, "expert_feed_forward_length": own.neurons,
+        "expert_count": own.experts, "expert_used_count": own.chosen, "attention.head_count": own.heads,
+        "attention.head_count_kv": own.kv_heads, "attention.key_length": own.head_dim,
+        "attention.value_length": own.head_dim, "rope.dimension_count": own.head_dim,
     }  # fmt: skip
-    metadata |= {f"{arch}.{key}": np.uint32(value) for key, value in sizes.items()}
+    metadata |= {f"{own.arch}.{key}": np.uint32(value) for key, value in sizes.items()}
     metadata |= {
-        "general.architecture": arch,
-        f"{arch}.attention.layer_norm_rms_epsilon": np.float32(1e-6),
-        f"{arch}.rope.freq_base": np.float32(1e6),
+        "general.architecture": own.arch,
+        f"{own.arch}.attention.layer_norm_rms_epsilon": np.float32(1e-6),
+        f"{own.arch}.rope.freq_base": np.float32(1e6),
     }
-    write_gguf(path, metadata, _Tensors(layers, vocab, skew, random))
+    if own.sparse:
+        metadata |= {
+            "hotcold.ffn.activation": "relu",
+            "hotcold.ffn.threshold": np.float32(1),
+            "hotcold.ffn.down_layout": "by_neuron",
+            HOT_FIRST_KEY: True,
+        }
+    write_gguf(path, metadata, _Tensors(own, layers, vocab, skew, random))
 
 
 class _Tensors(Mapping[str, Tensor]):
     """Makes tensors on demand. Matrices of one shape are the same in all layers."""
 
-    def __init__(self, layers: int, vocab: int, skew: float, random: np.random.Generator) -> None:
-        embedding = random.standard_normal((vocab, DIM), np.float32)
+    def __init__(self, own: Shape, layers: int, vocab: int, skew: float, random: np.random.Generator) -> None:
+        embedding = random.standard_normal((vocab, own.dim), np.float32)
         embedding[:, 0] = _STEADY
-        head = random.standard_normal((vocab, DIM), np.float32) / np.float32(DIM**0.5)
+        head = random.standard_normal((vocab, own.dim), np.float32) / np.float32(own.dim**0.5)
         self._found = {
             "token_embd.weight": quantise(embedding, "Q8_0"),
             "output.weight": quantise(head, "Q8_0"),
-            "output_norm.weight": _ones(DIM),
+            "output_norm.weight": _ones(own.dim),
         }
+        queries, keys, each = own.heads * own.head_dim, own.kv_heads * own.head_dim, own.neurons
+        down = (each, own.dim) if own.sparse else (own.dim, each)
         alike = {
-            "attn_norm": _ones(DIM),
-            "ffn_norm": _ones(DIM),
-            "attn_q_norm": _ones(HEAD_DIM),
-            "attn_k_norm": _ones(HEAD_DIM),
-            "attn_q": _blocks(random, HEADS * HEAD_DIM, DIM),
-            "attn_k": _blocks(random, KV_HEADS * HEAD_DIM, DIM),
-            "attn_v": _blocks(random, KV_HEADS * HEAD_DIM, DIM),
-            "attn_output": _blocks(random, DIM, HEADS * HEAD_DIM, scale=_SCALE / 5),
-            "ffn_gate_exps": _blocks(random, EXPERTS, NEURONS, DIM),
-            "ffn_up_exps": _blocks(random, EXPERTS, NEURONS, DIM),
-            "ffn_down_exps": _blocks(random, EXPERTS, DIM, NEURONS),
+            "attn_norm": _ones(own.dim),
+            "ffn_norm": _ones(own.dim),
+            "attn_q": _blocks(random, queries, own.dim),
+            "attn_k": _blocks(random, keys, own.dim),
+            "attn_v": _blocks(random, keys, own.dim),
+            "attn_output": _blocks(random, own.dim, queries, scale=_SCALE / 5),
+            "ffn_gate_exps": _blocks(random, own.experts, each, own.dim),
+            "ffn_up_exps": _blocks(random, own.experts, each, own.dim),
+            "ffn_down_exps": _blocks(random, own.experts, *down),
         }
+        if own.sparse:
+            _let_fire(alike["ffn_gate_exps"], own)
+        if own.arch == "qwen3moe":
+            alike |= {"attn_q_norm": _ones(own.head_dim), "attn_k_norm": _ones(own.head_dim)}
         for layer in range(layers):
-            router = random.standard_normal((EXPERTS, DIM), np.float32) / np.float32(DIM**0.5)
-            router[:, 0] = random.standard_normal(EXPERTS) * skew / _STEADY
-            own = alike | {"ffn_gate_inp": quantise(router, "F32")}
-            self._found |= {f"blk.{layer}.{name}.weight": tensor for name, tensor in own.items()}
+            router = random.standard_normal((own.experts, own.dim), np.float32) / np.float32(own.dim**0.5)
+            router[:, 0] = random.standard_normal(own.experts) * skew / _STEADY
+            more = alike | {"ffn_gate_inp": quantise(router, "F32")}
+            self._found |= {f"blk.{layer}.{name}.weight": tensor for name, tensor in more.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._found[name]
@@ -100,3 +137,14 @@ def _blocks(random: np.random.Generator, *shape: int, scale: float = _SCALE) -> 
     data: Any = both[random.integers(0, len(both), (rows, cols), np.uint8)]
     data.reshape(rows, -1, kind.nbytes)[:, :, :2] = np.array([scale], np.float16).view(np.uint8)
     return Tensor(kind, shape, data)
+
+
+def _let_fire(gate: Tensor, own: Shape) -> None:
+    """Scales rows so that each exceeds the threshold of 1 for its share of tokens."""
+    law = SHAPES["mistral-7b"]
+    shares = np.minimum(power_law(own.neurons, law.scale, law.exponent), _MOST_FIRING)
+    deviations = np.array([1 / NormalDist().inv_cdf(1 - share) for share in shares])
+    codes = 4.33  # the deviation of codes of 4 bits, 1 to 15 less 8
+    scales = (deviations / (codes * own.dim**0.5)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    blocks: Any = gate.data.reshape(own.experts, own.neurons, -1, gate.type.nbytes)
+    blocks[..., :2] = scales[None, :, None, :]

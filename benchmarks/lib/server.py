@@ -42,7 +42,7 @@ def serving(arguments: list[str], log: Path) -> Iterator[ServerProcess]:
     """Runs ``hotcold serve --port 0`` with these arguments until the body ends; SystemExit where it does not
     start. What it says goes into ``log``."""
     command = [sys.executable, "-m", "hotcold", "serve", "--port", "0", "--log-disable", *arguments]
-    with log.open("w") as errors:
+    with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert process.stdout is not None
     try:
@@ -51,7 +51,9 @@ def serving(arguments: list[str], log: Path) -> Iterator[ServerProcess]:
             if found := re.search(r"http://\S+", line):
                 break
         if found is None:
-            raise SystemExit(f"{' '.join(command)} ended with {process.wait()}: {log.read_text()[-500:]}")
+            raise SystemExit(
+                f"{' '.join(command)} ended with {process.wait()}: {log.read_text(encoding='utf-8')[-500:]}"
+            )
         yield ServerProcess(process, found[0])
     finally:
         if process.poll() is None:
@@ -80,7 +82,7 @@ def children(pid: int) -> list[int]:
 def resident_bytes(pid: int) -> int:
     """0 for a process that has gone."""
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,13 +1,15 @@
 """Shows that guessed tokens change no text: the same tokens with and without, 10,000 of them.
 
     python benchmarks/quality/guesses.py
+    python benchmarks/quality/guesses.py --gpu llvmpipe  # cases with a GPU on this one; `off`: without them
     python benchmarks/quality/guesses.py -m FILE --tokens 2000  # a file of one's own
 
-For each model (the built-in one with random predictors, and random experts), mode, temperature, batch, number
-of threads and share of right guesses (a table in which each pair of values comes up) texts are made without
-guesses, and then with as many as a step has room for: right ones, wrong ones, and those that are looked up.
-Some requests are cancelled at a random step: they must have the
-beginning of their text. Exits with 1 where a token differs.
+For each model (the built-in one with random predictors, random experts, and a hybrid of Mamba-2, attention
+and experts), place (the CPU; a GPU; a GPU with half of the weights that it could have, and the CPU), mode,
+temperature, batch, number of threads and share of right guesses (a table in which each pair of values comes
+up, but for `predicted` on the hybrid) texts are made without guesses, and then with as many as a step has
+room for: right ones, wrong ones, and those that are looked up. Some requests are cancelled at a random step:
+they must have the beginning of their text. Exits with 1 where a token differs.
 
 The last line of stdout is a JSON object.
 """
@@ -20,7 +22,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -32,22 +34,26 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.guesses import look_up
 from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation
+from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PredictorTensors
+from hotcold.kernels.gpus import find_gpus, slack_bytes
 from hotcold.model.config import Config
 from hotcold.runtime.loading import load
-from hotcold.runtime.options import LoadError, LoadOptions
+from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
-from hotcold.runtime.session import Session
-from hotcold.sparse.predictor import PredictorError, write_sidecar
+from hotcold.runtime.session import LoadedModel, Session
+from hotcold.sparse.predictor import write_sidecar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from lib import hybrids
 from lib.machine import commit
 from lib.models import Recipe, Shape, write
 
 FACTORS: dict[str, Sequence[Any]] = {
-    "model": ("built-in", "experts"),
+    "model": ("built-in", "experts", "states"),
+    "place": ("CPU", "GPU", "both"),
     "sparsity": ("off", "exact", "predicted"),
     "temperature": (0.0, 0.8),
     "batch": (1, 3, 5, 16),
@@ -55,6 +61,19 @@ FACTORS: dict[str, Sequence[Any]] = {
     "right": (0.0, 0.5, 0.9),
     "cancelled": (False, True),
 }
+
+
+#: The hybrid with states, whose squared ReLU gives zeros.
+STATES = hybrids.Hybrid(
+    layers=5, vocab=1000, context=512, architecture="nemotron_h_moe", name="States", dim=512, neurons=256,
+    parts=(("mamba",), ("experts",), ("mamba",), ("attention",), ("experts",)), heads=8, kv_heads=2, width=64,
+    experts=8, chosen=2, shared=256, inner=512, state=32, groups=2, state_heads=8, ungated=True,
+)  # fmt: skip
+
+
+def possible(case: Mapping[str, Any]) -> bool:
+    """The hybrid has no predictors."""
+    return case["model"] != "states" or case["sparsity"] != "predicted"
 
 
 class Reckless(Speculation):
@@ -85,11 +104,14 @@ class Reckless(Speculation):
         return int(self._random.integers(self._vocab))
 
 
-def pairwise_cases(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Cases in which each pair of values of two factors comes up, found greedily."""
+def pairwise_cases(
+    factors: Mapping[str, Sequence[Any]], allowed: Callable[[Mapping[str, Any]], bool]
+) -> list[dict[str, Any]]:
+    """Allowed cases in which each pair of values of two factors comes up, found greedily."""
     names = [*factors]
-    left = {(a, x, b, y) for a, b in combinations(names, 2) for x, y in product(factors[a], factors[b])}
     every = [dict(zip(names, values, strict=True)) for values in product(*factors.values())]
+    every = [case for case in every if allowed(case)]
+    left = {(a, case[a], b, case[b]) for case in every for a, b in combinations(names, 2)}
 
     def new(case: dict[str, Any]) -> int:
         return sum((a, case[a], b, case[b]) in left for a, b in combinations(names, 2))
@@ -103,8 +125,8 @@ def pairwise_cases(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]
 
 
 def written(folder: Path) -> dict[str, Path]:
-    """The files of both models, with predictors that name half of the neurons."""
-    files = {"built-in": folder / "built-in.gguf", "experts": folder / "experts.gguf"}
+    """The files of the models, two with predictors that name half of the neurons."""
+    files = {name: folder / f"{name}.gguf" for name in FACTORS["model"]}
     shutil.copy(model_path(), files["built-in"])
     with open_gguf(files["built-in"]) as file:
         config, fingerprint = (
@@ -120,7 +142,23 @@ def written(folder: Path) -> dict[str, Path]:
     write_sidecar(folder / "built-in.predictor.gguf", fingerprint, layers, facts)
     shape = Shape(512, 512, 2, 8, 4, 1000, 512, "llama", 8, 2)
     write(files["experts"], Recipe(shape, "Q8_0", active=0.2))
+    hybrids.write(files["states"], hybrids.HybridRecipe(STATES, "Q8_0", 0.2))
     return files
+
+
+def loaded(path: Path, case: Mapping[str, Any], tokens: int, gpu: str) -> LoadedModel:
+    """The model in the place of a case."""
+    options = LoadOptions(
+        threads=case["threads"], sparsity=case["sparsity"], sequences=16, context=tokens + 64,
+        gpu="off" if case["place"] == "CPU" else gpu, draft_max=7,
+    )  # fmt: skip
+    model = load(path, options)
+    if case["place"] != "both":
+        return model
+    whole = model.on_gpus[0]
+    model.close()
+    needed = whole.planned_bytes - whole.weight_bytes // 2
+    return load(path, options | {"vram_budget": needed + slack_bytes(needed)})
 
 
 def some_requests(session: Session, case: Mapping[str, Any], tokens: int) -> list[Request]:
@@ -161,24 +199,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("-m", "--model", type=Path, help="instead of the two")
     parser.add_argument("--tokens", type=int, default=10_000, help="of all texts (10000)")
+    parser.add_argument("--gpu", help="for the cases with one, or off (the first that there is)")
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
         run(args, stack)
 
 
+def chosen_gpu(asked: str | None) -> tuple[str, Sequence[str]]:
+    """The GPU that cases use, and the places that there are."""
+    found = [gpu for gpu in find_gpus()[0] if not gpu.problem] if asked is None else []
+    if asked == "off" or (asked is None and not found):
+        return "", ("CPU",)
+    return asked or str(found[0].index), FACTORS["place"]
+
+
 def run(args: argparse.Namespace, stack: contextlib.ExitStack) -> None:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     files = written(folder) if args.model is None else {"": args.model}
-    cases = pairwise_cases(FACTORS | {"model": [*files]})
+    gpu, places = chosen_gpu(args.gpu)
+    print(f"GPU: {gpu or 'none, so the CPU alone'}")
+    cases = pairwise_cases(FACTORS | {"model": [*files], "place": places}, possible)
     of_each = -(-args.tokens // sum(case["batch"] for case in cases))
     sums = np.zeros(4, np.int64)
     for case in cases:
-        options = LoadOptions(
-            threads=case["threads"], sparsity=case["sparsity"], sequences=16, context=of_each + 64, gpu="off"
-        )
         try:
-            session = load(files[case["model"]], options).session()
-        except (LoadError, PredictorError) as error:
+            session = loaded(files[case["model"]], case, of_each, gpu).session()
+        except UserError as error:
             print(f"left out: {case}: {error}")
             continue
         found = differs(session, case, of_each)

@@ -21,8 +21,9 @@ size_t bind_top_k(const Array<const float>& logits, const Maybe<const int32_t>& 
     std::vector<std::pair<int32_t, float>> biases;
     for (size_t i = 0; bias && i < bias->size(); ++i)
         biases.push_back({bias_ids->data()[i], bias->data()[i]});
-    const auto best =
-        top_k(logits.data(), n, k, std::move(biases), vector_of(allowed, "top_k: allowed", (n + 63) / 64));
+    const uint64_t* bits = vector_of(allowed, "top_k: allowed", (n + 63) / 64);
+    nb::gil_scoped_release release;
+    const auto best = top_k(logits.data(), n, k, std::move(biases), bits);
     for (size_t i = 0; i < best.size(); ++i) {
         values.data()[i] = best[i].first;
         ids.data()[i] = best[i].second;

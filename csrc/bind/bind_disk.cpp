@@ -1,5 +1,6 @@
 // A disk's threads, and the places of a layer's experts that they fill.
 #include "bind/bind.h"
+#include "disk/cold_rows.h"
 #include "disk/probe.h"
 #include "disk/shelf.h"
 #include "pack/pack.h"
@@ -9,15 +10,15 @@ namespace {
 
 // One matrix of each expert: `weights` are those of all places, one after another; in the file each expert's
 // is [rows, row_bytes], from its offset on.
-void add_part(Shelf& shelf, const Disk& disk, const WeightRows& weights, bool by_output, int file,
-              std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes) {
+ShelfPart part_of(int64_t experts, int64_t places, const Disk& disk, const WeightRows& weights,
+                  bool by_output, int file, std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes) {
     Rows place = weights.rows;
     const int64_t block = block_size(place.type).bytes, per_column = block_size(place.type).weights;
-    if (place.count % shelf.places()) refuse("shelf: the places must have as many rows each");
-    place.count /= shelf.places();
+    if (place.count % places) refuse("shelf: the places must have as many rows each");
+    place.count /= places;
     if (rows < 1 || row_bytes < 1 || file < 0 || file >= disk.files())
         refuse("shelf: no such part of a file");
-    if (int64_t(offsets.size()) != shelf.experts()) refuse("shelf: an offset for each expert is needed");
+    if (int64_t(offsets.size()) != experts) refuse("shelf: an offset for each expert is needed");
     for (const int64_t offset : offsets)
         if (offset < 0) refuse("shelf: offsets must not be negative");
     const Panels& panels = weights.panels;
@@ -33,8 +34,34 @@ void add_part(Shelf& shelf, const Disk& disk, const WeightRows& weights, bool by
     }
     const int64_t stride =
         panels.neurons ? place.count / panels.neurons * panels.bytes() : place.count * place.stride;
-    shelf.add(
-        {weights.memory, {place, panels, by_output}, stride, file, std::move(offsets), rows, row_bytes});
+    return {weights.memory, {place, panels, by_output}, stride, file, std::move(offsets), rows, row_bytes};
+}
+
+void add_part(Shelf& shelf, const Disk& disk, const WeightRows& weights, bool by_output, int file,
+              std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes) {
+    shelf.add(part_of(shelf.experts(), shelf.places(), disk, weights, by_output, file, std::move(offsets),
+                      rows, row_bytes));
+}
+
+void add_cold_part(ColdRows& cold, const Disk& disk, const WeightRows& weights, int file,
+                   std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes) {
+    if (rows != cold.neurons()) refuse("cold rows: an expert does not have as many neurons");
+    cold.add(part_of(cold.experts(), cold.experts(), disk, weights, false, file, std::move(offsets), rows,
+                     row_bytes));
+}
+
+// What a read at loading asks whether to give up.
+template <class Loaded> void fill_of(Loaded&& load) {
+    const std::function<void()> check = check_signals();
+    nb::gil_scoped_release release;
+    load([&check] {
+        if (check) check();
+        return false;
+    });
+}
+
+std::tuple<int64_t, int64_t, int64_t, int64_t> numbers(const Shelf::Counts& c) {
+    return {c.hits, c.misses, c.stalls, c.stall_ns};
 }
 
 }  // namespace
@@ -57,12 +84,12 @@ void bind_disk(nb::module_& m) {
     m.attr("EXPERTS_OF_A_WAVE") = kWave;
     m.def(
         "probe_disk",
-        [](int file, int64_t bytes, int depth, double seconds, bool sequential) {
+        [](int file, int64_t bytes, int depth, double seconds, bool sequential, int64_t burst, double pause) {
             nb::gil_scoped_release release;
-            const DiskSpeed speed = probe_disk(file, {bytes, depth, seconds, sequential});
+            const DiskSpeed speed = probe_disk(file, {bytes, depth, seconds, sequential, burst, pause});
             return std::tuple{speed.bytes_per_s, speed.direct};
         },
-        "file"_a, "bytes"_a, "depth"_a, "seconds"_a, "sequential"_a);
+        "file"_a, "bytes"_a, "depth"_a, "seconds"_a, "sequential"_a, "burst"_a = 0, "pause"_a = 0.0);
     nb::class_<Shelf>(m, "Shelf")
         .def(nb::init<std::shared_ptr<Disk>, std::string, int64_t, int64_t>(), "disk"_a, "name"_a,
              "experts"_a, "places"_a)
@@ -71,19 +98,18 @@ void bind_disk(nb::module_& m) {
         .def(
             "fill",
             [](Shelf& shelf, const std::vector<int32_t>& experts, int64_t kept) {
-                const std::function<void()> check = check_signals();
-                nb::gil_scoped_release release;
-                shelf.fill(experts, kept, [&check] {
-                    if (check) check();
-                    return false;
-                });
+                fill_of([&](const Disk::GiveUp& give_up) { shelf.fill(experts, kept, give_up); });
             },
             "experts"_a, "kept"_a)
         .def_prop_ro("places", &Shelf::places)
-        .def("counts", [](const Shelf& shelf) {
-            const Shelf::Counts& c = shelf.counts();
-            return std::tuple{c.hits, c.misses, c.stalls, c.stall_ns};
-        });
+        .def("counts", [](const Shelf& shelf) { return numbers(shelf.counts()); });
+    nb::class_<ColdRows>(m, "ColdRows")
+        .def(nb::init<std::shared_ptr<Disk>, std::string, int64_t, std::vector<int64_t>, int64_t>(), "disk"_a,
+             "name"_a, "neurons"_a, "hot"_a, "room"_a)
+        .def("add", &add_cold_part, "disk"_a, "weights"_a, "file"_a, "offsets"_a, "rows"_a, "row_bytes"_a)
+        .def("fill",
+             [](ColdRows& cold) { fill_of([&](const Disk::GiveUp& give_up) { cold.fill(give_up); }); })
+        .def("counts", [](const ColdRows& cold) { return numbers(cold.counts()); });
 }
 
 }  // namespace hc

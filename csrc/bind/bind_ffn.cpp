@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "bind/bind.h"
+#include "disk/cold_rows.h"
 #include "disk/shelf.h"
 #include "program/scratch.h"
 
@@ -31,7 +32,8 @@ struct FfnWeights {
     float threshold, limit, alpha;
     Ends ends;
     int64_t chosen;
-    std::shared_ptr<Shelf> shelf;  // whose places the rows are; null: they are all experts'
+    std::shared_ptr<Shelf> shelf;    // whose places the rows are; null: they are all experts'
+    std::shared_ptr<ColdRows> cold;  // of up and down; null: all lie in memory
 
     int64_t experts() const { return int64_t(ends.size()); }
     int64_t max_leaves() const { return (kMaxLeaves + chosen - 1) / chosen; }
@@ -66,10 +68,18 @@ Ends ends_of_places(const Shelf& shelf, int64_t rows, const Ends& ends) {
     return places;
 }
 
+void check_cold(const ColdRows& cold, const Ends& ends, bool suits) {
+    if (!suits) refuse("ffn: cold rows need a gate without a bias, and down by neuron");
+    for (size_t i = 0; i < ends.size(); ++i)
+        if (ends[i] != int64_t(i + 1) * cold.neurons()) refuse("ffn: experts do not fit the cold rows");
+    if (int64_t(ends.size()) != cold.experts()) refuse("ffn: not as many experts as have cold rows");
+}
+
 FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows, const WeightRows& down_rows,
                        Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
                        bool by_output, int activation, float threshold, float limit, float alpha,
-                       const Ends& ends, int64_t chosen, std::shared_ptr<Shelf> shelf) {
+                       const Ends& ends, int64_t chosen, std::shared_ptr<Shelf> shelf,
+                       std::shared_ptr<ColdRows> cold) {
     const Rows &up = plain_rows(up_rows, "ffn: up"), &down = down_rows.rows;
     if (gate) plain_rows(*gate, "ffn: gate");
     const Ends held = shelf ? ends_of_places(*shelf, up.count, ends) : ends;
@@ -81,8 +91,11 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
     if (activation < 0 || activation > kSwigluOai) refuse("ffn: unknown activation");
     if ((activation == kDRelu || activation == kSwigluOai) && !gate)
         refuse("ffn: this activation multiplies two: it needs a gate");
-    FfnWeights w{gate,       up_rows,   down_rows, gate_bias, up_bias, down_bias, by_output,
-                 activation, threshold, limit,     alpha,     ends,    chosen,    std::move(shelf)};
+    if (cold)
+        check_cold(*cold, ends, gate && !gate_bias && !shelf && !by_output && !down_rows.panels.neurons);
+    FfnWeights w{gate,      up_rows,   down_rows,  gate_bias,        up_bias,
+                 down_bias, by_output, activation, threshold,        limit,
+                 alpha,     ends,      chosen,     std::move(shelf), std::move(cold)};
     const int64_t most = Experts(ends, chosen).most_neurons(), allowed = w.max_leaves() * kMaxLeafNeurons;
     if (most > allowed)
         refuse(std::string(ends.size() > 1 ? "ffn: an expert" : "ffn: a layer") + " of " +
@@ -160,7 +173,7 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
     if (strongest) marked = {data_of(*strongest, "ffn: strongest", decode, words), words};
     const float* values = data_of(x, "ffn: x", rows, dim);
     if (!ids) return p.program.ffn(f, values, marked);
-    p.program.ffn(f, values, chosen_of(w.ends, w.chosen, *ids, factors, rows, "ffn"), w.shelf);
+    p.program.ffn(f, values, chosen_of(w.ends, w.chosen, *ids, factors, rows, "ffn"), w.shelf, w.cold);
 }
 
 }  // namespace
@@ -169,7 +182,7 @@ void bind_ffn(nb::module_& m, nb::class_<BoundProgram>& program) {
     nb::class_<FfnWeights>(m, "FfnWeights")
         .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
              "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a, "limit"_a, "alpha"_a, "ends"_a,
-             "chosen"_a, "shelf"_a.none() = nb::none());
+             "chosen"_a, "shelf"_a.none() = nb::none(), "cold"_a.none() = nb::none());
     program
         .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
              "mask"_exact, "ends"_a, "chosen"_a, "ids"_maybe)

@@ -183,10 +183,11 @@ int64_t bind_scratch(int64_t tokens, int64_t logits, int64_t pages_per_sequence,
 }
 
 // Without the GIL.
-void bind_run(BoundProgram& p) {
+void bind_run(BoundProgram& p, const Maybe<int64_t>& nanoseconds) {
     const std::function<void()> check = check_signals();
+    int64_t* spent = vector_of(nanoseconds, "run: nanoseconds", int64_t(p.program.steps()));
     nb::gil_scoped_release release;
-    p.program.run(check);
+    p.program.run(check, spent);
 }
 
 }  // namespace
@@ -252,7 +253,8 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
         .def("gather", &bind_gather, "x"_exact, "out"_exact)
         .def("softcap", &bind_softcap, "logits"_exact, "cap"_a)
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
-        .def("run", &bind_run);
+        .def_prop_ro("steps", [](BoundProgram& p) { return p.program.steps(); })
+        .def("run", &bind_run, "nanoseconds"_maybe = nb::none());
     m.def("step_scratch_bytes", &bind_scratch, nb::kw_only(), "tokens"_a, "logits"_a, "pages_per_sequence"_a,
           "dim"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "neurons"_a, "experts"_a, "chosen"_a, "shared"_a,
           "by_output"_a);

@@ -139,7 +139,7 @@ void bind_weights(nb::module_& m) {
         .def_prop_ro("nbytes", &Memory::size)
         .def_prop_ro("address", [](const Memory& memory) { return uintptr_t(memory.data()); });
     nb::class_<Arena>(m, "Arena")
-        .def(nb::init<Nodes>(), "nodes"_a = Nodes())
+        .def(nb::init<Nodes, bool>(), "nodes"_a = Nodes(), "huge"_a = true)
         .def("take", &Arena::take, "nbytes"_a);
     nb::class_<WeightRows>(m, "WeightRows")
         .def(nb::new_(&weight_rows), "memory"_a, "offset"_a, "stride"_a, "count"_a, "cols"_a, "type"_a)

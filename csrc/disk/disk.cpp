@@ -24,6 +24,12 @@ uint8_t* first_block(const AlignedBytes& room) {
     return reinterpret_cast<uint8_t*>(up_to_block(int64_t(reinterpret_cast<uintptr_t>(room.get()))));
 }
 
+std::string why_not_read(int error) {
+    if (error == kEnded) return "the file is shorter than it was when it was opened: load the model again";
+    if (error == kChanged) return "the file has changed since it was opened: load the model again";
+    return error > 0 ? std::strerror(error) : "the file ended";
+}
+
 OwnFile open_again(int file, bool direct) {
     const int own = direct ? open_direct(file) : -1;
     if (own >= 0) {  // some file systems open such a file and then refuse to read it

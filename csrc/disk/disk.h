@@ -36,6 +36,7 @@ class DiskError : public std::runtime_error {
 
 constexpr int64_t kRead = 2 << 20;  // bytes at once: enough for a disk's full rate, with few in flight
 constexpr int kChanged = -2, kDropped = -3;  // as kEnded: errors that no call has
+std::string why_not_read(int error);
 
 // Reads that belong together. The disk alone changes it.
 struct Arrival {

@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -40,6 +42,97 @@ uint64_t draw(uint64_t& state) {  // splitmix64
     return z ^ (z >> 31);
 }
 
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Threads that read pieces of a file, burst by burst.
+class Readers {
+  public:
+    Readers(int file, const DiskProbe& probe, int64_t pieces) : file_(file), probe_(probe), pieces_(pieces) {
+        threads_.reserve(size_t(probe.depth));
+        try {
+            for (int i = 0; i < probe.depth; ++i) threads_.emplace_back([this, i] { loop(i); });
+        } catch (const std::system_error&) {
+            error_ = EAGAIN;
+        }
+    }
+    ~Readers() {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            stop_ = true;
+        }
+        work_.notify_all();
+        for (std::thread& each : threads_) each.join();
+    }
+    Readers(const Readers&) = delete;
+    Readers& operator=(const Readers&) = delete;
+
+    // Returns the seconds that it took. DiskError: the file cannot be read.
+    double burst() {
+        const auto start = Clock::now();
+        until_ = start +
+                 std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(probe_.seconds));
+        taken_ = 0;
+        {
+            std::unique_lock<std::mutex> lock(mutex_);
+            left_ = int(threads_.size());
+            ++number_;
+            work_.notify_all();
+            ended_.wait(lock, [this] { return left_ == 0; });
+        }
+        const double took = since(start);
+        if (error_) throw DiskError(std::string("the file cannot be read: ") + strerror(error_));
+        return took;
+    }
+    int64_t done() const { return done_; }
+
+  private:
+    void loop(int thread) {
+        AlignedBytes room;
+        uint64_t state = uint64_t(thread);
+        int64_t number = 0;
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            work_.wait(lock, [&] { return stop_ || number_ != number; });
+            if (stop_) return;
+            number = number_;
+            lock.unlock();
+            try {
+                if (!room) room = allocate_aligned(size_t(probe_.bytes + kDiskBlock));
+                read(first_block(room), state);
+            } catch (...) {  // nothing may leave a thread
+                error_ = ENOMEM;
+            }
+            lock.lock();
+            if (--left_ == 0) ended_.notify_all();
+        }
+    }
+    void read(uint8_t* to, uint64_t& state) {
+        do {
+            if (probe_.burst && taken_++ >= probe_.burst) return;
+            const int64_t piece = (probe_.sequential ? next_++ : int64_t(draw(state) >> 1)) % pieces_;
+            const int64_t n = read_at(file_, to, probe_.bytes, piece * probe_.bytes);
+            if (n < 0) {
+                error_ = errno ? errno : EIO;
+                return;
+            }
+            done_ += n;
+        } while (!error_ && (probe_.burst || Clock::now() < until_));
+    }
+
+    const int file_;
+    const DiskProbe probe_;
+    const int64_t pieces_;
+    std::atomic<int64_t> next_{0}, taken_{0}, done_{0};
+    std::atomic<int> error_{0};
+    Clock::time_point until_;
+    std::mutex mutex_;
+    std::condition_variable work_, ended_;
+    std::vector<std::thread> threads_;
+    int64_t number_ = 0;
+    int left_ = 0;
+    bool stop_ = false;
+};
+
 }  // namespace
 
 DiskSpeed probe_disk(int file, const DiskProbe& probe) {
@@ -49,42 +142,19 @@ DiskSpeed probe_disk(int file, const DiskProbe& probe) {
         throw std::invalid_argument("a probe has 1 to 64 reads under way");
     const int64_t pieces = state_of(file).bytes / probe.bytes;
     if (pieces < 1) throw std::invalid_argument("the file is shorter than what is read at once");
+    if (probe.burst < 0 || probe.pause < 0 || probe.pause > 1)
+        throw std::invalid_argument("a probe pauses for a second at most");
     const Opened opened(file);
-    std::atomic<int64_t> next{0}, done{0};
-    std::atomic<int> error{0};
+    Readers readers(opened.own.number, probe, pieces);
     const auto start = Clock::now();
-    const auto until =
-        start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(probe.seconds));
-    const auto read = [&](int thread) {
-        try {
-            const AlignedBytes room = allocate_aligned(size_t(probe.bytes + kDiskBlock));
-            uint8_t* to = first_block(room);
-            uint64_t state = uint64_t(thread);
-            do {
-                const int64_t piece = (probe.sequential ? next++ : int64_t(draw(state) >> 1)) % pieces;
-                const int64_t n = read_at(opened.own.number, to, probe.bytes, piece * probe.bytes);
-                if (n < 0) {
-                    error = errno ? errno : EIO;
-                    return;
-                }
-                done += n;
-            } while (Clock::now() < until && !error);
-        } catch (...) {  // nothing may leave a thread
-            error = ENOMEM;
-        }
-    };
-    std::vector<std::thread> threads;
-    threads.reserve(size_t(probe.depth));  // so that nothing but a thread can fail from here on
-    try {
-        for (int i = 1; i < probe.depth; ++i) threads.emplace_back(read, i);
-    } catch (const std::system_error&) {
-        error = EAGAIN;
-    }
-    if (!error) read(0);
-    for (std::thread& each : threads) each.join();
-    if (error) throw DiskError(std::string("the file cannot be read: ") + strerror(error));
-    if (!done) throw DiskError("the file cannot be read: it has become shorter");
-    return {double(done) / std::chrono::duration<double>(Clock::now() - start).count(), opened.own.direct};
+    double spent = 0;
+    do {
+        spent += readers.burst();
+        if (probe.burst && probe.pause)
+            std::this_thread::sleep_for(std::chrono::duration<double>(probe.pause));
+    } while (probe.burst && since(start) < probe.seconds);
+    if (!readers.done()) throw DiskError("the file cannot be read: it has become shorter");
+    return {double(readers.done()) / spent, opened.own.direct};
 }
 
 }  // namespace hc

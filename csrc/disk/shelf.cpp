@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 namespace hc {
 
@@ -173,10 +172,7 @@ void Shelf::next(const Disk::GiveUp& give_up) {
 }
 
 void Shelf::raise(int64_t expert, int error) const {
-    std::string why = error > 0 ? std::strerror(error) : "the file ended";
-    if (error == kEnded) why = "the file is shorter than it was when it was opened: load the model again";
-    if (error == kChanged) why = "the file has changed since it was opened: load the model again";
-    throw DiskError(name_ + ": expert " + std::to_string(expert) + " cannot be read: " + why);
+    throw DiskError(name_ + ": expert " + std::to_string(expert) + " cannot be read: " + why_not_read(error));
 }
 
 }  // namespace hc

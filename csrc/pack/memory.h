@@ -42,7 +42,8 @@ inline void spread(void* at, size_t bytes, const Nodes& nodes) {
 // % of a stream and more of a gather) wherever 2 MiB of them lie here: so nothing is lost at a matrix's end.
 class Region {
   public:
-    explicit Region(size_t bytes, const Nodes& nodes = {}) : size_(bytes) {
+    // `huge`: in huge pages, else in small ones, of which each is given and taken by itself.
+    explicit Region(size_t bytes, const Nodes& nodes = {}, bool huge = true) : size_(bytes) {
 #if defined(__linux__)
         mapped_ = bytes + kHuge;  // so that it can start on a huge page
         const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -50,10 +51,11 @@ class Region {
         if (p == MAP_FAILED) throw std::bad_alloc();
         base_ = static_cast<uint8_t*>(p);
         data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) + kHuge - 1) / kHuge * kHuge);
-        madvise(data_, bytes, MADV_HUGEPAGE);
+        madvise(data_, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
         spread(data_, bytes, nodes);
 #else
         static_cast<void>(nodes);
+        static_cast<void>(huge);
         base_ = data_ = static_cast<uint8_t*>(::operator new[](bytes, std::align_val_t(64)));
 #endif
     }
@@ -101,6 +103,8 @@ class Memory {
 
     uint8_t* data() const { return region_->data() + offset_; }
     size_t size() const { return size_; }
+    // Gives the whole pages of bytes [first, end) back to the system, until they are written again.
+    void give_back(size_t first, size_t end) { region_->release(offset_ + first, offset_ + end); }
 
   private:
     std::shared_ptr<Region> region_;
@@ -110,7 +114,8 @@ class Memory {
 // Where weights get their memory, one piece behind the other. Regions live as long as any memory in them.
 class Arena {
   public:
-    explicit Arena(Nodes nodes = {}) : nodes_(std::move(nodes)) {}  // to spread over; none: as it comes
+    // `nodes` to spread over; none: as it comes.
+    explicit Arena(Nodes nodes = {}, bool huge = true) : nodes_(std::move(nodes)), huge_(huge) {}
     std::shared_ptr<Memory> take(size_t bytes) {
         bytes = std::max<size_t>(bytes, 1);
         std::shared_ptr<Region> region = region_.lock();
@@ -131,15 +136,16 @@ class Arena {
         // Addresses cost nothing, unless the process is limited in them.
         constexpr size_t kReserved = size_t(1) << 30;
         try {
-            return std::make_shared<Region>(std::max(bytes, kReserved), nodes_);
+            return std::make_shared<Region>(std::max(bytes, kReserved), nodes_, huge_);
         } catch (const std::bad_alloc&) {
             if (bytes >= kReserved) throw;
         }
 #endif
-        return std::make_shared<Region>(bytes, nodes_);
+        return std::make_shared<Region>(bytes, nodes_, huge_);
     }
 
     const Nodes nodes_;
+    const bool huge_;
     std::weak_ptr<Region> region_;  // the last one made, and what of it is taken
     size_t next_ = 0;
 };

@@ -174,6 +174,7 @@ void Pool::advance(size_t next, int thread) {
     const int64_t threads = this->threads();
     for (;; ++next) {
         int64_t pieces = 0;
+        if (next) clock(next - 1);
         try {
             pieces = run_single(next, thread);
             if (pieces && threads > 1 && next >= announced_) announce(next + 1);
@@ -229,9 +230,17 @@ int64_t Pool::run_single(size_t& next, int thread) {
                                         std::to_string(kMask) + "; run fewer rows at a time");
         if (pieces > 1) return pieces;
         if (pieces == 1) step.run(0, scratch(thread));
+        clock(next);
         if (thread == 0) ask();
     }
     return 0;
+}
+
+void Pool::clock(size_t step) {
+    if (!nanoseconds_) return;
+    const Clock::time_point now = Clock::now();
+    nanoseconds_[step] += std::chrono::duration_cast<std::chrono::nanoseconds>(now - clocked_).count();
+    clocked_ = now;
 }
 
 void Pool::fail() {
@@ -347,8 +356,8 @@ void Pool::loop(int thread) {
     }
 }
 
-void Pool::run(const std::vector<Step>& steps, uint8_t* shared,
-               const std::function<void()>& check_interrupt) {
+void Pool::run(const std::vector<Step>& steps, uint8_t* shared, const std::function<void()>& check_interrupt,
+               int64_t* nanoseconds) {
     if (process_ != process_id())  // before the mutex, which a thread of the parent may hold for ever
         throw std::runtime_error(
             "this process was forked from the one that loaded the model, which has the pool's threads: load "
@@ -360,6 +369,8 @@ void Pool::run(const std::vector<Step>& steps, uint8_t* shared,
     announced_ = 0;
     check_interrupt_ = &check_interrupt;
     asked_ = Clock::now();
+    nanoseconds_ = nanoseconds;
+    clocked_ = asked_;
     look_in_ = kLookEvery;
     const Clock::duration gap = asked_ - ended_;
     const Clock::duration patience =

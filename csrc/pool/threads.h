@@ -63,8 +63,10 @@ class Pool {
     // time. What a step throws ends the run: pieces that nobody claimed are dropped, and it is thrown here.
     // The calling thread calls `check_interrupt` about every kAskEvery; what that throws ends the run, too.
     // std::runtime_error in a process forked from the one that made the pool: its threads are not there.
+    // `nanoseconds`, where given, one for each step: adds what each takes, from the end of the one before it
+    // to its own.
     void run(const std::vector<Step>& steps, uint8_t* shared,
-             const std::function<void()>& check_interrupt = {});
+             const std::function<void()>& check_interrupt = {}, int64_t* nanoseconds = nullptr);
     // For a step that waits: whether the run ends early, so that it shall not wait on. Called by its thread.
     bool ending();
     // From now on whoever waits offers the core to others, and sleeps soon: another pool shares the cores
@@ -123,6 +125,7 @@ class Pool {
     void advance(size_t next, int thread);
     int64_t run_single(size_t& next, int thread);
     void announce(size_t next);
+    void clock(size_t step);  // that has just ended
     void fetch_ahead(int thread);
     void change_epoch(int64_t pieces, int thread);
     void rouse(uint64_t epoch, int thread);
@@ -153,6 +156,8 @@ class Pool {
     int64_t pieces_ = 0;  // of the current step
     uint8_t* shared_ = nullptr;
     size_t announced_ = 0;  // the step that the claims name as the next to read
+    int64_t* nanoseconds_ = nullptr;
+    Clock::time_point clocked_;  // when the last step ended, where that is asked for
     std::atomic<bool> stop_{false};
     std::atomic<bool> shares_cores_{false};
     std::atomic<bool> dropping_{false};    // the run ends early: pieces are claimed, but not run

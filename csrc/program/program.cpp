@@ -13,6 +13,8 @@ namespace hc {
 
 namespace {
 
+constexpr int64_t kSerialValues = 2048;  // keys of a step, that one thread stores with their values
+
 constexpr int kSerialSplits = 16;  // of a row, that one piece merges for all kv heads
 
 constexpr int kBlockQueries = 128;   // of a kv head, that share what is read of the cache, at most
@@ -74,14 +76,14 @@ int max_splits(const Attention& a, const Batch& b) {
 
 }  // namespace
 
-void Program::run(const std::function<void()>& check_interrupt) {
+void Program::run(const std::function<void()>& check_interrupt, int64_t* nanoseconds) {
     check_batch(batch_, bounds_);
     if (bounds_.states >= 0) check_states(batch_, bounds_, active_);
     if (!shared_) {
         shared_ = pool_->shared_scratch(shared_bytes_);
         for (const Part& part : parts_) part.set(shared_.get() + part.at);
     }
-    pool_->run(steps_, shared_.get(), check_interrupt);
+    pool_->run(steps_, shared_.get(), check_interrupt, nanoseconds);
 }
 
 void Program::step(std::function<int64_t()> pieces, std::function<void(int64_t, const Scratch&)> run,
@@ -140,29 +142,21 @@ void Program::prepare(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets,
     }
 }
 
-// Pieces of several products over the same input: blocks of rows, one product after another.
 void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Product>> all,
                        std::function<int64_t()> rows) {
-    std::vector<int64_t> begins{0};  // first piece of each product, and the end
-    for (const Product& p : *all)
-        begins.push_back(begins.back() + ceil_div(p.rows.count, piece_rows(p.rows)));
-    const auto of = [begins](int64_t piece) {
-        size_t i = 0;
-        while (piece >= begins[i + 1]) ++i;
-        return i;
-    };
-    step([rows, n = begins.back()] { return rows() ? n : 0; },
-         [this, in, all, of, begins, rows](int64_t piece, const Scratch& s) {
-             const size_t i = of(piece);
-             const Product& p = (*all)[i];
-             const int64_t size = piece_rows(p.rows), first = (piece - begins[i]) * size;
-             k_.product(p, *in, first, std::min(size, p.rows.count - first), 0, int(rows()), s.local);
+    std::vector<EvenCut::Part> parts;
+    for (const Product& p : *all) parts.push_back(part_of(p.rows));
+    auto cut = std::make_shared<const EvenCut>(parts, pool_->threads());
+    step([rows, n = cut->pieces()] { return rows() ? n : 0; },
+         [this, in, all, cut, rows](int64_t piece, const Scratch& s) {
+             const int n = int(rows());
+             cut->each(piece, [&](size_t i, int64_t first, int64_t count) {
+                 k_.product((*all)[i], *in, first, count, 0, n, s.local);
+             });
          },
-         [all, of, begins](int64_t piece, int64_t end) {
-             const size_t i = of(piece);
-             const Rows& r = (*all)[i].rows;
-             const int64_t size = piece_rows(r);
-             return stretch(r, (piece - begins[i]) * size, (end - begins[i]) * size);
+         [all, cut](int64_t piece, int64_t end) {
+             const EvenCut::Stretch of = cut->stretch(piece, end);
+             return stretch((*all)[of.part].rows, of.first, of.end);
          });
 }
 
@@ -242,16 +236,19 @@ void Program::rope(const RopeArgs& args, int64_t positions, float* x, int64_t he
 
 void Program::store_kv(const float* k, const float* v, const Cache& c) {
     bounds_.pages = std::min(bounds_.pages, c.pages);
-    step([this, c] { return count(kTokens) ? c.kv_heads : 0; },
-         [=](int64_t h, const Scratch&) {
-             const int64_t bytes = row_bytes(c.type, c.head_dim);
-             for (int64_t t = 0; t < count(kTokens); ++t) {
-                 const int64_t page = batch_.slots[t] / kPage, offset = batch_.slots[t] % kPage;
-                 const int64_t from = (t * c.kv_heads + h) * c.head_dim;
-                 const int64_t to = ((page * c.kv_heads + h) * kPage + offset) * bytes;
-                 k_.store_row(c.type, k + from, c.k + to, c.head_dim);
-                 k_.store_row(c.type, v + from, c.v + to, c.head_dim);
-             }
+    // Of few rows one thread stores all before another would have come.
+    const int64_t most = kSerialValues / (c.kv_heads * c.head_dim);
+    step([this, c, most] { return count(kTokens) > most ? c.kv_heads : int64_t(count(kTokens) > 0); },
+         [=](int64_t piece, const Scratch&) {
+             const int64_t bytes = row_bytes(c.type, c.head_dim), tokens = count(kTokens);
+             for (int64_t h = piece, end = tokens > most ? h + 1 : c.kv_heads; h < end; ++h)
+                 for (int64_t t = 0; t < tokens; ++t) {
+                     const int64_t page = batch_.slots[t] / kPage, offset = batch_.slots[t] % kPage;
+                     const int64_t from = (t * c.kv_heads + h) * c.head_dim;
+                     const int64_t to = ((page * c.kv_heads + h) * kPage + offset) * bytes;
+                     k_.store_row(c.type, k + from, c.k + to, c.head_dim);
+                     k_.store_row(c.type, v + from, c.v + to, c.head_dim);
+                 }
          });
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "disk/cold_rows.h"
 #include "disk/shelf.h"
 #include "pool/threads.h"
 #include "program/batch.h"
@@ -81,8 +82,10 @@ class Program {
     void ffn(Ffn, const float* x, Masks strongest = {});
     // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
     void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
-    // `shelf`: their weights lie in its places, as they are read; null: all are in memory.
-    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>, std::shared_ptr<Shelf> shelf = {});
+    // `shelf`: their weights lie in its places, as they are read; null: all are in memory. `cold`: rows of up
+    // and down that are not hot are read when they are needed; null: likewise.
+    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>, std::shared_ptr<Shelf> shelf = {},
+             std::shared_ptr<ColdRows> cold = {});
     // expert_scale [experts] multiplies factors; or null.
     void router(const float* x, const Rows& weights, const float* bias, const Router&,
                 const float* expert_scale, int32_t* ids, float* factors, const ExpertGroups& = {});
@@ -109,7 +112,9 @@ class Program {
     void collect(std::shared_ptr<FlagLink>, const Mailbox&, float* out);
 
     // std::invalid_argument when the batch holds a number out of bounds. See Pool::run.
-    void run(const std::function<void()>& check_interrupt = {});
+    void run(const std::function<void()>& check_interrupt = {}, int64_t* nanoseconds = nullptr);
+    // Of which ops are made: run() can tell the time of each.
+    size_t steps() const { return steps_.size(); }
     // Of the one buffer that all programs of a pool share; each thread has kLocalBytes besides.
     size_t scratch_bytes() const { return shared_bytes_; }
 
@@ -148,6 +153,7 @@ class Program {
     void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&, Masks strongest);
     void experts_by_neuron(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void experts_by_output(std::shared_ptr<ExpertsOp>, ScratchPlan&);
+    void name_rows(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void next_wave(std::shared_ptr<ExpertsOp>, int64_t wave);
     void wave_by_neuron(std::shared_ptr<ExpertsOp>, int64_t wave);
     void wave_by_output(std::shared_ptr<ExpertsOp>, int64_t wave);

@@ -5,164 +5,9 @@
 #include <array>
 #include <cstring>
 
-#include "program/program_parts.h"
+#include "program/experts_op.h"
 
 namespace hc {
-
-namespace {
-
-// The rows of a layer's weights that are one expert's.
-Rows rows_of(const Rows& all, int64_t first, int64_t count) {
-    Rows rows = all;
-    if (rows.base) rows.base += first * rows.stride;
-    if (rows.factors) rows.factors += first;
-    rows.count = count;
-    return rows;
-}
-
-const float* at(const float* values, int64_t i) { return values ? values + i : nullptr; }
-
-// An input's rows from t on.
-Input from_row(Input in, int64_t t) {
-    in.x = at(in.x, t * in.stride);
-    if (in.quantised) in.quantised += t * Input::token_bytes(in.cols);
-    return in;
-}
-
-// Inputs of pairs whose rows are not neighbours, copied so that they are: first those of one routing, then
-// those of another.
-struct Gathered {
-    Input from, to;
-    bool floats = false;  // what of them is read
-    bool codes = false;
-
-    void copy(int token, int64_t pair) const {
-        if (floats)
-            std::memcpy(const_cast<float*>(to.x) + pair * to.stride, from.x + token * from.stride,
-                        size_t(to.cols) * 4);
-        const auto bytes = Input::token_bytes(to.cols);
-        if (codes) std::memcpy(to.quantised + pair * bytes, from.quantised + token * bytes, size_t(bytes));
-    }
-    void copy(const Routing& routing, int pair, int64_t before) const {
-        if (!routing.part_of(pair).neighbours) copy(routing.token(pair), before + pair);
-    }
-    // The input of a part, whose pairs lie behind so many others.
-    Input of(const Routing::Part& part, int64_t before) const {
-        return part.neighbours ? from_row(from, part.token) : from_row(to, before + part.begin);
-    }
-};
-
-}  // namespace
-
-// One FFN op for experts: the layer, what was chosen of it, and scratch. All decode rows, all prompt rows and
-// all rows have routings of their own; an op uses the first two or the last.
-struct ExpertsOp {
-    Ffn layer;  // all experts' rows
-    std::shared_ptr<const Experts> experts;
-    std::shared_ptr<Shelf> shelf;  // or null: all experts are in memory
-    Routing decode, prompt;
-    Cut decode_cut, prompt_cut;
-    Gathered input;
-    std::vector<std::array<int8_t, kMaxDecodeRows + 1>> levels;  // of each expert: Ffn::levels
-    std::vector<int64_t> down_rows;                              // by output, where each expert's begin
-    float* sums = nullptr;                                       // [pairs, D]: what each pair's expert gives
-    Input hidden;                                                // by output: [pairs, neurons]
-    int64_t most_leaves = 0, most_neurons = 0;
-
-    ExpertsOp(const Ffn& f, std::shared_ptr<const Experts> e, std::shared_ptr<Shelf> s, int64_t rows,
-              int64_t decode_rows)
-        : layer(f),
-          experts(std::move(e)),
-          shelf(std::move(s)),
-          decode(*experts, decode_rows),
-          prompt(*experts, rows),
-          decode_cut(size_t(experts->count())),
-          prompt_cut(size_t(experts->count())) {
-        most_neurons = experts->most_neurons();
-    }
-
-    bool is_decode(const Routing& routing) const { return &routing == &decode; }
-    // Pairs before those of a routing.
-    int64_t before(const Routing& routing) const { return is_decode(routing) ? 0 : decode.pairs(); }
-    float* sum(const Routing& routing, int pair) const {
-        return sums + (before(routing) + pair) * layer.dim();
-    }
-    const float* down_bias(int64_t expert) const { return at(layer.down_bias, expert * layer.dim()); }
-    int64_t neurons(const Routing::Part& part) const { return experts->neurons(part.expert); }
-    // Whether the steps of a wave compute anything of this part.
-    bool in_wave(const Routing::Part& part) const { return !shelf || shelf->in_wave(part.expert); }
-    bool is_wave(int64_t wave) const { return !shelf || shelf->wave() == wave; }
-    int64_t waves() const { return shelf ? shelf->most_waves() : 1; }
-    std::vector<int32_t> named() const;
-    Ffn expert(int64_t number) const;
-    Ffn view(const Routing&, const Routing::Part&) const;
-    Input hidden_of(const Routing::Part&) const;
-};
-
-// The FFN of one expert, without rows.
-Ffn ExpertsOp::expert(int64_t number) const {
-    Ffn f = layer;
-    const int64_t first = experts->first(number), n = experts->neurons(number), dim = layer.dim();
-    const int64_t place = shelf ? shelf->place(number) : number;
-    const int64_t row = shelf ? place * n : first;  // where its weights begin
-    f.gate = rows_of(layer.gate, row, n);
-    f.up = rows_of(layer.up, row, n);
-    f.gate_bias = at(layer.gate_bias, first);
-    f.up_bias = at(layer.up_bias, first);
-    f.down_bias = down_bias(number);
-    if (layer.by_output)
-        f.down = rows_of(layer.down, down_rows[size_t(place)], dim);
-    else if (layer.panels.neurons) {
-        f.down.base += row / layer.panels.neurons * layer.panels.bytes();
-        f.down.count = n;
-    } else
-        f.down = rows_of(layer.down, row, n);
-    if (f.mask) f.mask.words += experts->words[size_t(number)];
-    if (f.fired) f.fired.words += experts->words[size_t(number)];
-    f.accumulate = false;
-    return f;
-}
-
-// The experts of a step's rows, ascending.
-std::vector<int32_t> ExpertsOp::named() const {
-    std::vector<int32_t> all;
-    for (const Routing* routing : {&decode, &prompt})
-        for (const Routing::Part& part : routing->parts())
-            if (neurons(part)) all.push_back(int32_t(part.expert));
-    std::sort(all.begin(), all.end());
-    all.erase(std::unique(all.begin(), all.end()), all.end());
-    return all;
-}
-
-// The FFN of one part's pairs.
-Ffn ExpertsOp::view(const Routing& routing, const Routing::Part& part) const {
-    Ffn f = expert(part.expert);
-    f.x = input.of(part, before(routing));
-    f.mask.tokens = f.fired.tokens = routing.tokens(part);
-    f.out = sum(routing, part.begin);
-    if (layer.by_output) {
-        f.hidden = const_cast<float*>(hidden_of(part).x);
-        return f;
-    }
-    if (is_decode(routing)) {
-        std::copy(levels[size_t(part.expert)].begin(), levels[size_t(part.expert)].end(), f.levels);
-        f.partial += part.begin * most_leaves * sums_of(layer.dim());
-        f.added += routing.number(part) * most_leaves;
-        f.piece_stats += routing.number(part) * most_leaves;
-    } else {
-        f.hidden += part.begin * most_neurons;
-        f.hidden_tokens = part.rows();
-    }
-    return f;
-}
-
-Input ExpertsOp::hidden_of(const Routing::Part& part) const {
-    Input in = hidden;
-    in.cols = in.stride = neurons(part);
-    in.x += part.begin * most_neurons;
-    if (in.quantised) in.quantised += part.begin * Input::token_bytes(most_neurons);
-    return in;
-}
 
 namespace {
 
@@ -222,17 +67,21 @@ void add_stats(const ExpertsOp& op) {
     for (const Routing::Part& part : op.decode.parts()) {
         if (!op.neurons(part)) continue;
         const Ffn f = op.view(op.decode, part);
-        for (int piece = 0; piece < f.pieces(part.rows()); ++piece) op.layer.stats->add(f.piece_stats[piece]);
+        FfnCounts all{};
+        for (int piece = 0; piece < f.pieces(part.rows()); ++piece) all.add(f.piece_stats[piece]);
+        if (op.by_gates()) all.gate_rows = op.neurons(part);  // each once, and some once more
+        op.layer.stats->add(all);
     }
 }
 
 }  // namespace
 
 void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts> experts,
-                  std::shared_ptr<Shelf> shelf) {
+                  std::shared_ptr<Shelf> shelf, std::shared_ptr<ColdRows> cold) {
     ScratchPlan plan(*this);
     const int64_t rows = bounds_.tokens, pairs = rows * experts->chosen, dim = args.dim();
-    auto op = std::make_shared<ExpertsOp>(args, experts, std::move(shelf), rows, max_decode());
+    auto op =
+        std::make_shared<ExpertsOp>(args, experts, std::move(shelf), std::move(cold), rows, max_decode());
     Gathered& in = op->input;
     const bool gated = args.gate.base;
     in.codes = is_quantised(args.up.type) || (gated && is_quantised(args.gate.type));
@@ -266,10 +115,39 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
             if (pair < before) return op->input.copy(op->decode, int(pair), 0);
             op->input.copy(op->prompt, int(pair - before), before);
         });
+    if (op->cold) name_rows(op, plan);
     if (args.by_output)
         experts_by_output(op, plan);
     else
         experts_by_neuron(op, plan);
+}
+
+// Names the rows of up and down that a step needs, whose reads then begin. Gates, which lie in memory, are
+// computed as by an FFN, so those that fire are among those that reach its threshold here.
+void Program::name_rows(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
+    const Experts& experts = *op->experts;
+    op->wanted.resize(size_t(experts.words.back()));
+    op->thresholds.assign(size_t(op->most_neurons), op->layer.threshold);
+    op->fires.stride = experts.words.back();
+    plan.take(max_decode() * experts.words.back() * 8,
+              [op](uint8_t* p) { op->fires.words = reinterpret_cast<uint64_t*>(p); });
+    const int64_t size = ceil_div(piece_rows(op->layer.gate), 64);
+    const auto blocks_of = [=](const Routing::Part& part) {
+        return ceil_div(ceil_div(op->neurons(part), 64), size);
+    };
+    step([=] { return op->by_gates() ? op->decode_cut.over(op->decode, blocks_of) : 0; },
+         [=](int64_t piece, const Scratch&) {
+             const Routing::Part& part = op->decode.parts()[op->decode_cut.part(piece)];
+             const int64_t n = op->neurons(part), first = piece * size;
+             const Rows gate = rows_of(op->layer.gate, op->experts->first(part.expert), n);
+             k_.predict(gate, op->input.of(part, 0), op->thresholds.data(), first,
+                        std::min(ceil_div(n, 64), first + size), part.rows(), op->fires_of(part));
+         });
+    step([this] { return int64_t(count(kTokens) > 0); },
+         [this, op](int64_t, const Scratch&) {
+             op->find_wanted();
+             op->cold->begin(op->named(), op->wanted.data(), give_up());
+         });
 }
 
 // As without experts, expert by expert.
@@ -298,6 +176,9 @@ void Program::experts_by_neuron(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
         next_wave(op, wave);
         wave_by_neuron(op, wave);
     }
+    if (op->cold)
+        step([this] { return int64_t(count(kTokens) > 0); },
+             [op](int64_t, const Scratch&) { op->cold->end(); });
     const int64_t groups = padded(dim) / kGroup;
     step([=] { return groups * batch_.decode_count(); },
          [=](int64_t piece, const Scratch&) {
@@ -318,8 +199,8 @@ std::function<bool()> Program::give_up() const {
 // Waits for the experts of a wave; the first one needs none of what is read.
 void Program::next_wave(std::shared_ptr<ExpertsOp> op, int64_t wave) {
     if (!wave) return;
-    step([op, wave] { return int64_t(op->is_wave(wave - 1) && op->shelf->unfinished()); },
-         [this, op](int64_t, const Scratch&) { op->shelf->next(give_up()); });
+    step([op, wave] { return int64_t(op->is_wave(wave - 1) && op->unfinished()); },
+         [this, op](int64_t, const Scratch&) { op->next(give_up()); });
 }
 
 // Pieces of decode rows, and prompt rows up to their sums by outputs, of one wave's experts.

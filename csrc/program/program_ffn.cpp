@@ -185,13 +185,17 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan, Masks str
         f->hidden = reinterpret_cast<float*>(p);
         in->x = f->hidden;
     });
-    const int64_t size = piece_rows(f->up), blocks = ceil_div(f->neurons(), size);
-    step([=] { return tokens() ? blocks : 0; },
+    auto cut = std::make_shared<const EvenCut>(std::vector<EvenCut::Part>{part_of(f->up)}, pool_->threads());
+    step([=] { return tokens() ? cut->pieces() : 0; },
          [=](int64_t piece, const Scratch& s) {
-             const int64_t first = piece * size;
-             k_.ffn_hidden(*f, first, std::min(size, f->neurons() - first), 0, int(tokens()), s.local);
+             cut->each(piece, [&](size_t, int64_t first, int64_t count) {
+                 k_.ffn_hidden(*f, first, count, 0, int(tokens()), s.local);
+             });
          },
-         [=](int64_t first, int64_t end) { return stretch(f->first(), first * size, end * size); });
+         [=](int64_t piece, int64_t end) {
+             const EvenCut::Stretch of = cut->stretch(piece, end);
+             return stretch(f->first(), of.first, of.end);
+         });
     auto room = std::make_shared<uint32_t*>();
     if (strongest)
         plan.take(f->neurons() * 4, [room](uint8_t* p) { *room = reinterpret_cast<uint32_t*>(p); });

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pack/pack.h"
+#include "program/even_cut.h"
 #include "program/program.h"
 #include "program/scratch.h"
 
@@ -10,15 +11,21 @@ namespace hc {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Rows that prompts take at once.
+inline int64_t unit_rows(const Rows& rows) { return is_quantised(rows.type) ? kDecodedRows : kArrangedRows; }
+
 // Rows of one piece of a product, so that a piece stays in L2 for all its tokens: about 64 KB of weights. Of
-// plain ones more, whose tokens do not stay there and are read again for every piece. As many times as many
-// as prompts take at once.
+// plain ones more, whose tokens do not stay there and are read again for every piece. A multiple of a unit.
 inline int64_t piece_rows(const Rows& rows) {
-    const bool quantised = is_quantised(rows.type);
-    const int64_t most =
-        (quantised ? 64 << 10 : kPlainPiece) / std::max<int64_t>(1, row_size(rows.type, rows.cols));
-    const int64_t unit = quantised ? kDecodedRows : kArrangedRows;
+    const int64_t most = (is_quantised(rows.type) ? 64 << 10 : kPlainPiece) /
+                         std::max<int64_t>(1, row_size(rows.type, rows.cols));
+    const int64_t unit = unit_rows(rows);
     return std::clamp<int64_t>((most + unit / 2) / unit, 1, kMaxPieceRows / unit) * unit;
+}
+
+// Such pieces, or smaller ones.
+inline EvenCut::Part part_of(const Rows& rows) {
+    return {rows.count, row_size(rows.type, rows.cols), unit_rows(rows), piece_rows(rows)};
 }
 
 // Rows [first, end) where they lie in one stretch.

@@ -7,7 +7,7 @@ import json
 import sys
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -236,3 +236,21 @@ def test_the_bytes_of_gathered_rows(
     assert read["predicted", 50.0] == 1.5 * matrix
     assert read["predicted", 50.0] < read["predicted p", 50.0] < read["exact p", 50.0]
     assert ElementTree.parse(picture).getroot().findall(".//{*}polyline")
+
+
+def test_ops_of_a_step_are_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each step of the program belongs to one op, and each matrix that a step reads whole to one, too."""
+    ops = importlib.import_module("cpu.ops")
+    monkeypatch.setattr(ops, "ReadProbe", lambda backend: SimpleNamespace(measure=lambda: 10.0))
+    argv = ["ops.py", "--tokens", "2", "--threads", "2", "--sequences", "1", "2", "--temperature", "0"]
+    monkeypatch.setattr(sys, "argv", argv)
+    ops.main()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    with open_gguf(model_path()) as file:
+        matrices = {name: each for name, each in file.tensors.items() if len(each.shape) > 1}
+    head = "output.weight" if "output.weight" in matrices else "token_embd.weight"
+    read = [each for name, each in matrices.items() if name.startswith("blk.") or name == head]
+    for rows in told["rows"].values():
+        assert sum(op["bytes"] for op in rows["ops"].values()) == sum(each.nbytes for each in read)
+        assert all(op["us"] >= 0 for op in rows["ops"].values())
+        assert rows["native_us"] > 0 and rows["rest_us"] > 0

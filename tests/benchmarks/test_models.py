@@ -55,9 +55,17 @@ def test_the_weights_cause_the_activity(synthetic: Any, architecture: str, tmp_p
     assert 0.9 * shares["exact"] < shares["predicted"] <= shares["exact"]
 
 
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("active", [0.05, 0.2])
-@pytest.mark.parametrize("type", ["Q4_0", "Q8_0", "F16"])
+@pytest.mark.parametrize(
+    ("type", "active", "gated"),  # each pair of values once or twice
+    [
+        ("Q4_0", 0.05, True),
+        ("Q4_0", 0.2, False),
+        ("Q8_0", 0.05, False),
+        ("Q8_0", 0.2, True),
+        ("F16", 0.05, True),
+        ("F16", 0.2, False),
+    ],
+)
 def test_the_share_of_neurons_that_fires(
     synthetic: Any, tmp_path: Path, type: str, active: float, gated: bool
 ) -> None:
@@ -121,8 +129,9 @@ def test_layouts_hold_the_same_weights(synthetic: Any, tmp_path: Path, type: str
     assert pwri.keys() - by_neuron.keys() == {"blk.0.fc1.weight", "blk.0.fc2.weight"}
 
 
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("predictor", ["F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize(
+    ("predictor", "gated"), [("F16", True), ("F16", False), ("Q8_0", True), ("Q4_0", False)]
+)
 def test_a_predictor_finds_the_neurons_that_fire(
     synthetic: Any, tmp_path: Path, predictor: str, gated: bool
 ) -> None:

@@ -194,7 +194,7 @@ def test_a_reader_that_has_gone_ends_it_quietly() -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, which Linux has")
 def test_a_full_disk_is_one_line_and_2() -> None:
-    with open("/dev/full", "w") as full, hotcold("--help", stdout=full) as process:
+    with open("/dev/full", "w", encoding="utf-8") as full, hotcold("--help", stdout=full) as process:
         _, err = process.communicate()
     assert process.returncode == 2
     assert err == "hotcold: error: No space left on device\n"

@@ -95,9 +95,9 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1 and message in lines[0], (args, lines)
         assert not Path(out).exists()
-    Path(out).write_text("mine")
+    Path(out).write_text("mine", encoding="utf-8")
     assert main(["convert", model, out]) == 2
-    assert "the file exists" in capsys.readouterr().err and Path(out).read_text() == "mine"
+    assert "the file exists" in capsys.readouterr().err and Path(out).read_text(encoding="utf-8") == "mine"
     assert main(["convert", model, out, "--force"]) == 0
     with open_gguf(out) as file:
         assert len(file.tensors) > 50

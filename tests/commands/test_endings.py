@@ -112,7 +112,7 @@ def unwritable(request: pytest.FixtureRequest) -> Iterator[tuple[Any, int]]:
         target = request.param
     else:
         pytest.skip("needs /dev/full, which Linux has")
-    with open(target, "w") as stream:
+    with open(target, "w", encoding="utf-8") as stream:
         yield stream, 141 if request.param == "closed pipe" else 2
 
 
@@ -165,11 +165,11 @@ def test_a_disk_that_gets_full(
     exists: bool, small_files: None, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     if exists:
-        Path("out.gguf").write_text("precious")
+        Path("out.gguf").write_text("precious", encoding="utf-8")
     assert cli.main(["convert", CHECKPOINT, "-o", "out.gguf", "--type", "f32", "--force"]) == 2
     assert capsys.readouterr().err == "hotcold: error: out.gguf: cannot be written: File too large\n"
     assert left() == (["out.gguf"] if exists else [])
-    assert not exists or Path("out.gguf").read_text() == "precious"
+    assert not exists or Path("out.gguf").read_text(encoding="utf-8") == "precious"
 
 
 def test_a_disk_that_is_too_small_is_seen_before_anything_is_written(
@@ -188,17 +188,25 @@ def test_two_writers_of_one_file() -> None:
     for type in types:
         assert cli.main(["convert", CHECKPOINT, "-o", f"{type}.gguf", "--type", type]) == 0
     alone = [Path(f"{type}.gguf").read_bytes() for type in types]
-    command = [sys.executable, "-m", "hotcold", "convert", CHECKPOINT, "-o", "out.gguf", "--force", "--type"]
-    for _ in range(3):
-        writers = [
-            subprocess.Popen([*command, type], stderr=subprocess.PIPE, env=ENVIRONMENT) for type in types * 2
-        ]
-        while any(writer.poll() is None for writer in writers):
-            if os.path.exists("out.gguf"):
-                with open_gguf(Path("out.gguf")) as file:  # refuses a file that is cut short
-                    assert file.tensors
-        for writer in writers:
-            _, err = writer.communicate()
-            assert writer.returncode == 0, err
+    line = ["convert", CHECKPOINT, "-o", "out.gguf", "--force", "--type"]
+    program = f"""from hotcold.commands.cli import main
+for type in TYPES * 3:
+    assert main([*{line}, type]) == 0
+"""
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", program.replace("TYPES", repr(each))],
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+        )
+        for each in (types, types[::-1])
+    ]
+    while any(writer.poll() is None for writer in writers):
+        if os.path.exists("out.gguf"):
+            with open_gguf(Path("out.gguf")) as file:  # refuses a file that is cut short
+                assert file.tensors
+    for writer in writers:
+        _, err = writer.communicate()
+        assert writer.returncode == 0, err
     assert Path("out.gguf").read_bytes() in alone
     assert left() == ["f32.gguf", "out.gguf", "q8_0.gguf"]

@@ -86,7 +86,7 @@ def test_the_prompt_from_a_file_and_from_standard_input(
     file = tmp_path / "prompt with spaces.txt"
     file.write_text(PROMPT + "\n")
     assert report(capsys, "-f", str(file), *args)["ids"] == expected
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode() + b"\n")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode() + b"\n"), encoding="utf-8"))
     assert report(capsys, "-p", "-", *args)["ids"] == expected
 
 

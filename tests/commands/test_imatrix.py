@@ -39,7 +39,7 @@ def test_a_file_and_a_line(capsys: pytest.CaptureFixture[str], text: Path, tmp_p
 
 def test_experts_that_no_token_chose(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path) -> None:
     model, out = expert_golden("tiny-qwen3moe", tmp_path).path, tmp_path / "out.gguf"
-    text.write_text("a")
+    text.write_text("a", encoding="utf-8")
     assert main(["imatrix", str(model), "-f", str(text), "-o", str(out)]) == 0
     error = capsys.readouterr().err
     assert "matrices have experts that no token chose (blk." in error and "use more text" in error

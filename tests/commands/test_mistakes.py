@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 from support.golden import DATA
 
 from hotcold.commands import cli
+from hotcold.commands.command_line import parser_of
 from hotcold.demo import model_path
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
@@ -97,6 +99,15 @@ def filled(arguments: list[str], places: dict[str, Path]) -> list[str]:
     return [argument.format(**places) if "{" in argument else argument for argument in arguments]
 
 
+@pytest.fixture
+def parsers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make one takes longer than to read a line with it."""
+    monkeypatch.setattr(cli, "parser_of", kept_parser)
+
+
+kept_parser = cache(parser_of)
+
+
 def mistake(arguments: list[str], capsys: pytest.CaptureFixture[str], *parts: str) -> str:
     """The line that a command line which is wrong gets."""
     before = sorted(Path.cwd().iterdir())
@@ -128,21 +139,25 @@ FLAGS = [
 ]
 
 
-@pytest.mark.parametrize(("verb", "action"), FLAGS, ids=lambda value: getattr(value, "dest", value))
+@pytest.mark.parametrize("verb", dict.fromkeys(verb for verb, _ in FLAGS))
 def test_bad_values_of_every_flag(
-    verb: str, action: argparse.Action, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    verb: str, places: dict[str, Path], parsers_are_kept: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flag = action.option_strings[-1]
     needed = {"perplexity": ["-f", "{text}"], "convert": [CHECKPOINT], "quantize": GOOD["quantize"]}
     needed["fit-predictor"] = needed["profile"] = needed["imatrix"] = ["-f", "{text}", "-o", "new.gguf"]
     required = filled(needed.get(verb, []), places)
+    for action in (action for owner, action in FLAGS if owner == verb):
+        check_bad_values([verb, *required], action, capsys)
+
+
+def check_bad_values(line: list[str], action: argparse.Action, capsys: pytest.CaptureFixture[str]) -> None:
+    flag = action.option_strings[-1]
     values = ["", "a\0b", "x" * 5000]  # no path, no number, no choice
     if not isinstance(action.metavar, str) or action.metavar not in ("FILE", "TEXT", "MODEL_DIR"):
         values += ["nan", "inf", "-1e999", "-7", "9" * 5000, "1e300", "ten", "٣x", " "]
     for value in values:
-        line = mistake([verb, *required, f"{flag}={value}"], capsys)
-        assert "\0" not in line
-    mistake([verb, *required, flag], capsys, flag, "expected one argument")
+        assert "\0" not in mistake([*line, f"{flag}={value}"], capsys)
+    mistake([*line, flag], capsys, flag, "expected one argument")
 
 
 def test_every_verb_is_in_the_table() -> None:
@@ -222,30 +237,30 @@ def test_the_line_says_what_is_allowed(
 # --- paths and files ---
 
 
+NO_MODELS = [
+    ("", "'' is not a path: name a file"),
+    ("{missing}", "missing: cannot be opened: No such file or directory"),
+    ("{below}", "cannot be opened: Not a directory"),
+    ("{folder}", "is a directory: a regular file is needed"),
+    ("{fifo}", "is a FIFO: a regular file is needed"),
+    ("/dev/zero", "is a device or socket: a regular file is needed"),
+    ("x" * 300, "cannot be opened: File name too long"),
+    ("a\0b", "is not a path: name a file"),
+    ("{empty}", "empty.gguf"),
+    ("{no_model}", "no_model.gguf"),
+    ("{text}", "text.gguf"),
+    ("{cut_in_header}", "cut_in_header.gguf"),
+    ("{cut_in_metadata}", "cut_in_metadata.gguf"),
+    ("{cut_in_tensors}", "cut_in_tensors.gguf"),
+]
+
+
 @pytest.mark.parametrize("verb", MODEL)
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ("", "'' is not a path: name a file"),
-        ("{missing}", "missing: cannot be opened: No such file or directory"),
-        ("{below}", "cannot be opened: Not a directory"),
-        ("{folder}", "is a directory: a regular file is needed"),
-        ("{fifo}", "is a FIFO: a regular file is needed"),
-        ("/dev/zero", "is a device or socket: a regular file is needed"),
-        ("x" * 300, "cannot be opened: File name too long"),
-        ("a\0b", "is not a path: name a file"),
-        ("{empty}", "empty.gguf"),
-        ("{no_model}", "no_model.gguf"),
-        ("{text}", "text.gguf"),
-        ("{cut_in_header}", "cut_in_header.gguf"),
-        ("{cut_in_metadata}", "cut_in_metadata.gguf"),
-        ("{cut_in_tensors}", "cut_in_tensors.gguf"),
-    ],
-)  # fmt: skip
 def test_what_is_no_model(
-    verb: str, model: str, message: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    verb: str, places: dict[str, Path], parsers_are_kept: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mistake([verb, *filled([*MODEL[verb], model], places)], capsys, message)
+    for model, message in NO_MODELS:
+        mistake([verb, *filled([*MODEL[verb], model], places)], capsys, message)
 
 
 @pytest.mark.parametrize("verb", ["generate", "perplexity", "bench"])
@@ -307,7 +322,7 @@ def test_a_text_without_an_end(
 def test_standard_input_that_is_no_text(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, places: dict[str, Path]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
     mistake([verb, "-p", "-"], capsys, "standard input is not UTF-8 text: b", "at 0")
     mistake([verb, "-p", "a\udcff"], capsys, "lone surrogate, U+DCFF, at character 1")
 

@@ -84,7 +84,7 @@ def test_a_kv_cache_that_does_not_fit_the_heads(capsys: pytest.CaptureFixture[st
 def test_lines_for_people(capsys: pytest.CaptureFixture[str], text: Path) -> None:
     assert main(["perplexity", "-f", str(text), "-c", "64", "--compare", "off"]) == 0
     assert "ratio 1.00000 (no 95 % interval: it takes 640 tokens or more)" in capsys.readouterr().out
-    text.write_text(TEXT * 12)
+    text.write_text(TEXT * 12, encoding="utf-8")
     assert main(["perplexity", "-f", str(text), "-c", "64", "--compare", "off"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("perplexity ") and captured.err == ""

@@ -29,8 +29,18 @@ def plan(capsys: pytest.CaptureFixture[str], line: str) -> tuple[list[str], dict
     return lines, json.loads(last)
 
 
-@pytest.mark.parametrize("hardware", ["rtx4090-i9", "rtx2080ti-i7"])
-@pytest.mark.parametrize("name", ["llama2-70b", "falcon-40b", "opt-30b", "mixtral-47b", "jais2-70b"])
+HARDWARE = ("rtx4090-i9", "rtx2080ti-i7")
+SHAPES = ("llama2-70b", "falcon-40b", "opt-30b", "mixtral-47b", "jais2-70b")
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware"),
+    [
+        pytest.param(name, hardware, marks=[] if (i + j) % 2 else pytest.mark.full)
+        for i, name in enumerate(SHAPES)
+        for j, hardware in enumerate(HARDWARE)
+    ],
+)
 def test_shapes(name: str, hardware: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines, report = plan(capsys, f"--shape {name} --hardware {hardware} --vram-budget 10GiB")
     assert report["budget_bytes"] == 10 * GIB >= report["gpu_bytes"] > 9.9 * GIB
@@ -93,12 +103,15 @@ def test_what_several_gpus_do_not_go_with(
     assert code == 2 and message in capsys.readouterr().err
 
 
-def test_published_plans_stay_what_they_are(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("rows", [(0, 3, 6), pytest.param((1, 2, 4, 5), marks=pytest.mark.full)])
+def test_published_plans_stay_what_they_are(
+    rows: tuple[int, ...], repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The plans of benchmarks/gpu/paper_plans.py, which docs/results.md quotes, are as in the first
     version."""
-    rows = json.loads((repository / "tests/data/paper_plans.json").read_bytes())
-    assert len(rows) == 7
-    for row in rows:
+    plans = json.loads((repository / "tests/data/paper_plans.json").read_bytes())
+    assert len(plans) == 7
+    for row in (plans[i] for i in rows):
         for objective, expected in (("time", row["ours"]), ("paper", row["paper"])):
             name, type = expected["model"].split()
             line = f"--shape {name} --type {type} --hardware {expected['hardware']} --ctx 512"
@@ -110,7 +123,7 @@ def test_published_plans_stay_what_they_are(repository: Path, capsys: pytest.Cap
 
 def test_the_paper_fires_more_on_the_gpu_and_time_is_less(capsys: pytest.CaptureFixture[str]) -> None:
     line = "--shape falcon-40b --hardware rtx2080ti-i7 --vram-budget "
-    for budget in (6, 8, 10):
+    for budget in (6, 10):
         _, time = plan(capsys, f"{line}{budget}")
         _, paper = plan(capsys, f"{line}{budget} --objective paper")
         assert time["predicted_tok_s"] >= paper["predicted_tok_s"] * (1 - 1e-9)
@@ -180,12 +193,12 @@ def test_the_default_budget_leaves_some_of_the_card(
 ) -> None:
     """1 GiB, or an eighth of a small one."""
     for name in ("rtx4090-i9", "rtx2080ti-i7"):
-        _, report = plan(capsys, f"--shape opt-175b --hardware {name}")
+        _, report = plan(capsys, f"--shape llama2-13b --hardware {name}")
         assert report["budget_bytes"] == find_hardware(name).vram_bytes - GIB
     small = asdict(replace(find_hardware("rtx4060"), vram_bytes=4 * GIB))
     del small["machine"]
     (tmp_path / "small.json").write_text(json.dumps(small))
-    _, report = plan(capsys, f"--shape opt-175b --hardware {tmp_path / 'small.json'}")
+    _, report = plan(capsys, f"--shape llama2-13b --hardware {tmp_path / 'small.json'}")
     assert report["budget_bytes"] == 7 * GIB // 2
 
 

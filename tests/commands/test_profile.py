@@ -168,7 +168,7 @@ def test_mistakes(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("text").write_text(TEXT)
+    Path("text").write_text(TEXT, encoding="utf-8")
     Path("empty").touch()
     Model().write(Path("silu.gguf"))
     assert cli.main(["profile", *line.split()]) == 2

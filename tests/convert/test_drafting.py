@@ -102,6 +102,50 @@ def test_a_block_is_kept(name: str, tmp_path: Path) -> None:
     assert found.draft is not None, why
 
 
+@pytest.mark.parametrize(("name", "attention", "experts"), [("moe", 3, 4), ("latent", 2, 3)])
+def test_a_block_of_two_layers_becomes_one(name: str, attention: int, experts: int, tmp_path: Path) -> None:
+    """Nemotron 3's: attention and experts, under the names of its checkpoints."""
+    folder = copy_checkpoint(tmp_path, "tiny-nemotron-h-moe" if name == "moe" else "tiny-nemotron-latent")
+    before, plain, _ = converted(folder)
+    random, stored = np.random.default_rng(4), tensors_of(folder)
+    dim, block = stored["backbone.norm_f.weight"].size, {}
+    for each, values in stored.items():
+        for i, layer in enumerate((attention, experts)):
+            if each.startswith(f"backbone.layers.{layer}."):
+                block[each.replace(f"backbone.layers.{layer}.", f"mtp.layers.{i}.")] = values
+    shapes = {"0.eh_proj": (dim, 2 * dim), "0.enorm": (dim,), "0.hnorm": (dim,), "1.final_layernorm": (dim,)}
+    for each, shape in shapes.items():
+        block[f"mtp.layers.{each}.weight"] = random.standard_normal(shape).astype(np.float32)
+    write_safetensors(folder / "model.safetensors", stored | block)
+    metadata, tensors, notes = converted(folder)
+    layers, arch = before["nemotron_h_moe.block_count"], "nemotron_h_moe"
+    assert metadata[f"{arch}.block_count"] == layers + 1
+    assert metadata[f"{arch}.nextn_predict_layers"] == 1
+    assert any("what guesses tokens" in note for note in notes)
+    for key in ("attention.head_count_kv", "feed_forward_length"):
+        assert list(metadata[f"{arch}.{key}"]) == [*before[f"{arch}.{key}"], max(before[f"{arch}.{key}"])]
+    expected, blk = dict(plain), f"blk.{layers}."
+    for each, values in plain.items():
+        if each.startswith(f"blk.{attention}."):
+            expected[each.replace(f"blk.{attention}.", blk)] = values
+        elif each.startswith(f"blk.{experts}."):
+            named = each.replace(f"blk.{experts}.attn_norm.", f"{blk}post_attention_norm.")
+            expected[named.replace(f"blk.{experts}.", blk)] = values
+    for each, target in zip(shapes, ("eh_proj", "enorm", "hnorm", "shared_head_norm"), strict=True):
+        expected[f"{blk}nextn.{target}.weight"] = block[f"mtp.layers.{each}.weight"]
+    assert tensors.keys() == expected.keys()
+    for each, values in expected.items():
+        np.testing.assert_array_equal(tensors[each], values)
+    config = Runner(tmp_path / "out.gguf", open_backend("reference")).config
+    with open_gguf(tmp_path / "out.gguf") as file:
+        found, why = with_draft(config, file.tensors)
+    assert found.draft is not None, why
+    more = {"mtp.layers.2.norm.weight": stored["backbone.norm_f.weight"]}  # a second block, say
+    write_safetensors(folder / "model.safetensors", stored | block | more)
+    _, left, said = converted(folder)
+    assert left.keys() == plain.keys() and any("'mtp.layers.2.norm.weight'" in note for note in said)
+
+
 def test_embedding_and_head_of_its_own_are_kept_where_they_differ(tmp_path: Path) -> None:
     folder = copy_checkpoint(tmp_path, "tiny-glm4moe")
     stored = tensors_of(folder)

@@ -107,7 +107,7 @@ def test_bpe_that_falls_back_on_bytes(style: str, tmp_path: Path) -> None:
     ours = model.Tokenizer.from_metadata(metadata)
 
     @given(WORDS.map("".join) | st.text(max_size=20))
-    @settings(max_examples=150)
+    @settings(max_examples=75)
     def check(text: str) -> None:
         # The library makes other spaces than SentencePiece before a text, or after an added token.
         if text and "<think>" not in text and not (text.startswith(" ") and style == "mistral"):
@@ -141,7 +141,7 @@ def test_flags_of_added_tokens(style: str, special: bool, normalized: bool, tmp_
     pieces = ["go", " ", "  ", "\n", "\t ", "x", "1", "-", "xlstripx", "xrstripx", "xsingle_wordx", "xnonex"]
 
     @given(st.lists(st.sampled_from(pieces), max_size=12).map("".join))
-    @settings(max_examples=200)
+    @settings(max_examples=75)
     def check(text: str) -> None:
         ids = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, parse_special=True) == ids, repr(text)

@@ -22,7 +22,7 @@ def metadata(folder: Path, size: int = 288) -> dict[str, Any]:
 
 
 def write_json(path: Path, values: Any) -> None:
-    path.write_text(json.dumps(values))
+    path.write_text(json.dumps(values), encoding="utf-8")
 
 
 def test_trained_pieces(tmp_path: Path) -> None:

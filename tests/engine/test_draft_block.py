@@ -8,14 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 from support.draft_blocks import knowing_block, with_block
+from support.guessing import eager
 from support.hybrid_models import write_hybrid
+from support.placed import on_two, random_placement
 
 from hotcold.demo import model_path
 from hotcold.engine.draft_block import BlockDrafts
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
-from hotcold.engine.speculation import Speculation, speculation_of
+from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PAGE
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.placement.placement import write_placement
+from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -43,18 +48,6 @@ def some_requests(temperature: float, count: int = 3) -> list[Request]:
     params = [SamplingParams(temperature=temperature, seed=seed) for seed in range(count)]
     prompts = [random.integers(300, 4000, n).tolist() for n in (70, 5, 33)[:count]]
     return [Request(Job(*each, max_tokens=40, ignore_eos=True)) for each in zip(prompts, params, strict=True)]
-
-
-def eager(session: Session) -> Speculation:
-    """Only the block guesses, and all guesses pay."""
-    found = speculation_of(session)
-    assert found is not None
-    block = [each for each in found._guessers if isinstance(each, BlockDrafts)]
-    only = Speculation(block, 7, session.model.limits.decode)
-    costs: Any = only.costs
-    costs.is_fresh, costs.of = lambda rows: True, lambda rows: 1.0
-    costs.rate = lambda rows, tokens, seconds: tokens
-    return only
 
 
 def without(model: LoadedModel, temperature: float) -> list[list[int]]:
@@ -118,6 +111,54 @@ def test_guesses_end_where_a_request_has_no_page(models: dict[str, LoadedModel])
     assert drafts(request, 4) is None
 
 
+def first_guesses(session: Session) -> tuple[np.ndarray, list[int]]:
+    """The block's logits after a prompt and a token, and what it guesses then."""
+    assert session.draft_block is not None
+    drafts = BlockDrafts(session.draft_block, session.transformer.batch)
+    request = Request(Job([*range(300, 320)], max_tokens=9))
+    request.pages, request.row = session.cache.allocate(request, 2), 0
+    request.output.append(7)
+    batch = session.transformer.batch
+    rows = batch.put(0, 0, 0, request.job.prompt, request.pages, state_to=0)
+    batch.counts[:] = (rows, 0, 0, 1)
+    session.run()
+    drafts.read([(request, rows)])
+    drafts.begin([request])
+    logits = session.draft_block.logits()[0].copy()
+    guess = drafts(request, 3)
+    assert guess is not None
+    return logits, list(guess.tokens)
+
+
+def assert_beside(hot: Any, models: dict[str, LoadedModel], *, head: bool) -> None:
+    """The block runs on the CPU beside a backend that has the rest, and reads its rows."""
+    options = {key: value for key, value in OPTIONS.items() if key != "threads"}
+    placement = random_placement(models["any"].config, 0.5, head=head)
+    session = on_two(hot, placement, models["any"].path, **options)
+    found, expected = first_guesses(session), first_guesses(models["any"].session())
+    np.testing.assert_allclose(found[0], expected[0], atol=2e-3, rtol=1e-3)
+    assert found[1] == expected[1]
+    session.close()
+    session = on_two(hot, placement, models["any"].path, **options)
+    own, again = some_requests(0.9, 2), some_requests(0.9, 2)
+    Engine(session, reuse=False).run(own)
+    speculation = eager(session)
+    Engine(session, reuse=False, speculation=speculation).run(again)
+    assert [each.output for each in again] == [each.output for each in own]
+    assert speculation.guessed > 0
+    session.close()
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_the_block_runs_beside_two_backends(models: dict[str, LoadedModel], head: bool) -> None:
+    assert_beside(CPUBackend(1), models, head=head)
+
+
+@pytest.mark.one_driver
+def test_the_block_runs_beside_a_gpu(vulkan: Any, models: dict[str, LoadedModel]) -> None:
+    assert_beside(vulkan, models, head=True)
+
+
 def test_an_exception_in_the_block_leaves_an_engine_that_works(models: dict[str, LoadedModel]) -> None:
     session = models["any"].session()
     engine = Engine(session, speculation=eager(session))
@@ -142,7 +183,15 @@ def test_the_block_is_there_where_it_is_used(paths: dict[str, Path], models: dic
     assert models["plain"].session().draft_block is None
     assert loaded(draft=model_path()).draft_block is None
     split = loaded(hot_backend="cpu", gpu=None, vram_budget=1 << 20)
-    assert split.draft_block is None and any("it runs on the CPU alone" in each for each in split.notes)
+    assert split.draft_block is not None and not any("is left out" in each for each in split.notes)
+    everything = random_placement(used.model.config, 1.0)
+    with open_gguf(paths["any"]) as file:
+        sizes = sizes_of_file(file, used.model.config, PAGE, "f16", gpu=False)
+    index = paths["any"].with_name("everything.gpuidx")
+    write_placement(index, sizes, everything)
+    whole = loaded(hot_backend="cpu", gpu=None, placement=index)
+    assert whole.draft_block is None
+    assert any("it runs on the CPU, and GPUs compute all layers" in each for each in whole.notes)
     kinds = {each.kind: each.cpu_bytes for each in memory_use(used)}
     others = {each.kind: each.cpu_bytes for each in memory_use(none)}
     assert kinds["draft"] > 0 and "draft" not in others and kinds["kv"] == others["kv"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.history_model import STOP, VOCAB, follow, history_model
 
@@ -17,6 +17,8 @@ from hotcold.engine.request import Grammar, Job, Request
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS, PAGE
 from hotcold.runtime.sampling import SamplingParams
+
+pytestmark = pytest.mark.long  # no backend computes here
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -46,6 +48,7 @@ def expect(request: Request) -> None:
 prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=70)
 
 
+@settings(max_examples=40)
 @given(
     requests=st.lists(st.tuples(prompts, st.integers(1, 60)), min_size=1, max_size=30),
     sequences=st.integers(1, 25),

@@ -20,6 +20,8 @@ from hotcold.errors import UserError
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.runtime.sampling import SamplingParams
 
+pytestmark = pytest.mark.long  # no backend computes here
+
 GREEDY = SamplingParams(temperature=0)
 
 

@@ -284,9 +284,8 @@ def some_requests() -> list[Request]:
 TIMES = int(os.environ.get("HOTCOLD_TEST_INTERRUPTS", "1"))
 
 
-@pytest.mark.parametrize("points", [100, pytest.param(300 * TIMES, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("alike", "copies"), [(True, None), (False, None), (True, 1)])
-def test_after_interrupts_at_random_instructions(alike: bool, copies: int | None, points: int) -> None:
+def test_after_interrupts_at_random_instructions(alike: bool, copies: int | None, full: bool) -> None:
     """On a model whose tokens depend on every row that was ever written, through pages that are few, and
     through states and copies of them that are few, too."""
 
@@ -295,25 +294,17 @@ def test_after_interrupts_at_random_instructions(alike: bool, copies: int | None
 
     history_engine(alike).run(fresh := some_requests())
     assert [each.output for each in fresh] == [truth(each) for each in fresh]
-    interrupt_at_random(history_engine(alike, copies), fresh, points, truth)
+    interrupt_at_random(history_engine(alike, copies), fresh, 200 * TIMES if full else 30, truth)
 
 
-FEW = {"cpu": 10, "opaque": 10, "two": 10, "reference": 3, VULKAN: 3}
-MANY = {
-    "cpu": 60 * TIMES,
-    "opaque": 60 * TIMES,
-    "two": 60 * TIMES,
-    "reference": 40 * TIMES,
-    VULKAN: 12 * TIMES,
-}
+#: On each backend, without --full and with it.
+POINTS = {"cpu": (10, 60), "opaque": (5, 30), "two": (10, 60), "reference": (2, 12), VULKAN: (1, 6)}
 
 
-@pytest.mark.parametrize(
-    ("backend", "points"),
-    [*FEW.items(), *(pytest.param(name, many, marks=pytest.mark.full) for name, many in MANY.items())],
-)
-def test_after_interrupts_of_a_backend(backend: str, points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", POINTS)
+def test_after_interrupts_of_a_backend(backend: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_on(backend, monkeypatch)
     Engine(model.session()).run(fresh := some_requests())
-    interrupt_at_random(Engine(model.session()), fresh, points)
+    few, many = POINTS[backend]
+    interrupt_at_random(Engine(model.session()), fresh, many * TIMES if full else few)
     model.close()

@@ -16,7 +16,7 @@ from hotcold.kernels.backend import PredictorTensors
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
-from hotcold.runtime.session import LoadedModel
+from hotcold.runtime.session import LoadedModel, Session
 from hotcold.tasks.scoring import Scorer, score
 
 GREEDY = SamplingParams(temperature=0)
@@ -58,8 +58,8 @@ def request(given: dict[str, Any]) -> Request:
     return Request(Job(params=GREEDY, ignore_eos=True, **given))
 
 
-def alone(model: LoadedModel, given: dict[str, Any]) -> Request:
-    Engine(model.session(), reuse=False).run([made := request(given)])
+def alone(session: Session, given: dict[str, Any]) -> Request:
+    Engine(session, reuse=False).run([made := request(given)])
     return made
 
 
@@ -67,8 +67,8 @@ def alone(model: LoadedModel, given: dict[str, Any]) -> Request:
 def test_greedy_tokens_are_those_of_each_alone(model: LoadedModel, count: int) -> None:
     """Arrivals at random, a cache with room for a third of them at a time, some that are cancelled."""
     random = np.random.default_rng(count)
-    made = some_requests(count, count)
-    expected = [alone(model, given) for given in made]
+    made, session = some_requests(count, count), model.session()
+    expected = [alone(session, given) for given in made]
     engine = Engine(replace(model, pages=8).session())
     requests = [request(given) for given in made]
     left = list(requests)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.history_model import VOCAB, follow, history_model
 from support.sidecars import with_sidecar
@@ -59,7 +59,9 @@ def some_prompt(length: int, seed: int = 0) -> list[int]:
 # --- what is found ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long  # no backend computes here
 @pytest.mark.parametrize("alike", [True, False])
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 130), st.integers(0, 60)), min_size=1, max_size=12),
     n=st.integers(1, 40),

@@ -22,6 +22,8 @@ from hotcold.engine.scheduler import divided
 from hotcold.kernels.backend import DECODE_ROWS, PAGE
 from hotcold.runtime.sampling import SamplingParams
 
+pytestmark = pytest.mark.long  # no backend computes here
+
 GREEDY = SamplingParams(temperature=0)
 
 

@@ -13,12 +13,14 @@ from support.page_count import assert_no_page_is_lost
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished, Token
-from hotcold.engine.guesses import Guess, Kind, Lookup, forced, look_up
+from hotcold.engine.guesses import Guess, Kind, forced, look_up
 from hotcold.engine.request import Job, Request
 from hotcold.engine.sampler import Allowed
 from hotcold.engine.speculation import Speculation, StepCosts, best_possible
 from hotcold.kernels.backend import DECODE_ROWS, PAGE
 from hotcold.runtime.sampling import SamplingParams
+
+pytestmark = pytest.mark.long  # no backend computes here
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -44,10 +46,19 @@ def expected(request: Request, *, alike: bool = True) -> list[int]:
     )
 
 
+COUNTS = ((1, None), (3, 8), (5, 12), (20, 60))  #: requests, and pages of the cache
+STATES = ({}, {"copies": 0, "spare": 3}, {"copies": 4, "spare": 1})
+
+
 @pytest.mark.parametrize("alike", [True, False])
-@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize(("count", "pages"), [(1, None), (3, 8), (5, 12), (20, 60)])
-@pytest.mark.parametrize("states", [{}, {"copies": 0, "spare": 3}, {"copies": 4, "spare": 1}])
+@pytest.mark.parametrize(
+    ("states", "count", "pages", "share"),  # each pair of values of two of them comes up
+    [
+        (states, *count, (0.0, 0.6, 1.0)[(i + j) % 3])
+        for i, states in enumerate(STATES)
+        for j, count in enumerate(COUNTS)
+    ],
+)
 def test_tokens_are_those_without_guesses(
     alike: bool, share: float, count: int, pages: int | None, states: dict[str, int]
 ) -> None:
@@ -243,47 +254,6 @@ def test_penalties_and_logprobs_are_those_without_guesses() -> None:
     own = run(None)
     guessed = run(Reckless(lambda _: own.output, 0.7, VOCAB))
     assert guessed.output == own.output and guessed.output_logprobs == own.output_logprobs
-
-
-# --- looking up ---------------------------------------------------------------------------------------
-
-
-def longest_by_search(tokens: list[int], most: int) -> list[int] | None:
-    """The same by brute force."""
-    n = len(tokens)
-    best, at = 1, -1
-    for end in range(n - 2, 0, -1):
-        same = 0
-        while same <= end and same < 32 and tokens[end - same] == tokens[n - 1 - same]:
-            same += 1
-        if same > best:
-            best, at = same, end
-    if at < 0:
-        return None
-    found = list(tokens)
-    for i in range(most):
-        found.append(found[at + 1 + i])
-    return found[n:]
-
-
-def test_the_longest_end_that_stood_before_is_found() -> None:
-    random = np.random.default_rng(1)
-    for _ in range(300):
-        tokens = random.integers(0, int(random.integers(2, 7)), int(random.integers(0, 16))).tolist()
-        index = Lookup()
-        for i in range(0, len(tokens), 3):
-            index.extend(tokens[i : i + 3])
-        found = index.find(5)
-        assert (None if found is None else list(found.tokens)) == longest_by_search(tokens, 5)
-
-
-def test_what_is_looked_up_grows_with_the_answer() -> None:
-    request = Request(Job([1, 2, 3, 4], GREEDY))
-    assert look_up(request, 3) is None
-    request.output += [9, 1, 2]
-    assert look_up(request, 3) == Guess([3, 4, 9], Kind.PAIR)
-    request.output += [3, 4, 9, 1, 2]
-    assert look_up(request, 4) == Guess([3, 4, 9, 1], Kind.LONG)
 
 
 # --- how many -----------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
 from hotcold.runtime.sampling import SamplingParams
 
+pytestmark = pytest.mark.long  # no backend computes here
+
 GREEDY = SamplingParams(temperature=0)
 
 

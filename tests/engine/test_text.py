@@ -15,6 +15,8 @@ from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.long  # no backend computes here
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:

@@ -69,6 +69,24 @@ def test_a_window_that_is_closed_while_the_model_loads_ends_it(
     assert server.ended and server.error is None
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a script is no program there")
+def test_the_end_of_the_browser_ends_it(
+    app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Chromium's does with its last window, which was seen by hand (docs/embedding.md)."""
+
+    async def for_ever(self: hotcold.AsyncLLM) -> None:
+        await asyncio.Event().wait()
+
+    browser = tmp_path / "browser"
+    browser.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{tmp_path}/words\n", encoding="utf-8")
+    browser.chmod(0o755)
+    monkeypatch.setattr(hotcold.AsyncLLM, "ready", for_ever)
+    monkeypatch.setattr(app.shutil, "which", lambda name: str(browser))
+    assert app.main(["--show", "browser"]) == 0
+    assert (tmp_path / "words").read_text().startswith("--app=file:///")
+
+
 def test_the_browser_is_told_the_key_by_a_file_and_not_by_a_command_line(
     app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,9 +6,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
+from support.awkward_rows import awkward_rows
 
 from hotcold.formats.blocks import (
     BLOCK_TYPES,
@@ -74,16 +72,14 @@ def test_special_blocks_equal_the_package(name: str) -> None:
     check(np.array(blocks, np.float32), name)
 
 
-FINITE = st.floats(-(2.0**15), 2.0**15, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_any_row_equals_the_package(name: str) -> None:
-    @given(hnp.arrays(np.float32, (1, 32), elements=FINITE))
-    def run(values: npt.NDArray[np.float32]) -> None:
-        check(values, name)
-
-    run()
+    """But for those that hold values of which the package makes what no scale holds, or none."""
+    rows = awkward_rows(4000)
+    sizes = np.abs(rows)
+    usual = ((sizes == 0) | (sizes > 1e-30) & (sizes <= 2.0**15)).all(axis=1)
+    assert usual.sum() > 1000
+    check(rows[usual], name)
 
 
 def test_bf16_of_every_kind_of_bits_equals_the_package() -> None:

@@ -168,9 +168,15 @@ TENSORS = {
     **{
         f"block type {n}": (
             tensor(b"w", (256,), n),
-            f"unknown block type number {n}: supported are F32, .*Q4_0",
+            rf"unknown block type number {n}{more}: supported are F32, .*Q4_0",
         )
-        for n in (4, 31, 36, 255, 2**32 - 1)
+        for n, more in {
+            4: r" \(Q4_2, which ggml gave up\)",
+            31: r" \(Q4_0_4_4, which ggml gave up\)",
+            36: r" \(bitnet.cpp's I2_S\)",
+            255: "",
+            2**32 - 1: "",
+        }.items()
     },
     "offset not aligned": (tensor(b"w", (8,), F32, 4, data=64), "offset 4: a multiple of the alignment 32"),
     "offset not aligned to 64": (

@@ -15,7 +15,7 @@ from hotcold.kernels.cpu import CPUBackend
 
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n")
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)

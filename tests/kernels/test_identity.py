@@ -12,6 +12,7 @@ from support.bits import same_bits
 from support.op_truth import (
     FFNKind,
     Row,
+    dot,
     make_batch,
     page_count,
     plain_batch,
@@ -78,9 +79,18 @@ def tensors_of(type: str, activation: str, layout: str, *, gated: bool = True) -
     )
 
 
-@pytest.mark.parametrize("activation", SPARSE_ACTIVATIONS)
-@pytest.mark.parametrize("type", TYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+#: Each type with each layout.
+MADE = [(type, layout) for type in TYPES for layout in LAYOUTS]
+
+
+@pytest.mark.parametrize(
+    ("activation", "type", "layout"),  # each pair of values of two of them comes up
+    [
+        (activation, type, LAYOUTS[(i + j) % 2])
+        for i, activation in enumerate(SPARSE_ACTIVATIONS)
+        for j, type in enumerate(TYPES)
+    ],
+)
 def test_exact_is_off(open_exact: OpenBackend, activation: str, type: str, layout: str) -> None:
     backend, x = open_exact(), random_rows(rng("x"), 16, shape_of(type)[1])
     for gated in (True, False) if activation != "drelu" else (True,):
@@ -90,9 +100,10 @@ def test_exact_is_off(open_exact: OpenBackend, activation: str, type: str, layou
             same_bits(run_ffn(backend, weights, x[:rows], rows, skip=True), off)
 
 
-@pytest.mark.parametrize("type", TYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize(
+    ("type", "layout", "skip"),  # each pair of values of two of them comes up
+    [(type, layout, bool((i // 2 + i) % 2)) for i, (type, layout) in enumerate(MADE)],
+)
 def test_an_ffn_row_is_the_same_in_any_batch(
     open_exact: OpenBackend, type: str, layout: str, skip: bool
 ) -> None:
@@ -115,8 +126,7 @@ def test_an_ffn_row_is_the_same_in_any_batch(
         same_bits(run_ffn(backend, weights, x, 16, mask, skip=skip)[:16], alone)
 
 
-@pytest.mark.parametrize("type", TYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("type", "layout"), MADE)
 def test_an_ffn_prompt_row_is_the_same_in_any_chunk(open_exact: OpenBackend, type: str, layout: str) -> None:
     backend, x = open_exact(), random_rows(rng("x"), 70, shape_of(type)[1])
     weights = backend.ffn_weights(tensors_of(type, "drelu", layout))
@@ -264,6 +274,31 @@ def test_replay_is_immediate_and_threads_do_not_matter(open_exact: OpenBackend) 
     single = one_of_each(open_exact(1))
     for threads in (2, 5):
         for actual, expected in zip(one_of_each(open_exact(threads)), single, strict=True):
+            same_bits(actual, expected)
+
+
+def test_threads_do_not_matter_to_products_side_by_side(open_exact: OpenBackend) -> None:
+    """Pieces may end one matrix and begin the next, of another type; one is smaller than a piece."""
+    shapes = {"Q4_0": 560, "F16": 75, "Q8_0": 8, "Q4_K": 301}
+    random, x = rng("side by side"), random_rows(rng("x"), 3, 512)
+    tensors = [random_tensor(random, type, rows, 512) for type, rows in shapes.items()]
+    biases = [random_rows(random, rows) for rows in shapes.values()]
+
+    def run(threads: int) -> list[np.ndarray]:
+        backend = open_exact(threads)
+        matrices = [backend.matrix(*each) for each in zip(tensors, biases, strict=True)]
+        batch = plain_batch(backend, len(x), 0)
+        buffer = backend.zeros((batch.limits.tokens, 512))
+        buffer[: len(x)] = x
+        outs = [backend.zeros((batch.limits.tokens, rows)) for rows in shapes.values()]
+        backend.linear(buffer, matrices, batch, outs)
+        return [out[: len(x)].copy() for out in outs]
+
+    single = run(1)
+    for tensor, bias, out in zip(tensors, biases, single, strict=True):
+        dot(x, tensor, bias).check(out)
+    for threads in (2, 3, 7):
+        for actual, expected in zip(run(threads), single, strict=True):
             same_bits(actual, expected)
 
 

@@ -41,7 +41,7 @@ def test_one_node_and_an_unknown_machine_are_left_alone(tmp_path: Path) -> None:
 def policy_of(address: int) -> str:
     """Returns what the system says of the mapping that an address lies in."""
     try:
-        lines = Path("/proc/self/numa_maps").read_text().splitlines()
+        lines = Path("/proc/self/numa_maps").read_text(encoding="utf-8").splitlines()
     except OSError:
         pytest.skip("this system does not tell where memory lies")
     starts = [(int(line.split()[0], 16), line.split()[1]) for line in lines]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -372,14 +373,37 @@ FFN_CASES = [
 ]
 
 
+#: (N, D) where no block has more than 32 weights, and where one has
+SMALL = ((100, 32), (172, 96), (1000, 64), (256, 544), (96, 256))
+LARGE = ((100, 256), (512, 768), (256, 256))
+
+
+def existing_shapes(types: tuple[str, str, str], layout: str) -> list[tuple[int, int]]:
+    shapes = SMALL if max(BLOCK_TYPES[type].weights for type in types) <= 32 else LARGE
+    whole = BLOCK_TYPES[types[2]].weights if layout == "by_output" else 1
+    return [(n, d) for n, d in shapes if n % whole == 0]
+
+
+def some_shapes(kind: FFNKind, types: tuple[str, str, str], layout: str) -> list[tuple[int, int]]:
+    """About half of those that exist."""
+    shapes, kinds = existing_shapes(types, layout), [each for each, others in FFN_CASES if others == types]
+    count = -(-len(shapes) // 2) if len(kinds) == 2 else len(shapes) // 2
+    first = kinds.index(kind) * count + FFN_TYPES.index(types)
+    return [shapes[(first + i) % len(shapes)] for i in range(count)]
+
+
+@pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
+def test_each_type_has_each_shape(layout: str) -> None:
+    """With one kind or another."""
+    for types in FFN_TYPES:
+        found = {shape for kind, own in FFN_CASES if own == types for shape in some_shapes(kind, own, layout)}
+        assert found == {*existing_shapes(types, layout)}
+
+
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
 @pytest.mark.parametrize("kind, types", FFN_CASES, ids=str)
 def test_ffn(backend: Backend, layout: str, types: tuple[str, str, str], kind: FFNKind) -> None:
-    block = max(BLOCK_TYPES[type].weights for type in types)
-    small = ((100, 32), (172, 96), (1000, 64), (256, 544), (96, 256))
-    for n, d in small if block <= 32 else ((100, 256), (512, 768), (256, 256)):
-        if layout == "by_output" and n % BLOCK_TYPES[types[2]].weights:
-            continue  # such a matrix cannot exist
+    for n, d in some_shapes(kind, types, layout):
         random = rng("ffn", types, n, *kind)
         check_ffn(backend, random_ffn(random, (n, d), types, kind, layout), random)
 
@@ -564,6 +588,35 @@ def test_a_program_reads_its_numbers_anew(backend: Backend) -> None:
         if n:
             dot(x[:n], tensor).check(out[:n])
         assert (out[n:] == 7).all()
+
+
+@pytest.mark.parametrize("kind", ["few values", "ascending", "odd", "all NaN but few", "minus infinity"])
+def test_top_k_of_many(backend: Backend, kind: str) -> None:
+    """Logits are looked at many at a time: what they are, few biases and masks with gaps change nothing."""
+    random, vocab = rng("top_k", kind), 1000
+    logits = np.round(random_rows(random, vocab) * 2)
+    if kind == "ascending":
+        logits = np.sort(random_rows(random, vocab))
+    elif kind == "odd":
+        logits[random.integers(0, vocab, 60)] = random.choice([np.nan, np.inf, -np.inf, -0.0], 60)
+    elif kind == "all NaN but few":
+        logits = np.where(random.random(vocab) < 0.03, logits, np.nan)
+    elif kind == "minus infinity":
+        logits = np.where(np.arange(vocab) < 990, -np.inf, logits)
+    logits = logits.astype(np.float32)
+    bits = random.random((1, vocab)) < 0.5
+    bits[:, 64:320] = bits[:, 900:] = False
+    few = np.array([700, 3, 64, 127], np.int32)
+    for b, allowed in itertools.product((None, (few, np.array([9, -9, 4, 0.5], np.float32))), (None, bits)):
+        values = logits.copy()
+        if b is not None:
+            values[few] += b[1]
+        permitted = [i for i in range(vocab) if allowed is None or allowed[0, i]]
+        order = sorted(permitted, key=lambda i: (np.isnan(values[i]), -np.nan_to_num(values[i], nan=0), i))
+        for k in (1, 2, 40, 300):
+            ids, top = backend.top_k(logits[None], 0, k, b, None if allowed is None else to_words(allowed)[0])
+            assert ids.tolist() == order[:k]
+            np.testing.assert_array_equal(top, values[order[:k]])
 
 
 def test_top_k_ranks_nan_last(backend: Backend) -> None:

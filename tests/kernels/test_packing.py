@@ -112,7 +112,7 @@ def test_pairs_share_a_memory_and_keep_to_their_rows(type: BlockType) -> None:
 def test_many_pieces(name: str, tmp_path: Path) -> None:
     """Some megabytes, so that several threads read several pieces, and outputs in several parts."""
     type = BLOCK_TYPES[name]
-    tensor = random_tensor(type, 1100, 16 * 1024)
+    tensor = random_tensor(type, 1100, 8 * 1024)
     weights = rows_for(type, *tensor.shape)
     assert read(weights, tmp_path, tensor) == packed_rows(tensor)
     if type.weights > 1:

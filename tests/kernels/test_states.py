@@ -3,6 +3,7 @@ cut into steps."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -120,9 +121,14 @@ CASES: tuple[Callable[[], Case], ...] = (
 )
 
 
+@functools.cache  # the truth of each is the same for every backend
+def made(index: int) -> Case:
+    return CASES[index]()
+
+
 @pytest.fixture(params=range(len(CASES)))
 def case(request: pytest.FixtureRequest) -> Case:
-    return CASES[request.param]()
+    return made(request.param)
 
 
 def test_whole_sequences(backend: Backend, case: Case) -> None:

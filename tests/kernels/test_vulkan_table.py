@@ -10,10 +10,17 @@ from support.vulkan_devices import FULL
 from support.vulkan_table import Case, cases, difference
 
 CASES = [case for i, case in enumerate(cases()) if FULL or (case.quick and (case.op != "ffn" or i % 2))]
-#: Half of the FFNs, and every fourth case on the second driver: benchmarks/gpu/op_table.py and
-#: HOTCOLD_TEST_VULKAN=full take all of them.
+FIRST = {case.op: i for i, case in reversed([*enumerate(CASES)])}
+
+
+def _everywhere(i: int, case: Case) -> bool:
+    return i == FIRST[case.op] or (i % 12 == 8 if case.op == "ffn" else i % 4 == 0)
+
+
+#: Half of the FFNs. And on the second driver each op and every fourth case; of FFNs, which take it ten
+#: seconds each, every twelfth. benchmarks/gpu/op_table.py and HOTCOLD_TEST_VULKAN=full take all of them.
 SAMPLED = [
-    pytest.param(each, marks=[pytest.mark.one_driver] if i % 4 else [], id=str(each))
+    pytest.param(each, marks=[] if _everywhere(i, each) else [pytest.mark.one_driver], id=str(each))
     for i, each in enumerate(CASES)
 ]
 

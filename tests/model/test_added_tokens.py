@@ -15,6 +15,8 @@ from tokenizers import Tokenizer as Library
 from hotcold.model.added_tokens import SPACES, TokenFlags
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
 
+pytestmark = pytest.mark.long  # no instruction set or backend changes it
+
 #: Name -> flags. No one is part of another.
 TOKENS = {
     "<l>": {"lstrip": True},

@@ -22,8 +22,8 @@ from hotcold.kernels.backend import Backend
 from hotcold.model.draft_block import DraftBlock, draft_bytes, load_draft, with_draft
 from hotcold.sparse.ffn import make_ffns
 
-#: The layer that the block is like, and what it has of its own.
-FAMILIES: dict[str, tuple[int, Sequence[str]]] = {
+#: The layer that the block is like, or attention and FFN, and what it has of its own.
+FAMILIES: dict[str, tuple[int | tuple[int, int], Sequence[str]]] = {
     "tiny-qwen35": (3, ["shared_head_norm"]),
     "tiny-qwen35moe": (3, ["shared_head_norm"]),
     "tiny-qwen3next": (3, ["shared_head_norm"]),
@@ -32,6 +32,8 @@ FAMILIES: dict[str, tuple[int, Sequence[str]]] = {
     "tiny-deepseek3": (2, ["embed_tokens", "shared_head_norm"]),
     "tiny-glm4-flash": (1, []),
     "tiny-glm-dsa": (2, ["shared_head_norm"]),
+    "tiny-nemotron-h-moe": ((3, 4), ["shared_head_norm"]),
+    "tiny-nemotron-latent": ((2, 3), ["shared_head_norm", "shared_head_head"]),
 }
 
 

@@ -13,6 +13,8 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.model.tokenizer import Tokenizer, TokenizerError
 from hotcold.model.vocabulary import TokenType
 
+pytestmark = pytest.mark.long  # no instruction set or backend changes it
+
 #: As llama-vocab.cpp of llama-cpp-python 0.3.36 lists them.
 ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",

@@ -81,9 +81,19 @@ def test_backends_agree(tiny: Golden) -> None:
     assert distance(results[1], results[0]) < 2e-4
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-drelu", "tiny-llama3", "tiny-falcon40"])
-@pytest.mark.parametrize("type", FILE_TYPES)
-@pytest.mark.parametrize("down", ["by_neuron", "by_output"])
+TWINS = ("tiny-llama", "tiny-drelu", "tiny-llama3", "tiny-falcon40")
+
+
+@pytest.mark.parametrize(
+    ("name", "type", "down", "backend"),  # each type, layout and backend; each model with each of these
+    [
+        (TWINS[(i + 2 * j + k) % 4], type, down, backend)
+        for i, type in enumerate(FILE_TYPES)
+        for j, down in enumerate(("by_neuron", "by_output"))
+        for k, backend in enumerate(("reference", "cpu"))
+    ],
+    indirect=["backend"],
+)
 def test_every_block_type_is_its_dequantised_twin(
     name: str, type: str, down: str, backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@
 
 #include "expect.h"
 #include "pool/threads.h"
+#include "program/even_cut.h"
 
 using namespace hc;
 
@@ -232,6 +233,42 @@ void test_all_wake(Pool& pool) {
     }
 }
 
+// Pieces of products' rows: each row is in one, in order; they begin at units, and are about as large.
+void test_even_cuts() {
+    std::mt19937 random(3);
+    for (int round = 0; round < 5000; ++round) {
+        std::vector<EvenCut::Part> parts;
+        const size_t count = round % 2 ? 1 : 1 + random() % 4;
+        const int threads = 1 + int(random() % 9);
+        for (size_t i = 0; i < count; ++i) {
+            const int64_t unit = 1 + int64_t(random() % 24);
+            const int64_t rows = 1 + int64_t(random() % 3000), most = unit * (1 + int64_t(random() % 16));
+            parts.push_back({rows, 1 + int64_t(random() % 500), unit, most});
+        }
+        const EvenCut cut(parts, threads);
+        size_t part = 0;
+        int64_t row = 0;
+        for (int64_t piece = 0; piece < cut.pieces(); ++piece) {
+            const EvenCut::Stretch begin = cut.stretch(piece, piece + 1);
+            bool first = true;
+            int64_t all = 0;
+            cut.each(piece, [&](size_t i, int64_t from, int64_t n) {
+                if (row == parts[part].rows) row = 0, ++part;
+                expect(i == part && from == row && n > 0, "a piece does not begin where the last one ended");
+                expect(from % parts[i].unit == 0, "a piece begins within a unit");
+                if (first) expect(begin.part == i && begin.first == from, "a piece's stretch is another one");
+                first = false;
+                row += n;
+                all += n;
+            });
+            expect(count > 1 || all <= parts[0].most, "a piece has more rows than it may");
+        }
+        expect(part + 1 == count && row == parts[part].rows, "rows are in no piece");
+        const int64_t pieces = cut.pieces();
+        expect(pieces < threads || pieces % threads == 0, "threads do not share the pieces evenly");
+    }
+}
+
 // Failures and interrupts at any moment, for the thread sanitizer.
 void test_any_moment(Pool& pool) {
     std::mt19937 random(2);
@@ -265,6 +302,7 @@ int main(int argc, char** argv) {
     test_failure_drops_the_rest(pool);
     test_interrupts(pool);
     test_all_wake(pool);
+    test_even_cuts();
     test_any_moment(pool);
     std::printf("%d threads: %d failed\n", threads, failures);
     return failures ? 1 : 0;

@@ -205,6 +205,7 @@ def test_a_profile_counts_routing_and_firing(
     assert read.routing is not None
     np.testing.assert_allclose(np.stack(read.routing), np.stack(found.routing), atol=1e-3)
     columns = found.columns
+    assert read.kept_experts == pytest.approx(columns["kept_experts"])
     assert columns["most_chosen"] == pytest.approx([each.max() for each in found.routing])
     assert "most chosen" in str(found) and "routing" not in found.report()
 

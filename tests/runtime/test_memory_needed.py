@@ -15,11 +15,13 @@ from hotcold.kernels.cpu import CPUBackend
 from hotcold.runtime import loading, memory
 from hotcold.runtime.options import LoadError, LoadOptions
 
+pytestmark = pytest.mark.long  # no instruction set or backend changes it
+
 
 def least(accepted: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bytes that have to be free."""
-    low, high = 0, 1 << 33
-    while high - low > 1:
+    """Bytes that have to be free, to a page of memory."""
+    low, high = 0, 1 << 30
+    while high - low > 4096:
         middle = (low + high) // 2
         monkeypatch.setattr(memory, "available_memory", lambda free=middle: free)
         low, high = (low, middle) if accepted() else (middle, high)

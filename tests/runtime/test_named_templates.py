@@ -17,6 +17,8 @@ from hotcold.commands import cli
 from hotcold.errors import UserError
 from hotcold.runtime.named_templates import TEMPLATES, template_text
 
+pytestmark = pytest.mark.long  # no instruction set or backend changes it
+
 MESSAGES = [
     {"role": "system", "content": "S"},
     {"role": "user", "content": "U"},

@@ -18,6 +18,8 @@ from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.runtime.sampling import SamplingParams, sampling_of_file
 
+pytestmark = pytest.mark.long  # no instruction set or backend changes it
+
 gguf = pytest.importorskip("gguf", reason="names the keys as llama.cpp's own package does")
 KEYS = gguf.Keys.General
 

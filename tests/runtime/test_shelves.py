@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.guessing import Reckless
+from support.draft_blocks import with_block
+from support.golden import golden
+from support.guessing import Reckless, eager
 from support.many_experts import budget, many_experts
 
 from hotcold.commands import cli
@@ -19,6 +21,7 @@ from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import stream
 from hotcold.engine.request import Job, Request
+from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
 from hotcold.formats.files import FileError
 from hotcold.formats.gguf import open_gguf
@@ -55,13 +58,13 @@ def no_reading_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelves, "reading_bytes", lambda row_bytes: 0)
 
 
-def texts(session: Session, tokens: int = 12) -> list[list[int]]:
+def texts(session: Session, tokens: int = 12, speculation: Speculation | None = None) -> list[list[int]]:
     """Three prompts at the same time, of which one is longer than a chunk."""
     random = np.random.default_rng(5)
     prompts = [[1, *random.integers(3, 288, length).tolist()] for length in (4, 50, 9)]
     params = SamplingParams(temperature=0)
     requests = [Request(Job(prompt, params, max_tokens=tokens, ignore_eos=True)) for prompt in prompts]
-    Engine(session).run(requests)
+    Engine(session, speculation=speculation).run(requests)
     return [request.output for request in requests]
 
 
@@ -338,6 +341,27 @@ def test_a_model_that_guesses_lies_within_the_budget(tmp_path: Path) -> None:
     half = load(path, options)
     assert half.shelves is not None and half.shelves.places == (10, 10)
     assert texts(half.session()) == texts(opened(path, None))
+
+
+def test_a_block_that_guesses_lies_within_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it has no room beside two experts of each layer, or beside all of them, it is left out."""
+    path = with_block(golden("tiny-glm4moe", tmp_path).path, tmp_path / "block.gguf", 2)
+    expected = texts(opened(path, None, draft_max=0))
+    half = opened(path, 0.5)
+    own = half.model.shelves
+    assert own is not None and not own.all_fit and half.draft_block is not None
+    speculation = eager(half)
+    assert texts(half, speculation=speculation) == expected and speculation.guessed > 0
+    assert not any("guesses tokens" in note for note in half.notes)
+    tight = load(
+        path, LoadOptions(threads=2, ram_budget=budget(path, 0.0, **OPTIONS, draft_max=0), **OPTIONS)
+    )
+    assert tight.config.draft is None and texts(tight.session()) == expected
+    assert any(note.endswith("is left out: `ram_budget` has no room for it") for note in tight.notes)
+    free_memory(monkeypatch, budget(path, 1.0, **OPTIONS, draft_max=0) + 100)
+    without = load(path, LoadOptions(threads=2, **OPTIONS))
+    assert without.config.draft is None and without.shelves is None
+    assert any(note.endswith("is left out: memory has no room for it") for note in without.notes)
 
 
 def test_a_profile_without_routing_changes_nothing(tmp_path: Path) -> None:

@@ -79,12 +79,19 @@ def live_server(**values: Any) -> Iterator[Live]:
     found: list[Live] = []
     started = threading.Event()
     servers = []
+    stop = asyncio.Event()
+
+    async def until_stopped() -> None:
+        """As uvicorn's loop, which looks ten times a second whether it shall end."""
+        await servers[0].on_tick(0)
+        await stop.wait()
 
     async def run() -> None:
         llm = MadeUpLLM()
         service = Service(llm, settings)  # type: ignore[arg-type]
         await service.load()
         servers.append(http_server(service, None))
+        servers[0].main_loop = until_stopped
         found.append(Live(sockets[0].getsockname()[1], service, llm, asyncio.get_running_loop(), servers[0]))
         started.set()
         await servers[0].serve(sockets)
@@ -96,7 +103,7 @@ def live_server(**values: Any) -> Iterator[Live]:
     try:
         yield found[0]
     finally:
-        servers[0].should_exit = True
+        found[0].call(stop.set)
         thread.join(30)
     assert not thread.is_alive()
 

@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.made_up_llm import MadeUpLLM
 from support.served import PATIENCE_S, until
+
+from tests.server.conftest import Live, live_server
 
 BODY = json.dumps({"prompt": "Once", "max_tokens": 3}).encode()
 
@@ -74,6 +77,19 @@ class Connection:
 
 
 Connect = Callable[[Any], Connection]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Live]:
+    with live_server() as found:
+        yield found
+
+
+@pytest.fixture
+def live(live: Callable[..., Live], plain: Live) -> Callable[..., Live]:
+    """Who asks for no settings gets the same server as others, with answers as in the beginning."""
+    plain.llm.words, plain.llm.pace_s = MadeUpLLM().words, 0
+    return lambda **settings: live(**settings) if settings else plain
 
 
 @pytest.fixture

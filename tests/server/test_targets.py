@@ -28,26 +28,27 @@ def status(live: Live, target: str, host: str = "localhost", *, body: bytes = b"
     return int(answer.split(b" ", 2)[1])
 
 
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        ("//v1/models", 200),
-        ("/v1//models", 200),
-        ("///v1///models?x=//", 200),
-        ("http://localhost/v1/models", 200),
-        ("HTTP://127.0.0.1:8080//v1/models?x=1", 200),
-        ("https://localhost/v1/models", 200),
-        ("http://localhost", 200),  # the page
-        ("http://evil.com/v1/models", 403),
-        ("http://localhost@evil.com/v1/models", 403),
-        ("http:///v1/models", 403),
-        ("ftp://localhost/v1/models", 404),
-        ("/http://localhost/v1/models", 404),
-        ("//evil.com/v1/models", 404),
-    ],
-)
-def test_targets(live: Callable[..., Live], target: str, expected: int) -> None:
-    assert status(live(), target) == expected
+TARGETS = [
+    ("//v1/models", 200),
+    ("/v1//models", 200),
+    ("///v1///models?x=//", 200),
+    ("http://localhost/v1/models", 200),
+    ("HTTP://127.0.0.1:8080//v1/models?x=1", 200),
+    ("https://localhost/v1/models", 200),
+    ("http://localhost", 200),  # the page
+    ("http://evil.com/v1/models", 403),
+    ("http://localhost@evil.com/v1/models", 403),
+    ("http:///v1/models", 403),
+    ("ftp://localhost/v1/models", 404),
+    ("/http://localhost/v1/models", 404),
+    ("//evil.com/v1/models", 404),
+]
+
+
+def test_targets(live: Callable[..., Live]) -> None:
+    server = live()
+    found = [(target, status(server, target)) for target, _ in TARGETS]
+    assert found == TARGETS
 
 
 def test_the_host_of_an_absolute_target_is_the_one_that_counts(live: Callable[..., Live]) -> None:
@@ -65,9 +66,10 @@ def test_a_key_is_needed_for_every_form(live: Callable[..., Live]) -> None:
     assert status(server, "//health") == 200
 
 
-@pytest.mark.parametrize("path", ["//v1/completions", "/v1//completions", "http://localhost/v1/completions"])
-def test_bodies_come_with_every_form(live: Callable[..., Live], path: str) -> None:
-    assert status(live(), path, body=BODY) == 200
+def test_bodies_come_with_every_form(live: Callable[..., Live]) -> None:
+    server = live()
+    for path in ("//v1/completions", "/v1//completions", "http://localhost/v1/completions"):
+        assert status(server, path, body=BODY) == 200
 
 
 CONTAINERS = ["host.docker.internal", "host.docker.internal:8080", "Host.Containers.Internal"]

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.op_truth import to_words
 from support.torch_files import vector, write
 
+from hotcold.kernels.backend import Chosen
 from hotcold.sparse.profiler import SPANS, Firings, import_counts
 
 NEURONS = (70, 64, 3)
-
-
-def packed(active: np.ndarray) -> np.ndarray:
-    """``[T, N]`` booleans as the op's words: bit i of word j is neuron 64 j + i."""
-    words = np.zeros((len(active), -(-active.shape[1] // 64)), np.uint64)
-    for t, i in np.argwhere(active):
-        words[t, i // 64] |= np.uint64(1) << np.uint64(i % 64)
-    return words
 
 
 @given(seed=st.integers(0, 1000), texts=st.lists(st.integers(1, 90), min_size=1, max_size=3))
@@ -37,7 +32,7 @@ def test_against_sets(seed: int, texts: list[int]) -> None:
         at = 0
         while at < length:
             stop = at + int(random.integers(1, 17))
-            firings.add(np.hstack([packed(layer[at:stop]) for layer in active]))
+            firings.add(np.hstack([to_words(layer[at:stop]) for layer in active]))
             at = stop
         for layer, found in zip(active, seen, strict=True):
             found.append([set(np.flatnonzero(row)) for row in layer])
@@ -62,7 +57,7 @@ def test_against_sets(seed: int, texts: list[int]) -> None:
 def test_experts_begin_at_whole_words() -> None:
     active = np.random.default_rng(2).random((50, 2, 140)) < 0.3
     firings = Firings((140, 140), experts=2)
-    masks = [packed(active[:, layer, first : first + 70]) for layer in (0, 1) for first in (0, 70)]
+    masks = [to_words(active[:, layer, first : first + 70]) for layer in (0, 1) for first in (0, 70)]
     firings.add(np.hstack(masks))
     for layer in (0, 1):
         np.testing.assert_allclose(firings.firing[layer], active[:, layer].mean(0))
@@ -115,3 +110,24 @@ def test_counts_of_another_model(
     with pytest.raises(ValueError) as caught:
         import_counts(tmp_path, [5] * 12, 2000)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@given(seed=st.integers(0, 1000), texts=st.lists(st.integers(1, 40), min_size=1, max_size=3))
+def test_experts_that_are_kept(seed: int, texts: list[int]) -> None:
+    """Of two layers, of which the second has no experts."""
+    random, firings = np.random.default_rng(seed), Firings((12, 3), experts=(6, 1))
+
+    backend: Any = None
+    firings.watch_routers([(backend, Chosen("ids", "factors")), None])
+    pairs = []
+    for length in texts:
+        chosen = np.array([np.sort(random.permutation(6)[:2]) for _ in range(length)], np.int32)
+        pairs += [(set(a), set(b)) for a, b in pairwise(chosen.tolist())]
+        firings.restart()
+        at = 0
+        while at < length:
+            stop = min(length, at + int(random.integers(1, 17)))
+            firings._route(0, chosen[at:stop])
+            at = stop
+    found = firings.figures()["kept_experts"]
+    assert found == pytest.approx([sum(len(a & b) for a, b in pairs) / max(1, 2 * len(pairs)), 0])

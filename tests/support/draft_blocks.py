@@ -1,7 +1,9 @@
 """Files with a block that guesses tokens, and what it must guess.
 
 A block's layer is one of the model's layers, with other numbers; the truth about it is a model of that one
-layer whose embeddings are the block's first rows, which NumPy makes. Models are held to transformers."""
+layer whose embeddings are the block's first rows, which NumPy makes. Models are held to transformers. Where
+layers are attention or an FFN alone, as Nemotron 3's, the block is two of them, and NumPy makes the LayerNorm
+after them, too."""
 
 from __future__ import annotations
 
@@ -25,20 +27,32 @@ def matrix(values: npt.NDArray[np.floating[Any]]) -> Tensor:
     return quantise(values.astype(np.float32), "F32")
 
 
-def with_block(path: Path, out: Path, source: int, *, own: Sequence[str] = (), seed: int = 0) -> Path:
-    """A copy of a file with a block like its layer ``source``; ``own`` of ``embed_tokens``,
-    ``shared_head_head`` and ``shared_head_norm`` are there, too."""
+def parts_of(source: int | tuple[int, int]) -> dict[str, str]:
+    """Prefixes of the names of a block's tensors, by those of the layers that it is like."""
+    if isinstance(source, int):
+        return {f"blk.{source}.": ""}
+    attention, ffn = source
+    norm = {f"blk.{ffn}.attn_norm.": "post_attention_norm."}
+    return {f"blk.{attention}.": "", **norm, f"blk.{ffn}.": ""}
+
+
+def with_block(
+    path: Path, out: Path, source: int | tuple[int, int], *, own: Sequence[str] = (), seed: int = 0
+) -> Path:
+    """A copy of a file with a block like its layer ``source``, or like two, attention and FFN; ``own`` of
+    ``embed_tokens``, ``shared_head_head`` and ``shared_head_norm`` are there, too."""
     random = np.random.default_rng(seed)
     tensors: dict[str, Tensor | None] = {}
     with open_gguf(path) as file:
         arch, vocab_dim = file.metadata["general.architecture"], file.tensors["token_embd.weight"].shape
         layers = int(file.metadata[f"{arch}.block_count"])
         blk = f"blk.{layers}."
+        parts = parts_of(source)
         for name in file.tensors:
-            if name.startswith(f"blk.{source}."):
+            if found := max((each for each in parts if name.startswith(each)), key=len, default=""):
                 values = file.load(name).dequantise()
                 mixed = random.permutation(values.reshape(-1)).reshape(values.shape)
-                tensors[name.replace(f"blk.{source}.", blk)] = matrix(mixed)
+                tensors[name.replace(found, blk + parts[found])] = matrix(mixed)
         metadata = file.metadata
     vocab, dim = vocab_dim
     tensors[f"{blk}nextn.eh_proj.weight"] = matrix(random.standard_normal((dim, 2 * dim)) * dim**-0.5)
@@ -50,6 +64,11 @@ def with_block(path: Path, out: Path, source: int, *, own: Sequence[str] = (), s
     name = f"{arch}.attention.recurrent_layers"
     if name in metadata:
         keys[name] = [*map(bool, metadata[name]), False]
+    if isinstance(source, tuple):  # as llama.cpp writes it, the block counts as both
+        kinds = {"attention.head_count_kv": source[0], "feed_forward_length": source[1]}
+        for key, layer in kinds.items():
+            each = metadata[f"{arch}.{key}"]
+            keys[f"{arch}.{key}"] = np.array([*each, each[layer]], np.int32)
     return changed(path, out, keys, tensors)
 
 
@@ -76,7 +95,8 @@ class Truth:
         with open_gguf(path) as file:
             metadata = dict(file.metadata)
             self._arch = arch = metadata["general.architecture"]
-            self._eps = float(metadata[f"{arch}.attention.layer_norm_rms_epsilon"])
+            of_rms, of_layer = (f"{arch}.attention.layer_norm_{kind}epsilon" for kind in ("rms_", ""))
+            self._eps = float(metadata.get(of_rms) or metadata[of_layer])
             blk = f"blk.{int(metadata[f'{arch}.block_count']) - 1}."
             nextn = f"{blk}nextn."
             of_layer = {name: file.load(name) for name in file.tensors if name.startswith(blk)}
@@ -86,16 +106,24 @@ class Truth:
         self._embedding = own.get("embed_tokens.weight", ends["token_embd.weight"]).dequantise()
         head = own.get("shared_head_head.weight") or ends.get("output.weight") or ends["token_embd.weight"]
         norm = own.get("shared_head_norm.weight") or ends["output_norm.weight"]
-        layer = {name.replace(blk, "blk.0."): each for name, each in of_layer.items()}
-        self._tensors = {**ends, **layer, "output.weight": head, "output_norm.weight": norm}
-        metadata[f"{arch}.block_count"] = 1
+        self._two = f"{blk}post_attention_norm.weight" in of_layer and arch == "nemotron_h_moe"
+        layer = {self._place(name.removeprefix(blk)): each for name, each in of_layer.items()}
+        self._head, self._norm = head.dequantise(), norm.dequantise()
+        last = matrix(np.ones(norm.shape)) if self._two else norm
+        self._tensors = {**ends, **layer, "output.weight": head, "output_norm.weight": last}
+        metadata[f"{arch}.block_count"] = 1 + self._two
         for key, value in ("nextn_predict_layers", 0), ("leading_dense_block_count", 0):
             metadata[f"{arch}.{key}"] = value
         if f"{arch}.ssm.state_size" in metadata:
             metadata[f"{arch}.attention.recurrent_layers"] = [False]
         for key, value in metadata.items():  # one number for each layer
             if isinstance(value, np.ndarray) and key.startswith(f"{arch}.") and "sections" not in key:
-                metadata[key] = value[-1:] if value[-1] else value[value > 0][:1]
+                one = value[-1:] if value[-1] else value[value > 0][:1]
+                metadata[key] = (
+                    one
+                    if not self._two
+                    else np.array([0, *one] if key.endswith("feed_forward_length") else [*one, 0], np.int32)
+                )
         self._metadata = {key: each for key, each in metadata.items() if not key.startswith("tokenizer.")}
 
     def logits(self, hidden: Floats, tokens: Sequence[int], more: int = 0) -> Floats:
@@ -105,9 +133,21 @@ class Truth:
         runner, found = self._run(rows)
         for _ in range(more):
             own = runner.transformer.read_hidden(len(rows) - 1, len(rows))
+            own = self._last_norm(own) if self._two else own
             rows = np.vstack([rows, self._first_rows(own, [int(found[-1].argmax())])])
             runner, found = self._run(rows)
         return found[len(tokens) - 1 :]
+
+    def _place(self, name: str) -> str:
+        """The name of the block's tensor in the model of one layer, or of two."""
+        if not self._two or not name.startswith(("post_attention_norm", "ffn_", "exp_probs_b")):
+            return f"blk.0.{name}"
+        return f"blk.1.{name.replace('post_attention_norm', 'attn_norm')}"
+
+    def _last_norm(self, normed: Floats) -> Floats:
+        """The LayerNorm of rows that were divided by their root mean square."""
+        centred = normed.astype(np.float64) - normed.mean(-1, keepdims=True, dtype=np.float64)
+        return (self._rms(centred.astype(np.float32)) * self._norm).astype(np.float32)
 
     def _first_rows(self, hidden: Floats, tokens: Sequence[int]) -> Floats:
         of_tokens = self._rms(self._embedding[[*tokens]]) * self._own["enorm"]
@@ -124,4 +164,7 @@ class Truth:
         path = self._folder / "one-layer.gguf"
         write_gguf(path, self._metadata, {**self._tensors, "token_embd.weight": matrix(table)})
         runner = Runner(path, self._backend, cache_type="f32")
-        return runner, runner.run(range(len(rows)))
+        found = runner.run(range(len(rows)))
+        if self._two:
+            found = self._last_norm(runner.transformer.read_hidden(0, len(rows))) @ self._head.T
+        return runner, found

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from hotcold.engine.draft_block import BlockDrafts
 from hotcold.engine.guesses import look_up
 from hotcold.engine.request import Request
-from hotcold.engine.speculation import Speculation
+from hotcold.engine.speculation import Speculation, speculation_of
 from hotcold.kernels.backend import DECODE_ROWS
+from hotcold.runtime.session import Session
 
 #: What a request will say, from which guesses are made that are right.
 Known = Callable[[Request], Sequence[int]]
@@ -41,3 +44,15 @@ class Reckless(Speculation):
         if i < len(coming) and self._random.random() < self._share:
             return coming[i]
         return int(self._random.integers(self._vocab))
+
+
+def eager(session: Session) -> Speculation:
+    """Only the block of the file guesses, and all guesses pay."""
+    found = speculation_of(session)
+    assert found is not None
+    block = [each for each in found._guessers if isinstance(each, BlockDrafts)]
+    only = Speculation(block, 7, session.model.limits.decode)
+    costs: Any = only.costs
+    costs.is_fresh, costs.of = lambda rows: True, lambda rows: 1.0
+    costs.rate = lambda rows, tokens, seconds: tokens
+    return only

@@ -11,6 +11,7 @@ import numpy as np
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.model.config import Config
+from hotcold.model.draft_block import load_draft
 from hotcold.model.weights import load_weights
 from hotcold.placement.placement import Placement
 from hotcold.placement.split import SplitDevices
@@ -40,4 +41,6 @@ def on_two(hot: Any, placement: Placement | float, path: Path | None = None, **o
     )
     with open_gguf(model.path) as file:
         weights = load_weights(file, model.config, devices, None, predictor_names(file))
+        if model.config.draft:
+            weights = replace(weights, draft=load_draft(file, model.config, devices, weights))
     return replace(model, devices=devices, weights=weights).session()

@@ -74,5 +74,5 @@ if __name__ == "__main__":
         sample(opened, Path(more[0]))
     else:
         without_barrier(opened)
-    maps = Path("/proc/self/maps").read_text()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     print("layer loaded" if "libVkLayer_khronos_validation" in maps else "no layer")

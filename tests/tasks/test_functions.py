@@ -12,6 +12,7 @@ import statistics
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from hotcold.demo import model_path
 from hotcold.engine.speculation import StepCosts
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.cpu import ReadProbe
 from hotcold.placement.hardware import find_hardware
 from hotcold.placement.placement import read_placement
 from hotcold.placement.profiles import read_profile
-from hotcold.tasks import fitting
+from hotcold.tasks import bench, fitting
 
 TEXT = (
     "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "
@@ -41,8 +43,11 @@ TEXT = (
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the test is, so that what is written without a question is seen."""
+    """Where the test is, so that what is written without a question is seen. Benchmarks fill and read little
+    memory: their figures are not looked at here."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "ReadProbe", partial(ReadProbe, nbytes=1 << 20))
+    monkeypatch.setattr(bench, "_PROBE_S", 0.0)
     return tmp_path
 
 
@@ -87,7 +92,7 @@ def test_examples_of_the_docstrings_run(
     source: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(model_path(), "model.gguf")
-    (folder / "text.txt").write_text(TEXT * 40)
+    (folder / "text.txt").write_text(TEXT * 12)
     names = {"hotcold": hotcold, "LLM": LLM, "AsyncLLM": AsyncLLM, "Path": Path}
     if "async " in source:
         exec("async def example():\n" + textwrap.indent(source, "    "), names)
@@ -305,11 +310,11 @@ def test_mistakes_in_a_benchmark(
 
 
 def test_guesses_of_a_benchmark_are_right_as_often_as_asked() -> None:
-    with LLM(context=200) as llm:
-        always = hotcold.bench(llm, n_prompt=8, n_gen=64, repetitions=2, draft="replay:1")
-        never = hotcold.bench(llm, n_prompt=8, n_gen=64, repetitions=1, draft="replay:0")
-        looked_up = hotcold.bench(llm, n_prompt=8, n_gen=64, repetitions=1, draft="look-up", draft_max=2)
-        none = hotcold.bench(llm, n_prompt=8, n_gen=64, repetitions=1)
+    with LLM(context=100) as llm:
+        always = hotcold.bench(llm, n_prompt=8, n_gen=32, repetitions=2, draft="replay:1")
+        never = hotcold.bench(llm, n_prompt=8, n_gen=32, repetitions=1, draft="replay:0")
+        looked_up = hotcold.bench(llm, n_prompt=8, n_gen=32, repetitions=1, draft="look-up", draft_max=2)
+        none = hotcold.bench(llm, n_prompt=8, n_gen=32, repetitions=1)
     for each in always.rounds:
         assert each.accepted == each.guessed
     assert never.rounds[0].accepted == 0 and none.rounds[0].guessed == 0

@@ -26,6 +26,8 @@ from hotcold.tasks import ffn_inputs, fitting, predictor_training
 from hotcold.training import predictor
 from hotcold.training.options import TrainOptions
 
+pytestmark = pytest.mark.long  # no instruction set or backend changes it
+
 TEXT = (
     "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "
     "before the hut and carved a spoon, and Heidi told him everything that she had seen: the great bird, the "

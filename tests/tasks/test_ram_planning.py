@@ -23,9 +23,10 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import _native
 from hotcold.model.config import Config
 from hotcold.placement import disk_speed, expert_speed, shelves
-from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads, measure_disk
+from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads, measure_bursts, measure_disk
 from hotcold.placement.expert_speed import measure_experts
 from hotcold.placement.hardware import find_hardware
+from hotcold.placement.profiles import Profile
 from hotcold.placement.shelves import Shelves
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -78,7 +79,7 @@ def test_hits_are_those_of_a_simulation(seed: int, places: int, kept: int) -> No
     shares = np.minimum(shares, 0.9)
     hot = tuple(np.argsort(-shares)[:places].tolist())
     own = Shelves(0, {}, COUNT, (64,), (places,), (hot,), (kept,))
-    missed = ram_planning._missing(own, 0, shares).sum()
+    missed = ram_planning.missing_shares(own, 0, shares).sum()
     for_good, named = set(hot[:kept]), {}
     seen = total = 0
     for token in range(3000):
@@ -93,6 +94,36 @@ def test_hits_are_those_of_a_simulation(seed: int, places: int, kept: int) -> No
         if token >= 200:
             seen, total = seen + len(chosen) - len(here), total + 1
     assert missed == pytest.approx(seen / total, abs=0.12 + 0.1 * missed)
+
+
+@pytest.mark.parametrize("stays", [0.0, 0.4, 0.8])
+def test_hits_of_tokens_that_keep_experts_are_those_of_a_simulation(stays: float) -> None:
+    """Tokens of which each expert is as the last one's, or else is drawn anew."""
+    random, places = np.random.default_rng(7), 8
+    shares = np.minimum(random.dirichlet(np.full(COUNT, 2.0)) * 3, 0.9)
+    tokens = [random.random(COUNT) < shares]
+    for _ in range(4000):
+        anew = random.random(COUNT) >= stays
+        tokens.append(np.where(anew, random.random(COUNT) < shares, tokens[-1]))
+    both = sum(int((a & b).sum()) for a, b in itertools.pairwise(tokens))
+    kept = both / sum(int(each.sum()) for each in tokens[1:])
+    profile = Profile([np.zeros(0)], "", routing=[np.mean(tokens, axis=0)], kept_experts=[kept])
+    assert ram_planning.kept_share(profile, 0) == pytest.approx(stays, abs=0.03)
+    own = Shelves(0, {}, COUNT, (64,), (places,))
+    expected = ram_planning.missing_shares(own, 0, shares).sum() * (1 - ram_planning.kept_share(profile, 0))
+    named: dict[int, int] = {}
+    missed = 0
+    for number, token in enumerate(tokens):
+        chosen = np.flatnonzero(token).tolist()
+        for expert in (e for e in chosen if e in named):
+            named[expert] = number
+        for expert in (e for e in chosen if e not in named):
+            if len(named) == places:
+                del named[min(named, key=lambda e: (named[e], e))]
+            named[expert] = number
+            missed += number >= 200
+    assert expected == pytest.approx(missed / (len(tokens) - 200), rel=0.2)
+    assert ram_planning.kept_share(replace(profile, kept_experts=None), 0) == 0
 
 
 @pytest.mark.parametrize("name", ["tiny-qwen3moe", "tiny-turbosparse", "tiny-gpt-oss"])
@@ -162,6 +193,45 @@ def test_a_disk_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         measure_disk(path)
 
 
+def test_bursts_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_speed, "_SECONDS", 0.0)
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(1 << 20)
+    found = measure_bursts(path, 5000, [3, 24], 0.001)
+    assert [*found] == [3, 24] and all(seconds > 0 for seconds in found.values())
+    monkeypatch.setattr(_native, "probe_disk", lambda *probe: (probe[1] * 1000, True))
+    assert measure_bursts(path, 5000, [3, 24], 0.0) == {3: 0.003, 24: 0.024}
+    with path.open("rb") as file, pytest.raises(ValueError, match="pauses for a second at most"):
+        _native.probe_disk(file.fileno(), 4096, 2, 0.0, False, 4, 1.5)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="shorter"):
+        measure_bursts(path, 5000, [3], 0.0)
+
+
+def test_a_plan_reads_in_bursts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, list[int], float]] = []
+
+    def bursts(path: Path, nbytes: int, counts: list[int], pause_s: float) -> dict[int, float]:
+        asked.append((nbytes, counts, pause_s))
+        return {count: 0.001 * count**2 for count in counts}
+
+    monkeypatch.setattr(ram_planning, "measure_disk", lambda path, advance: disk())
+    monkeypatch.setattr(ram_planning, "measure_bursts", bursts)
+    ram = budget(model, 0.4, context=128)
+    plan = plan_ram(model, ram, context=128, hardware=MACHINE)
+    ((nbytes, counts, pause_s),) = asked
+    unit = max(plan.shelves.unit_bytes)
+    assert nbytes == -(-unit // 3) and counts[0] == 3 and 0 < pause_s < 1
+    costs = ram_planning._Costs(None, plan.shelves, None, None, plan.burst_s)  # type: ignore[arg-type]
+    assert costs.read_s(0, 0) == 0
+    assert costs.read_s(0, 1) == pytest.approx(0.009)
+    last = counts[-1] // 3
+    assert costs.read_s(0, 2 * last) == pytest.approx(2 * 0.001 * counts[-1] ** 2)
+    assert "reads of missed experts, together after a pause: 3 in 9.0 ms" in str(plan)
+    assert plan_ram(model, ram, context=128, hardware=MACHINE, disk=disk()).burst_s == {}
+
+
 @pytest.mark.parametrize(
     ("nbytes", "depth", "needed"),
     [
@@ -196,6 +266,7 @@ def test_the_command(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ram_planning, "measure_disk", lambda path, advance: disk())
+    monkeypatch.setattr(ram_planning, "measure_bursts", lambda path, nbytes, counts, pause_s: {3: 0.01})
     size = f"{-(-budget(model, 0.4, context=128) // 1024)}KiB"
     args = ["plan", "-m", str(model), "-c", "128", "--ram-budget", size, "--hardware", "rtx4090-i9"]
     assert cli.main(args) == 0

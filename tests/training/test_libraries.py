@@ -29,7 +29,7 @@ def test_the_command_without_torch(
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, NAME, raising=False)
     monkeypatch.setattr("hotcold.tasks.fitting.opened", lambda *args, **more: pytest.fail("it was loaded"))
-    Path("text.txt").write_text("Once upon a time there was a hen. " * 40)
+    Path("text.txt").write_text("Once upon a time there was a hen. " * 40, encoding="utf-8")
     assert cli.main("fit-predictor --method train -f text.txt -o new.gguf".split()) == 2  # noqa: SIM905
     error = capsys.readouterr().err
     assert "torch" in error and "pip install 'hotcold[train]'" in error and error.count("\n") == 1

@@ -44,8 +44,8 @@ def test_the_commands_of_the_page_lead_to_a_server(
     data = ROOT / "tests" / "data"
     shutil.copytree(data / "tiny-llama", "CHECKPOINT")
     text = (data / "heidi.txt").read_text(encoding="utf-8")
-    Path("text.txt").write_text(text[:20000])
-    Path("held_out.txt").write_text(text[-4000:])
+    Path("text.txt").write_text(text[:20000], encoding="utf-8")
+    Path("held_out.txt").write_text(text[-4000:], encoding="utf-8")
     given = commands()
     assert len(given) == 8
     *steps, serve = given

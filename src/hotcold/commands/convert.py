@@ -13,10 +13,12 @@ from hotcold.convert.conversion import FILE_TYPES
 from hotcold.errors import UserError
 from hotcold.formats.words import DOWN_LAYOUTS
 from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
+from hotcold.tasks.hot_first import hot_first
 from hotcold.tasks.layout_cost import LayoutCost, layout_cost
 
 _FOR_CHECKPOINTS = ("dense", "no_draft", "name", "license")
-_FOR_GGUF = ("format", "take_predictors", "file")
+_FOR_GGUF = ("format", "take_predictors", "hot_first", "file")
+_NOT_HOT_FIRST = ("type", "down", "predictors", "format", "take_predictors")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the predictors inside IN to this file, for OUT, which is then without",
     )
     group.add_argument(
+        "--hot-first",
+        type=options.file_path,
+        metavar="PROFILE",
+        help="put each expert's neurons into the order in which they fire (by a file of hotcold profile), so "
+        "that cold ones can stay on the disk with --ram-budget; prints what that is worth",
+    )
+    group.add_argument(
         "-f",
         "--file",
         type=options.file_path,
@@ -102,6 +111,8 @@ def _change_layout(args: argparse.Namespace) -> int:
     output = args.out or args.output
     if output is None:
         raise UserError("a GGUF file needs an output: hotcold convert IN.gguf OUT.gguf")
+    if args.hot_first is not None:
+        return _hot_first(args, output)
     text = None if args.file is None else options.read_text(args.file)
     settings = LayoutOptions(
         down=args.down,
@@ -136,6 +147,29 @@ def _change_layout(args: argparse.Namespace) -> int:
         "cost": None if cost is None else cost.report(),
         "notes": notes,
         "seconds": round(seconds, 3),
+    }
+    return options.end(args, report)
+
+
+def _hot_first(args: argparse.Namespace, output: Path) -> int:
+    if other := [name for name in _NOT_HOT_FIRST if getattr(args, name) is not None]:
+        raise UserError(
+            f"--hot-first changes the order alone: --{other[0].replace('_', '-')} is for another file"
+        )
+    if args.file is not None:
+        raise UserError("--hot-first loses nothing, so there is nothing to measure with -f")
+    start = time.perf_counter()
+    with progress("converting", in_bytes=True) as advance:
+        done, worth = hot_first(
+            args.source, output, args.hot_first, force=args.force, told=print, progress=advance
+        )
+    print(f"{output}: hot neurons first, {done.nbytes / 1e6:.1f} MB, with its profile", file=sys.stderr)
+    report = {
+        "output": str(output),
+        "bytes": done.nbytes,
+        "worth": worth.report(),
+        "notes": done.notes,
+        "seconds": round(time.perf_counter() - start, 3),
     }
     return options.end(args, report)
 

@@ -30,7 +30,7 @@ def disk_figures(figures: Figures) -> list[str]:
     if share is None or nbytes is None or stalls is None or seconds is None:
         return []
     return [
-        f"{share:.1%} of experts in memory",
+        f"{share:.1%} of what was named of experts in memory",
         f"{size(int(nbytes))} from disk per token",
         f"{stalls:.1f} waits per token, {seconds * 1e3:.1f} ms together",
     ]

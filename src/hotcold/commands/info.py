@@ -3,6 +3,7 @@
 import argparse
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -56,7 +57,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
     architecture = _text(metadata.get("general.architecture"))
     tokens = metadata.get("tokenizer.ggml.tokens")
     numbers = {name: _numbers(metadata.get(f"{architecture}.{key}")) for name, key in _NUMBERS.items()}
-    config = _config(file)
+    config, refused = _config(file)
     return {
         "path": printable(str(file.path), 4096),
         "file_bytes": file.size,
@@ -76,6 +77,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         "state_bytes": None if config is None else config.slot_bytes,
         "guesses": _guesses(file, config),
         "placement": None if config is None else placed_by(config),
+        "refused": refused,
         **_predictors(file),
         "tokenizer": _text(metadata.get("tokenizer.ggml.model")),
         "tokenizer_pre": _text(metadata.get("tokenizer.ggml.pre")),
@@ -101,12 +103,12 @@ def _types(infos: Iterable[TensorInfo]) -> list[dict[str, Any]]:
     return sorted(totals.values(), key=lambda entry: (-entry["bytes"], entry["type"]))
 
 
-def _config(file: GGUFFile) -> Config | None:
-    """None for a file that does not run here, but is shown all the same."""
+def _config(file: GGUFFile) -> tuple[Config | None, str | None]:
+    """A file that does not run here is shown all the same, with the reason in place of a configuration."""
     try:
-        return Config.from_metadata(file.metadata, file.magic, file.tensors)
-    except ModelError:
-        return None
+        return Config.from_metadata(file.metadata, file.magic, file.tensors), None
+    except ModelError as error:
+        return None, printable(str(error), _LONGEST_LIST)
 
 
 def _guesses(file: GGUFFile, config: Config | None) -> str | None:
@@ -196,7 +198,10 @@ def _lines(report: dict[str, Any]) -> list[str]:
         "tokenizer": _tokenizer_text(report),
     }
     shown = {label: printable(str(value), room) for label, value in values.items() if value is not None}
-    return [f"{label:<{_LABEL}}{value}" for label, value in shown.items()] + _type_lines(report["types"])
+    lines = [f"{label:<{_LABEL}}{value}" for label, value in shown.items()] + _type_lines(report["types"])
+    if report["refused"] is not None:
+        lines += ["", *textwrap.wrap(f"This file cannot run here: {report['refused']}.", _WIDTH)]
+    return lines
 
 
 def _type_lines(types: list[dict[str, Any]]) -> list[str]:

@@ -1,7 +1,8 @@
 """Finds the blocks of a checkpoint that guess tokens (multi-token prediction), which follow the last layer.
 
 Names become those of DeepSeek and GLM, ``model.layers.N.`` with N from the number of layers on; GGUF's names
-are llama.cpp's: ``nextn``."""
+are llama.cpp's: ``nextn``. Nemotron 3's block is two layers of the checkpoint, attention and experts, which
+become one layer here."""
 
 import re
 from collections.abc import Sequence
@@ -20,12 +21,23 @@ _QWEN = {
     "mtp.norm.": "shared_head.norm.",
 }  # fmt: skip
 
+#: Names of Nemotron 3, whose layers are ``backbone.layers.N.``, and what they become.
+_NEMOTRON = {
+    "mtp.layers.0.enorm.": "model.layers.{}.enorm.", "mtp.layers.0.hnorm.": "model.layers.{}.hnorm.",
+    "mtp.layers.0.eh_proj.": "model.layers.{}.eh_proj.",
+    "mtp.layers.1.norm.": "backbone.layers.{}.post_attention_layernorm.",
+    "mtp.layers.1.final_layernorm.": "model.layers.{}.shared_head.norm.",
+    "mtp.layers.0.": "backbone.layers.{}.", "mtp.layers.1.": "backbone.layers.{}.",
+}  # fmt: skip
+
 #: Lists that say what a layer has, and whether a block has it.
 _KINDS = {"attention_layers": True, "state_layers": False, "dense_layers": False, "expert_layers": True}
 
 
 def numbered(checkpoint: Checkpoint, layers: int) -> tuple[Checkpoint, int]:
     """The checkpoint whose blocks have names of layers, and how many blocks there are."""
+    if "mtp.layers.0.eh_proj.weight" in checkpoint.files:
+        return checkpoint.renamed({old: new.format(layers) for old, new in _NEMOTRON.items()}, ()), 1
     prefixes = {old: f"model.layers.{layers}.{new}" for old, new in _QWEN.items()}
     for name in checkpoint.files:
         if found := re.match(r"mtp\.layers\.(\d{1,4})\.", name):
@@ -39,7 +51,8 @@ def numbered(checkpoint: Checkpoint, layers: int) -> tuple[Checkpoint, int]:
 
 def prefixes_of(layers: int, count: int) -> tuple[str, ...]:
     """The prefixes of all names that belong to so many blocks; without any, what is at their place."""
-    return (_BESIDE, *(f"model.layers.{layers + i}." for i in range(max(count, 1))))
+    joined = (f"backbone.layers.{layers + i}." for i in range(count))
+    return (_BESIDE, *(f"model.layers.{layers + i}." for i in range(max(count, 1))), *joined)
 
 
 def with_blocks(config: Settings, count: int) -> Settings:
@@ -66,6 +79,9 @@ def block_keys(keys: dict[str, Any], architecture: str, count: int) -> dict[str,
     more: dict[str, Any] = {blocks: keys[blocks] + count, f"{architecture}.nextn_predict_layers": count}
     if states in keys:
         more[states] = [*keys[states], *[False] * count]
+    for key in (f"{architecture}.{name}" for name in ("attention.head_count_kv", "feed_forward_length")):
+        if isinstance(each := keys.get(key), list):  # a block has attention and an FFN
+            more[key] = [*each, *[max(each)] * count]
     return {**keys, **more}
 
 

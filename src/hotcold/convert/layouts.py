@@ -198,7 +198,7 @@ _QWEN35MOE = replace(
 _NEMOTRON_H = Layout(
     "nemotron_h", "NemotronHForCausalLM", _RELU2, _rules("nemotron_h"), hybrids.nemotron_h,
     hybrids.nemotron_h_keys, llama_cpp="relu2", eps="norm_eps", own=stateful.nemotron_h,
-    prefixes={"model.": "backbone."}, ignored=("mtp.",),
+    prefixes={"model.": "backbone."}, drafting=True,
 )  # fmt: skip
 
 #: All but attention, which latent.py has.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from hotcold.engine.request import Request
 
 _LONGEST = 32  # tokens that are compared, of two places in a text
+_BEFORE_GAP = 8  # tokens at least that stood in the text before one that did not
 _PLACES = 16  # that are compared, the latest ones
 
 
@@ -25,6 +26,7 @@ class Kind(IntEnum):
     MODEL = 5  #: from a smaller model
     REPLAY = 6  #: from somebody who knows
     BLOCK = 7  #: from a block of the model's file that guesses
+    GAP = 8  #: looked up, too: the text before the last token, which another one took the place of
 
 
 #: How often the first token of a guess is right, until that is known.
@@ -37,6 +39,7 @@ FIRST_SHARES = {
     Kind.MODEL: 0.6,
     Kind.REPLAY: 0.5,
     Kind.BLOCK: 0.7,
+    Kind.GAP: 0.4,
 }
 
 
@@ -45,6 +48,11 @@ class Guess(NamedTuple):
 
     tokens: Sequence[int]
     kind: Kind
+    length: int = 0  #: of what was found in the text; 0 where nothing was looked up
+
+    def kind_of(self, i: int) -> Kind:
+        """The kind of one of its tokens, if those before it are right: what is looked up becomes surer."""
+        return _kind(self.length + i) if i and self.length else self.kind
 
 
 class Guesser(Protocol):
@@ -72,16 +80,34 @@ class Drafter(ABC):
         """Forgets all texts, which an exception may have broken off."""
 
 
+class _Places:
+    """Where each so many tokens in a row end, the latest place first; others may be among them, rarely."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._last: dict[int, int] = {}  # by hash, which takes half the memory of tokens
+        self._before: list[int] = []  # of each place, the one before that has the same; -1 without any
+
+    def add(self, text: Sequence[int]) -> None:
+        """Takes the end of a text that is one token longer than before."""
+        at = len(self._before)
+        key = hash((*text[-self._tokens :],))
+        self._before.append(self._last.get(key, -1))
+        self._last[key] = at
+
+    def before(self, place: int) -> int:
+        return self._before[place]
+
+
 class Lookup:
     """Finds the longest end of one text that stood in it before: what followed there may follow here.
 
-    An index of pairs of tokens, which grows with the text; no weights (prompt lookup decoding, Saxena
-    2023)."""
+    Indexes of four and of two tokens, which grow with the text; no weights (prompt lookup decoding, Saxena
+    2023). Two are often in too many places to look at all."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._last: dict[tuple[int, int], int] = {}  # pair -> the latest place where its second token is
-        self._before: list[int] = []  # of each place, the one before that has the same pair; -1 without any
+        self._places = _Places(4), _Places(2)
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -89,34 +115,52 @@ class Lookup:
     def extend(self, tokens: Sequence[int]) -> None:
         """Takes more tokens, at the end of the text."""
         for token in tokens:
-            at = len(self._before)
-            pair = (self._tokens[at - 1] if at else -1, int(token))
             self._tokens.append(int(token))
-            self._before.append(self._last.get(pair, -1))
-            self._last[pair] = at
+            for places in self._places:
+                places.add(self._tokens)
 
     def find(self, most: int) -> Guess | None:
         """The tokens that followed the longest end of the text that stood in it before, the latest of
-        several; a text that repeats itself goes on so."""
-        tokens, end = self._tokens, len(self._tokens) - 1
+        several; a text that repeats itself goes on so. Where nothing did, as after a name that takes the
+        place of another one, the last token counts as that of the text found."""
+        end = len(self._tokens) - 1
         if end < 1 or most < 1:
             return None
-        best, length, place = -1, 1, self._before[end]
-        for _ in range(_PLACES):
-            if place < 1 or length == _LONGEST:
-                break
-            same = 2
-            while same < min(_LONGEST, place + 1) and tokens[place - same] == tokens[end - same]:
-                same += 1
-            if same > length:
-                best, length = place, same
-            place = self._before[place]
-        if best < 0:
-            return None
-        found = tokens[best + 1 : best + 1 + most]
+        place, length = self._longest(end)
+        kind = _kind(length)
+        if place < 0:
+            place, length = self._longest(end - 1)
+            if length < _BEFORE_GAP:
+                return None
+            place, kind = place + 1, Kind.GAP
+        found = self._tokens[place + 1 : place + 1 + most]
         while len(found) < most:  # the text has repeated itself up to its end
-            found.append(found[len(found) - (end - best)])
-        return Guess(found, _kind(length))
+            found.append(found[len(found) - (end - place)])
+        return Guess(found, kind, length)
+
+    def _longest(self, end: int) -> tuple[int, int]:
+        """Where else the text up to a place ends, and how many tokens are the same; -1 where less than two
+        are."""
+        best, length = -1, 1
+        for places in self._places:
+            place = places.before(end)
+            for _ in range(_PLACES):
+                if place < 1 or length == _LONGEST:
+                    break
+                same = self._same(place, end)
+                if same > length:
+                    best, length = place, same
+                place = places.before(place)
+            if best >= 0:
+                break
+        return best, length
+
+    def _same(self, place: int, end: int) -> int:
+        """How many tokens up to two places are the same."""
+        tokens, same = self._tokens, 0
+        while same < min(_LONGEST, place + 1) and tokens[place - same] == tokens[end - same]:
+            same += 1
+        return same
 
 
 def _kind(length: int) -> Kind:
@@ -147,14 +191,14 @@ def look_up(request: Request, most: int) -> Guess | None:
 def copied(request: Request, most: int) -> Guess | None:
     """As :func:`look_up`, where that is likely to be right. A :class:`Guesser`."""
     found = look_up(request, most)
-    return found if found is not None and found.kind >= Kind.LONG else None
+    return found if found is not None and found.kind in (Kind.LONG, Kind.COPY) else None
 
 
 def possible(request: Request, guess: Guess) -> Guess | None:
     """The part of a guess that is left under the request's grammar."""
     most = _asked(request, "possible", guess.tokens)
     tokens = guess.tokens[:most]
-    return Guess(tokens, guess.kind) if tokens and not request.finished else None
+    return guess._replace(tokens=tokens) if tokens and not request.finished else None
 
 
 def _asked(request: Request, method: str, *more: Sequence[int]) -> Any:

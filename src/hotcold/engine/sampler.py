@@ -188,41 +188,68 @@ def draw_by_id(values: Floats, params: SamplingParams, uniform: float) -> int:
     best = values.max()
     if best == -math.inf:
         raise _nothing_allowed()
-    weights = values - best
-    if params.top_p < 1:
-        _leave_top_p(weights, params.top_p)
-    if params.min_p > 0:
-        weights[values < np.float64(best) + math.log(params.min_p)] = -math.inf
+    ids = _kept(values, best, params)
+    weights = (values if ids is None else values[ids]) - best
     with np.errstate(over="ignore"):
         # A lower temperature parts no logits that this does not, and its inverse would not be finite.
         weights *= np.float32(1 / max(params.temperature, 1e-30))
     np.exp(weights, out=weights)
+    blocks = None
+    if ids is not None:  # of the blocks that have one: the others add nothing
+        weights, blocks = _in_blocks(weights, ids, len(values))
     # A cumulative sum costs as much as all the rest: it is made of blocks, then of the one that was drawn.
     sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64).cumsum()
     point = uniform * sums[-1]  # below the last sum, as in draw()
     block = int(sums.searchsorted(point, side="right"))
-    start = block * _BLOCK
-    inside = weights[start : start + _BLOCK].cumsum(dtype=np.float64)
+    inside = weights[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
     rest = point - (sums[block - 1] if block else 0.0)
     index = int(inside.searchsorted(rest, side="right"))
     # A block's own sum may be rounded otherwise: then the last of it that can be drawn is meant.
-    return start + min(index, int(inside.searchsorted(inside[-1])))
+    index = min(index, int(inside.searchsorted(inside[-1])))
+    return (block if blocks is None else int(blocks[block])) * _BLOCK + index
 
 
-def _leave_top_p(logits: Floats, top_p: float) -> None:
-    """Sets what top-p leaves out to minus infinity; ``logits`` are relative to the largest one. Only those of
-    the bin in which the sum is reached are sorted."""
-    bins = np.minimum(logits * -_BINS_PER_NAT, _BINS - 1).astype(np.intp)
-    weights = np.exp(logits)
+def _kept(values: Floats, best: np.float32, params: SamplingParams) -> npt.NDArray[np.intp] | None:
+    """Returns the ids that top-p and min-p keep, in ascending order; None where neither leaves any out."""
+    least = np.float32(-math.inf)
+    if params.min_p > 0:  # rounded up, so that it parts the same as before: comparing in float64 takes long
+        exact = np.float64(best) + math.log(params.min_p)
+        least = np.float32(exact)
+        if least < exact:
+            least = np.nextafter(least, np.float32(math.inf))
+    if params.top_p < 1:
+        ids = _top_p(values - best, params.top_p)
+        return ids[values[ids] >= least]
+    return np.flatnonzero(values >= least) if params.min_p > 0 else None
+
+
+def _in_blocks(weights: Floats, ids: npt.NDArray[np.intp], vocab: int) -> tuple[Floats, npt.NDArray[np.intp]]:
+    """Returns the blocks of a vocabulary's weights that have any besides 0, side by side, and which these
+    are. The vocabulary's last one may be shorter."""
+    of = ids // _BLOCK
+    begins = np.flatnonzero(np.diff(of, prepend=-1))
+    blocks = of[begins]
+    dense = np.zeros(len(blocks) * _BLOCK, np.float32)
+    place = np.repeat(np.arange(len(blocks)), np.diff(begins, append=len(ids)))
+    dense[place * _BLOCK + ids % _BLOCK] = weights
+    return dense[: len(dense) - max((int(blocks[-1]) + 1) * _BLOCK - vocab, 0)], blocks
+
+
+def _top_p(logits: Floats, top_p: float) -> npt.NDArray[np.intp]:
+    """Returns the ids that top-p keeps, in ascending order; ``logits`` are relative to the largest one. Only
+    those of the bin in which the sum is reached are sorted."""
+    below = logits * -_BINS_PER_NAT
+    bins = np.minimum(below, _BINS - 1, out=below).astype(np.intp)
+    weights = np.exp(logits, out=below)
     sums = np.bincount(bins, weights).cumsum()
     wanted = top_p * sums[-1]
     last = int(sums.searchsorted(wanted))
-    ids = np.flatnonzero(bins == last)
-    ids = ids[np.argsort(-logits[ids], kind="stable")]  # ties by lower id
-    inside = weights[ids].cumsum(dtype=np.float64) + (sums[last - 1] if last else 0.0)
-    n = int(inside.searchsorted(wanted)) + 1
-    logits[bins > last] = -math.inf
-    logits[ids[n:]] = -math.inf
+    ids = np.flatnonzero(bins <= last)
+    of_last = ids[bins[ids] == last]
+    of_last = of_last[np.argsort(-logits[of_last], kind="stable")]  # ties by lower id
+    inside = weights[of_last].cumsum(dtype=np.float64) + (sums[last - 1] if last else 0.0)
+    left_out = of_last[int(inside.searchsorted(wanted)) + 1 :]
+    return np.delete(ids, ids.searchsorted(left_out))
 
 
 def random_uniform(seed: int, position: int) -> float:

@@ -106,7 +106,7 @@ class _Offer(NamedTuple):
     """A guess that could be verified, and how likely each of its tokens is right if those before it are."""
 
     guess: Guess
-    share: float
+    shares: Sequence[float]
 
 
 class Speculation:
@@ -138,7 +138,8 @@ class Speculation:
             most = min(room, spare, self._most)
             guess = self._guess(request, rows, most) if most > 0 else None
             if guess is not None:
-                self._offers[request] = _Offer(guess, self._share(request, guess.kind))
+                kinds = map(guess.kind_of, range(len(guess.tokens)))
+                self._offers[request] = _Offer(guess, [self._share(request, kind) for kind in kinds])
         chosen = self._best(rows, spare) if self._offers else {}
         return {request: self._offers[request].guess.tokens[:n] for request, n in chosen.items()}
 
@@ -156,11 +157,11 @@ class Speculation:
         offer = self._offers.get(request)
         if offer is None:
             return
-        kind = offer.guess.kind
+        guess = offer.guess
         if not verified:
-            self._note(request, kind, output[:1] == [*offer.guess.tokens[:1]])
+            self._note(request, guess.kind, output[:1] == [*guess.tokens[:1]])
         for i in range(min(right + 1, verified)):
-            self._note(request, kind, i < right)
+            self._note(request, guess.kind_of(i), i < right)
 
     def note(self, rows: int, seconds: float) -> None:
         """Learns what a step without a prompt cost, without the guesses of drafters: they cost by the
@@ -226,8 +227,8 @@ class Speculation:
         gains: list[tuple[float, int, Request]] = []
         for request, offer in self._offers.items():
             gain = 1.0
-            for n in range(len(offer.guess.tokens)):
-                gain *= offer.share
+            for n, share in enumerate(offer.shares):
+                gain *= share
                 gains.append((gain, -n, request))
         if len(self._offers) > 1:
             gains.sort(key=lambda each: each[:2], reverse=True)

@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import stat
-import threading
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +13,9 @@ from typing import BinaryIO
 
 from hotcold.errors import UserError
 from hotcold.values import printable
+from hotcold.windows import DENIED, IN_USE, code, kernel32, read_at
+
+CLOSE_IT = "close what has it open"  #: where a system keeps a file that a program has open
 
 _READ_BYTES = 64 << 20  # bytes per system call, so that Ctrl-C is noticed
 
@@ -101,20 +104,16 @@ def _special(mode: int) -> FileError:
     return FileError(f"is {seen}: a regular file is needed")
 
 
-if hasattr(os, "preadv"):
+if sys.platform == "win32":
+    import msvcrt
+
+    def _read_at(fd: int, view: memoryview, offset: int) -> int:
+        return read_at(kernel32(), msvcrt.get_osfhandle(fd), view, offset)
+
+else:
 
     def _read_at(fd: int, view: memoryview, offset: int) -> int:
         return os.preadv(fd, [view], offset)
-
-else:  # Windows
-    _seek_lock = threading.Lock()
-
-    def _read_at(fd: int, view: memoryview, offset: int) -> int:
-        with _seek_lock:
-            os.lseek(fd, offset, os.SEEK_SET)
-            data = os.read(fd, len(view))
-        view[: len(data)] = data
-        return len(data)
 
 
 def check_output(path: Path, nbytes: int, *, force: bool) -> None:
@@ -145,10 +144,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, path)
+            _replace(partial, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
             raise
     except OSError as error:
         raise FileError(f"cannot be written: {error.strerror or error}") from None
+
+
+def _replace(partial: Path, path: Path) -> None:
+    try:
+        os.replace(partial, path)
+    except PermissionError as error:
+        if code(error) not in (DENIED, IN_USE):
+            raise
+        raise FileError(f"cannot be replaced ({error.strerror}): {CLOSE_IT}, or give another name") from None

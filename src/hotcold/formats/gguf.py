@@ -290,6 +290,13 @@ def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]
     return {name: replace(info, offset=start + info.offset) for name, info in infos.items()}
 
 
+#: Types that ggml gave up, or that a fork has.
+_GONE = {
+    4: "Q4_2, which ggml gave up", 5: "Q4_3, which ggml gave up", 31: "Q4_0_4_4, which ggml gave up",
+    32: "Q4_0_4_8, which ggml gave up", 33: "Q4_0_8_8, which ggml gave up", 36: "bitnet.cpp's I2_S",
+}  # fmt: skip
+
+
 def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
     """Reads one entry; its offset is still relative to the start of tensor data."""
     dimensions = cursor.u32(f"the dimensions of tensor {name}")
@@ -301,7 +308,8 @@ def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
     kind = GGML_TYPES.get(number)
     if kind is None:
         names = ", ".join(type.name for type in GGML_TYPES.values() if type.supported)
-        raise GGUFError(f"tensor {name} has unknown block type number {number}: supported are {names}")
+        seen = f"{number} ({_GONE[number]})" if number in _GONE else number
+        raise GGUFError(f"tensor {name} has unknown block type number {seen}: supported are {names}")
     empty = shape == (0,) and kind.name == "I32"  # PowerInfer's list for a layer without hot neurons
     if not empty and not all(1 <= size < 1 << 63 for size in shape):
         raise GGUFError(f"tensor {name} has shape {shape}: each dimension must be from 1 to 2^63 - 1")

@@ -7,3 +7,5 @@ ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_erf", "swiglu_oai
 #: A row of the stored down matrix belongs to a neuron, or to an output.
 DOWN_LAYOUTS = ("by_neuron", "by_output")
 MAX_EXPERTS = 1024  #: of a layer
+#: A key of a file: each expert's neurons lie in the order in which they fire, the most active first.
+HOT_FIRST_KEY = "hotcold.ffn.hot_first"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from hotcold.engine.engine import Engine, EngineStats
 from hotcold.kernels.backend import PAGE
-from hotcold.processes.windows import kernel32, memory_counters
+from hotcold.processes.windows import memory_counters
 from hotcold.watch.live import Picture
+from hotcold.windows import kernel32
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ class Backend(StateOps, HeadOps, Protocol):
         """Weights ``(O, I)`` of any supported block type, with an optional bias ``[O]``."""
 
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
-        """ValueError: ``tensors.places`` are asked for, and this backend has none."""
+        """ValueError: ``tensors.places`` or ``hot_neurons`` are asked for, and this backend has none."""
 
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights: ...
 

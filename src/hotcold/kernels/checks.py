@@ -86,7 +86,7 @@ def check_matrix(tensor: AnyTensor, bias: Floats | None = None) -> None:
 
 def check_resident(tensors: FFNTensors) -> None:
     """Refuses experts that are to stay in their file."""
-    if tensors.places:
+    if tensors.places or tensors.hot_neurons:
         raise ValueError("this backend reads no experts when they are named: all must lie in memory")
 
 
@@ -98,6 +98,8 @@ def check_ffn(tensors: FFNTensors) -> None:
     if tensors.places and not 2 <= tensors.places < tensors.experts:
         seen = f"places for {tensors.places} of {tensors.experts} experts"
         raise ValueError(f"{seen}: 2 at least and fewer than all are needed, or 0 for all")
+    if tensors.hot_neurons and (tensors.places or tensors.gate is None or tensors.gate_bias is not None):
+        raise ValueError("cold neurons stay in the file where all gates lie in memory and have no bias")
     hot, kept = tensors.hot_experts, tensors.kept
     if len(hot) > tensors.places or not 0 <= kept <= min(len(hot), max(0, tensors.places - 2)):
         seen = (

@@ -7,7 +7,10 @@ import platform
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from hotcold.windows import cores as cores_of
+from hotcold.windows import kernel32
 
 #: A core counts as slow below this share of the fastest one's speed. Small cores lie below it (Cortex-A55
 #: beside A76: 0.52 and less), those that only run at lower clocks above (Zen 5c beside Zen 5: 0.65): these
@@ -31,6 +34,9 @@ class Cores(NamedTuple):
 def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> Cores:
     """The cores of ``cpus`` (None: the affinity). ``root`` has ``proc`` and ``sys``; missing files limit
     nothing."""
+    if platform.system() == "Windows":
+        with suppress(OSError):  # it does not say
+            return windows_cores(kernel32(), cpus)
     if cpus is None:
         if hasattr(os, "sched_getaffinity"):
             cpus = os.sched_getaffinity(0)
@@ -40,6 +46,18 @@ def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> C
     groups = cgroups(root / "proc/self/cgroup", root / "sys/fs/cgroup", "cpu")
     quotas = [quota for version, folder in groups if (quota := _quota(version, folder))]
     return Cores(cpus, _count_cores(root, cpus), fast, _count_cores(root, fast), min(quotas, default=None))
+
+
+def windows_cores(library: Any, cpus: Collection[int] | None = None) -> Cores:
+    """:func:`find_cores` by the ``kernel32`` of Windows, which says nothing of quotas. Its kinds have no
+    speeds: only those of the highest kind are fast. OSError: it does not say."""
+    cores = cores_of(library, cpus)
+    if not cores:
+        raise OSError("Windows names no core of this process")
+    fastest = max(each.kind for each in cores)
+    fast = [each for each in cores if each.kind == fastest]
+    every, fast_cpus = (sorted(cpu for core in some for cpu in core.cpus) for some in (cores, fast))
+    return Cores(every, len(cores), fast_cpus, len(fast), None)
 
 
 def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:

@@ -1,7 +1,10 @@
 """Experts that stay in the model's file until a step names them (csrc/disk says how).
 
 A layer has places in memory for some of its experts, laid out as cpu_weights.py lays out all of them. Threads
-read an expert when the router has named it, past the system's cache where the file system allows that."""
+read an expert when the router has named it, past the system's cache where the file system allows that.
+
+Or all experts lie in memory but for rows of up and down: then each has those of its first neurons there, and
+those of others are read when a step needs them, and forgotten."""
 
 from collections.abc import Sequence
 
@@ -26,7 +29,7 @@ class Disk:
     def __init__(self, *, direct: bool = True) -> None:
         self.native = _native.Disk(READERS, direct)
         self._files: dict[RegularFile, int] = {}
-        self._shelves: list[_native.Shelf] = []
+        self._shelves: list[_native.Shelf | _native.ColdRows] = []
 
     @property
     def direct(self) -> bool:
@@ -97,6 +100,30 @@ class Disk:
                 raise FileError(str(error)) from None
         self._shelves.append(shelf)
         return gate, up, own, shelf
+
+    def cold_rows(
+        self, tensors: FFNTensors
+    ) -> tuple[_native.WeightRows, _native.WeightRows, _native.ColdRows]:
+        """Rows of up and down, of which hot ones alone are read, and what reads the others. ValueError: the
+        experts do not lie in a file, or are not alike."""
+        experts, (count, dim), down = tensors.experts, tensors.up.shape, tensors.down
+        if tensors.expert_ends is not None or tensors.down_layout != "by_neuron":
+            raise ValueError("rows that are read one by one are those of whole experts, down by neuron")
+        sizes = [_native.row_size(each.type.id, dim) for each in (tensors.up, down)]
+        memory = _native.Arena(huge=False).take(count * sum(sizes))  # a page of it is a few rows
+        hot = list(tensors.hot_neurons)
+        cold = _native.ColdRows(self.native, tensors.label, count // experts, hot, tensors.room)
+        rows = []
+        for tensor, at in ((tensors.up, 0), (down, sizes[0])):
+            rows.append(_native.WeightRows(memory, at, sum(sizes), count, dim, tensor.type.id))
+            file, offsets, each = self._experts(tensor, experts)
+            cold.add(self.native, rows[-1], file, offsets, each.shape[0] // experts, each.row_bytes)
+        try:
+            cold.fill()
+        except _native.DiskError as error:
+            raise FileError(str(error)) from None
+        self._shelves.append(cold)
+        return rows[0], rows[1], cold
 
     def _experts(self, tensor: AnyTensor, experts: int) -> tuple[int, list[int], StoredTensor]:
         """The number of a tensor's file, where each expert begins in it, and the tensor. ValueError: these

@@ -6,7 +6,6 @@ rows, one contiguous stream, and for each neuron its up row then its down row. W
 zeros, down by output is transposed if its type is a float, and packed into panels if it is quantised. Experts
 lie one after another in each of these."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,8 +90,16 @@ class Packer:
         gate_bytes = tensors.gate.nbytes if tensors.gate else 0
         whole = [gate_bytes, tensors.up.nbytes, tensors.down_nbytes]
         sizes = [n // neurons for n in whole]
-        shelf = None
-        if tensors.places:
+        shelf, cold = None, None
+        gate: _native.WeightRows | None
+        if tensors.hot_neurons:
+            assert tensors.gate is not None
+            self.disk = self.disk or Disk()
+            gate = self.matrix(tensors.gate).rows
+            up, own, cold = self.disk.cold_rows(tensors)
+            hot = sum(tensors.hot_neurons)
+            whole[1:] = [n // neurons * hot for n in whole[1:]]
+        elif tensors.places:
             self.disk = self.disk or Disk()
             gate, up, own, shelf = self.disk.rows(tensors, self._arena)
             whole = [n // tensors.experts * tensors.places for n in whole]
@@ -105,7 +112,7 @@ class Packer:
         rows = gate, up, own, gate_bias, up_bias, down_bias
         row_bytes = (sizes[0], sizes[1], *(panel_bytes(down.type, dim) if panels else (sizes[2], 0)))
         return PackedFFN(
-            native=_native.FfnWeights(*rows, *kind, *numbers, tensors.ends, tensors.chosen, shelf),
+            native=_native.FfnWeights(*rows, *kind, *numbers, tensors.ends, tensors.chosen, shelf, cold),
             neurons=neurons,
             words=mask_words(tensors.ends)[-1],
             experts=tensors.experts,
@@ -166,7 +173,7 @@ class Packer:
     def _fill(self, rows: _native.WeightRows, tensor: AnyTensor, *, by_output: bool = False) -> None:
         # The extension reads chosen rows or columns of a tensor itself where they become rows.
         direct = isinstance(tensor, StoredTensor) and (tensor.chosen is None or tensor.by_column == by_output)
-        if not (direct and hasattr(os, "pread")):
+        if not direct:
             rows.pack(tensor.load().data, self._pool, by_output)
             return
         assert isinstance(tensor, StoredTensor)

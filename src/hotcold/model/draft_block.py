@@ -8,7 +8,8 @@ head gives logits. What that norm gave is the hidden row for the guess after tha
 Names are llama.cpp's: the block follows the last layer, ``nextn.eh_proj`` is the matrix, of columns for the
 embedding and then for the hidden row, ``enorm`` and ``hnorm`` are the norms of the two, and
 ``shared_head_norm`` is the last one. An embedding (``embed_tokens``) and a head (``shared_head_head``) may be
-there, too; without them, and without the last norm, it has the model's."""
+there, too; without them, and without the last norm, it has the model's. Nemotron 3, whose layers are
+attention or experts alone, has both in its block, and a LayerNorm at the end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,13 +20,15 @@ from hotcold.formats.blocks import BlockTypeError, block_type
 from hotcold.formats.gguf import GGUFFile, TensorInfo
 from hotcold.kernels.backend import Backend, Floats
 from hotcold.model.config import Config
+from hotcold.model.devices import Devices
 from hotcold.model.hidden_input import HiddenInput
+from hotcold.model.keys import Keys
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.layer import AnyFFN
 from hotcold.model.mixer import NO_MIXER
 from hotcold.model.reading import Progress, Shape
 from hotcold.model.transformer import Transformer
-from hotcold.model.weights import ModelReader, Weights, expected_shapes, fits
+from hotcold.model.weights import ModelReader, Weights, expected_shapes, fits, output_norm
 
 
 def with_draft(config: Config, tensors: Mapping[str, TensorInfo]) -> tuple[Config, str]:
@@ -58,7 +61,7 @@ def _with_block(config: Config, tensors: Mapping[str, TensorInfo]) -> Config | N
     i, blk = config.layers, f"blk.{config.layers}."
     mixer = next((each for each in config.mixers[::-1] if each is not NO_MIXER and not each.slot_bytes), None)
     routed, up = f"{blk}ffn_gate_inp.weight" in tensors, tensors.get(f"{blk}ffn_up.weight")
-    if mixer is None or mixer.pages_of is not None:
+    if mixer is None or mixer.pages_of is not None or (config.experts and config.experts.by_layer):
         return None
     if config.experts and routed:
         neurons, dense = config.experts.count * config.experts.neurons, config.dense_layers
@@ -68,6 +71,7 @@ def _with_block(config: Config, tensors: Mapping[str, TensorInfo]) -> Config | N
         return None
     return replace(
         config,
+        family=config.family.of_block,
         layers=i + 1,
         cuts=(),
         mixers=(*config.mixers, mixer),
@@ -86,7 +90,8 @@ def _shapes(whole: Config, present: Mapping[str, TensorInfo]) -> tuple[dict[str,
     needed |= {f"{blk}nextn.{name}.weight": (d,) for name in ("enorm", "hnorm")}
     needed[f"{blk}nextn.eh_proj.weight"] = d, 2 * d
     more |= {f"{blk}nextn.{name}.weight": (v, d) for name in ("embed_tokens", "shared_head_head")}
-    more[f"{blk}nextn.shared_head_norm.weight"] = (d,)
+    own = needed if whole.family.draft_layer_norm else more
+    own[f"{blk}nextn.shared_head_norm.weight"] = (d,)
     return needed, more
 
 
@@ -121,12 +126,19 @@ def draft_bytes(file: GGUFFile, config: Config) -> int:
 
 
 def load_draft(
-    file: GGUFFile, config: Config, backend: Backend, model: Weights, progress: Progress | None = None
+    file: GGUFFile,
+    config: Config,
+    devices: Backend | Devices,
+    model: Weights,
+    progress: Progress | None = None,
 ) -> Weights:
-    """Reads the block of a configuration that has one, as a model of one layer; it shares with ``model`` what
-    it has not of its own. Errors as in :func:`load_weights`."""
+    """Reads the block of a configuration that has one, as a model of one layer, into the backend of the
+    embedding; it shares with ``model`` what it has not of its own, or reads that once more where the model's
+    head lies elsewhere. Errors as in :func:`load_weights`."""
     whole = _with_block(config, file.tensors)
     assert whole is not None
+    devices = Devices.of(devices, config.layers)
+    backend, apart = devices.embedding, devices.head is not devices.embedding
     nextn, total = f"blk.{config.layers}.nextn.", draft_bytes(file, config)
     reader = ModelReader.of(file, whole, backend, progress or (lambda done, total: None), total)
     layer = reader.layer(config.layers, backend.ffn_weights)
@@ -136,11 +148,24 @@ def load_draft(
     reader.count(joined)
     token_norm, hidden_norm = (reader.norm(f"{nextn}{name}") for name in ("enorm", "hnorm"))
     own = {name: f"{nextn}{name}.weight" in file.tensors for name in ("embed_tokens", "shared_head_head")}
+    last = reader.own_norm(f"{nextn}shared_head_norm")
+    if last is None and apart:
+        last = reader.norm(output_norm(config, file.tensors), 1 / config.scales.logits)
+    last = last or model.norm
+    if config.family.draft_layer_norm:
+        key = "attention.layer_norm_epsilon"
+        eps = Keys(file.metadata, config.architecture).number(key, 0, 0.1, default=config.norm_eps)
+        last = replace(last, eps=eps, centre=True)
+    head = model.head
+    if own["shared_head_head"]:
+        head = reader.matrix(f"{nextn}shared_head_head")
+    elif apart:
+        head = reader.matrix("output") if "output.weight" in file.tensors else model.embedding
     return Weights(
         embedding=reader.matrix(f"{nextn}embed_tokens") if own["embed_tokens"] else model.embedding,
         layers=(layer,),
-        norm=reader.own_norm(f"{nextn}shared_head_norm") or model.norm,
-        head=reader.matrix(f"{nextn}shared_head_head") if own["shared_head_head"] else model.head,
+        norm=last,
+        head=head,
         rope_factors=model.rope_factors,
         norm_values=reader.norm_values,
         hidden=HiddenInput(config.dim, token_norm, hidden_norm, of_token, of_hidden),
@@ -160,7 +185,7 @@ def _bytes_of(config: Config, weights: Weights) -> tuple[int, int, int]:
 
 
 class DraftBlock:
-    """The block, beside a model on one backend: it reads the rows of the model's last step, and guesses.
+    """The block, beside a model: it reads the rows of the model's last step, and guesses.
 
     Its keys and values lie in pages of their own, which have the numbers of the model's, so whoever finds a
     page again finds both. What a page has for its last position belongs to the token that came after it when
@@ -174,14 +199,18 @@ class DraftBlock:
         ffns: Sequence[AnyFFN],
         pages: int,
         type: str,
+        backend: Backend | None = None,
     ) -> None:
-        """``config`` and ``weights`` are the model's, ``pages`` those of its cache, of this type."""
+        """``config`` and ``weights`` are the model's, ``pages`` those of its cache, of this type; the block
+        lies in ``backend``, None: that of the model's head."""
         assert config.draft is not None and weights.draft is not None and weights.draft.hidden is not None
-        ops, limits = model.head, model.batch.limits
+        ops, limits = backend or model.head, model.batch.limits
         state = SequenceState(ops, config.draft, pages, type)
         self._ops, self._own = ops, Transformer(config.draft, weights.draft, ops, ffns, limits, state)
         self.batch = self._own.batch  #: of the next step
-        self._take = model.record_normed(self._own.hidden)
+        self._head_ops = model.head  # of the model, which may be another
+        self._normed = self._own.hidden if ops is model.head else model.spare_rows
+        self._take = model.record_normed(self._normed)
         self._body, self._head = self._own.record_parts(ffns, [range(2), range(2, 3)])
         self.nbytes_read = 0  #: of weights, for all but steps with prompt rows
         self._bytes, self._row_bytes, self._most_bytes = _bytes_of(config.draft, weights.draft)
@@ -191,6 +220,8 @@ class DraftBlock:
         """Reads the rows that :attr:`batch` describes, which are those of the model's last step: row for row,
         each with the token that follows it."""
         self._take.run()
+        if self._ops is not self._head_ops:
+            self._ops.copy(self._head_ops, self._normed, self._own.hidden, self.batch.n_tokens)
         self._run_body()
 
     def read_own(self, rows: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ by name."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,13 @@ class Family:
     down_by_shape: bool = False
     #: Blocks after the last layer (``nextn``) are layers with attention, as those before: they guess tokens
     drafts: bool = False
+    #: The last norm of such a block is a LayerNorm, whatever the others are
+    draft_layer_norm: bool = False
+
+    @property
+    def of_block(self) -> "Family":
+        """The facts of such a block, which has attention and an FFN even where layers have one of them."""
+        return replace(self, one_part=False, ffn_norm="post_attention_norm") if self.one_part else self
 
 
 def _minicpm(layers: int, dim: int, heads: int) -> Scales:
@@ -338,6 +345,8 @@ FAMILIES: dict[str, Family] = {
                 unrotated=Every(1),
                 router_score="sigmoid",
                 experts_normalised=False,
+                drafts=name == "nemotron_h_moe",
+                draft_layer_norm=name == "nemotron_h_moe",
             )
             for name in ("nemotron_h", "nemotron_h_moe")
         ),

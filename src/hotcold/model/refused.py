@@ -28,6 +28,10 @@ _REASONS = {
     "it needs the gated delta rule as another family has it": "bailingmoe3",
     "it needs the recurrence of RWKV as another family has it": "rwkv6 rwkv6qwen2 arwkv7",
     "it needs lightning attention": "minimax-01",
+    "it needs a gate of each head's attention": "spark2_5",
+    "it needs layers through which a token goes several times": "hrm_text",
+    "the file is bitnet.cpp's, and nobody has checked it: `hotcold convert` makes one of the checkpoint":
+        "bitnet-b1.58",
     "it needs attention with a latent cache (MLA), and an entry in families.py": "minicpm3 plm mistral4",
     "it needs attention by an index of keys": "minimax-m3 hy_v4 dots3note",
     "it needs several residual streams": "deepseek4 glm5-next kimi-k3 qwen4exp",
@@ -36,8 +40,8 @@ _REASONS = {
     "it needs a router of its own": "phimoe olmoe",
     _ENTRY:
         "dots1 bailingmoe bailingmoe2 deepseek exaone-moe afmoe hy_v3 cohere2moe qwen orion internlm2 "
-        "xverse gemma chatglm exaone pangu-embedded maincoder talkie mellum clef graniteswitch muse-glimmer "
-        "nanbeige",
+        "xverse gemma chatglm exaone pangu-embedded maincoder talkie mellum clef graniteswitch granite_swa "
+        "muse-glimmer nanbeige",
 }  # fmt: skip
 
 #: Names and the reason of each.

@@ -133,6 +133,11 @@ class Transformer:
         return side.ops.record(lambda: side.ops.norm(side.x, norm, batch, out))
 
     @property
+    def spare_rows(self) -> Buffer:
+        """Rows ``[T, D]`` of the head's backend that nobody needs between two steps."""
+        return self._last.normed[0]
+
+    @property
     def hidden(self) -> Buffer:
         """Where a block that guesses tokens finds hidden rows ``[T, D]``."""
         assert self._weights.hidden is not None

@@ -157,7 +157,7 @@ def load_weights(
     reader.backend, tied = devices.head, "output.weight" not in file.tensors
     same = tied and devices.head is devices.embedding
     head = embedding if same else reader.matrix("token_embd" if tied else "output")
-    norm = reader.norm(_output_norm(config, file.tensors), 1 / config.scales.logits)
+    norm = reader.norm(output_norm(config, file.tensors), 1 / config.scales.logits)
     reader.backend = devices.embedding
     positions = reader.positions()
     factors = reader.rope_factors()
@@ -197,9 +197,9 @@ def shared_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int)
 def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Shapes by name of what the model needs, and of what it may have."""
     d, v = config.dim, config.vocab
-    output_norm = _output_norm(config, present)
-    required: dict[str, Shape] = {"token_embd.weight": (v, d), f"{output_norm}.weight": (d,)}
-    optional: dict[str, Shape] = {"output.weight": (v, d), f"{output_norm}.bias": (d,)}
+    last = output_norm(config, present)
+    required: dict[str, Shape] = {"token_embd.weight": (v, d), f"{last}.weight": (d,)}
+    optional: dict[str, Shape] = {"output.weight": (v, d), f"{last}.bias": (d,)}
     turned = [rope for rope in config.ropes if rope.factored]
     optional |= {f"{name}.weight": (rope.dim // 2,) for rope in turned for name in FACTORS}
     if config.family.embedding_norm:
@@ -237,7 +237,7 @@ def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, 
     return required, optional
 
 
-def _output_norm(config: Config, present: Container[str]) -> str:
+def output_norm(config: Config, present: Container[str]) -> str:
     """The name of the norm before the head."""
     usual = "output_norm"
     return usual if f"{usual}.weight" in present else config.family.output_norm

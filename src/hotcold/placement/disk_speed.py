@@ -1,7 +1,7 @@
 """Measures how fast a file's disk reads, past the system's cache where that can be."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,14 @@ from typing import Any
 from hotcold.errors import UserError
 from hotcold.formats.files import RegularFile
 from hotcold.kernels import _native
+from hotcold.kernels.cpu_disk import READERS
 from hotcold.values import printable, size
 
 #: Bytes of random reads, and how many are under way at once.
 SIZES = (4 << 10, 64 << 10, 512 << 10, 2 << 20)
 DEPTHS = (1, 4, 8)
 _SECONDS = 0.25  # of each
+_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,23 @@ class DiskSpeed:
             row = "".join(f"{self._at(n, depth):12.3f}" for n in SIZES)
             lines.append(f"{f'{depth} at once':<14}{row}")
         return "\n".join(lines)
+
+
+def measure_bursts(path: Path, nbytes: int, counts: Sequence[int], pause_s: float) -> dict[int, float]:
+    """Seconds that so many random reads take together, at most :data:`READERS` at once, where nothing was
+    read for a while before them: a disk may serve a few so much faster than many one after another.
+    UserError: the file cannot be read."""
+    file, found = RegularFile(path), {}
+    nbytes = -(-nbytes // _BLOCK) * _BLOCK
+    with file.descriptor() as number:
+        for count in counts:
+            probe = number, nbytes, READERS, _SECONDS, False, count, pause_s
+            try:
+                rate, _ = _native.probe_disk(*probe)
+            except _native.DiskError as error:
+                raise UserError(f"{printable(path.name)}: {error}") from None
+            found[count] = count * nbytes / rate
+    return found
 
 
 def _between(known: dict[int, float], at: float) -> float:

@@ -13,6 +13,7 @@ from hotcold.formats.blocks import quantise
 from hotcold.formats.files import naming
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.placement.sizes import SHAPES, Shape, Sizes, power_law
+from hotcold.sparse.profiler import KEPT_EXPERTS
 from hotcold.sparse.sidecar import SidecarError, check_model, read_numbers
 from hotcold.values import printable
 
@@ -29,6 +30,8 @@ class Profile:
     source: str
     #: per layer ``[E]``: the share of tokens that choose each expert; None: not counted
     routing: Sequence[npt.NDArray[Any]] | None = field(default=None, kw_only=True)
+    #: per layer, the share of a token's experts that the token before chose, too; None: not counted
+    kept_experts: Sequence[float] | None = field(default=None, kw_only=True)
     #: tokens that a file's shares are of, where it says so
     counted: int | None = field(default=None, kw_only=True)
 
@@ -98,7 +101,17 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
         source = printable(f"{path.name}: {file.metadata.get(f'{_KEY}source')}")
         tokens = file.metadata.get(f"{_KEY}tokens")
         counted = int(tokens) if isinstance(tokens, int | np.integer) and tokens > 0 else None
-        return Profile(firing, source, routing=routing, counted=counted)
+        kept = file.metadata.get(f"{_KEY}{KEPT_EXPERTS}")
+        shares = None if routing is None or kept is None else _shares(kept, len(neurons))
+        return Profile(firing, source, routing=routing, kept_experts=shares, counted=counted)
+
+
+def _shares(values: Any, layers: int) -> list[float]:
+    """One share for each layer. SidecarError: it is something else."""
+    found = np.asarray(values)
+    if found.shape != (layers,) or found.dtype.kind != "f" or not ((found >= 0) & (found <= 1)).all():
+        raise SidecarError(f"{_KEY}{KEPT_EXPERTS} must have a share for each of {layers} layers")
+    return [float(each) for each in found]
 
 
 def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:

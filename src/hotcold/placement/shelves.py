@@ -116,6 +116,12 @@ class Shelves:
         """The part of the experts' bytes that is in memory."""
         return self.expert_bytes / (self.experts * sum(self.unit_bytes))
 
+    @property
+    def fitting(self) -> str:
+        some = sorted({n for n, unit in zip(self.places, self.unit_bytes, strict=True) if unit})
+        count = f"{some[0]}" if len(some) == 1 else f"{some[0]} to {some[-1]}"
+        return f"{count} of {self.experts} experts of each layer"
+
     def devices(self, one: Devices, name: str) -> Devices:
         """The backends of ``one``, with places for experts; ``name`` is the file's, for errors."""
         if self.all_fit:
@@ -129,9 +135,7 @@ class Shelves:
         bill = ", ".join(f"{what} {size(n)}" for what, n in parts if n)
         if self.all_fit:
             return f"all experts fit in {size(self.budget_bytes)}: {bill}"
-        some = sorted({n for n in self.places if n})
-        count = f"{some[0]}" if len(some) == 1 else f"{some[0]} to {some[-1]}"
-        seen = f"{count} of {self.experts} experts of each layer ({self.share:.0%} of their bytes)"
+        seen = f"{self.fitting} ({self.share:.0%} of their bytes)"
         if self.profile:
             own = sorted({n for n, unit in zip(self.kept, self.unit_bytes, strict=True) if unit})
             most = f"{own[0]}" if len(own) == 1 else f"{own[0]} to {own[-1]}"

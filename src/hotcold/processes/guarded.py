@@ -211,7 +211,8 @@ def _mebibytes(n: int) -> str:
 if sys.platform == "win32":
     import functools
 
-    from hotcold.processes.windows import OVER_TIME, Bounds, kernel32
+    from hotcold.processes.windows import OVER_TIME, Bounds
+    from hotcold.windows import kernel32
 
     _TIME_SIGNALS: tuple[int, ...] = (OVER_TIME,)  # an exit code here
     _KILLED: int | None = None

@@ -6,7 +6,6 @@ Windows' 64-bit types on every system."""
 import contextlib
 import ctypes
 import os
-import sys
 import threading
 from typing import Any
 
@@ -55,21 +54,6 @@ class MemoryCounters(ctypes.Structure):
         ("committed", ctypes.c_uint64),
         ("peak_committed", ctypes.c_uint64),
     )
-
-
-def kernel32() -> Any:
-    """The system's library. OSError: this is not Windows."""
-    if sys.platform != "win32":
-        raise OSError("there is no kernel32")
-    library = ctypes.WinDLL("kernel32", use_last_error=True)
-    handle = ctypes.c_void_p
-    library.CreateJobObjectW.restype = library.GetCurrentProcess.restype = handle
-    library.CreateJobObjectW.argtypes = [handle, handle]
-    library.AssignProcessToJobObject.argtypes = [handle, handle]
-    library.SetInformationJobObject.argtypes = [handle, ctypes.c_int, handle, ctypes.c_uint32]
-    library.K32GetProcessMemoryInfo.argtypes = [handle, handle, ctypes.c_uint32]
-    library.GetProcessTimes.argtypes = [handle] * 5
-    return library
 
 
 def memory_counters(library: Any) -> MemoryCounters:

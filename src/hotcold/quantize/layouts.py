@@ -13,9 +13,11 @@ import numpy as np
 from hotcold.formats.blocks import BlockTypeError, Tensor, block_type
 from hotcold.formats.files import check_output, naming
 from hotcold.formats.gguf import GGUFFile, open_gguf
+from hotcold.formats.words import HOT_FIRST_KEY
 from hotcold.model.config import Config
 from hotcold.model.weights import check_tensors
 from hotcold.quantize.one_threshold import OneThreshold, check_computed, from_folder, from_sidecar
+from hotcold.quantize.reordering import Order, check_order, reordered, rows_of_experts
 from hotcold.quantize.rewriting import (
     Plan,
     PlannedTensor,
@@ -78,6 +80,9 @@ class LayoutOptions:
     type: str | None = None  #: block type of down matrices that change; None: the one that they have
     threads: int | None = None  #: None: one per core
     force: bool = False  #: replace existing files
+    #: by layer, the order in which the new file has the neurons of all experts, each expert's among
+    #: themselves (:func:`hotcold.tasks.hot_first.hot_first`); None: as they are
+    order: Mapping[int, Order] | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class _Wanted:
     own_predictors: bool  #: those inside the file stay
     predictors: OneThreshold | None  #: new ones
     notes: list[str]
+    order: Mapping[int, Order]
 
     @classmethod
     def of(cls, source: GGUFFile, config: Config, options: LayoutOptions) -> "_Wanted":
@@ -154,7 +160,10 @@ class _Wanted:
         if options.predictors is not None:
             found = _predictors(options.predictors, source, config)
             notes += [found.note] * bool(found.note)
-        return cls(format, down, options.type, inside and found is None, found, notes)
+        order = options.order or {}
+        if order:
+            check_order(source, config, order, format, (down, _layout(source, config)))
+        return cls(format, down, options.type, inside and found is None, found, notes, order)
 
 
 def _layout(source: GGUFFile, config: Config) -> str:
@@ -179,6 +188,8 @@ def _plan(source: GGUFFile, config: Config, wanted: _Wanted) -> Plan:
             new = f"{down[1]}{'_t' * powerinfer}{down[2] or ''}.{down[3]}"
         if down and down[3] == "weight" and wanted.down != _layout(source, config):
             tensors[new] = transposed(source, name, _new_type(source, name, wanted.type))
+        elif (rows := rows_of_experts(name)) is not None and rows in wanted.order:
+            tensors[new] = reordered(source, name, wanted.order[rows])
         else:
             tensors[new] = copied(source, name)
     if powerinfer and "output.weight" not in source.tensors and config.architecture != "opt":
@@ -208,6 +219,8 @@ def _metadata(source: GGUFFile, config: Config, wanted: _Wanted) -> Mapping[str,
         if config.threshold:
             kept["hotcold.ffn.threshold"] = np.float32(config.threshold)
         kept["hotcold.ffn.down_layout"] = wanted.down
+        if wanted.order:
+            kept[HOT_FIRST_KEY] = True
         return kept
     old, new = config.architecture, _architecture(config)
     kept = {re.sub(rf"^{re.escape(old)}\.", f"{new}.", key): value for key, value in kept.items()}

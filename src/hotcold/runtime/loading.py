@@ -19,6 +19,7 @@ from hotcold.model.kv_cache import slots_of, spare_slots_of
 from hotcold.model.reading import Progress
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.weights import Weights, check_tensors, load_weights, made_bytes
+from hotcold.placement.hot_neurons import HotNeurons, suits
 from hotcold.placement.profiles import profile_beside
 from hotcold.placement.shelves import NoExpertsError, NoRoomError, Shelves, expert_bytes
 from hotcold.placement.sizes import sizes_of_file
@@ -39,6 +40,7 @@ from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors, predictor_names
 from hotcold.values import printable, size
 
+_NO_BLOCK = "the block that guesses tokens is left out"
 _TRIES = 8  # with less of a GPU's memory each time
 
 
@@ -61,7 +63,7 @@ def load(path: Path | None, options: Mapping[str, Any], progress: Progress | Non
 def _load_as_it_fits(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> LoadedModel:
     """Loads all of a model, or, where memory is short of that, as many of its experts as fit."""
     try:
-        return _load(file, options, progress)
+        return _load_with_block(file, options, progress)
     except MemoryShortError as error:
         own = own_budget()
         if own is None or options["ram_budget"] is not None or beside_ram_budget(options) is not None:
@@ -71,18 +73,33 @@ def _load_as_it_fits(file: GGUFFile, options: LoadOptions, progress: Progress | 
         chosen = f"memory does not suffice for all of it: `ram_budget={budget}` ({size(budget)}) was chosen"
         note = f"{chosen}, which leaves {size(reserve)} of what is free to others"
         try:
-            return _load(file, smaller, progress, note)
+            return _load_with_block(file, smaller, progress, note)
         except (NoRoomError, NoExpertsError, MemoryShortError):
             raise error from None
 
 
-def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None, own: str = "") -> LoadedModel:
-    """``own`` tells of a budget of RAM that nobody gave, before all else."""
+def _load_with_block(
+    file: GGUFFile, options: LoadOptions, progress: Progress | None, own: str = ""
+) -> LoadedModel:
+    """Loads a model with the block that guesses tokens, or, where memory is short of that, without it."""
+    try:
+        return _load(file, options, progress, own)
+    except (MemoryShortError, NoRoomError):
+        if not any(".nextn." in name for name in file.tensors):
+            raise
+    return _load(file, options, progress, own, block=False)
+
+
+def _load(
+    file: GGUFFile, options: LoadOptions, progress: Progress | None, own: str, *, block: bool = True
+) -> LoadedModel:
+    """``own`` tells of a budget of RAM that nobody gave, before all else; without ``block`` that which
+    guesses tokens has no room."""
     named = None if options["predictor"] is None else Path(options["predictor"])
     factors, predictor = predictor_names(file), find_predictors(file, named)
     config = Config.from_metadata(file.metadata, file.magic, file.tensors)
     fingerprint = file.fingerprint()
-    config, block_note = _with_draft(config, file, options)
+    config, block_note = _with_draft(config, file, options, room=block)
     weight_bytes = check_tensors(file, config, factors)
     weight_bytes += made_bytes(file, config) + draft_bytes(file, config)
     mode = choose_mode(options["sparsity"], config, file.path, predictor, fingerprint)
@@ -107,12 +124,13 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None, own: 
             bill["draft"] = _draft_bytes(drafts, options, min(context, its_context))
         shelves, profile_note = _fit(file, config, options, bill, asked=not own)
         weight_bytes = resident + shelves.expert_bytes + shelves.bill["reading"]
+        weight_bytes += shelves.bill.get("cold rows", 0)
     model = ToLoad(file, config, options, limits, pages, slots, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors, shelves)
     decision, devices, weights = _read_where_it_fits(reading)
     if config.draft and not weights.draft:
         config = replace(config, draft=None)
-        block_note = "the block that guesses tokens is left out: it runs on the CPU alone"
+        block_note = f"{_NO_BLOCK}: it runs on the CPU, and GPUs compute all layers"
     sampling, sampling_notes = sampling_of_file(file.metadata)
     draft, draft_note = _load_draft(drafts, options, min(context, its_context)) if drafts else (None, "")
     plain = {key: value for key, value in file.metadata.items() if isinstance(value, str | int | float)}
@@ -154,41 +172,62 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None, own: 
     )
 
 
-def _with_draft(config: Config, file: GGUFFile, options: LoadOptions) -> tuple[Config, str]:
-    """The configuration with the file's block that guesses tokens, where it is to be used; or why not."""
+def _with_draft(config: Config, file: GGUFFile, options: LoadOptions, *, room: bool) -> tuple[Config, str]:
+    """The configuration with the file's block that guesses tokens, where it is to be used and there is
+    ``room`` for it; or why not."""
     if not options["draft_max"] or options["draft"] is not None:
         return config, ""
-    if config.drafting and options["ram_budget"] is not None:
-        return config, "no block guesses tokens: it would take memory of `ram_budget`"
+    if config.drafting and not room:
+        memory = "memory" if options["ram_budget"] is None else "`ram_budget`"
+        return config, f"{_NO_BLOCK}: {memory} has no room for it"
     return with_draft(config, file.tensors)
 
 
-def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Shelves:
+def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Shelves | HotNeurons:
     """Returns what :func:`load` would keep of a model's experts with these options and a ``ram_budget``,
     without predictors. Errors as there."""
     wanted = complete(options)
+    guessing, _ = _with_draft(config, file, wanted, room=True)
+    try:
+        return _shelves_of(file, guessing, wanted)
+    except NoRoomError:
+        if guessing.draft is None:
+            raise
+    return _shelves_of(file, config, wanted)
+
+
+def _shelves_of(file: GGUFFile, config: Config, options: LoadOptions) -> Shelves | HotNeurons:
     resident = check_tensors(file, config, predictor_names(file)) + made_bytes(file, config)
-    resident -= _all_experts(file, config)
-    limits, _, _ = _limits(config, wanted)
-    slots, _, _ = _slots(config, wanted, limits, resident)
-    pages, _ = _pool(config, wanted, limits, resident + slots * config.slot_bytes)
-    bill = memory_bill(resident, wanted["cache_type"], config, limits, pages, slots)
-    return _fit(file, config, wanted, bill, asked=True)[0]
+    resident += draft_bytes(file, config) - _all_experts(file, config)
+    limits, _, _ = _limits(config, options)
+    slots, _, _ = _slots(config, options, limits, resident)
+    pages, _ = _pool(config, options, limits, resident + slots * config.slot_bytes)
+    bill = memory_bill(resident, options["cache_type"], config, limits, pages, slots)
+    return _fit(file, config, options, bill, asked=True)[0]
 
 
 def _fit(
     file: GGUFFile, config: Config, options: LoadOptions, bill: Mapping[str, int], *, asked: bool
-) -> tuple[Shelves, str]:
+) -> tuple[Shelves | HotNeurons, str]:
     """Chooses the experts that lie in memory beside the bill, and says which profile is left out. UserError:
     the one beside the model is another model's, say, and the budget was ``asked`` for."""
     budget = options["ram_budget"]
     assert budget is not None
-    shelves = Shelves.fit(budget, bill, file, config)
+    by_neuron, shelves = suits(file, config), None
+    try:
+        shelves = Shelves.fit(budget, bill, file, config)
+    except NoRoomError:
+        if not by_neuron:
+            raise
     assert config.experts is not None
-    if shelves.all_fit or not file.path.with_suffix(".profile.gguf").exists():
+    if shelves and (shelves.all_fit or not (by_neuron or file.path.with_suffix(".profile.gguf").exists())):
         return shelves, ""
     sizes = sizes_of_file(file, config, PAGE, options["cache_type"])
     profile, note = profile_beside(sizes, file.path, asked=asked)
+    if by_neuron and (hot := HotNeurons.fit(budget, bill, file, config, profile)):
+        return hot, note
+    if shelves is None:
+        shelves = Shelves.fit(budget, bill, file, config)  # says what it lacks
     return shelves if profile.routing is None else shelves.by_profile(profile, config.experts.chosen), note
 
 
@@ -242,7 +281,7 @@ class _Reading:
     weight_bytes: int
     progress: Progress | None
     factors: Container[str]
-    shelves: Shelves | None  #: places for experts, where memory has a budget
+    shelves: Shelves | HotNeurons | None  #: what of experts is in memory, where that has a budget
 
     def read(self, decision: Decision) -> tuple[Devices, Weights]:
         model, tensors, weight_bytes = self.model, self.model.file.tensors, self.weight_bytes
@@ -251,7 +290,9 @@ class _Reading:
             devices = self.shelves.devices(devices, model.file.path.name)
         if "output.weight" not in tensors and devices.head is not devices.embedding:
             weight_bytes += tensors["token_embd.weight"].nbytes  # each of the two has the table
-        config = replace(model.config, draft=None) if devices.gpus else model.config
+        config = model.config if devices.cpu_computes else replace(model.config, draft=None)
+        if config.draft and devices.head is not devices.embedding:
+            weight_bytes += tensors["output.weight"].nbytes if "output.weight" in tensors else 0
         check_memory(
             weight_bytes,
             model.options["cache_type"],
@@ -264,7 +305,7 @@ class _Reading:
         )
         weights = load_weights(model.file, config, devices, self.progress, self.factors)
         if config.draft:
-            weights = replace(weights, draft=load_draft(model.file, config, devices.head, weights))
+            weights = replace(weights, draft=load_draft(model.file, config, devices, weights))
         return devices, weights
 
 

@@ -11,6 +11,7 @@ from hotcold.model.devices import Devices
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.options import LoadError
 from hotcold.runtime.placing import OnGPU
+from hotcold.windows import free_memory, kernel32
 
 #: A cgroup v1 limit at or above this means "no limit" (the kernel rounds 2**63 down to a page).
 _UNLIMITED = 1 << 60
@@ -29,8 +30,9 @@ class MemoryShortError(LoadError):
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Bytes that can be allocated without swapping or being killed; None where the system does not say. The
-    smaller of the kernel's ``MemAvailable`` and what every enclosing cgroup (version 1 or 2) has left."""
-    limits = [_mem_available(proc / "meminfo")]
+    smallest of what the kernel says (``MemAvailable``, or Windows' call) and what every enclosing cgroup
+    (version 1 or 2) has left."""
+    limits = [_mem_available(proc / "meminfo"), _windows_free()]
     for version, folder in cgroups(proc / "self" / "cgroup", cgroup, "memory"):
         limits.append(_room(folder, *(_V2 if version == 2 else _V1)))
     known = [limit for limit in limits if limit is not None]
@@ -42,6 +44,13 @@ def _mem_available(meminfo: Path) -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def _windows_free() -> int | None:
+    try:
+        return free_memory(kernel32())
+    except OSError:
+        return None
 
 
 def _room(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> int | None:

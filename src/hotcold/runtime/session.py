@@ -33,6 +33,7 @@ from hotcold.model.layer import AnyFFN
 from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights
+from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.shelves import Shelves
 from hotcold.placement.split import ColdSide
 from hotcold.runtime.counters import Counters, Footprint
@@ -237,7 +238,8 @@ class Session:
         mode = "exact" if all(config.skips) else "off"
         layers = [layer.ffn for layer in weights.layers]
         ffns = make_ffns(model.backend, layers, model.limits.tokens, mode=mode, count=False)
-        return DraftBlock(self.transformer, model.config, model.weights, ffns, model.pages, model.cache_type)
+        of_model = self.transformer, model.config, model.weights
+        return DraftBlock(*of_model, ffns, model.pages, model.cache_type, model.backend)
 
     def read_whole(self) -> Iterator[tuple[str, Backend, int]]:
         """The weights that every step reads whole, norms excepted: kind, the backend that reads them, and
@@ -380,7 +382,8 @@ class LoadedModel:
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
     draft_max: int = 0  #: the most tokens of a sequence that are guessed in a step
     draft: "LoadedModel | None" = None  #: a smaller one that guesses them
-    shelves: Shelves | None = None  #: what of the experts lies in memory, where that has a budget
+    #: what of the experts lies in memory, where that has a budget
+    shelves: Shelves | HotNeurons | None = None
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property

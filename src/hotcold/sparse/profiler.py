@@ -16,6 +16,7 @@ from hotcold.sparse.sidecar import SidecarError
 Doubles = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.uint64]
 
+KEPT_EXPERTS = "kept_experts"
 SPANS = (2, 4, 8, 16, 32, 64)  #: lengths of runs, in tokens
 
 _ONES = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, np.uint8)
@@ -36,6 +37,9 @@ class Firings:
         self._bits = [mask_bits(each) for each in ends]
         self._chosen: list[tuple[Backend, Chosen] | None] = []
         self._routed = np.zeros((len(neurons), max(counts)), np.int64)
+        self._last: list[npt.NDArray[np.int32] | None] = [None] * len(neurons)  # the last token's experts
+        self._kept = np.zeros(len(neurons), np.int64)  # experts that the token before chose, too
+        self._next = np.zeros(len(neurons), np.int64)  # of how many, those of tokens after another one
         self._start = words.cumsum() - words  # each layer's first word
         self._counts = np.zeros(64 * words.sum(), np.int64)  # firings, by bit of all words
         self._run = np.zeros((0, words.sum()), np.uint64)  # masks of the last tokens
@@ -59,14 +63,24 @@ class Firings:
 
     def step(self, rows: int) -> None:
         self.add(np.hstack([self._backend.read(mask, 0, rows) for mask in self._masks]))
-        for counts, router in zip(self._routed, self._chosen, strict=bool(self._chosen)):
+        for layer, router in enumerate(self._chosen):
             if router is not None:
                 backend, chosen = router
-                counts += np.bincount(backend.read(chosen.ids, 0, rows).ravel(), minlength=len(counts))
+                self._route(layer, np.array(backend.read(chosen.ids, 0, rows)))
+
+    def _route(self, layer: int, ids: npt.NDArray[np.int32]) -> None:
+        """Counts the experts of the next tokens, ``[tokens, k]``."""
+        self._routed[layer] += np.bincount(ids.ravel(), minlength=self._routed.shape[1])
+        last = self._last[layer]
+        run = ids if last is None else np.concatenate([last, ids])
+        self._kept[layer] += int((run[1:, :, None] == run[:-1, None, :]).sum())
+        self._next[layer] += run[1:].size
+        self._last[layer] = run[-1:]
 
     def restart(self) -> None:
         """Begins a new text: the next token has no predecessor."""
         self._run = self._run[:0]
+        self._last = [None] * len(self._last)
 
     def add(self, masks: Masks) -> None:
         """Counts the next tokens, at most 255: ``[tokens, sum of ceil(N / 64)]``."""
@@ -101,8 +115,11 @@ class Firings:
 
     def figures(self) -> dict[str, list[float]]:
         """Figures by layer: ``overlap``, the share of a token's neurons that fired for the last one, too;
-        ``union_2`` to ``union_64``, the mean share of neurons that fire in so many tokens in a row."""
+        ``union_2`` to ``union_64``, the mean share of neurons that fire in so many tokens in a row; with
+        experts, ``kept_experts``, the share of a token's that the last one chose, too."""
         found = {"overlap": self._again / np.maximum(1, self._after)}
+        if self._chosen:
+            found |= {KEPT_EXPERTS: self._kept / np.maximum(1, self._next)}
         for span, n, union in zip(SPANS, self._runs, self._unions, strict=True):
             found |= {f"union_{span}": union / n / np.maximum(1, self._neurons)} if n else {}
         return {name: shares.tolist() for name, shares in found.items()}

@@ -20,7 +20,7 @@ from hotcold.placement.profiles import Profile, write_profile
 from hotcold.runtime.opening import Source, file_of, opened
 from hotcold.runtime.options import Progress
 from hotcold.runtime.session import LoadedModel
-from hotcold.sparse.profiler import Firings, import_counts
+from hotcold.sparse.profiler import KEPT_EXPERTS, Firings, import_counts
 from hotcold.tasks.profile_picture import power_law_picture
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.scoring import Scorer
@@ -42,7 +42,8 @@ class ModelProfile(Profile):
     #: by name, a share per layer. ``active``: of neurons that fire, on average. ``hottest_fifth``: of firings
     #: that the most active fifth has. ``overlap``: of a token's neurons that fired for the last one, too.
     #: ``union_2`` to ``union_64``: of neurons that fire in so many tokens. With experts, ``most_chosen`` and
-    #: ``least_chosen``: of tokens that choose the most and the least chosen expert
+    #: ``least_chosen``: of tokens that choose the most and the least chosen expert; ``kept_experts``: of a
+    #: token's experts that the last one chose, too
     columns: dict[str, list[float]] = field(repr=False)
     setup: Setup | None  #: how the model ran; None for imported counts
 
@@ -134,8 +135,9 @@ def profile(
         columns = _skew(firings.firing) | firings.figures()
         routing = firings.routing
         if routing is not None:
+            kept = columns.pop(KEPT_EXPERTS)
             columns |= {"most_chosen": [float(each.max()) for each in routing]}
-            columns |= {"least_chosen": [float(each.min()) for each in routing]}
+            columns |= {"least_chosen": [float(each.min()) for each in routing], KEPT_EXPERTS: kept}
         facts = name, fingerprint, firings.tokens, columns, setup
         found = ModelProfile(firings.firing, origin, *facts, routing=routing)
     if to_write is not None:

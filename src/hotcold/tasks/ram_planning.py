@@ -2,8 +2,8 @@
 and of memory. Loads no weights."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.cpu_disk import READ_BYTES, READERS, WAVE
 from hotcold.model.config import Config
-from hotcold.placement.disk_speed import DiskSpeed, measure_disk
+from hotcold.placement.disk_speed import DiskSpeed, measure_bursts, measure_disk
 from hotcold.placement.expert_speed import ExpertSpeed, measure_experts
 from hotcold.placement.hardware import Hardware, find_hardware
+from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, find_profile
 from hotcold.placement.shelves import Shelves
 from hotcold.placement.sizes import Sizes, sizes_of_file
@@ -35,8 +36,8 @@ _PARTS = 3  # reads of an expert: gate, up and down
 class RAMPlan:
     """A plan: what lies in memory, and the speed that follows; ``str()`` gives what ``hotcold plan`` prints.
 
-    The speed is of one sequence whose context is full. Experts are expected to be chosen independently of the
-    token before: real texts choose the same ones more often, so that more are in memory."""
+    The speed is of one sequence whose context is full. A profile says how many of a token's experts the one
+    before chose, too; without one, experts are expected to be chosen independently of that."""
 
     model: str
     context: int  #: positions
@@ -45,12 +46,15 @@ class RAMPlan:
     memory_gb_s: float  #: at which weights in memory are computed
     packing_gb_s: float  #: at which experts that were read are packed
     disk: DiskSpeed
-    shelves: Shelves
-    hit_share: float  #: of the experts that tokens choose: those that are in memory
+    shelves: Shelves | HotNeurons
+    #: of the experts that tokens choose, or of the neurons that fire: those that are in memory
+    hit_share: float
     disk_bytes_per_token: float
     disk_s_per_token: float  #: time of reading, of which a part is spent computing, too
     predicted_tok_s: float
     resident_tok_s: float  #: with all experts in memory
+    #: seconds of so many reads that begin together after a pause; none where the disk was not measured here
+    burst_s: Mapping[int, float] = field(default_factory=dict)
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""
@@ -60,10 +64,11 @@ class RAMPlan:
     def __str__(self) -> str:
         shelves = self.shelves
         bill = [*shelves.bill.items(), ("experts", shelves.expert_bytes)]
-        places = sorted({n for n, unit in zip(shelves.places, shelves.unit_bytes, strict=True) if unit})
-        some = f"{places[0]}" if len(places) == 1 else f"{places[0]} to {places[-1]}"
-        fit = f"{some} of {shelves.experts} experts of each layer, {shelves.share:.1%} of their bytes"
-        hits = f"{self.hit_share:.1%} of the experts that a token chooses are in memory (expected)"
+        fit = f"{shelves.fitting}, {shelves.share:.1%} of the experts' bytes"
+        named = "experts that a token chooses"
+        if isinstance(shelves, HotNeurons):
+            named = "neurons that fire for a token"
+        hits = f"{self.hit_share:.1%} of the {named} are in memory (expected)"
         return "\n".join(
             [
                 printable(f"{'model':<12}{self.model}", 80),
@@ -77,6 +82,7 @@ class RAMPlan:
                 f"{'total':<12}{size(sum(n for _, n in bill)):>12}",
                 f"{'':<12}{fit}",
                 "",
+                *([_told(self.burst_s)] if self.burst_s else []),
                 hits,
                 f"{size(round(self.disk_bytes_per_token))} from disk per token, "
                 f"{1e3 * self.disk_s_per_token:.1f} ms",
@@ -124,25 +130,39 @@ def plan_ram(
         positions = min(config.context, 4096) if context is None else context or config.context
         sizes = sizes_of_file(file, config, positions, cache_type or "f16", gpu=False)
         given = find_profile(sizes, None if profile is None else Path(profile), path)
-        shares, routing = _shares(file, config, sizes, given)
+        if config.experts is None:
+            raise UserError(f"{printable(file.path.name)} has no experts: all of it lies in memory")
+        shares = routing_shares(config, given)
+        routing = "all experts are chosen alike (assumed)" if given.routing is None else given.source
         speed, memory = _speed(file, config, hardware)
+    measured = disk is None
     if disk is None:
         disk = measure_disk(path, None if progress is None else lambda *n: progress(_MEASURING, *n))
-    costs = _Costs(sizes, shelves, speed, disk)
-    missing = [_missing(shelves, layer, each) for layer, each in enumerate(shares)]
+    known: dict[str, Any] = {
+        "model": sizes.name,
+        "context": positions,
+        "routing": routing,
+        "memory": memory,
+        "memory_gb_s": speed.gb_s,
+        "packing_gb_s": speed.packing_gb_s,
+        "disk": disk,
+        "shelves": shelves,
+    }
+    if isinstance(shelves, HotNeurons):
+        return RAMPlan(**known | _by_neuron(shelves, given, sizes, speed, disk))
+    bursts = _bursts(path, shelves, config, speed) if measured and not shelves.all_fit else {}
+    costs = _Costs(sizes, shelves, speed, disk, bursts)
+    missing = [
+        missing_shares(shelves, layer, each) * (1 - kept_share(given, layer))
+        for layer, each in enumerate(shares)
+    ]
     units = shelves.unit_bytes
     missed = [float(each.sum()) for each in missing]
     chosen = sum(float(each.sum()) for each, unit in zip(shares, units, strict=True) if unit)
     none = [np.zeros(1)] * len(missing)
     return RAMPlan(
-        model=sizes.name,
-        context=positions,
-        routing=routing,
-        memory=memory,
-        memory_gb_s=speed.gb_s,
-        packing_gb_s=speed.packing_gb_s,
-        disk=disk,
-        shelves=shelves,
+        **known,
+        burst_s=bursts,
         hit_share=1 - sum(missed) / chosen,
         disk_bytes_per_token=sum(n * unit for n, unit in zip(missed, units, strict=True)),
         disk_s_per_token=sum(costs.disk_s(layer, each) for layer, each in enumerate(missing)),
@@ -151,24 +171,65 @@ def plan_ram(
     )
 
 
+def _told(bursts: Mapping[int, float]) -> str:
+    each = ", ".join(f"{count} in {1e3 * seconds:.1f} ms" for count, seconds in sorted(bursts.items()))
+    return f"reads of missed experts, together after a pause: {each}"
+
+
 _MEASURING = "measuring the disk"
 
 
-def _shares(file: GGUFFile, config: Config, sizes: Sizes, profile: Profile) -> tuple[list[Floats], str]:
-    """By layer, the share of tokens that choose each expert, and where that comes from."""
+def _by_neuron(
+    hot: HotNeurons, profile: Profile, sizes: Sizes, speed: ExpertSpeed, disk: DiskSpeed
+) -> dict[str, float]:
+    """The figures of a plan that leaves cold neurons in the file: nothing is computed while they are read."""
+    fired = [float(np.sum(each)) if n else 0.0 for each, n in zip(profile.firing, hot.neurons, strict=True)]
+    cold = hot.cold_per_token(profile)
+    read = [hot.disk_bytes(layer, n) for layer, n in enumerate(cold)]
+    reading = sum(
+        nbytes / (disk.gb_s(hot.disk_bytes(layer, 1) / 2, READERS) * 1e9)
+        for layer, nbytes in enumerate(read)
+        if nbytes
+    )
+    computed = float(sizes.head + sizes.dense.sum())
+    for layer, n in enumerate(hot.neurons):
+        if n:
+            computed += hot.gate_bytes[layer] * sizes.share_of(layer) + fired[layer] * hot.row_bytes[layer]
+        else:
+            computed += int(sizes.neuron_bytes[layer]) * int(sizes.neurons[layer])
+    memory = computed / (speed.gb_s * 1e9)
+    return {
+        "hit_share": 1 - sum(cold) / max(sum(fired), 1e-9),
+        "disk_bytes_per_token": sum(read),
+        "disk_s_per_token": reading,
+        "predicted_tok_s": 1 / (memory + reading),
+        "resident_tok_s": 1 / memory,
+    }
+
+
+def routing_shares(config: Config, profile: Profile) -> list[Floats]:
+    """By layer, the share of tokens that choose each expert; all alike where that was not counted."""
     experts = config.experts
-    if experts is None:
-        raise UserError(f"{printable(file.path.name)} has no experts: all of it lies in memory")
+    assert experts is not None
     alike: list[Floats] = [
-        np.full(experts.count, config.chosen_of(i) / experts.count) for i in range(len(sizes.neurons))
+        np.full(experts.count, config.chosen_of(i) / experts.count) for i in range(config.layers)
     ]
     if profile.routing is None:
-        return alike, "all experts are chosen alike (assumed)"
-    counted = [
+        return alike
+    return [
         assumed if len(each) == 1 else _steadied(each, profile.counted)
         for each, assumed in zip(profile.routing, alike, strict=True)
     ]
-    return counted, profile.source
+
+
+def kept_share(profile: Profile, layer: int) -> float:
+    """The part of a token's experts that are those of the token before for no other reason, beyond those
+    that both choose because they are chosen often; 0 where that was not counted."""
+    if profile.kept_experts is None or profile.routing is None:
+        return 0.0
+    shares = np.asarray(profile.routing[layer], np.float64)
+    by_chance = float((shares**2).sum() / max(float(shares.sum()), 1e-9))
+    return min(1.0, max(0.0, (profile.kept_experts[layer] - by_chance) / max(1 - by_chance, 1e-9)))
 
 
 def _steadied(shares: Floats, tokens: int | None) -> Floats:
@@ -182,7 +243,7 @@ def _steadied(shares: Floats, tokens: int | None) -> Floats:
     return mean + (found - mean) * max(0.0, 1 - chance / spread)
 
 
-def _missing(shelves: Shelves, layer: int, shares: Floats) -> Floats:
+def missing_shares(shelves: Shelves, layer: int, shares: Floats) -> Floats:
     """The share of tokens that choose each expert and do not find it in memory. Those that no place is kept
     for come and go by the last token that named them: one is there if one of the last T tokens chose it, and
     T is as long as fills the places."""
@@ -223,12 +284,18 @@ class _Costs:
     shelves: Shelves
     speed: ExpertSpeed
     disk: DiskSpeed
+    bursts: Mapping[int, float]  #: seconds of so many reads of the largest expert's; none: rates are known
 
     def read_s(self, layer: int, count: int) -> float:
         """Seconds of reading so many experts, at most :data:`READERS` reads at once."""
         unit = self.shelves.unit_bytes[layer]
         if not count:
             return 0.0
+        if self.bursts:
+            largest = max(self.shelves.unit_bytes)
+            reads, known = count * _reads_of(largest)[0], sorted(self.bursts)
+            seconds = float(np.interp(reads, known, [self.bursts[n] for n in known]))
+            return seconds * max(1.0, reads / known[-1]) * unit / largest
         depth = max(1.0, min(READERS, count * max(_PARTS, unit / READ_BYTES)))
         return count * unit / (self.disk.gb_s(min(unit / _PARTS, READ_BYTES), depth) * 1e9)
 
@@ -257,6 +324,23 @@ class _Costs:
             some = float(chosen.sum())
             total += sum(p * self.layer(layer, some, count) for count, p in enumerate(_how_many(missed)))
         return float(total)
+
+
+def _reads_of(unit: int) -> tuple[int, int]:
+    """How many reads an expert takes, and the bytes of each."""
+    each = -(-unit // _PARTS)
+    pieces = -(-each // READ_BYTES)
+    return _PARTS * pieces, -(-each // pieces)
+
+
+def _bursts(path: Path, shelves: Shelves, config: Config, speed: ExpertSpeed) -> dict[int, float]:
+    """Seconds of the reads that a layer begins together, by their number."""
+    assert config.experts is not None
+    largest = max(shelves.unit_bytes)
+    reads, nbytes = _reads_of(largest)
+    pause = min(1.0, config.experts.chosen * largest / (speed.gb_s * 1e9))  # while a layer is computed
+    missed = sorted({min(n, config.experts.chosen) for n in (1, 2, 4, 8)})
+    return measure_bursts(path, nbytes, [n * reads for n in missed], pause)
 
 
 def _speed(

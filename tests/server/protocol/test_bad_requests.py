@@ -234,7 +234,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     ],
     ids=["chat", "completion", "native", "tokenize", "detokenize"],
 )
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_json_is_taken_or_refused(parse: Any, table: Any, base: dict[str, Any], data: Any) -> None:
     """And what is taken makes jobs that the engine's own checks accept."""

@@ -1,0 +1,207 @@
+// What an FFN op for experts has and knows of a step: program_experts.cpp records it.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "program/program_parts.h"
+
+namespace hc {
+
+// The rows of a layer's weights that are one expert's.
+inline Rows rows_of(const Rows& all, int64_t first, int64_t count) {
+    Rows rows = all;
+    if (rows.base) rows.base += first * rows.stride;
+    if (rows.factors) rows.factors += first;
+    rows.count = count;
+    return rows;
+}
+
+inline const float* at(const float* values, int64_t i) { return values ? values + i : nullptr; }
+
+// An input's rows from t on.
+inline Input from_row(Input in, int64_t t) {
+    in.x = at(in.x, t * in.stride);
+    if (in.quantised) in.quantised += t * Input::token_bytes(in.cols);
+    return in;
+}
+
+// Inputs of pairs whose rows are not neighbours, copied so that they are: first those of one routing, then
+// those of another.
+struct Gathered {
+    Input from, to;
+    bool floats = false;  // what of them is read
+    bool codes = false;
+
+    void copy(int token, int64_t pair) const {
+        if (floats)
+            std::memcpy(const_cast<float*>(to.x) + pair * to.stride, from.x + token * from.stride,
+                        size_t(to.cols) * 4);
+        const auto bytes = Input::token_bytes(to.cols);
+        if (codes) std::memcpy(to.quantised + pair * bytes, from.quantised + token * bytes, size_t(bytes));
+    }
+    void copy(const Routing& routing, int pair, int64_t before) const {
+        if (!routing.part_of(pair).neighbours) copy(routing.token(pair), before + pair);
+    }
+    // The input of a part, whose pairs lie behind so many others.
+    Input of(const Routing::Part& part, int64_t before) const {
+        return part.neighbours ? from_row(from, part.token) : from_row(to, before + part.begin);
+    }
+};
+
+// One FFN op for experts: the layer, what was chosen of it, and scratch. All decode rows, all prompt rows and
+// all rows have routings of their own; an op uses the first two or the last.
+struct ExpertsOp {
+    Ffn layer;  // all experts' rows
+    std::shared_ptr<const Experts> experts;
+    std::shared_ptr<Shelf> shelf;    // or null: all experts are in memory
+    std::shared_ptr<ColdRows> cold;  // or null: all of their rows are
+    Masks fires;                     // with cold rows, of decode rows: the neurons whose gates may fire
+    std::vector<float> thresholds;   // of an expert's neurons, for these
+    std::vector<uint64_t> wanted;    // what a step needs of all experts
+    Routing decode, prompt;
+    Cut decode_cut, prompt_cut;
+    Gathered input;
+    std::vector<std::array<int8_t, kMaxDecodeRows + 1>> levels;  // of each expert: Ffn::levels
+    std::vector<int64_t> down_rows;                              // by output, where each expert's begin
+    float* sums = nullptr;                                       // [pairs, D]: what each pair's expert gives
+    Input hidden;                                                // by output: [pairs, neurons]
+    int64_t most_leaves = 0, most_neurons = 0;
+
+    ExpertsOp(const Ffn& f, std::shared_ptr<const Experts> e, std::shared_ptr<Shelf> s,
+              std::shared_ptr<ColdRows> c, int64_t rows, int64_t decode_rows)
+        : layer(f),
+          experts(std::move(e)),
+          shelf(std::move(s)),
+          cold(std::move(c)),
+          decode(*experts, decode_rows),
+          prompt(*experts, rows),
+          decode_cut(size_t(experts->count())),
+          prompt_cut(size_t(experts->count())) {
+        most_neurons = experts->most_neurons();
+    }
+
+    bool is_decode(const Routing& routing) const { return &routing == &decode; }
+    // Pairs before those of a routing.
+    int64_t before(const Routing& routing) const { return is_decode(routing) ? 0 : decode.pairs(); }
+    float* sum(const Routing& routing, int pair) const {
+        return sums + (before(routing) + pair) * layer.dim();
+    }
+    const float* down_bias(int64_t expert) const { return at(layer.down_bias, expert * layer.dim()); }
+    int64_t neurons(const Routing::Part& part) const { return experts->neurons(part.expert); }
+    // Whether the steps of a wave compute anything of this part.
+    bool in_wave(const Routing::Part& part) const {
+        if (cold) return cold->in_wave(part.expert);
+        return !shelf || shelf->in_wave(part.expert);
+    }
+    bool is_wave(int64_t wave) const {
+        if (cold) return cold->wave() == wave;
+        return !shelf || shelf->wave() == wave;
+    }
+    int64_t waves() const { return cold ? cold->most_waves() : shelf ? shelf->most_waves() : 1; }
+    bool unfinished() const { return cold ? cold->unfinished() : shelf->unfinished(); }
+    void next(const Disk::GiveUp& give_up) const { cold ? cold->next(give_up) : shelf->next(give_up); }
+    // Whether decode rows need those neurons alone whose gates may fire.
+    bool by_gates() const { return cold && layer.skip && can_skip(layer.activation); }
+    Masks fires_of(const Routing::Part& part) const {
+        return {fires.words + experts->words[size_t(part.expert)], fires.stride, decode.tokens(part)};
+    }
+    void find_wanted();
+    std::vector<int32_t> named() const;
+    Ffn expert(int64_t number) const;
+    Ffn view(const Routing&, const Routing::Part&) const;
+    Input hidden_of(const Routing::Part&) const;
+};
+
+// The FFN of one expert, without rows.
+inline Ffn ExpertsOp::expert(int64_t number) const {
+    Ffn f = layer;
+    const int64_t first = experts->first(number), n = experts->neurons(number), dim = layer.dim();
+    const int64_t place = shelf ? shelf->place(number) : number;
+    const int64_t row = shelf ? place * n : first;  // where its weights begin
+    f.gate = rows_of(layer.gate, row, n);
+    f.up = rows_of(layer.up, row, n);
+    f.gate_bias = at(layer.gate_bias, first);
+    f.up_bias = at(layer.up_bias, first);
+    f.down_bias = down_bias(number);
+    if (layer.by_output)
+        f.down = rows_of(layer.down, down_rows[size_t(place)], dim);
+    else if (layer.panels.neurons) {
+        f.down.base += row / layer.panels.neurons * layer.panels.bytes();
+        f.down.count = n;
+    } else
+        f.down = rows_of(layer.down, row, n);
+    if (f.mask) f.mask.words += experts->words[size_t(number)];
+    if (f.fired) f.fired.words += experts->words[size_t(number)];
+    f.accumulate = false;
+    return f;
+}
+
+// The experts of a step's rows, ascending.
+inline std::vector<int32_t> ExpertsOp::named() const {
+    std::vector<int32_t> all;
+    for (const Routing* routing : {&decode, &prompt})
+        for (const Routing::Part& part : routing->parts())
+            if (neurons(part)) all.push_back(int32_t(part.expert));
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    return all;
+}
+
+// The neurons that a step's rows need: of decode rows those whose gates may fire, and that their mask names.
+inline void ExpertsOp::find_wanted() {
+    std::fill(wanted.begin(), wanted.end(), 0);
+    for (const Routing* routing : {&decode, &prompt})
+        for (const Routing::Part& part : routing->parts()) {
+            uint64_t* to = wanted.data() + experts->words[size_t(part.expert)];
+            const int64_t words = ceil_div(neurons(part), 64);
+            if (!is_decode(*routing) || !by_gates()) {
+                std::fill(to, to + words, ~uint64_t(0));
+                continue;
+            }
+            const Masks own = fires_of(part);
+            for (int t = 0; t < part.rows(); ++t)
+                for (int64_t word = 0; word < words; ++word) {
+                    if (layer.mask) {
+                        const int64_t at = experts->words[size_t(part.expert)] + word;
+                        own.row(t)[word] &= layer.mask.row(decode.tokens(part)[t])[at];
+                    }
+                    to[word] |= own.row(t)[word];
+                }
+        }
+}
+
+// The FFN of one part's pairs.
+inline Ffn ExpertsOp::view(const Routing& routing, const Routing::Part& part) const {
+    Ffn f = expert(part.expert);
+    f.x = input.of(part, before(routing));
+    f.mask.tokens = f.fired.tokens = routing.tokens(part);
+    f.out = sum(routing, part.begin);
+    if (layer.by_output) {
+        f.hidden = const_cast<float*>(hidden_of(part).x);
+        return f;
+    }
+    if (is_decode(routing)) {
+        if (by_gates()) f.mask = fires_of(part);
+        std::copy(levels[size_t(part.expert)].begin(), levels[size_t(part.expert)].end(), f.levels);
+        f.partial += part.begin * most_leaves * sums_of(layer.dim());
+        f.added += routing.number(part) * most_leaves;
+        f.piece_stats += routing.number(part) * most_leaves;
+    } else {
+        f.hidden += part.begin * most_neurons;
+        f.hidden_tokens = part.rows();
+    }
+    return f;
+}
+
+inline Input ExpertsOp::hidden_of(const Routing::Part& part) const {
+    Input in = hidden;
+    in.cols = in.stride = neurons(part);
+    in.x += part.begin * most_neurons;
+    if (in.quantised) in.quantised += part.begin * Input::token_bytes(most_neurons);
+    return in;
+}
+
+}  // namespace hc

@@ -1,0 +1,63 @@
+"""Experts' neurons in another order: rows of gate, up and down change places, and nothing is rounded."""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.formats.blocks import Bytes
+from hotcold.formats.gguf import GGUFFile
+from hotcold.model.config import Config
+from hotcold.quantize.rewriting import Job, PlannedTensor, QuantizeError
+
+Order: TypeAlias = npt.NDArray[np.int64]  #: the old place of each neuron of a layer, ``[E * N]``
+
+_ROWS = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down)_exps\.weight")
+_OF_NEURONS = re.compile(r"blk\.\d+\.(ffn_\w+_exps\.(bias|scale)|ffn_gate_up_exps\..*)")
+
+
+def rows_of_experts(name: str) -> int | None:
+    """The layer whose neurons the rows of a tensor belong to, where it has those of experts."""
+    match = _ROWS.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def check_order(
+    source: GGUFFile, config: Config, order: Mapping[int, Order], format: str, layouts: tuple[str, str]
+) -> None:
+    """QuantizeError: the neurons of this model cannot change places, or not in such an order. ``layouts`` are
+    down's in the new file and in the old one."""
+    if config.experts is None or not config.gated:
+        raise QuantizeError("neurons change places in models of experts with gates, and this is none")
+    if format != "gguf" or layouts != ("by_neuron", "by_neuron"):
+        fix = "convert it with `down=by_neuron` first, and count that file's neurons"
+        raise QuantizeError(f"down lies {layouts[1]}: neurons change places where rows are theirs: {fix}")
+    if other := [name for name in source.tensors if _OF_NEURONS.fullmatch(name)]:
+        raise QuantizeError(f"tensor {other[0]}: its neurons cannot change places")
+    for layer, rows in order.items():
+        one = config.neurons[layer] // config.experts.count
+        own = rows.reshape(config.experts.count, one)
+        same = np.arange(len(rows)).reshape(own.shape)
+        if not np.array_equal(np.sort(own, axis=1), same):
+            raise ValueError(f"layer {layer}: each expert's neurons must change places among themselves")
+
+
+def reordered(source: GGUFFile, name: str, order: Order) -> PlannedTensor:
+    """A tensor whose rows are another one's, an expert's at a time."""
+    info = source.tensors[name]
+    count = info.shape[0]
+    each = len(order) // count
+
+    def job(expert: int) -> Bytes:
+        first = expert * each
+        rows: Any = source.read_rows(name, first, first + each)
+        return np.ascontiguousarray(rows[order[first : first + each] - first])
+
+    def jobs() -> Iterator[Job]:
+        for expert in range(count):
+            yield partial(job, expert)
+
+    return PlannedTensor(info.type, info.shape, jobs)

@@ -1,0 +1,131 @@
+"""Calls of Windows for which Python's library has none: reads at a position, free memory, cores by kind.
+
+Functions take the library that is called, ``kernel32``; tests hand in stand-ins. Numbers have the sizes of
+Windows' 64-bit types on every system."""
+
+import ctypes
+import functools
+import struct
+import sys
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+#: Codes of errors of which callers make something.
+END_OF_FILE, DENIED, IN_USE = 38, 5, 32
+
+_GROUP = 64  # CPUs have numbers below this, in groups
+_BY_CORE = 0  # RelationProcessorCore
+#: A core in the list of all: what it is, bytes, whether it has several threads, kind, groups; and a group.
+_RECORD, _IN_GROUP = struct.Struct("<IIBB20xH"), struct.Struct("<QH6x")
+
+
+class Overlapped(ctypes.Structure):
+    """OVERLAPPED."""
+
+    _fields_ = (
+        ("internal", ctypes.c_uint64 * 2),
+        ("offset", ctypes.c_uint64),
+        ("event", ctypes.c_uint64),
+    )
+
+
+class MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total", ctypes.c_uint64),
+        ("free", ctypes.c_uint64),
+        ("may_be_promised", ctypes.c_uint64),
+        ("promisable", ctypes.c_uint64),
+        ("addresses", ctypes.c_uint64 * 3),
+    )
+
+
+class Core(NamedTuple):
+    cpus: frozenset[int]  #: numbers of its threads, of 64 for each group
+    kind: int  #: its class of efficiency: the higher, the faster
+
+
+@functools.cache
+def kernel32() -> Any:
+    """The system's library, with ``failure()``, which makes the ``OSError`` of this thread's last call.
+    OSError: this is not Windows."""
+    if sys.platform != "win32":
+        raise OSError("there is no kernel32")
+    library: Any = ctypes.WinDLL("kernel32", use_last_error=True)
+    library.failure = lambda: ctypes.WinError(ctypes.get_last_error())
+    at, number = ctypes.c_void_p, ctypes.c_uint32
+    library.CreateJobObjectW.restype = library.GetCurrentProcess.restype = at
+    library.CreateJobObjectW.argtypes = [at, at]
+    library.AssignProcessToJobObject.argtypes = [at, at]
+    library.SetInformationJobObject.argtypes = [at, ctypes.c_int, at, number]
+    library.K32GetProcessMemoryInfo.argtypes = [at, at, number]
+    library.GetProcessTimes.argtypes = [at] * 5
+    library.ReadFile.argtypes = [at, at, number, at, at]
+    library.GlobalMemoryStatusEx.argtypes = [at]
+    library.GetLogicalProcessorInformationEx.argtypes = [ctypes.c_int, at, at]
+    library.GetProcessAffinityMask.argtypes = [at, at, at]
+    return library
+
+
+def read_at(library: Any, handle: int, view: memoryview, offset: int) -> int:
+    """Reads bytes from a position of a file into ``view``, which has room for one at least. Returns how many
+    came; 0 at the end. The file's own position moves: nobody may count on it. OSError: it cannot be read."""
+    at, came = Overlapped(offset=offset), ctypes.c_uint32()
+    first = ctypes.c_char.from_buffer(view)
+    if library.ReadFile(handle, ctypes.byref(first), len(view), ctypes.byref(came), ctypes.byref(at)):
+        return came.value
+    error: OSError = library.failure()
+    if code(error) == END_OF_FILE:
+        return 0
+    raise error
+
+
+def code(error: OSError) -> int | None:
+    """The system's own code of an error; None elsewhere."""
+    found: int | None = getattr(error, "winerror", None)
+    return found
+
+
+def free_memory(library: Any) -> int:
+    """Bytes that this process may take and that are there: the smaller of the free memory, caches that can
+    be dropped included, and of what the system may still promise. OSError: it does not say."""
+    found = MemoryStatus(size=ctypes.sizeof(MemoryStatus))
+    if not library.GlobalMemoryStatusEx(ctypes.byref(found)):
+        raise library.failure()
+    return min(int(found.free), int(found.promisable))
+
+
+def cores(library: Any, cpus: Collection[int] | None = None) -> list[Core]:
+    """The cores of ``cpus`` (None: of those that this process may use). OSError: the system does not say."""
+    size = ctypes.c_uint32(0)
+    library.GetLogicalProcessorInformationEx(_BY_CORE, None, ctypes.byref(size))  # it says how much there is
+    data = ctypes.create_string_buffer(size.value)
+    if not library.GetLogicalProcessorInformationEx(_BY_CORE, data, ctypes.byref(size)):
+        raise library.failure()
+    allowed = _affinity(library) if cpus is None else cpus
+    found, at = [], 0
+    while at < size.value:
+        _, length, _, kind, groups = _RECORD.unpack_from(data, at)
+        masks = [_IN_GROUP.unpack_from(data, at + _RECORD.size + _IN_GROUP.size * i) for i in range(groups)]
+        own = {group * _GROUP + bit for mask, group in masks for bit in _bits(mask)}
+        own = own if allowed is None else own.intersection(allowed)
+        if own:
+            found.append(Core(frozenset(own), kind))
+        at += length
+    return found
+
+
+def _affinity(library: Any) -> list[int] | None:
+    """The CPUs to which somebody has bound this process; None if nobody has. The masks are those of one
+    group, and 0 for a process in several."""
+    own, every = ctypes.c_uint64(), ctypes.c_uint64()
+    process = library.GetCurrentProcess()
+    known = library.GetProcessAffinityMask(process, ctypes.byref(own), ctypes.byref(every))
+    return _bits(own.value) if known and own.value != every.value else None
+
+
+def _bits(mask: int) -> list[int]:
+    return [bit for bit in range(_GROUP) if mask >> bit & 1]

@@ -1,0 +1,191 @@
+"""Rows of up and down that are read when their neurons fire: which are read, against gates computed in
+float64, and what they give, against all of them in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.expert_layers import RELU, choices, make_layer
+from support.op_truth import FFNKind, plain_batch, random_rows, rng
+
+from hotcold.formats.blocks import Tensor
+from hotcold.formats.files import FileError, RegularFile
+from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.kernels import _native, cpu_disk
+from hotcold.kernels.backend import Chosen, FFNTensors
+from hotcold.kernels.cpu import CPUBackend
+
+EXPERTS, K, NEURONS, DIM = 6, 2, 200, 96
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is given back by the page on Linux")
+
+
+def stored(
+    folder: Path, type: str, *, neurons: int = NEURONS, dim: int = DIM, kind: FFNKind = RELU
+) -> tuple[FFNTensors, FFNTensors]:
+    """A layer in memory, and the same in a file."""
+    whole = make_layer(K, (neurons,) * EXPERTS, dim, (type,) * 3, kind).tensors
+    parts = {"gate": whole.gate, "up": whole.up, "down": whole.down}
+    assert all(isinstance(each, Tensor) for each in parts.values())
+    path = folder / "layer.gguf"
+    write_gguf(path, {"general.architecture": "llama"}, parts)  # type: ignore[arg-type]
+    file = open_gguf(path)
+    lying = {name: file.stored(name).flat() for name in parts}
+    return whole, replace(whole, **lying, label="layer.gguf, layer 7")
+
+
+class Steps:
+    """Runs steps on a layer."""
+
+    dim = DIM
+
+    def __init__(self, tensors: FFNTensors, threads: int = 2) -> None:
+        self.ops = CPUBackend(threads)
+        self.weights = self.ops.ffn_weights(tensors)
+
+    def run(
+        self, key: object, decode: int, prompt: int = 0, *, skip: bool = True
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The answer, the input and the experts of rows that follow from a key."""
+        rows = decode + prompt
+        batch = plain_batch(self.ops, decode, prompt)
+        ids, factors = choices(key, rows, EXPERTS, K)
+        x = random_rows(rng("x", key), rows, self.dim)
+        more = ((0, len(batch.tokens) - rows), (0, 0))  # buffers are as long as the batch's arrays
+        padded = [np.pad(each, more) for each in (x, ids, factors)]
+        out = np.zeros_like(padded[0])
+        self.ops.ffn(padded[0], self.weights, batch, out, skip=skip, chosen=Chosen(padded[1], padded[2]))
+        return out[:rows], x, ids
+
+
+def hot_of(key: object) -> tuple[int, ...]:
+    """Some experts have none, or nothing but hot neurons."""
+    return tuple(rng("hot", key).choice([0, 1, 63, 64, 130, NEURONS], EXPERTS).tolist())
+
+
+@pytest.mark.parametrize(("seed", "rows", "room"), [(1, 1, 500), (2, 2, 60), (3, 4, 1), (4, 1, 60)])
+def test_rows_that_fire_are_read(seed: int, rows: int, room: int, tmp_path: Path) -> None:
+    """But for gates near 0, which rounding decides."""
+    whole, lying = stored(tmp_path, "F32")
+    hot = hot_of(seed)
+    resident, cold = Steps(whole), Steps(replace(lying, hot_neurons=hot, room=room))
+    assert isinstance(whole.gate, Tensor)
+    gates = whole.gate.dequantise().astype(np.float64).reshape(EXPERTS, NEURONS, DIM)
+    least, most = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    for step in range(4):
+        expected, x, ids = resident.run((seed, step), rows)
+        np.testing.assert_array_equal(cold.run((seed, step), rows)[0], expected)
+        for expert in {*ids.ravel().tolist()}:
+            given = x[(ids == expert).any(axis=1)].astype(np.float64)
+            values = given @ gates[expert].T
+            for counts, bound in ((least, 1e-5), (most, -1e-5)):
+                fires = (values > bound).any(axis=0)
+                counts += fires[: hot[expert]].sum(), fires[hot[expert] :].sum()
+    found = cold.ops.disk_counts()
+    assert found is not None and least.sum() > 100 and most.sum() - least.sum() < 5
+    assert (least <= (found.hits, found.misses)).all() and (most >= (found.hits, found.misses)).all()
+
+
+@pytest.mark.parametrize("type", ["Q4_0", "Q8_0", "F16"])
+@pytest.mark.parametrize("kind", [RELU, FFNKind("drelu", threshold=0.0), FFNKind("relu2")])
+def test_the_same_bits_in_every_mix_of_rows(type: str, kind: FFNKind, tmp_path: Path) -> None:
+    whole, lying = stored(tmp_path, type, kind=kind)
+    resident = Steps(whole)
+    for threads, room in ((1, 1), (3, 250)):
+        cold = Steps(replace(lying, hot_neurons=hot_of((type, room)), room=room), threads)
+        for decode, prompt, skip in ((1, 0, True), (16, 0, True), (0, 9, True), (3, 20, True), (2, 3, False)):
+            key = decode, prompt
+            expected = resident.run(key, decode, prompt, skip=skip)[0]
+            np.testing.assert_array_equal(cold.run(key, decode, prompt, skip=skip)[0], expected)
+
+
+def resident_bytes(address: int, nbytes: int) -> int:
+    """How much of a memory there is a page for."""
+    page = mmap.PAGESIZE
+    first, end = -(-address // page) * page, (address + nbytes) // page * page
+    seen = np.zeros((end - first) // page, np.uint8)
+    to = ctypes.c_void_p(seen.ctypes.data)
+    assert not ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(end - first), to)
+    return int((seen & 1).sum()) * page
+
+
+def test_memory_of_cold_rows_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Any = _native.Arena
+    small: list[tuple[int, int]] = []
+
+    class Arena:
+        def __init__(self, *nodes: Any, huge: bool = True) -> None:
+            self.own, self.huge = made(*nodes, huge=huge), huge
+
+        def take(self, nbytes: int) -> Any:
+            memory = self.own.take(nbytes)
+            if not self.huge:
+                small.append((memory.address, nbytes))
+            return memory
+
+    monkeypatch.setattr(cpu_disk._native, "Arena", Arena)
+    neurons, dim, hot = 256, 1024, 40
+    _, lying = stored(tmp_path, "Q8_0", neurons=neurons, dim=dim)
+    cold = Steps(replace(lying, hot_neurons=(hot,) * EXPERTS, room=neurons))
+    cold.dim = dim
+    ((address, nbytes),) = small
+    most = EXPERTS * (nbytes // EXPERTS // neurons * hot + 2 * mmap.PAGESIZE)
+    assert resident_bytes(address, nbytes) <= most
+    for step in range(3):
+        cold.run(("memory", step), 4, 5)
+        assert resident_bytes(address, nbytes) <= most + 2 * EXPERTS * mmap.PAGESIZE
+    counts = cold.ops.disk_counts()
+    assert counts is not None and counts.misses > 100
+
+
+def make_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a descriptor in the file's place that cannot be read."""
+
+    @contextmanager
+    def unreadable(self: RegularFile) -> Iterator[int]:
+        with open(tmp_path / "other", "wb") as other:
+            yield other.fileno()
+
+    monkeypatch.setattr(cpu_disk.Disk, "_number", lambda self, tensor: _number_of(self, unreadable, tensor))
+    made: Any = cpu_disk.Disk
+    monkeypatch.setattr("hotcold.kernels.cpu_weights.Disk", lambda: made(direct=False))
+
+
+def _number_of(disk: cpu_disk.Disk, opened: Any, tensor: Any) -> int:
+    with opened(tensor.file) as number:
+        return disk.native.add(number)
+
+
+def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, lying = stored(tmp_path, "Q8_0")
+    make_unreadable(tmp_path, monkeypatch)
+    cold = Steps(replace(lying, hot_neurons=(0,) * EXPERTS, room=NEURONS))
+    for step in range(2):
+        with pytest.raises(FileError, match=r"layer 7: neurons of expert \d cannot be read: Bad file descr"):
+            cold.run(("fails", step), 1)
+    with pytest.raises(FileError, match="layer 7: neurons of expert 2 cannot be read: Bad file descriptor"):
+        Steps(replace(lying, hot_neurons=(0, 0, 5, 0, 0, 0), room=NEURONS))
+
+
+def test_what_cannot_be_left_in_the_file_is_refused(tmp_path: Path) -> None:
+    whole, lying = stored(tmp_path, "Q8_0")
+    hot = (0,) * EXPERTS
+    with pytest.raises(ValueError, match="must lie in a file"):
+        Steps(replace(whole, hot_neurons=hot, room=1))
+    with pytest.raises(ValueError, match="where all gates lie in memory and have no bias"):
+        Steps(replace(lying, hot_neurons=hot, room=1, places=3))
+    with pytest.raises(ValueError, match="where all gates lie in memory and have no bias"):
+        Steps(replace(lying, hot_neurons=hot, gate_bias=np.zeros(EXPERTS * NEURONS, np.float32)))
+    with pytest.raises(ValueError, match="no expert has so many hot neurons"):
+        Steps(replace(lying, hot_neurons=(NEURONS + 1, *hot[1:]), room=1))
+    with pytest.raises(ValueError, match="an offset for each expert is needed"):
+        Steps(replace(lying, hot_neurons=hot[1:], room=1))

@@ -1,0 +1,261 @@
+"""Sparse models of experts under a budget of memory: cold neurons' rows are read when they fire."""
+
+from __future__ import annotations
+
+import _thread
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.many_experts import budget, many_experts
+
+from hotcold.commands import cli
+from hotcold.engine.engine import Engine
+from hotcold.engine.request import Job, Request
+from hotcold.errors import UserError
+from hotcold.formats.files import FileError
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.config import Config
+from hotcold.placement import hot_neurons, shelves
+from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads
+from hotcold.placement.hardware import find_hardware
+from hotcold.placement.hot_neurons import HotNeurons
+from hotcold.placement.profiles import Profile, find_profile, write_profile
+from hotcold.placement.shelves import Shelves
+from hotcold.placement.sizes import sizes_of_file
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session import Session
+from hotcold.tasks.hot_first import HotFirstWorth, hot_first
+from hotcold.tasks.ram_planning import plan_ram
+
+COUNT = 20
+OPTIONS: dict[str, Any] = {"sequences": 3, "context": 128, "chunk": 32}
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is given back by the page on Linux")
+
+
+@pytest.fixture(autouse=True)
+def no_small_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models are smaller than the buffers that they would be read with, and than a few pages."""
+    for module in (shelves, hot_neurons):
+        monkeypatch.setattr(module, "reading_bytes", lambda row_bytes: 0)
+    monkeypatch.setattr(hot_neurons, "_PAGE", 0)
+
+
+def texts(session: Session, tokens: int = 12) -> list[list[int]]:
+    """Three prompts at the same time, of which one is longer than a chunk."""
+    random = np.random.default_rng(5)
+    prompts = [[1, *random.integers(3, 288, length).tolist()] for length in (4, 50, 9)]
+    params = SamplingParams(temperature=0)
+    requests = [Request(Job(prompt, params, max_tokens=tokens, ignore_eos=True)) for prompt in prompts]
+    Engine(session).run(requests)
+    return [request.output for request in requests]
+
+
+def opened(path: Path, share: float | None, threads: int = 2) -> Session:
+    ram = {} if share is None else {"ram_budget": budget(path, share, **OPTIONS)}
+    return load(path, LoadOptions(threads=threads, **OPTIONS, **ram)).session()
+
+
+def made_up_profile(path: Path) -> Profile:
+    """Neurons fire as chance would have it, and so are experts chosen."""
+    random = np.random.default_rng(3)
+    with open_gguf(path) as file:
+        sizes = sizes_of_file(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 64, "f16")
+    firing = [random.random(n).astype(np.float16).astype(np.float32) for n in sizes.neurons]
+    routing = [random.random(COUNT).astype(np.float16).astype(np.float32) for _ in firing]
+    profile = Profile(firing, "made up", routing=routing, counted=100)
+    facts = {"model_fingerprint": sizes.fingerprint, "tokens": 100}
+    write_profile(path.with_suffix(".profile.gguf"), profile, facts)
+    return profile
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a profile beside it."""
+    folder = tmp_path_factory.mktemp("model")
+    path = many_experts("tiny-turbosparse", folder, type="Q8_0", down="by_neuron", count=COUNT)
+    made_up_profile(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ordered(model: Path) -> Path:
+    path = model.with_name("ordered.gguf")
+    hot_first(model, path, model.with_suffix(".profile.gguf"))
+    return path
+
+
+def test_rows_change_places_and_nothing_else(model: Path, ordered: Path) -> None:
+    with open_gguf(model) as old, open_gguf(ordered) as new:
+        sizes = sizes_of_file(old, Config.from_metadata(old.metadata, old.magic, old.tensors), 64, "f16")
+        own = sizes_of_file(new, Config.from_metadata(new.metadata, new.magic, new.tensors), 64, "f16")
+        before = find_profile(sizes, None, model)
+        after = find_profile(own, None, ordered)
+        assert after.routing is not None and before.routing is not None and after.counted == 100
+        assert new.metadata["hotcold.ffn.hot_first"]
+        assert old.tensors.keys() == new.tensors.keys()
+        for name in old.tensors:
+            a, b = old.load(name).data, new.load(name).data
+            layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
+            if not any(f"ffn_{part}_exps" in name for part in ("gate", "up", "down")):
+                assert a.tobytes() == b.tobytes()
+                continue
+            each = len(a) // COUNT
+            for expert in range(COUNT):
+                part = slice(expert * each, (expert + 1) * each)
+                firing = before.firing[layer][part]
+                by_heat = sorted(range(each), key=lambda i: (-firing[i], i))
+                np.testing.assert_array_equal(b[part], a[part][by_heat])
+                np.testing.assert_array_equal(after.firing[layer][part], firing[by_heat])
+            np.testing.assert_array_equal(after.routing[layer], before.routing[layer])
+
+
+def test_text_and_bits_are_the_same_at_every_budget(ordered: Path) -> None:
+    whole = opened(ordered, None)
+    expected, rows = texts(whole), whole.counters.rows.copy()
+    logits = whole.transformer.read_logits(0, 1).copy()
+    assert len({*map(tuple, expected)}) == 3
+    shares = []
+    for share, threads in ((1.0, 2), (0.95, 1), (0.6, 3), (0.42, 2), (0.25, 2)):
+        session = opened(ordered, share, threads)
+        own = session.model.shelves
+        assert own is not None and own.all_fit == (share == 1)
+        assert isinstance(own, HotNeurons if 0.3 < share < 1 else Shelves)
+        assert sum(own.bill.values()) + own.expert_bytes <= own.budget_bytes
+        assert texts(session) == expected
+        np.testing.assert_array_equal(session.transformer.read_logits(0, 1), logits)
+        np.testing.assert_array_equal(session.counters.rows, rows)
+        counts = session.model.disk_counts()
+        assert (counts is None) == (share == 1)
+        if isinstance(own, HotNeurons):
+            assert counts is not None and counts.hits > 0 and counts.misses > 0
+            shares.append(counts.hits / (counts.hits + counts.misses))
+            assert "and up and down of" in "\n".join(session.notes)
+    assert shares == sorted(shares, reverse=True)
+
+
+@pytest.mark.parametrize("sparsity", ["off", "exact"])
+def test_every_way_to_compute(sparsity: str, ordered: Path) -> None:
+    expected = texts(load(ordered, LoadOptions(threads=2, **OPTIONS)).session(sparsity))
+    assert texts(opened(ordered, 0.6).model.session(sparsity)) == expected
+
+
+def test_what_is_read_depends_on_tokens_alone(ordered: Path) -> None:
+    found = []
+    for threads in (1, 3):
+        session = opened(ordered, 0.5, threads)
+        texts(session)
+        counts = session.model.disk_counts()
+        assert counts is not None
+        found.append((counts.hits, counts.misses, counts.nbytes))
+    assert found[0] == found[1]
+
+
+def test_the_most_active_neurons_are_hot(ordered: Path) -> None:
+    own = opened(ordered, 0.6).model.shelves
+    assert isinstance(own, HotNeurons)
+    with open_gguf(ordered) as file:
+        sizes = sizes_of_file(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 64, "f16")
+    profile = find_profile(sizes, None, ordered)
+    hot, cold = [], []
+    for counts, firing in zip(own.hot, profile.firing, strict=True):
+        for count, one in zip(counts, firing.reshape(COUNT, -1), strict=True):
+            hot += one[:count].tolist()
+            cold += one[count:].tolist()
+    assert min(hot) >= max(cold)
+    assert sum(own.cold_per_token(profile)) == pytest.approx(sum(cold), rel=1e-5)
+    left = own.budget_bytes - sum(own.bill.values()) - own.expert_bytes
+    assert 0 <= left < max(own.row_bytes)
+
+
+def test_a_file_that_is_cut_ends_the_request_alone(ordered: Path, tmp_path: Path) -> None:
+    path = tmp_path / "own.gguf"
+    path.write_bytes(ordered.read_bytes())
+    session = opened(path, 0.45)
+    expected = texts(session)
+    data, times = path.read_bytes(), os.stat(path)
+    os.truncate(path, len(data) // 3)
+    needed = "layer [01]: neurons of expert [0-9]+ cannot be read: the file is shorter than it was"
+    with pytest.raises(FileError, match=needed):
+        texts(session)
+    path.write_bytes(data)
+    with pytest.raises(FileError, match="the file has changed since it was opened"):
+        texts(session)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert texts(session) == expected
+
+
+def test_an_interrupt_ends_a_wait_for_the_disk(ordered: Path) -> None:
+    session = opened(ordered, 0.45)
+    backend: Any = session.model.backend
+    disk = backend._packer.disk
+    assert disk is not None
+    disk.native.hold(True)
+    timer = threading.Timer(0.2, _thread.interrupt_main)
+    with pytest.raises(KeyboardInterrupt):
+        timer.start()
+        texts(session)
+    timer.join()
+    disk.native.hold(False)
+    assert texts(session) == texts(opened(ordered, None))
+
+
+def test_the_plan_is_what_loading_does(ordered: Path) -> None:
+    reads = [Reads(n, d, False, d / 8) for n in SIZES for d in DEPTHS]
+    disk = DiskSpeed("a disk", True, (Reads(SIZES[-1], 8, True, 1.0), *reads))
+    found = []
+    for share in (0.45, 0.7):
+        ram = budget(ordered, share, context=128)
+        plan = plan_ram(ordered, ram, context=128, hardware=find_hardware("rtx4090-i9"), disk=disk)
+        assert plan.shelves == load(ordered, LoadOptions(threads=1, ram_budget=ram, context=128)).shelves
+        assert 0 < plan.hit_share < 1 and plan.disk_bytes_per_token > 0
+        assert "neurons that fire for a token" in str(plan) and json.dumps(plan.report())
+        found.append((plan.hit_share, plan.predicted_tok_s, plan.resident_tok_s))
+    assert found[0][:2] < found[1][:2] < found[1][1:]
+
+
+def test_convert_says_what_it_is_worth(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, profile = tmp_path / "new.gguf", str(model.with_suffix(".profile.gguf"))
+    args = ["convert", str(model), str(output), "--hot-first", profile]
+    assert cli.main([*args, "--json"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("a budget of ") and "with hot neurons first (expected)" in told[0]
+    worth = json.loads(told[-1])["worth"]
+    assert worth["row_bytes_per_token"] > 0 and worth["rows_per_token"] > 0
+    assert output.with_suffix(".profile.gguf").exists()
+    for more, needed in (
+        (["--force", "--type", "q8_0"], "--hot-first changes the order alone: --type is for another file"),
+        (["--force", "-f", str(profile)], "nothing to measure with -f"),
+        ([], "new.profile.gguf: a new file in a folder that exists is needed"),
+    ):
+        assert cli.main([*args, *more]) == 2
+        assert needed in capsys.readouterr().err
+
+
+def test_worth_says_what_does_not_fit() -> None:
+    told = str(HotFirstWorth(1 << 20, None, None, None))
+    assert "two experts of each layer do not fit" in told and "gates do not fit" in told
+
+
+def test_neurons_that_cannot_change_places_are_refused(model: Path, tmp_path: Path) -> None:
+    profile = model.with_suffix(".profile.gguf")
+    by_output = many_experts("tiny-turbosparse", tmp_path, type="Q8_0", down="by_output", count=COUNT)
+    made_up_profile(by_output)
+    with pytest.raises(UserError, match=r"down lies by_output.*`down=by_neuron` first"):
+        hot_first(by_output, tmp_path / "a.gguf", by_output.with_suffix(".profile.gguf"))
+    with pytest.raises(UserError, match="a file for this model"):
+        hot_first(by_output, tmp_path / "a.gguf", profile)
+    silu = many_experts("tiny-qwen3moe", tmp_path, type="Q8_0", down="by_neuron", count=COUNT)
+    with pytest.raises(UserError, match="experts whose gates give zeros"):
+        hot_first(silu, tmp_path / "a.gguf", profile)
+    assert not (tmp_path / "a.gguf").exists()
