@@ -60,7 +60,7 @@ def random_tensor(draw: np.random.Generator, type: BlockType, rows: int, columns
     """Random codes under one small scale: what they are changes no time."""
     if type.weights == 1:
         values = draw.standard_normal((rows, columns), np.float32).astype(np.float16)
-        return Tensor(type, (rows, columns), values)
+        return Tensor(type, (rows, columns), values.view(np.uint8))
     data = draw.integers(0, 256, type.data_shape((rows, columns)), np.uint8)
     blocks = data.reshape(-1, type.nbytes)
     for at in SCALES.get(type.name, (0,)):

@@ -1,5 +1,10 @@
 // The FFN op for prompt rows: sums by outputs, of what ffn_hidden.h leaves.
 #pragma once
+#include <cstring>
+#if defined(_MSC_VER)
+#include <intrin.h>
+#endif
+
 #include "ops/ffn_reduce.h"
 #include "ops/leaf_sums.h"
 
@@ -8,38 +13,97 @@ namespace {
 
 constexpr int kTile = 32;  // neurons decoded at once for a tile of tokens
 
+// A tile lies by slices of a group, all neurons' side by side: what the tokens read of one slice fills a few
+// whole lines in all sets of L1. (A neuron's groups lie 2 KB apart, in two of its sets.)
+constexpr int kSlice = Vec::down_tile * Vec::width, kSlices = kGroup / kSlice;
+static_assert(kGroup % kSlice == 0 && kSlice % kLanes == 0, "whole elements of all lanes");
+// Where float i of a neuron's group lies, from its first one.
+constexpr int in_tile(int i) { return i / kSlice * kTile * kSlice + i % kSlice; }
+
+inline int lowest_bit(uint32_t bits) {
+#if defined(_MSC_VER)
+    unsigned long at;
+    _BitScanForward(&at, bits);
+    return int(at);
+#else
+    return __builtin_ctz(bits);
+#endif
+}
+// fn(k) for the bits that are set, ascending.
+template <class Fn> HC_INLINE void for_bits(uint32_t bits, Fn&& fn) {
+    for (; bits; bits &= bits - 1) fn(lowest_bit(bits));
+}
+
 // The neurons of a tile that count for each token, with their coefficients.
 struct TileLists {
-    uint64_t any;  // tokens for which any counts, a bit each
+    uint64_t any;   // tokens for which any counts, a bit each
+    uint32_t used;  // neurons that count for any, a bit each
     int count[kPromptTile];
     int neuron[kPromptTile][kTile];
     float c[kPromptTile][kTile];
 
     // h[k * step + t]: n neurons, `tokens` tokens.
     void build(const float* h, int64_t step, int n, int tokens, bool all) {
-        for (int t = 0; t < tokens; ++t) count[t] = 0;
-        for (int k = 0; k < n; ++k) {
-            for (int t = 0; t < tokens; ++t) {
-                const int at = count[t];
-                neuron[t][at] = k;
-                c[t][at] = h[t];
-                count[t] = at + (h[t] != 0 || all);
-            }
-            h += step;
+        any = used = 0;
+        for (int t = 0; t < tokens; t += Vec::width) {
+            const int some = smaller(Vec::width, tokens - t);
+            uint32_t counts[Vec::width];
+            find(h + t, step, n, some, counts);
+            for (int i = 0; i < some; ++i) list(t + i, h + t + i, step, all ? ~0u >> (32 - n) : counts[i]);
         }
-        any = 0;
-        for (int t = 0; t < tokens; ++t) any |= uint64_t(count[t] > 0) << t;
+    }
+
+  private:
+    // Bit k of to[t]: whether h[k * step + t] is not 0, whatever its sign; NaN is not.
+    static void find(const float* h, int64_t step, int n, int tokens, uint32_t (&to)[Vec::width]) {
+        I found = Vec::zero_i();
+        for (int k = n; k-- > 0;) {
+            const float* at = h + k * step;
+            const I bits = tokens == Vec::width ? Vec::load_i(at) : Vec::load_i(at, tokens);
+            const I size = Vec::bit_and(bits, Vec::set1_i(0x7fffffff));
+            found = Vec::bit_or(Vec::shl<1>(found), Vec::shr<31>(Vec::sub_i(Vec::zero_i(), size)));
+        }
+        float stored[Vec::width];
+        Vec::store(stored, Vec::as_float(found));
+        std::memcpy(to, stored, sizeof to);
+    }
+    void list(int t, const float* h, int64_t step, uint32_t counts) {
+        any |= uint64_t(counts != 0) << t;
+        used |= counts;
+        int n = 0;
+        for_bits(counts, [&](int k) HC_INLINE_LAMBDA {
+            neuron[t][n] = k;
+            c[t][n++] = h[k * step];
+        });
+        count[t] = n;
+    }
+};
+
+// A group of the rows that follow, which no hardware foresees, since it is a slice of rows that lie far
+// apart. It is brought into L2, a share of the rows with each slice of a tile.
+struct NextGroups {
+    const uint8_t *codes, *heads;  // of the first row; heads may be null
+    int64_t step, code_bytes, head_bytes, rows;
+
+    void fetch(int slice) const {
+        for (int64_t i = rows * slice / kSlices; i < rows * (slice + 1) / kSlices; ++i) {
+            for (int64_t b = 0; b < code_bytes; b += 64) Vec::prefetch_l2(codes + i * step + b);
+            for (int64_t b = 0; b < head_bytes; b += 64) Vec::prefetch_l2(heads + i * step + b);
+        }
+    }
+    void fetch_all() const {
+        for (int slice = 0; slice < kSlices; ++slice) fetch(slice);
     }
 };
 
 // acc += c * down over a tile of decoded neurons, for each token: axpy's products, in axpy's order. Scaled
 // tiles hold codes whose lanes still want their scale; sums lie as axpy leaves them, those of the factors too
-// where it keeps them, or in plain order where none is scaled. A slice of the tile stays in L1 for all
-// tokens. Tokens that are not `begun` have no sums yet: theirs begin here.
+// where it keeps them, or in plain order where none is scaled. Tokens that are not `begun` have no sums yet:
+// theirs begin here.
 template <bool Scaled, bool Factors> inline void add_tile(const float* tile, const float* scales,
                                                           const TileLists& lists, int tokens, uint64_t begun,
-                                                          float* acc) {
-    constexpr int DT = Vec::down_tile;
+                                                          float* acc, const NextGroups& next) {
+    constexpr int DT = Vec::down_tile, S = kLanes / Vec::width;
     for (int l = 0; l < kLanes; l += Vec::width) {
         for (int t = 0; t < tokens && Factors; ++t) {
             if (!lists.count[t]) continue;
@@ -49,34 +113,40 @@ template <bool Scaled, bool Factors> inline void add_tile(const float* tile, con
                                              Vec::set1(lists.c[t][k])));
             Vec::store(acc + t * kSums + kGroup + l, sum);
         }
-        for (int e = 0; e < kBlock; e += DT)
-            for (int t = 0; t < tokens; ++t) {
-                if (!lists.count[t]) continue;
-                float* to = acc + t * kSums + e * kLanes + l;
-                F sum[DT];
-                if (begun >> t & 1)
-                    for (int i = 0; i < DT; ++i) sum[i] = Vec::load(to + i * kLanes);
-                else
-                    for (F& s : sum) s = Vec::zero();
-                for (int k = 0; k < lists.count[t]; ++k) {
-                    const int neuron = lists.neuron[t][k];
-                    F c = Vec::set1(lists.c[t][k]);
-                    if (Scaled) c = Vec::mul(Vec::load(scales + neuron * kLanes + l), c);
-                    const float* from = tile + neuron * kGroup + e * kLanes + l;
-                    for (int i = 0; i < DT; ++i) sum[i] = Vec::fma(Vec::load(from + i * kLanes), c, sum[i]);
+    }
+    for (int slice = 0; slice < kSlices; ++slice, tile += kTile * kSlice, acc += kSlice) {
+        next.fetch(slice);
+        for (int t = 0; t < tokens; ++t) {
+            if (!lists.count[t]) continue;
+            float* to = acc + t * kSums;
+            F sum[DT];
+            if (begun >> t & 1)
+                for (int i = 0; i < DT; ++i) sum[i] = Vec::load(to + i * Vec::width);
+            else
+                for (F& s : sum) s = Vec::zero();
+            for (int k = 0; k < lists.count[t]; ++k) {
+                const int neuron = lists.neuron[t][k];
+                const float* from = tile + neuron * kSlice;
+                F c[S];
+                for (int i = 0; i < S; ++i) {
+                    c[i] = Vec::set1(lists.c[t][k]);
+                    if (Scaled) c[i] = Vec::mul(Vec::load(scales + neuron * kLanes + i * Vec::width), c[i]);
                 }
-                for (int i = 0; i < DT; ++i) Vec::store(to + i * kLanes, sum[i]);
+                for (int i = 0; i < DT; ++i)
+                    sum[i] = Vec::fma(Vec::load(from + i * Vec::width), c[i % S], sum[i]);
             }
+            for (int i = 0; i < DT; ++i) Vec::store(to + i * Vec::width, sum[i]);
+        }
     }
 }
 
-// tile[e * kLanes + l] = fn(P, W, Byte, unit) for the elements of the lanes from l on.
+// fn(P, W, Byte, unit) to where a tile has the elements of the lanes from l on, of its first neuron.
 template <class B, class Fn>
 HC_INLINE void decode_codes(const I (&unit)[B::units], int l, float* tile, Fn&& fn) {
     unroll<0, B::parts * B::words_per_part * 4>([&](auto j) HC_INLINE_LAMBDA {
         constexpr int Byte = decltype(j)::value % 4, word = decltype(j)::value / 4;
         constexpr int P = word / B::words_per_part, W = word % B::words_per_part;
-        Vec::store(tile + (4 * (P + W * B::parts) + Byte) * kLanes + l,
+        Vec::store(tile + in_tile((4 * (P + W * B::parts) + Byte) * kLanes) + l,
                    fn(Constant<P>{}, Constant<W>{}, Constant<Byte>{}, unit));
     });
 }
@@ -86,7 +156,7 @@ HC_INLINE void decode_codes(const I (&unit)[B::units], int l, float* tile, Fn&& 
 template <class B>
 inline void decode_group(const RowOf<B>& row, int64_t cols, int64_t group, float* tile, float* scales) {
     if (cols < (group + 1) * kGroup)
-        for (int i = 0; i < kGroup; i += Vec::width) Vec::store(tile + i, Vec::zero());
+        for (int i = 0; i < kGroup; i += Vec::width) Vec::store(tile + in_tile(i), Vec::zero());
     if constexpr (B::quantised) {
         const int64_t blocks = cols / kBlock, block = group * kLanes;
         Room<B, 1> room;
@@ -106,62 +176,65 @@ inline void decode_group(const RowOf<B>& row, int64_t cols, int64_t group, float
             decode_codes<B>(unit, l, tile, decode);
         });
     } else {
-        const int64_t n = smaller<int64_t>(kGroup, cols - group * kGroup);
-        for (int64_t i = 0; i < n; i += Vec::width) {
-            const int m = int(smaller<int64_t>(Vec::width, n - i));
-            Vec::store(tile + i, B::load(row, group * kGroup + i, m), m);
+        const int n = int(smaller<int64_t>(kGroup, cols - group * kGroup));
+        for (int i = 0; i < n; i += Vec::width) {
+            const int m = smaller(Vec::width, n - i);
+            Vec::store(tile + in_tile(i), B::load(row, group * kGroup + i, m), m);
         }
     }
 }
 
-// Decodes one group of a panel's run: `tile` gets a row of codes for each neuron, then one of scales and one
-// of minima.
-template <class B> void decode_panel(const Ffn& f, int64_t first, int64_t group, float* tile) {
+// Decodes one group of a panel's run: codes of the neurons that are `used`, a bit each, to `tile`, and of all
+// outputs the scales and, where there are any, the minima.
+template <class B>
+void decode_panel(const Ffn& f, int64_t first, int64_t group, uint32_t used, float* tile, float* scales) {
     const int64_t blocks = f.down.cols / kBlock, block = group * kLanes;
-    const int rows = scale_run(f.down.type), run = int(first % f.panels.neurons) / rows;
+    const int run = int(first % f.panels.neurons) / scale_run(f.down.type);
+    float* minima = scales + kGroup;
     const auto decode = [&](auto p, auto w, auto byte, const I* unit) HC_INLINE_LAMBDA {
         return code<B, decltype(p)::value, decltype(w)::value, decltype(byte)::value, false>(unit);
     };
     for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
-        for (int k = 0; k < rows; ++k) {
+        for_bits(used, [&](int k) HC_INLINE_LAMBDA {
             I unit[B::units];
             load_units<B::units>(down_row(f, first + k) + block * 4 * B::units + 4 * l, lanes, n, unit);
-            decode_codes<B>(unit, l, tile + k * kGroup, decode);
-        }
+            decode_codes<B>(unit, l, tile + k * kSlice, decode);
+        });
         for (int e = 0; e < kBlock; ++e) {
             const int64_t at = block * kBlock + e * lanes + l;
             const Head head = panel_head<B>({panel_of(f, first), f.down.cols, at, n}, run);
-            Vec::store(tile + rows * kGroup + e * kLanes + l, head.scale);
-            Vec::store(tile + (rows + 1) * kGroup + e * kLanes + l, head.minimum);
+            Vec::store(scales + e * kLanes + l, head.scale);
+            if constexpr (B::has_minimum) Vec::store(minima + e * kLanes + l, head.minimum);
         }
     });
 }
 
-// Does for many tokens what panel_axpy does for one: a tile of `rows` neurons as decode_panel leaves it.
-template <class B>
-void add_panel(const float* tile, int rows, const TileLists& lists, int tokens, uint64_t begun, float* acc) {
+// Does for many tokens what panel_axpy does for one: a tile as decode_panel leaves it.
+template <class B> void add_panel(const float* tile, const float* scales, const TileLists& lists, int tokens,
+                                  uint64_t begun, float* acc, const NextGroups& next) {
     constexpr int DT = Vec::down_tile;
-    const float *scales = tile + rows * kGroup, *minima = scales + kGroup;
-    for (int l = 0; l < kLanes; l += Vec::width)
-        for (int e = 0; e < kBlock; e += DT)
-            for (int t = 0; t < tokens; ++t) {
-                if (!lists.count[t]) continue;
-                F sum[DT], total = Vec::zero();
-                for (F& s : sum) s = Vec::zero();
-                for (int k = 0; k < lists.count[t]; ++k) {
-                    const F c = Vec::set1(lists.c[t][k]);
-                    const float* from = tile + lists.neuron[t][k] * kGroup + e * kLanes + l;
-                    for (int i = 0; i < DT; ++i) sum[i] = Vec::fma(Vec::load(from + i * kLanes), c, sum[i]);
-                    if constexpr (B::has_minimum || B::offset > 0) total = Vec::add(total, c);
-                }
-                for (int i = 0; i < DT; ++i) {
-                    const int at = (e + i) * kLanes + l;
-                    float* to = acc + t * kSums + at;
-                    const Head head{Vec::load(scales + at), Vec::zero(), Vec::load(minima + at)};
-                    const F before = begun >> t & 1 ? Vec::load(to) : Vec::zero();
-                    Vec::store(to, add_run<B>(sum[i], 1, total, head, before));
-                }
+    for (int slice = 0; slice < kSlices; ++slice, tile += kTile * kSlice, scales += kSlice, acc += kSlice) {
+        next.fetch(slice);
+        for (int t = 0; t < tokens; ++t) {
+            if (!lists.count[t]) continue;
+            F sum[DT], total = Vec::zero();
+            for (F& s : sum) s = Vec::zero();
+            for (int k = 0; k < lists.count[t]; ++k) {
+                const F c = Vec::set1(lists.c[t][k]);
+                const float* from = tile + lists.neuron[t][k] * kSlice;
+                for (int i = 0; i < DT; ++i) sum[i] = Vec::fma(Vec::load(from + i * Vec::width), c, sum[i]);
+                if constexpr (B::has_minimum || B::offset > 0) total = Vec::add(total, c);
             }
+            float* to = acc + t * kSums;
+            for (int i = 0; i < DT; ++i) {
+                const int at = i * Vec::width;
+                const F minimum = B::has_minimum ? Vec::load(scales + kGroup + at) : Vec::zero();
+                const Head head{Vec::load(scales + at), Vec::zero(), minimum};
+                const F before = begun >> t & 1 ? Vec::load(to + at) : Vec::zero();
+                Vec::store(to + at, add_run<B>(sum[i], 1, total, head, before));
+            }
+        }
+    }
 }
 
 template <class B> constexpr bool tile_is_scaled() {
@@ -171,21 +244,18 @@ template <class B> constexpr bool tile_is_scaled() {
         return false;
 }
 
-// Brings one group of rows [first, end) into L2: slices of rows that lie far apart, which no hardware
-// foresees.
-template <class B> inline void fetch_groups(const Ffn& f, int64_t group, int64_t first, int64_t end) {
+// One group of rows [first, end), of which one panel has all.
+template <class B> inline NextGroups next_groups(const Ffn& f, int64_t group, int64_t first, int64_t end) {
     const Rows& rows = f.down;
-    for (int64_t i = first; i < end; ++i) {
-        int64_t at = group * kGroup * row_bytes(rows) / rows.cols;
-        int64_t bytes = kGroup * row_bytes(rows) / rows.cols;
-        if constexpr (B::quantised && !B::opened) {
-            const int64_t head = B::header_quarters * kLanes / 4;
-            at = codes_of<B>(f.panels.neurons ? 0 : rows.cols / kBlock, group * kLanes);
-            bytes -= head;
-            if (!f.panels.neurons) Vec::prefetch_l2(rows.row(i) + group * head);
-        }
-        for (int64_t b = 0; b < bytes; b += 64) Vec::prefetch_l2(down_row(f, i) + at + b);
+    if (first >= end) return {nullptr, nullptr, 0, 0, 0, 0};
+    const int64_t bytes = kGroup * row_bytes(rows) / rows.cols, count = end - first;
+    if constexpr (B::quantised && !B::opened) {
+        constexpr int64_t head = B::header_quarters * kLanes / 4;
+        const int64_t at = codes_of<B>(f.panels.neurons ? 0 : rows.cols / kBlock, group * kLanes);
+        if (f.panels.neurons) return {down_row(f, first) + at, nullptr, f.panels.row, bytes - head, 0, count};
+        return {rows.row(first) + at, rows.row(first) + group * head, rows.stride, bytes - head, head, count};
     }
+    return {rows.row(first) + group * bytes, nullptr, rows.stride, bytes, 0, count};
 }
 
 // Adds what the neurons of one leaf add to one group of outputs.
@@ -196,22 +266,27 @@ template <class B> void add_leaf(const Ffn& f, int64_t leaf, int64_t group, int 
     const int64_t end = f.leaf_begin(leaf + 1);
     for (int64_t first = f.leaf_begin(leaf); first < end; first += rows) {
         const int n = int(smaller<int64_t>(rows, end - first));
-        fetch_groups<B>(f, group, first + n, smaller(first + n + rows, f.neurons()));
+        const NextGroups next = next_groups<B>(f, group, first + n, smaller(first + n + rows, f.neurons()));
         lists.build(f.hidden + first * f.hidden_tokens + t0, f.hidden_tokens, n, tokens,
                     !can_skip(f.activation));
-        if (!lists.any) continue;
+        if (!lists.any) {
+            next.fetch_all();
+            continue;
+        }
         const uint64_t begun = sums.added();
         sums.add(lists.any);
         if constexpr (B::quantised && !B::opened)
             if (f.panels.neurons) {
-                decode_panel<B>(f, first, group, tile);
-                add_panel<B>(tile, rows, lists, tokens, begun, sums.current());
+                decode_panel<B>(f, first, group, lists.used, tile, scales);
+                add_panel<B>(tile, scales, lists, tokens, begun, sums.current(), next);
                 continue;
             }
-        for (int k = 0; k < n; ++k)
-            decode_group<B>(row_of<B>(f.down, first + k), f.dim(), group, tile + k * kGroup,
+        for_bits(lists.used, [&](int k) HC_INLINE_LAMBDA {
+            decode_group<B>(row_of<B>(f.down, first + k), f.dim(), group, tile + k * kSlice,
                             scales + k * kLanes);
-        add_tile<tile_is_scaled<B>(), sums_factors<B>()>(tile, scales, lists, tokens, begun, sums.current());
+        });
+        add_tile<tile_is_scaled<B>(), sums_factors<B>()>(tile, scales, lists, tokens, begun, sums.current(),
+                                                         next);
     }
 }
 

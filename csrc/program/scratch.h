@@ -53,7 +53,8 @@ static_assert(kUpTileBytes + kDotScratch <= int64_t(kLocalBytes), "a piece's til
 
 // ffn_prompt_down: for each token of a tile the sums of all levels and of the leaf under way, 32 decoded rows
 // with their scales, and a list of those that count.
-static_assert((kMaxLevels + 1) * kPromptTile * kSums * 4 + 34 * kGroup * 4 + kPromptTile * (4 + 32 * 8) + 8 <=
+static_assert((kMaxLevels + 1) * kPromptTile * kSums * 4 + 34 * kGroup * 4 + kPromptTile * (4 + 32 * 8) +
+                      16 <=
                   int64_t(kLocalBytes),
               "a tile of prompt rows must fit");
 

@@ -24,7 +24,7 @@ struct Vec {
 #endif
     static constexpr int width = 8;
     static constexpr int accumulators = 4;
-    static constexpr int row_tile = 1, token_tile = 4, plain_rows = 3, plain_tile = 4, down_tile = 4;
+    static constexpr int row_tile = 1, token_tile = 4, plain_rows = 3, plain_tile = 4, down_tile = 8;
     static constexpr int decoded_rows = 2, decoded_tokens = 4;  // a tile of row_tiles.h
     // In a slice of columns of plain rows from memory.
     static constexpr int cold_steps(int bytes) { return bytes > 2 ? 4 : 16; }

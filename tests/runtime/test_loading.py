@@ -9,6 +9,7 @@ import pytest
 from support.buffers import cache_bytes
 from support.golden import golden
 from support.pwri import write_pwri
+from support.random_blocks import random_blocks
 from support.sidecars import with_sidecar
 
 from hotcold.demo import model_path
@@ -90,6 +91,31 @@ def test_an_activation_without_zeros_runs_dense_and_says_so(folder: Path) -> Non
 @pytest.mark.parametrize("type", ["F16", "Q8_0"])
 def test_down_by_output_runs_sparse(folder: Path, type: str) -> None:
     assert reference(golden("tiny-drelu", folder, type=type, down="by_output").path).sparsity == "exact"
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_blocks_of_which_no_neuron_can_be_taken_are_said(tmp_path: Path, layers: int) -> None:
+    """Down of Q3_K by output is added whole, whatever fires; where that is so in all layers, auto is off."""
+    path = tmp_path / "m.gguf"
+    with open_gguf(model_path()) as file:
+        metadata = {**file.metadata, "hotcold.ffn.down_layout": "by_output"}
+        tensors = {name: file.load(name) for name in file.tensors}
+    for i in range(6):
+        by_neuron = tensors[f"blk.{i}.ffn_down.weight"]
+        by_output = quantise(by_neuron.dequantise().T, "Q8_0")
+        odd = random_blocks(np.random.default_rng(i), "Q3_K", *by_output.shape)
+        tensors[f"blk.{i}.ffn_down.weight"] = odd if i < layers else by_output
+    write_gguf(path, metadata, tensors)
+    seen = f"down is Q3_K by output in {layers} of 6 layers: no zeros are left out"
+    exact, off = reference(path, sparsity="exact"), reference(path, sparsity="off")
+    assert (exact.sparsity, exact.notes, off.notes) == ("exact", [seen], [])
+    auto = reference(path)
+    assert auto.sparsity == ("off" if layers == 6 else "exact")
+    assert auto.notes == [f"sparsity auto is off: {seen}" if layers == 6 else seen]
+    decode_once(exact, [0])
+    decode_once(off, [0])
+    whole = (exact.counters.rows == off.counters.rows)[:, :3].all(axis=1)
+    assert whole.tolist() == [i < layers for i in range(6)]
 
 
 def test_predicted_without_a_predictor_is_refused() -> None:

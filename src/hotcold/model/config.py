@@ -32,6 +32,7 @@ from hotcold.model.rope import Growth, Rope
 from hotcold.model.rwkv import read_rwkv
 from hotcold.model.short_conv import read_short_conv
 from hotcold.model.streams import read_streams, stream_rooms
+from hotcold.model.whole_down import whole_downs
 from hotcold.values import shown
 
 #: More than any model has; what lies beyond is a broken file, refused before anything is sized by it.
@@ -84,6 +85,8 @@ class Config:
     cuts: tuple[float | None, ...] = ()
     #: each layer's FFN where its neurons are normalised before down; ``neurons`` are 0 then
     normed: tuple[NormedFFN, ...] = ()
+    #: of each layer: the block type of its down, where all neurons are added whatever fires; else ""
+    whole_downs: tuple[str, ...] = ()
     drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
     draft: "Config | None" = None  #: the one of them that guesses tokens, as a model of one layer
     reads_hidden: bool = False  #: it is such a model, which reads another one's hidden rows
@@ -219,7 +222,7 @@ class Config:
         if family.indexed and (seen := keys.whole("attention.indexer.top_k", 1, MAX_CONTEXT)) < context:
             context, limit = seen, _INDEXED
             notes = (*notes, f"the context is at most {seen} positions: {limit}")
-        return cls(
+        config = cls(
             family=family,
             layers=layers,
             dim=dim,
@@ -245,6 +248,7 @@ class Config:
             drafting=keys.drafting,
             notes=notes,
         )
+        return replace(config, whole_downs=whole_downs(config, tensors))
 
 
 def _family(metadata: Mapping[str, Any]) -> Family:

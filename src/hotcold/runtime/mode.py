@@ -40,28 +40,44 @@ def choose_mode(
             return SparsityMode("off", (seen + whole,))
         seen = f"`sparsity={requested}`: {config.whole}"
         raise LoadError(f"{seen}, so no neuron can be left out: use off or auto")
+    some = _whole_downs(config)
     if requested == "exact":
-        return SparsityMode("exact")
+        return SparsityMode("exact", some)
     if requested == "predicted":
         if predictor is None:
             seen = "`sparsity=predicted`: the file has no predictor (blk.N.fc1, blk.N.fc2) and no sidecar"
             needed = "use exact, which is lossless and needs none, or make one with hotcold fit-predictor"
             raise LoadError(f"{seen}: {needed}")
         facts = _facts(predictor, config, fingerprint)
-        return SparsityMode("predicted", (), facts, (True,) * config.layers)
+        return SparsityMode("predicted", some, facts, (True,) * config.layers)
     return _automatic(config, model, predictor, fingerprint)
 
 
 def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint: str) -> SparsityMode:
-    """``predicted`` in the layers where a sidecar says that it pays: PowerInfer's files don't say."""
+    """``predicted`` in the layers where a sidecar says that it pays: PowerInfer's files don't say. Without
+    that ``exact``: it has the bits of ``off``, and takes no longer whatever fires."""
+    some = _whole_downs(config)
     if predictor is not None and predictor != model:
         facts = _facts(predictor, config, fingerprint)
         if paying := sum(facts.pays):
             where = f"{paying} of {config.layers} layers, by {printable(facts.path.name)}"
             note = f"sparsity auto is predicted: this pays in {where}"
-            return SparsityMode("predicted", (note,), facts, tuple(facts.pays))
+            return SparsityMode("predicted", (note, *some), facts, tuple(facts.pays))
+    if some and all(down for down, n in zip(config.whole_downs, config.neurons, strict=True) if n):
+        return SparsityMode("off", tuple(f"sparsity auto is off: {each}" for each in some))
     note = "sparsity auto is exact: nothing says that the predictor pays; `sparsity=predicted` uses it"
-    return SparsityMode("exact", (note,) if predictor else ())
+    return SparsityMode("exact", (note, *some) if predictor else some)
+
+
+def _whole_downs(config: Config) -> tuple[str, ...]:
+    """Says in how many layers all neurons are added whatever fires, and why; nothing where in none."""
+    types = sorted({type for type in config.whole_downs if type})
+    if not types:
+        return ()
+    some = sum(map(bool, config.whole_downs)), sum(map(bool, config.neurons))
+    return (
+        f"down is {' and '.join(types)} by output in {some[0]} of {some[1]} layers: no zeros are left out",
+    )
 
 
 def _facts(path: Path, config: Config, fingerprint: str) -> PredictorFacts:
