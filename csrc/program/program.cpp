@@ -140,6 +140,18 @@ void Program::prepare(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets,
     }
 }
 
+// Counts the rows that decode rows, all of the step, read of a product, and the pairs of both.
+static void count_wanted(const Product& p, int tokens) {
+    int64_t rows = 0, pairs = 0;
+    for (int64_t r = 0; r < p.rows.count; ++r) {
+        int wanted = 0;
+        for (int t = 0; t < tokens; ++t) wanted += p.wanted(t, r);
+        rows += wanted > 0;
+        pairs += wanted;
+    }
+    p.stats->add({0, rows, 0, pairs, 0});
+}
+
 // Pieces of several products over the same input: blocks of rows, one product after another.
 void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Product>> all,
                        std::function<int64_t()> rows) {
@@ -156,11 +168,20 @@ void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Pr
              const size_t i = of(piece);
              const Product& p = (*all)[i];
              const int64_t size = piece_rows(p.rows), first = (piece - begins[i]) * size;
-             k_.product(p, *in, first, std::min(size, p.rows.count - first), 0, int(rows()), s.local);
+             const int64_t count = std::min(size, p.rows.count - first);
+             const int tokens = int(rows());
+             if (!p.where) return k_.product(p, *in, first, count, 0, tokens, s.local);
+             if (p.stats && first == 0 && !batch_.prompt_count()) count_wanted(p, tokens);
+             const int decode = batch_.decode_count();
+             if (decode) k_.product(p, *in, first, count, 0, decode, s.local);
+             Product rest = p;
+             rest.where = nullptr;
+             if (decode < tokens) k_.product(rest, *in, first, count, decode, tokens, s.local);
          },
          [all, of, begins](int64_t piece, int64_t end) {
              const size_t i = of(piece);
              const Rows& r = (*all)[i].rows;
+             if ((*all)[i].where) return Span{};  // which of them are read is not known yet
              const int64_t size = piece_rows(r);
              return stretch(r, (piece - begins[i]) * size, (end - begins[i]) * size);
          });
