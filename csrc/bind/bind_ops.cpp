@@ -41,10 +41,13 @@ void bind_norm(BoundProgram& p, const Floats& x, const Floats& out, const Maybe<
 
 void bind_linear(BoundProgram& p, const Floats& x, const std::vector<const WeightRows*>& weights,
                  const std::vector<Maybe<const float>>& biases, const std::vector<Floats>& outs,
-                 bool accumulate, int of) {
+                 bool accumulate, int of, const Maybe<const float>& where, const Maybe<int64_t>& stats) {
     if (weights.empty() || weights.size() != outs.size() || weights.size() != biases.size())
         refuse("linear: as many outs and biases as weights are needed");
     const RowsOf rows = rows_of(of);
+    if (where && (weights.size() > 1 || accumulate || rows != kTokens))
+        refuse("linear: where is for one weight and all rows, without accumulate");
+    if (stats && !where) refuse("linear: rows are counted by where");
     std::vector<Product> products;
     for (size_t i = 0; i < weights.size(); ++i) {
         if (!weights[i]) refuse("linear: a weight is None");
@@ -52,6 +55,11 @@ void bind_linear(BoundProgram& p, const Floats& x, const std::vector<const Weigh
         if (r.cols != weights[0]->rows.cols) refuse("linear: the weights differ in width");
         products.push_back({r, vector_of(biases[i], "linear: bias", r.count),
                             data_of(outs[i], "linear: out", p.rows(rows), r.count), r.count, accumulate});
+    }
+    if (where) {
+        products[0].where = data_of(*where, "linear: where", p.rows(rows), products[0].stride);
+        products[0].stats =
+            reinterpret_cast<FfnCounts*>(vector_of(stats, "linear: stats", sizeof(FfnCounts) / 8));
     }
     p.program.linear(data_of(x, "linear: x", p.rows(rows), weights[0]->rows.cols), products, rows);
 }
@@ -242,7 +250,7 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
         .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_maybe, "bias"_maybe, "eps"_a, "centre"_a,
              "rows"_a)
         .def("linear", &bind_linear, "x"_exact, "weights"_a, "biases"_exact, "outs"_exact, "accumulate"_a,
-             "rows"_a)
+             "rows"_a, "where"_maybe, "stats"_maybe)
         .def("linear_heads", &bind_linear_heads, "x"_exact, "weights"_a, "out"_exact)
         .def("join_heads", &bind_join_heads, "x"_exact, "y"_exact, "out"_exact)
         .def("rope", &bind_rope, "x"_exact, "cos"_exact, "sin"_exact, "interleaved"_a)

@@ -1,7 +1,10 @@
 // Rows times tokens: out[t][r] (+)= row[r] . x[t] + bias[r].
 #pragma once
+#include <cstring>
+
 #include "ops/plain_tiles.h"
 #include "ops/row_tiles.h"
+#include "program/scratch.h"
 
 namespace hc {
 namespace {
@@ -207,8 +210,34 @@ inline Stream stream_of(const Rows& rows, int64_t first, int64_t count) {
     return s;
 }
 
+// The same of decode rows, for what is wanted. A row is read where any of them wants it.
+void wanted_product(const Product& p, const Input& in, int64_t first, int64_t count, int t0, int t1,
+                    uint8_t* local) {
+    int32_t list[kMaxPieceRows];
+    Segment segments[kMaxPieceRows];
+    Stream ahead(segments);
+    int64_t n = 0;
+    for (int64_t r = first; r < first + count; ++r) {
+        bool any = false;
+        for (int t = t0; t < t1; ++t) any |= p.wanted(t, r);
+        list[n] = int32_t(r);
+        n += any;
+    }
+    for (int64_t i = 0; i < n; ++i) expect(ahead, p.rows.row(list[i]), row_bytes(p.rows));
+    fetch(ahead, fetching.ahead);
+    float* found = (float*)local;
+    dots(p.rows, list, 0, n, in, t0, t1, ahead, {found, 1, kMaxPieceRows, p.bias});
+    for (int t = t0; t < t1; ++t, found += kMaxPieceRows) {
+        float* out = p.out + t * p.stride;
+        std::memset(out + first, 0, size_t(count) * 4);
+        for (int64_t i = 0; i < n; ++i)
+            if (p.wanted(t, list[i])) out[list[i]] = found[i];
+    }
+}
+
 void product(const Product& p, const Input& in, int64_t first, int64_t count, int t0, int t1,
              uint8_t* local) {
+    if (p.where) return wanted_product(p, in, first, count, t0, t1, local);
     Stream ahead = stream_of(p.rows, first, count);
     const Sink sink{p.out + t0 * p.stride + first, 1, p.stride, p.bias, p.accumulate};
     dots(p.rows, nullptr, first, count, in, t0, t1, ahead, sink, local);

@@ -142,6 +142,19 @@ void Program::prepare(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets,
     }
 }
 
+// Counts the rows that decode rows, all of the step, read of a product, and the pairs of both.
+static void count_wanted(const Product& p, int tokens) {
+    int64_t rows = 0, pairs = 0;
+    for (int64_t r = 0; r < p.rows.count; ++r) {
+        int wanted = 0;
+        for (int t = 0; t < tokens; ++t) wanted += p.wanted(t, r);
+        rows += wanted > 0;
+        pairs += wanted;
+    }
+    p.stats->add({0, rows, 0, pairs, 0});
+}
+
+// Pieces of several products over the same input: blocks of rows, one product after another.
 void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Product>> all,
                        std::function<int64_t()> rows) {
     std::vector<EvenCut::Part> parts;
@@ -149,14 +162,23 @@ void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Pr
     auto cut = std::make_shared<const EvenCut>(parts, pool_->threads());
     step([rows, n = cut->pieces()] { return rows() ? n : 0; },
          [this, in, all, cut, rows](int64_t piece, const Scratch& s) {
-             const int n = int(rows());
+             const int tokens = int(rows());
              cut->each(piece, [&](size_t i, int64_t first, int64_t count) {
-                 k_.product((*all)[i], *in, first, count, 0, n, s.local);
+                 const Product& p = (*all)[i];
+                 if (!p.where) return k_.product(p, *in, first, count, 0, tokens, s.local);
+                 if (p.stats && first == 0 && !batch_.prompt_count()) count_wanted(p, tokens);
+                 const int decode = batch_.decode_count();
+                 if (decode) k_.product(p, *in, first, count, 0, decode, s.local);
+                 Product rest = p;
+                 rest.where = nullptr;
+                 if (decode < tokens) k_.product(rest, *in, first, count, decode, tokens, s.local);
              });
          },
          [all, cut](int64_t piece, int64_t end) {
              const EvenCut::Stretch of = cut->stretch(piece, end);
-             return stretch((*all)[of.part].rows, of.first, of.end);
+             const Product& p = (*all)[of.part];
+             if (p.where) return Span{};  // which of them are read is not known yet
+             return stretch(p.rows, of.first, of.end);
          });
 }
 

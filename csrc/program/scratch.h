@@ -7,10 +7,15 @@
 
 namespace hc {
 
+constexpr int kMaxPieceRows = 256;  // of a product: see piece_rows
+
 // decode_row: the sums of one row; plain types need none.
 inline int64_t decode_row_scratch(Type type, int64_t cols) {
     return is_quantised(type) ? sums_of(cols) * 4 : 0;
 }
+
+// product where another buffer says: what is computed of one piece's rows for all decode rows.
+static_assert(kMaxPieceRows * kMaxDecodeRows * 4 <= int64_t(kLocalBytes), "a piece's values must fit");
 
 // embed: that, and the row itself where it is added.
 inline int64_t embed_scratch(Type type, int64_t cols, bool accumulate) {
@@ -47,7 +52,7 @@ inline int64_t ffn_piece_scratch(const Ffn& f, int tokens) {
 }
 
 // ffn_hidden: up values of one piece's rows and 64 tokens, and what its products take.
-constexpr int kMaxPieceRows = 256, kUpTile = 64;
+constexpr int kUpTile = 64;
 constexpr int64_t kUpTileBytes = kMaxPieceRows * kUpTile * 4;
 static_assert(kUpTileBytes + kDotScratch <= int64_t(kLocalBytes), "a piece's tile must fit");
 

@@ -48,9 +48,9 @@ struct Supers {
     }
     // A byte of each block, likewise; a half of the super-block; a nibble of each block.
     HC_INLINE I each_byte(int offset) const {
-        uint8_t eight[count][8];
-        for (int i = 0; i < count; ++i) std::memcpy(eight[i], at[i] + offset, 8);
-        return Vec::load_u8(eight[0] + first, n);
+        uint8_t bytes[8 * count];
+        for (int i = 0; i < count; ++i) std::memcpy(bytes + 8 * i, at[i] + offset, 8);
+        return Vec::load_u8(bytes + first, n);
     }
     HC_INLINE F half(int offset) const {
         uint16_t halves[count];
@@ -79,14 +79,12 @@ HC_INLINE I all_signs(I fields) {
 HC_INLINE F half_more(F d, I code, float times) {
     return Vec::mul(Vec::mul(d, Vec::add(Vec::set1(0.5f), Vec::to_float(code))), Vec::set1(times));
 }
-// Words 2i and 2i + 1 of an entry of eight codes.
-template <int W> HC_INLINE uint32_t word_of_entry(const uint64_t& entry) {
-    return word_of(reinterpret_cast<const uint8_t*>(&entry) + W % 2 * 4);
-}
 
-// What a type gives of some blocks: entry<W>(lane), word W of that block; bits of all signs; the scales of
-// the first or second halves. look_ahead may prepare what takes long, one vector earlier.
+// What a type gives of some blocks: entry<W>(lane), word W of that block, or where entries have eight codes
+// pair<P>(lane), words 2 P and 2 P + 1; bits of all signs; the scales of the first or second halves.
+// look_ahead may prepare what takes long, one vector earlier.
 struct GridBlocks {
+    static constexpr bool pairs = false;
     struct Ahead {};
     const Supers& supers;
     static HC_INLINE void look_ahead(const Supers&, Ahead&) {}
@@ -106,14 +104,15 @@ struct GridIQ3_XXS : GridBlocks {
 
 struct GridIQ2_XXS : GridBlocks {
     static constexpr int bytes = 66, code_bits = 6;
+    static constexpr bool pairs = true;
     const I fields;
 
     HC_INLINE GridIQ2_XXS(const Supers& s, const Ahead&)
         : GridBlocks{s}, fields(Vec::each_word([&](int lane) HC_INLINE_LAMBDA {
               return word_of(s.of(lane) + 6 + 8 * s.block(lane));
           })) {}
-    template <int W> HC_INLINE uint32_t entry(int lane) const {
-        return word_of_entry<W>(kGridIQ2_XXS.at[supers.of(lane)[2 + 8 * supers.block(lane) + W / 2]]);
+    template <int P> HC_INLINE uint64_t pair(int lane) const {
+        return kGridIQ2_XXS.at[supers.of(lane)[2 + 8 * supers.block(lane) + P]];
     }
     HC_INLINE I signs() const { return all_signs(fields); }
     HC_INLINE F scale(int) const { return half_more(supers.half(0), Vec::shr<28>(fields), 0.25f); }
@@ -127,35 +126,36 @@ HC_INLINE F quarter_scales(const Supers& supers, int offset, int half) {
 
 struct GridIQ2_XS : GridBlocks {
     static constexpr int bytes = 74, code_bits = 6;
+    static constexpr bool pairs = true;
 
     HC_INLINE GridIQ2_XS(const Supers& s, const Ahead&) : GridBlocks{s} {}
     HC_INLINE const uint8_t* codes(int lane) const { return supers.of(lane) + 2 + 8 * supers.block(lane); }
-    template <int W> HC_INLINE uint32_t entry(int lane) const {
-        return word_of_entry<W>(kGridIQ2_XS.at[half_word(codes(lane) + W / 2 * 2) & 511]);
+    template <int P> HC_INLINE uint64_t pair(int lane) const {
+        return kGridIQ2_XS.at[half_word(codes(lane) + 2 * P) & 511];
     }
     HC_INLINE I signs() const {
         const I low = Vec::each_word([&](int lane) HC_INLINE_LAMBDA { return word_of(codes(lane)); });
         const I high = Vec::each_word([&](int lane) HC_INLINE_LAMBDA { return word_of(codes(lane) + 4); });
         // Fields of seven bits, from bits 9 and 25.
-        const auto pair = [](I codes) HC_INLINE_LAMBDA {
+        const auto both = [](I codes) HC_INLINE_LAMBDA {
             return Vec::bit_or(Vec::bit_and(Vec::shr<9>(codes), Vec::set1_i(127)),
                                Vec::shl<7>(Vec::shr<25>(codes)));
         };
-        return all_signs(Vec::bit_or(pair(low), Vec::shl<14>(pair(high))));
+        return all_signs(Vec::bit_or(both(low), Vec::shl<14>(both(high))));
     }
     HC_INLINE F scale(int half) const { return quarter_scales(supers, 66, half); }
 };
 
 struct GridIQ2_S : GridBlocks {
     static constexpr int bytes = 82, code_bits = 6;
+    static constexpr bool pairs = true;
 
     HC_INLINE GridIQ2_S(const Supers& s, const Ahead&) : GridBlocks{s} {}
-    template <int W> HC_INLINE uint32_t entry(int lane) const {
-        constexpr int i = W / 2;
+    template <int P> HC_INLINE uint64_t pair(int lane) const {
         const uint8_t* at = supers.of(lane);
         const int block = supers.block(lane);
-        const uint32_t high = uint32_t(at[66 + block]) << (8 - 2 * i) & 0x300;
-        return word_of_entry<W>(kGridIQ2_S.at[at[2 + 4 * block + i] | high]);
+        const uint32_t high = uint32_t(at[66 + block]) << (8 - 2 * P) & 0x300;
+        return kGridIQ2_S.at[at[2 + 4 * block + P] | high];
     }
     HC_INLINE I signs() const { return supers.words(34); }
     HC_INLINE F scale(int half) const { return quarter_scales(supers, 74, half); }
@@ -163,6 +163,7 @@ struct GridIQ2_S : GridBlocks {
 
 struct GridIQ3_S {
     static constexpr int bytes = 110, code_bits = 4;
+    static constexpr bool pairs = false;
     // Of a block's entries, four in a word's halves: those of even number, then of odd ones.
     struct Ahead {
         alignas(64) uint16_t number[2][4 * Vec::width];
@@ -216,17 +217,22 @@ template <class B> void dot_grid(const uint8_t* row, const Input& in, int t, flo
         const F dx = Vec::load(in.scales(t) + block + l);
         unroll<0, 2>([&](auto which) HC_INLINE_LAMBDA {
             constexpr int half = decltype(which)::value;
-            I acc = Vec::zero_i();
+            I acc = Vec::zero_i(), code[2];
             unroll<0, 4 / M>([&](auto some) HC_INLINE_LAMBDA {
                 auto part = Vec::dot_begin(acc);
                 unroll<0, M>([&](auto m) HC_INLINE_LAMBDA {
                     constexpr int W = half * 4 + decltype(some)::value * M + decltype(m)::value;
-                    const I code = Vec::each_word(
-                        [&](int lane) HC_INLINE_LAMBDA { return grid.template entry<W>(lane); });
+                    if constexpr (!B::pairs)
+                        code[W % 2] = Vec::each_word(
+                            [&](int lane) HC_INLINE_LAMBDA { return grid.template entry<W>(lane); });
+                    else if constexpr (W % 2 == 0)
+                        Vec::each_pair([&](int lane)
+                                           HC_INLINE_LAMBDA { return grid.template pair<W / 2>(lane); },
+                                       code[0], code[1]);
                     constexpr int bits = W % 2 ? int(0x80402010) : 0x08040201;
                     const I some_signs = Vec::spread_byte<W / 2>(signs);
                     part = Vec::template dot_add<false>(
-                        part, code,
+                        part, code[W % 2],
                         Vec::negative_where(Vec::load_i(x + W * 4 * kLanes), some_signs, Vec::set1_i(bits)));
                 });
                 acc = Vec::dot_end(acc, part);

@@ -63,6 +63,7 @@ enum Type : int {
     MXFP4 = 39,
     NVFP4 = 40,
     Q1_0 = 41,
+    Q2_0 = 42,
 };
 
 // Weights of one file block and its bytes; {0, 0} for a type without kernels.
@@ -98,6 +99,7 @@ HC_SMALL BlockSize block_size(Type type) {
         case TQ2_0: return {256, 66};
         case NVFP4: return {64, 36};
         case Q1_0: return {128, 18};
+        case Q2_0: return {64, 18};
     }
     return {0, 0};
 }
@@ -193,6 +195,18 @@ constexpr int kArrangedRows = 24;           // of them at once, whatever their l
 constexpr int kDecodedRows = 16;            // quantised ones that are decoded at once: see ops/row_tiles.h
 constexpr int kMostDecoded = 64;            // times so many tokens, whose sums stay in L2
 
+// Counts of what decode rows have read: hotcold.kernels.backend.FFNStats, in its order.
+struct FfnCounts {
+    int64_t gate_rows, up_rows, down_rows, pairs, runs;
+    HC_SMALL void add(const FfnCounts& more) {
+        gate_rows += more.gate_rows;
+        up_rows += more.up_rows;
+        down_rows += more.down_rows;
+        pairs += more.pairs;
+        runs += more.runs;
+    }
+};
+
 // out[t * stride + r] (+)= rows[r] . x[t] + bias[r].
 struct Product {
     Rows rows;
@@ -200,6 +214,10 @@ struct Product {
     float* out = nullptr;
     int64_t stride = 0;
     bool accumulate = false;
+    // Laid out as `out`: of decode rows only what lies where this is above 0 is computed, the rest is 0.
+    const float* where = nullptr;
+    FfnCounts* stats = nullptr;  // of that, or null
+    HC_SMALL bool wanted(int t, int64_t r) const { return where[t * stride + r] > 0; }
 };
 
 enum Activation : int {
@@ -212,18 +230,6 @@ enum Activation : int {
     kSwigluOai = 6
 };
 HC_SMALL bool can_skip(Activation a) { return a == kRelu || a == kDRelu || a == kRelu2; }
-
-// Counts of what decode rows have read: hotcold.kernels.backend.FFNStats, in its order.
-struct FfnCounts {
-    int64_t gate_rows, up_rows, down_rows, pairs, runs;
-    HC_SMALL void add(const FfnCounts& more) {
-        gate_rows += more.gate_rows;
-        up_rows += more.up_rows;
-        down_rows += more.down_rows;
-        pairs += more.pairs;
-        runs += more.runs;
-    }
-};
 
 // Bits of neurons, a row of words for each token; null: none. `tokens` has the numbers of the rows, where
 // they are not 0, 1, ...
@@ -348,7 +354,7 @@ constexpr size_t kLocalBytes = 2 << 20;
 // others.
 struct ByteProducts {
     const char* name;
-    // Rows [first, first + count) of one product for tokens [t0, t1).
+    // Rows [first, first + count) of one product for tokens [t0, t1): decode rows where it has `where`.
     void (*product)(const Product&, const Input&, int64_t first, int64_t count, int t0, int t1,
                     uint8_t* local);
     void (*ffn_piece)(const Ffn&, int tokens, int piece, uint8_t* local);

@@ -295,6 +295,20 @@ inline void open_q1_0(const uint8_t* row, int64_t, int64_t block, int lanes, Ope
     apply_signs<true>(to, signs, lanes);
 }
 
+inline void open_q2_0(const uint8_t* row, int64_t, int64_t block, int lanes, Opened& to) {
+    const uint8_t* at = row + block / 2 * 18;
+    for (int l = 0; l < lanes; l += 2, at += 18) {
+        const float d = half_at(at);
+        put_scales(to, l, 2, d, d);
+        for (int b = 0; b < 2; ++b)
+            for (int w = 0; w < 8; ++w) {
+                uint32_t codes = at[2 + 8 * b + w];
+                codes = (codes | codes << 12) & 0x000f000f;
+                to.words[w][l + b] = ((codes | codes << 6) & 0x03030303) + 0x0f0f0f0f;
+            }
+    }
+}
+
 inline const Opening* opening_of(Type type) {
     static constexpr Opening q2_k{open_as<BlockQ2_K>, 84, true, dot_as<BlockQ2_K>},
         q3_k{open_as<BlockQ3_K>, 110, false, dot_as<BlockQ3_K>},
@@ -306,7 +320,7 @@ inline const Opening* opening_of(Type type) {
         iq2_s{open_iq2_s, 82, false, dot_grid<GridIQ2_S>}, iq1_s{open_iq1_s, 50, false},
         iq1_m{open_iq1_m, 56, false}, tq1_0{open_tq1_0, 54, false},
         tq2_0{open_as<BlockTQ2_0>, 66, false, dot_as<BlockTQ2_0>}, nvfp4{open_nvfp4, 144, false},
-        q1_0{open_q1_0, 36, false};
+        q1_0{open_q1_0, 36, false}, q2_0{open_q2_0, 72, false};
     switch (type) {
         case Q2_K: return &q2_k;
         case Q3_K: return &q3_k;
@@ -322,6 +336,7 @@ inline const Opening* opening_of(Type type) {
         case TQ2_0: return &tq2_0;
         case NVFP4: return &nvfp4;
         case Q1_0: return &q1_0;
+        case Q2_0: return &q2_0;
         default: return nullptr;
     }
 }

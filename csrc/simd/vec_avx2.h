@@ -152,6 +152,14 @@ struct Vec {
         return _mm256_setr_epi32(int(fn(0)), int(fn(1)), int(fn(2)), int(fn(3)), int(fn(4)), int(fn(5)),
                                  int(fn(6)), int(fn(7)));
     }
+    // The low and the high word of what fn(lane) gives, of 64 bits.
+    template <class Fn> static HC_INLINE void each_pair(Fn&& fn, I& low, I& high) {
+        const auto at = [&](int lane) HC_INLINE_LAMBDA { return (long long)fn(lane); };
+        const F a = _mm256_castsi256_ps(_mm256_setr_epi64x(at(0), at(1), at(4), at(5)));
+        const F b = _mm256_castsi256_ps(_mm256_setr_epi64x(at(2), at(3), at(6), at(7)));
+        low = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+        high = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+    }
     // Eight lanes from `low`, further ones from `high`.
     static HC_INLINE I load_halves(const uint8_t* low, const uint8_t*) { return load_i(low); }
     // Byte N of each lane, four times.

@@ -123,6 +123,16 @@ struct Vec {
                                  int(fn(6)), int(fn(7)), int(fn(8)), int(fn(9)), int(fn(10)), int(fn(11)),
                                  int(fn(12)), int(fn(13)), int(fn(14)), int(fn(15)));
     }
+    // The low and the high word of what fn(lane) gives, of 64 bits.
+    template <class Fn> static HC_INLINE void each_pair(Fn&& fn, I& low, I& high) {
+        const auto at = [&](int lane) HC_INLINE_LAMBDA { return (long long)fn(lane); };
+        const F a =
+            _mm512_castsi512_ps(_mm512_setr_epi64(at(0), at(1), at(4), at(5), at(8), at(9), at(12), at(13)));
+        const F b = _mm512_castsi512_ps(
+            _mm512_setr_epi64(at(2), at(3), at(6), at(7), at(10), at(11), at(14), at(15)));
+        low = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88));
+        high = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
+    }
     // Eight lanes from `low`, further ones from `high`.
     static HC_INLINE I load_halves(const uint8_t* low, const uint8_t* high) {
         return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)low)),

@@ -126,6 +126,13 @@ struct Vec {
         v = vsetq_lane_s32(int32_t(fn(2)), v, 2);
         return vsetq_lane_s32(int32_t(fn(3)), v, 3);
     }
+    // The low and the high word of what fn(lane) gives, of 64 bits.
+    template <class Fn> static HC_INLINE void each_pair(Fn&& fn, I& low, I& high) {
+        const I a = vreinterpretq_s32_u64(vcombine_u64(vcreate_u64(fn(0)), vcreate_u64(fn(1))));
+        const I b = vreinterpretq_s32_u64(vcombine_u64(vcreate_u64(fn(2)), vcreate_u64(fn(3))));
+        low = vuzp1q_s32(a, b);
+        high = vuzp2q_s32(a, b);
+    }
     // Eight lanes from `low`, further ones from `high`.
     static HC_INLINE I load_halves(const uint8_t* low, const uint8_t*) { return load_i(low); }
     // Byte N of each lane, four times.

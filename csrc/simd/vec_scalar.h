@@ -123,6 +123,11 @@ struct Vec {
     }
     // Lane i: fn(i).
     template <class Fn> static I each_word(Fn&& fn) { return HC_EACH(I, int32_t(fn(i))); }
+    // The low and the high word of what fn(lane) gives, of 64 bits.
+    template <class Fn> static void each_pair(Fn&& fn, I& low, I& high) {
+        low = HC_EACH(I, int32_t(uint32_t(fn(i))));
+        high = HC_EACH(I, int32_t(uint32_t(fn(i) >> 32)));
+    }
     // Eight lanes from `low`, further ones from `high`.
     static I load_halves(const uint8_t* low, const uint8_t*) { return load_i(low); }
     // Byte N of each lane, four times.

@@ -12,16 +12,19 @@ import pytest
 from support.changed_models import changed, config_of
 from support.checkpoints import change_config, copy_checkpoint, tensors_of, write_safetensors
 from support.golden import golden
-from support.runner import Runner
+from support.runner import Runner, exact
 
 from hotcold.convert import ConvertError, ConvertOptions, convert
 from hotcold.convert.bitnet import pack_tq2_0
+from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.model.config import ModelError
 from hotcold.placement.sizes import placed_by, sizes_of_file
+from hotcold.runtime.counters import Figures, bytes_of_rows
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadError, LoadOptions
+from hotcold.tasks.fitting import fit_predictor
 from hotcold.watch.memory_use import memory_use
 
 PACKED = {"quant_method": "bitnet", "quantization_mode": "offline", "linear_class": "autobitlinear"}
@@ -130,14 +133,61 @@ def test_activation_of_files_that_do_not_say_it(tmp_path: Path) -> None:
         )
 
 
-def test_it_is_computed_whole_and_says_so(tmp_path: Path) -> None:
+def test_skipped_rows_of_up_change_no_bit_and_are_not_read(tmp_path: Path) -> None:
+    """In prompts they are read; of steps the counts are those of gates above 0."""
+    tiny = golden("tiny-bitnet", tmp_path)
+    runners = [
+        Runner(tiny.path, open_backend(name, threads), *how)
+        for name, threads, how in (
+            ("cpu", 1, ()), ("cpu", 1, (exact,)), ("cpu", 3, (exact,)), ("reference", None, (exact,)),
+        )
+    ]  # fmt: skip
+    off, *exactly, plain = ([runner.run(tiny.prompt)] for runner in runners)
+    for token in tiny.steps[:6]:
+        for logits, runner in zip((off, *exactly, plain), runners, strict=True):
+            logits.append(runner.run([int(token)], decode=True))
+    for found in exactly:
+        np.testing.assert_array_equal(np.concatenate(found), np.concatenate(off))
+    np.testing.assert_allclose(np.concatenate(plain), np.concatenate(off), atol=1e-4, rtol=0)
+    for runner in runners[1:]:
+        counts = np.array([ffn.counts() for ffn in runner.ffns])  # type: ignore[attr-defined]
+        assert (counts[:, [0, 2, 4]] == 0).all() and (counts[:, 1] == counts[:, 3]).all()
+        assert (counts[:, 1] > 0).all() and (counts[:, 1] < 6 * 52).all()
+
+
+def test_a_step_reads_the_file_less_the_rows_that_are_skipped(tmp_path: Path) -> None:
+    path = golden("tiny-bitnet", tmp_path).path
+    with open_gguf(path) as file:
+        tensors = sum(info.nbytes for info in file.tensors.values())
+    for sparsity in ("off", "exact"):
+        session = load(path, LoadOptions(threads=1, gpu="off", sparsity=sparsity)).session()
+        batch = session.transformer.batch
+        batch.pages[0, :1] = session.cache.allocate("test", 1)
+        batch.tokens[0], batch.positions[0], batch.sequence[0], batch.lengths[0] = 200, 0, 0, 1
+        batch.slots[0], batch.logits_rows[0], batch.counts[:] = batch.pages[0, 0] * 32, 0, (1, 1, 1, 1)
+        session.run()
+        footprint, counters = session.footprint, session.counters
+        read = footprint.step_bytes + bytes_of_rows(counters.rows, footprint.row_bytes).sum()
+        skipped = sum(52 - int(n) for n in counters.rows[:, 1]) * 40 * 4 * (sparsity == "exact")
+        assert read == tensors - skipped and (skipped > 0) == (sparsity == "exact")
+        shares = counters.rows[:, 3] / 52
+        assert Figures.of(counters, footprint).active_share == pytest.approx(shares.mean())
+
+
+def test_rows_of_up_are_skipped_and_it_says_so(tmp_path: Path) -> None:
     path = golden("tiny-bitnet", tmp_path).path
     model = load(path, LoadOptions(threads=1, gpu="off"))
     session = model.session()
-    assert session.sparsity == "off"
-    assert "sparsity auto is off: a norm before down needs all neurons of a token" in session.notes
-    with pytest.raises(LoadError, match="a norm before down needs all neurons"):
-        load(path, LoadOptions(threads=1, gpu="off", sparsity="exact")).session()
+    why = "a norm before down needs all neurons of a token"
+    assert session.sparsity == "exact"
+    assert f"rows of up are skipped, on CPUs alone: {why}" in session.notes
+    assert load(path, LoadOptions(threads=1, gpu="off", sparsity="off")).session().sparsity == "off"
+    with pytest.raises(LoadError, match=f"predicted`: {why}: use exact, off or auto"):
+        load(path, LoadOptions(threads=1, gpu="off", sparsity="predicted")).session()
+    with pytest.raises(UserError, match=f"{why}: no neuron can be predicted by itself"):
+        fit_predictor(path, "some text " * 40, threads=1)
+    silu = changed(path, tmp_path / "silu.gguf", {"hotcold.ffn.activation": "silu"})
+    assert load(silu, LoadOptions(threads=1, gpu="off")).session().sparsity == "off"
     assert placed_by(model.config) == "layers: a norm before down needs all neurons of a token"
     with open_gguf(path) as file:
         sizes = sizes_of_file(file, model.config, 128, "f16", gpu=False)

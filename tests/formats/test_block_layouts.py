@@ -19,10 +19,10 @@ HALVES = {
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
     "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_XS": (0,), "TQ1_0": (52,), "TQ2_0": (64,),
     "IQ3_S": (0,), "IQ3_XXS": (0,), "IQ2_S": (0,), "IQ2_XS": (0,), "IQ2_XXS": (0,), "IQ1_S": (0,),
-    "Q1_0": (0,),
+    "Q1_0": (0,), "Q2_0": (0,),
 }  # fmt: skip
-#: The package does not decode Q1_0, which has a test of its own.
-DECODED = [type for type in BLOCK_TYPES.values() if type.name != "Q1_0"]
+#: The package does not decode Q1_0 and Q2_0, which have tests of their own.
+DECODED = [type for type in BLOCK_TYPES.values() if type.name not in ("Q1_0", "Q2_0")]
 #: Zero, negative zero, denormal, smallest and largest normal, infinite, quiet and signalling NaN.
 ODD_HALVES = (0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x7C01)
 
@@ -229,6 +229,15 @@ def test_layout_of_q1_0() -> None:
             for d, part in zip((0.75, -2.0), bits.reshape(2, 128), strict=True)]  # fmt: skip
     expected = np.where(bits, 1, -1).reshape(2, 128) * np.array([[0.75], [-2.0]])
     assert packed(BLOCK_TYPES["Q1_0"], b"".join(data)).dequantise().tolist() == expected.reshape(-1).tolist()
+
+
+def test_layout_of_q2_0() -> None:
+    """Four neighbours share a byte, the first in its lowest bits; codes are -1, 0, 1 and 2."""
+    codes = RANDOM.integers(0, 4, 128)
+    packs = [sum(int(code) << 2 * i for i, code in enumerate(four)) for four in codes.reshape(-1, 4)]
+    data = half(0.75) + bytes(packs[:16]) + half(-2.0) + bytes(packs[16:])
+    expected = (codes.reshape(2, 64) - 1) * np.array([[0.75], [-2.0]])
+    assert packed(BLOCK_TYPES["Q2_0"], data).dequantise().tolist() == expected.reshape(-1).tolist()
 
 
 def test_every_scale_of_nvfp4() -> None:

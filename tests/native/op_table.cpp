@@ -138,6 +138,7 @@ double weight(Type type, const uint8_t* p, int e) {
         case TQ2_0: return half_at(p + 64) * (pair(p, e) - 1);
         case NVFP4: return nvfp4_weight(p, e);
         case Q1_0: return half_at(p) * (p[2 + e / 8] >> e % 8 & 1 ? 1 : -1);
+        case Q2_0: return half_at(p) * ((p[2 + e / 4] >> e % 4 * 2 & 3) - 1);
         default: return 0;
     }
 }
@@ -675,7 +676,7 @@ int main(int argc, char** argv) {
     const bool dots = argc > 2 && !std::strcmp(argv[2], "dots");
     auto pool = std::make_shared<Pool>(3);
     const Type types[] = {F32,  F16,    BF16,  Q4_0, Q4_1, Q5_0,   Q5_1,  Q8_0,  Q4_K, Q5_K,
-                          Q6_K, IQ4_NL, MXFP4, Q2_K, Q3_K, IQ4_XS, TQ2_0, NVFP4, Q1_0};
+                          Q6_K, IQ4_NL, MXFP4, Q2_K, Q3_K, IQ4_XS, TQ2_0, NVFP4, Q1_0, Q2_0};
     for (Type type : types) {
         const int64_t unit = block_size(type).weights > 32 ? 256 : 32;
         test_pack(type);

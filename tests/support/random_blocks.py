@@ -22,7 +22,7 @@ HALVES: dict[str, dict[int, float]] = {
     "TQ2_0": {64: 1.0},
     **{
         name: {0: 1.0}
-        for name in ("IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "Q1_0")
+        for name in ("IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "Q1_0", "Q2_0")
     },
 }
 
@@ -37,8 +37,9 @@ def random_blocks(random: np.random.Generator, type: str, *shape: int, scale: fl
     if type == "MXFP4":  # a power of two, less the 4 of which its codes are multiples
         blocks[:, 0] = round(math.log2(scale)) + 125 + random.integers(0, 2, len(blocks))
         return tensor
-    if type == "TQ2_0":  # no encoder gives code 3
-        blocks[:, :64] ^= (blocks[:, :64] & blocks[:, :64] >> 1 & 0x55) * 2
+    if type in ("TQ2_0", "Q2_0"):  # no encoder gives code 3; of Q2_0 some stay, as it has a value
+        codes = blocks[:, :64] if type == "TQ2_0" else blocks[:, 2:16]
+        codes ^= (codes & codes >> 1 & 0x55) * 2
     if type == "NVFP4":
         blocks[:, :4] = _small_floats(random.uniform(0.7, 1.3, (len(blocks), 4)) * scale / 2.9)
         return tensor

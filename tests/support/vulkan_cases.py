@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 TYPES = ("Q4_0", "F16", *(name for name in BLOCK_TYPES if name not in ("Q4_0", "F16") and holds(name)))
 #: Of these, types whose blocks come to the shaders in the form of another type: packing alone differs.
-ALIKE = ("TQ1_0", "TQ2_0", "Q1_0", "IQ2_XS", "IQ2_XXS", "IQ1_S")
+ALIKE = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "IQ2_XS", "IQ2_XXS", "IQ1_S")
 #: (decode rows, prompt rows) of a step
 STEPS = ((1, 0), (2, 0), (5, 0), (16, 0), (0, 1), (0, 70), (3, 5), (16, 17))
 FEW_STEPS = ((1, 0), (16, 0), (0, 33), (3, 5))

@@ -165,7 +165,7 @@ def _code(code: Callable[[Any], Any], given: Any, out: Any, type: BlockType) -> 
 _EXPONENTS = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 #: Where a block's float16 scales and minima are. Their products with codes and small scales are finite.
 _HALVES = {
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "Q1_0", "IQ1_S"), (0,)),
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "Q1_0", "Q2_0", "IQ1_S"), (0,)),
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q6_K": (208,),
@@ -387,6 +387,7 @@ BLOCK_TYPES: dict[str, BlockType] = {
                 ("TQ2_0", 35, 256, 66, opened_blocks.open_tq2_0),
                 ("TQ1_0", 34, 256, 54, opened_blocks.open_tq1_0),
                 ("NVFP4", 40, 64, 36, opened_blocks.open_nvfp4),
+                ("Q2_0", 42, 64, 18, opened_blocks.open_q2_0),
                 ("Q1_0", 41, 128, 18, opened_blocks.open_q1_0),
             )
         ),

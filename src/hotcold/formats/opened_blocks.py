@@ -51,3 +51,9 @@ def open_nvfp4(blocks: Bytes) -> Opened:
 def open_q1_0(blocks: Bytes) -> Opened:
     bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").view(np.int8)
     return half_at(blocks, 0), bits * np.int8(2) - np.int8(1)
+
+
+def open_q2_0(blocks: Bytes) -> Opened:
+    """Codes of two bits, four neighbours in a byte, count from -1."""
+    codes = blocks[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & np.uint8(3)
+    return half_at(blocks, 0), codes.reshape(len(blocks), -1).view(np.int8) - np.int8(1)

@@ -134,6 +134,8 @@ class Program:
         outs: Sequence[NDArray[numpy.float32]],
         accumulate: bool,
         rows: int,
+        where: NDArray[numpy.float32] | None,
+        stats: NDArray[numpy.int64] | None,
     ) -> None: ...
     def linear_heads(
         self, x: NDArray[numpy.float32], weights: WeightRows, out: NDArray[numpy.float32]

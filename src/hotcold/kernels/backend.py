@@ -206,6 +206,8 @@ class Backend(StateOps, HeadOps, Protocol):
     decode_rows: int  #: the most decode rows of a step, :data:`DECODE_ROWS` or more
     step_rows: int  #: the most rows of a step
 
+    chooses_rows: bool  #: whether :meth:`linear` takes ``where``
+
     #: Threads of the backend's pool; None where it has none.
     @property
     def threads(self) -> int | None: ...
@@ -296,11 +298,19 @@ class Backend(StateOps, HeadOps, Protocol):
         *,
         accumulate: bool = False,
         rows: Rows = Rows.TOKENS,
+        where: Buffer | None = None,
+        stats: FFNStats | None = None,
     ) -> None:
         """``out[t] (+)= w @ x[t] + bias`` for each (w, out). x ``[T, I]``, out ``[T, O]``.
 
         For block types of 8 bits or fewer x is quantised to int8 per 32 values first (d = amax / 127, codes
-        rounded to nearest even); that is part of the op."""
+        rounded to nearest even); that is part of the op.
+
+        ``where`` ``[T, O]``, for one weight and out, another buffer than it, and all rows without
+        ``accumulate``: of decode rows only what lies where it is above 0 is computed, by rows of w that some
+        decode row wants; the rest of out is 0. Prompt rows are computed whole. ``stats`` counts these rows of
+        w as up rows, and the values as pairs. ``ValueError``: other arguments, or a backend that does not
+        choose rows (:attr:`chooses_rows`)."""
 
     def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
         """Rotates x ``[T, H, head_dim]`` in place by the rows' positions (arXiv 2104.09864)."""

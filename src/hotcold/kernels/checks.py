@@ -19,10 +19,12 @@ from hotcold.kernels.backend import (
     Buffer,
     Chosen,
     ExpertGroups,
+    FFNStats,
     FFNTensors,
     Floats,
     Ints,
     PredictorTensors,
+    Rows,
 )
 from hotcold.kernels.state_ops import (
     CONV_ACTIVATIONS,
@@ -46,6 +48,16 @@ def check_gates(gates: Buffer | None, *, gated: bool, chosen: Chosen | None) -> 
     """Refuses gates that were computed before where weights have some, or where there are experts."""
     if gates is not None and (gated or chosen is not None):
         raise ValueError("gates computed before: weights without a gate, and no experts, are needed")
+
+
+def check_where(
+    where: Buffer | None, stats: FFNStats | None, weights: int, rows: Rows, *, accumulate: bool
+) -> None:
+    """Refuses what op linear does not choose rows for."""
+    if where is not None and (weights > 1 or accumulate or rows != Rows.TOKENS):
+        raise ValueError("linear: where is for one weight and all rows, without accumulate")
+    if stats is not None and where is None:
+        raise ValueError("linear: rows are counted by where")
 
 
 def check_strongest(strongest: Buffer | None, *, dense: bool, chosen: Chosen | None) -> None:

@@ -141,6 +141,7 @@ class CPUBackend(CPUStateOps):
 
     name = "cpu"
     decode_rows = DECODE_ROWS
+    chooses_rows = True
     step_rows = MOST_ROWS
     program_rows: tuple[int, ...] = ()  # ops read the row count, so one program serves every size
 
@@ -283,10 +284,13 @@ class CPUBackend(CPUStateOps):
         *,
         accumulate: bool = False,
         rows: Rows = Rows.TOKENS,
+        where: Buffer | None = None,
+        stats: FFNStats | None = None,
     ) -> None:
         own = [checks.own_weights(w, PackedMatrix) for w in weights]
         args = [w.rows for w in own], [w.bias for w in own], list(outs), accumulate, int(rows)
-        self._op(batch, lambda p: p.linear(x, *args), x, *own, *outs)
+        counts = stats.counts[stats.row] if stats else None
+        self._op(batch, lambda p: p.linear(x, *args, where, counts), x, *own, *outs, where, counts)
 
     def linear_heads(self, x: Buffer, weights: Matrix, batch: Batch, out: Buffer) -> None:
         w = checks.own_weights(weights, PackedMatrix)

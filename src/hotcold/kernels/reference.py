@@ -89,6 +89,7 @@ class ReferenceBackend(ReferenceStates):
 
     name = "reference"
     decode_rows = DECODE_ROWS
+    chooses_rows = True
     step_rows = MOST_ROWS
     threads = None
     program_rows: tuple[int, ...] = ()
@@ -225,11 +226,20 @@ class ReferenceBackend(ReferenceStates):
         *,
         accumulate: bool = False,
         rows: Rows = Rows.TOKENS,
+        where: Buffer | None = None,
+        stats: FFNStats | None = None,
     ) -> None:
+        checks.check_where(where, stats, len(weights), rows, accumulate=accumulate)
         for matrix, out in zip(weights, outs, strict=True):
             w = checks.own_weights(matrix, ReferenceMatrix)
             values = _flat_rows("x", x, batch, w.shape[1], rows)
-            _store(w.dot(values), _flat_rows("out", out, batch, w.shape[0], rows), accumulate)
+            y, decode = w.dot(values), slice(0, batch.n_decode)
+            if where is not None:
+                wanted = _flat_rows("where", where, batch, w.shape[0], rows)[decode] > 0
+                y[decode][~wanted] = 0
+                if stats is not None and batch.n_decode == batch.n_tokens:
+                    stats.counts[stats.row] += 0, wanted.any(axis=0).sum(), 0, wanted.sum(), 0
+            _store(y, _flat_rows("out", out, batch, w.shape[0], rows), accumulate)
 
     def linear_heads(self, x: Buffer, weights: Matrix, batch: Batch, out: Buffer) -> None:
         """The products that latent attention absorbs, arXiv 2405.04434."""

@@ -129,8 +129,8 @@ class Config:
 
     @property
     def whole(self) -> str | None:
-        """Why no neuron of a layer can be left out, but where gates are cut; None: its activation gives
-        zeros."""
+        """Why no neuron of a layer can be left out, but where gates are cut, and of rows of up where neurons
+        are normalised; None: its activation gives zeros."""
         if self.activation not in SPARSE_ACTIVATIONS:
             return f"activation {self.activation} gives no zeros"
         return "a norm before down needs all neurons of a token" if self.normed else None
@@ -138,8 +138,7 @@ class Config:
     @property
     def skips(self) -> tuple[bool, ...]:
         """Whether each layer's activation gives zeros, so that neurons may be skipped."""
-        sparse = (self.activation_of(i) in SPARSE_ACTIVATIONS for i in range(self.layers))
-        return (False,) * self.layers if self.normed else tuple(sparse)
+        return tuple(self.activation_of(i) in SPARSE_ACTIVATIONS for i in range(self.layers))
 
     def activation_of(self, layer: int) -> str:
         """The activation that a layer's FFN is computed with: of gates that are cut, what is left has gone

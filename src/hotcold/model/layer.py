@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from hotcold.kernels.backend import Batch, Buffer, Chosen, FFNWeights, Matrix, Norm
+from hotcold.kernels.backend import Batch, Buffer, Chosen, FFNStats, FFNWeights, Matrix, Norm
 from hotcold.model.experts import Apart, Latent, Router, SharedExpert
 from hotcold.model.gate_cut import GateCut
 from hotcold.model.mixer import MixerWeights
+from hotcold.model.normed_ffn import NormedWeights
 from hotcold.model.token_shift import TokenShift
 
 
@@ -27,6 +28,17 @@ class AnyFFN(Protocol):
         """Adds ``ffn(normed)`` to ``out``; all ``[T, D]``. ``residual`` is what ``normed`` was made from, or
         the same buffer; ``out`` may be ``residual``: read it before writing. ``chosen``, of experts, is there
         where the layer has any, and ``gates`` where these are computed before."""
+
+
+@runtime_checkable
+class Skipping(Protocol):
+    """Says, where a layer computes its neurons itself, whether it leaves out those whose gate does not fire,
+    and where it counts the others."""
+
+    @property
+    def skips(self) -> bool: ...
+    @property
+    def stats(self) -> FFNStats | None: ...
 
 
 @dataclass(frozen=True)
@@ -102,6 +114,12 @@ class LayerWeights:
         """None where the layer is a mixer alone."""
         parts = (block.part for block in self.blocks)
         return next((part for part in parts if isinstance(part, FeedForward)), None)
+
+    @property
+    def normed(self) -> NormedWeights | None:
+        """The FFN where its neurons are normalised before down."""
+        parts = (block.part for block in self.blocks)
+        return next((part for part in parts if isinstance(part, NormedWeights)), None)
 
     @property
     def ffn(self) -> FFNWeights:

@@ -1,11 +1,12 @@
 """Computes an FFN whose neurons are normalised before down (BitNet b1.58, arXiv 2402.17764).
 
-The norm's mean is over all neurons of a token, so the FFN is computed whole, of ops that mixers have, too."""
+The norm's mean is over all neurons of a token, so the FFN is computed by ops that mixers have, too. Zeros
+stay zeros there and add nothing to the mean: of neurons that are zero by their gates no row of up is read."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
+from hotcold.kernels.backend import Batch, Buffer, FFNStats, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.reading import Shape, TensorReader
 from hotcold.model.side import Mixer, Side
@@ -73,16 +74,28 @@ class NormedWeights:
     def matrices(self) -> list[Matrix]:
         return [self.gate, self.up, self.down]
 
+    @property
+    def row_bytes(self) -> tuple[int, int, int, int]:
+        """As FFNWeights has it, of rows that are read where a neuron fires."""
+        return 0, self.up.nbytes // self.shape.neurons, 0, 0
+
     def names(self, blk: str, present: Container[str]) -> list[str]:
         return [f"{blk}ffn_{part}.weight" for part in ("gate", "up", "down")]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
-        """Makes what computes it on a backend; it keeps nothing in ``state``."""
+    def mixer(
+        self, side: Side, state: Sequence[Buffer], *, skip: bool = False, stats: FFNStats | None = None
+    ) -> Mixer:
+        """Makes what computes it on a backend; it keeps nothing in ``state``. With ``skip`` rows of up are
+        read of neurons whose gate fires, and counted in ``stats``: the bits are the same."""
         ops, shape = side.ops, self.shape
         gates, neurons = (side.room(name, *row) for name, row in shape.rooms.items())
 
         def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-            ops.linear(read, [self.gate, self.up], batch, [gates, neurons])
+            if skip:
+                ops.linear(read, [self.gate], batch, [gates])
+                ops.linear(read, [self.up], batch, [neurons], where=gates, stats=stats)
+            else:
+                ops.linear(read, [self.gate, self.up], batch, [gates, neurons])
             if shape.activation == "relu2":  # relu(g)^2 is relu(g) twice
                 ops.multiply(neurons, gates, batch, neurons, activation="relu")
                 ops.multiply(neurons, gates, batch, neurons, activation="relu")

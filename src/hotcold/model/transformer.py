@@ -21,9 +21,10 @@ from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.experts import room_for
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.layer import AnyFFN, Block, FeedForward, side_by_side
+from hotcold.model.layer import AnyFFN, Block, FeedForward, Skipping, side_by_side
 from hotcold.model.layer_inputs import input_buffers
 from hotcold.model.mixer import MixerWeights
+from hotcold.model.normed_ffn import NormedWeights
 from hotcold.model.rope import Rope, chosen_factors, rope_table
 from hotcold.model.side import Mixer, Side
 from hotcold.model.streams import other_streams
@@ -198,13 +199,16 @@ class Transformer:
         )
 
     def _part(self, of: MixerWeights | FeedForward, side: _Stream, index: int, ffn: AnyFFN) -> Mixer:
+        state = self._state.layers[index]
+        if isinstance(of, NormedWeights) and isinstance(ffn, Skipping):
+            return of.mixer(side, state, skip=ffn.skips, stats=ffn.stats)
         if not isinstance(of, FeedForward):
-            return of.mixer(side, self._state.layers[index])
+            return of.mixer(side, state)
         ops, experts = side.ops, self.config.experts_of(index)
         chosen = self.chosen[index] if experts else None
         if of.apart and chosen:
             return self._apart(of, side, index, ffn, chosen)
-        shift = of.shift.mixer(side, self._state.layers[index]) if of.shift else None
+        shift = of.shift.mixer(side, state) if of.shift else None
         if of.latent and experts:
             small, result = (side.room(f"latent {part}", experts.latent) for part in ("x", "out"))
 

@@ -336,7 +336,8 @@ def placed_by(config: Config) -> str:
         return f"nothing: {config.cpu_alone}"
     if config.whole is None:
         return "neurons" if config.experts is None else "neurons inside experts"
-    but = f", but in {sum(config.skips)} whose gates are cut" if any(config.skips) else ""
+    cut = any(config.skips) and not config.normed
+    but = f", but in {sum(config.skips)} whose gates are cut" if cut else ""
     why = config.whole if config.normed else f"{config.activation} gives no zeros"
     return f"{'layers' if config.experts is None else 'experts'}: {why}{but}"
 

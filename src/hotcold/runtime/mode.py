@@ -29,8 +29,11 @@ def choose_mode(
         return SparsityMode("off")
     if config.whole and any(config.skips):
         if requested == "predicted":
-            seen = "`sparsity=predicted`: in this model all gates of a token decide which are 0"
-            raise LoadError(f"{seen}, so none can be predicted alone: use exact, off or auto")
+            cut = "in this model all gates of a token decide which are 0, so none can be predicted alone"
+            why = config.whole if config.normed else cut
+            raise LoadError(f"`sparsity=predicted`: {why}: use exact, off or auto")
+        if config.normed:
+            return SparsityMode("exact", (f"rows of up are skipped, on CPUs alone: {config.whole}",))
         some = f"{sum(config.skips)} of {config.layers} layers"
         return SparsityMode("exact", (f"zeros are skipped in {some}, whose gates are cut",))
     if config.whole:

@@ -78,6 +78,11 @@ class Session:
         self._shared = make_shared_ffns(devices.layers, shared, mode.name)
         #: whether shared experts read only a part of their rows, which they count
         self.shared_counts = any(ffn is not None and ffn.stats is not None for ffn in self._shared)
+        #: whether a layer reads only rows of up that it chooses: an FFN with a norm before down, on a CPU
+        self._chooses = tuple(
+            mode.name != "off" and bool(config.normed) and skip and ops.chooses_rows
+            for skip, ops in zip(config.skips, devices.layers, strict=True)
+        )
         self._counters = Counters(none, shared=none[: config.layers * self.shared_counts].copy())
         self.predictors = predictors  #: of each layer; None where none is used
         self.footprint = self._footprint(mode)
@@ -226,7 +231,7 @@ class Session:
             predictors=self.predictors,
             predictor_input=mode.predictors.input if mode.predictors else "normed",
             cold=(model.backend, {i: box for side in sides for i, box in side.boxes.items()}),
-            skips=model.config.skips,
+            skips=self._chooses if config.normed else config.skips,
         )
         return ffns, sides
 
@@ -241,12 +246,21 @@ class Session:
         of_model = self.transformer, model.config, model.weights
         return DraftBlock(*of_model, ffns, model.pages, model.cache_type, model.backend)
 
+    @property
+    def chosen_bytes(self) -> tuple[int, ...]:
+        """Bytes by layer of rows that are read where a neuron fires, of an FFN that is not in the counts of
+        the layer's neurons; 0 where all are read."""
+        layers = zip(self.model.weights.layers, self._chooses, strict=True)
+        return tuple(layer.normed.up.nbytes if chooses and layer.normed else 0 for layer, chooses in layers)
+
     def read_whole(self) -> Iterator[tuple[str, Backend, int]]:
         """The weights that every step reads whole, norms excepted: kind, the backend that reads them, and
         bytes, for each layer, then the head, and what gives layers values of each token."""
         weights, devices = self.model.weights, self.model.devices
-        for layer, predictor, backend in zip(weights.layers, self.predictors, devices.layers, strict=True):
-            yield "attention", backend, layer.dense_bytes + layer.shared_bytes * (not self.shared_counts)
+        layers = zip(weights.layers, self.chosen_bytes, self.predictors, devices.layers, strict=True)
+        for layer, chosen, predictor, backend in layers:
+            whole = layer.dense_bytes - chosen + layer.shared_bytes * (not self.shared_counts)
+            yield "attention", backend, whole
             yield "predictor", backend, predictor.nbytes if predictor else 0
         ends = [] if weights.streams is None else weights.streams.matrices(end=True)
         yield "head", devices.head, weights.head.nbytes + sum(each.nbytes for each in ends)
@@ -259,8 +273,9 @@ class Session:
     def _footprint(self, mode: SparsityMode) -> Footprint:
         weights, config = self.model.weights, self.model.config
         read: list[Matrix] = [weights.head]  # each whole, by every step, as shared experts are
-        for layer in weights.layers:
-            read += layer.matrices
+        normed = [layer.normed if c else None for layer, c in zip(weights.layers, self._chooses, strict=True)]
+        for layer, some in zip(weights.layers, normed, strict=True):
+            read += [each for each in layer.matrices if some is None or each is not some.up]
         shared = [layer.shared.ffn for layer in weights.layers if layer.shared]
         whole = [] if self.shared_counts else shared
         norms = weights.norm_values
@@ -276,9 +291,14 @@ class Session:
             + norms
             + params,
             token_bytes=(weights.embedding.nbytes + tables) // config.vocab,
-            neurons=config.neurons,
+            neurons=tuple(
+                own.shape.neurons if own else n for own, n in zip(normed, config.neurons, strict=True)
+            ),
             dim=config.dim,
-            row_bytes=tuple(_row_bytes(layer.ffn) for layer in weights.layers),
+            row_bytes=tuple(
+                own.row_bytes if own else _row_bytes(layer.ffn)
+                for own, layer in zip(normed, weights.layers, strict=True)
+            ),
             kv_bytes=sum(each.page_bytes(self.model.cache_type) for each in config.mixers) // PAGE,
             state_bytes=2 * config.slot_bytes,
             shared_row_bytes=tuple(

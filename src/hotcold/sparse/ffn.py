@@ -58,6 +58,11 @@ class FFN:
     fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
     strongest: Buffer | None = None  #: likewise, to the neurons that work hardest, where all work
 
+    @property
+    def skips(self) -> bool:
+        """Whether neurons whose gate does not fire are left out."""
+        return self.mode != "off"
+
     def counts(self) -> npt.NDArray[np.int64]:
         """Counts so far, in the order of :data:`FFN_COUNTS`; zeros where it does not count."""
         return _read_counts(self.backend, self.stats)
@@ -103,7 +108,7 @@ class FFN:
             weights,
             batch,
             out,
-            skip=self.mode != "off",
+            skip=self.skips,
             mask=mask,
             fired=self.fired,
             stats=self.stats,
@@ -216,7 +221,7 @@ class SplitFFN(FFN):
             self.weights.cold,
             box.batch,
             box.y,
-            skip=self.mode != "off",
+            skip=self.skips,
             mask=box.mask,
             fired=self.cold_fired,
             stats=self._cold_stats,

@@ -229,6 +229,8 @@ def _check_experts(path: Path) -> None:
 
 def _check_layers(model: LoadedModel, method: str) -> None:
     config = model.config
+    if config.whole:  # only some zeros, which depend on more than a neuron's own rows
+        raise UserError(f"{config.whole}: no neuron can be predicted by itself")
     if method != "svd" and not all(config.neurons):
         seen = f"{config.neurons.count(0)} layers of {printable(model.name)} have no FFN"
         raise UserError(f"{seen}: predictors of the others can be made by `method=svd` alone")

@@ -213,6 +213,8 @@ def _bytes_read(live: Live, counters: Counters, sides: npt.NDArray[np.int64], st
         shares = [each.chosen / each.count if each else 1 for each in experts]
         weights = zip(model.weights.layers, shares, strict=True)
         by_layer[0] = [steps * layer.ffn.nbytes * share for layer, share in weights]
+        computed = bytes_of_rows(counters.rows, footprint.row_bytes).sum(1) * steps
+        by_layer[0] += np.where(live.session.chosen_bytes, computed // max(1, counters.decode_steps), 0)
     read = [
         *zip(model.devices.layers, by_layer[0].tolist(), strict=True),
         (model.backend, int(by_layer[1].sum())),

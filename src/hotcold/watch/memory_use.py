@@ -39,6 +39,7 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
     for i, (layer, backend) in enumerate(zip(weights.layers, devices.layers, strict=True)):
         if session.shared_counts:
             add("attention", backend, layer.shared_bytes)
+        add("attention", backend, session.chosen_bytes[i])
         add("kv", backend, session.cache.pages * config.mixers[i].page_bytes(model.cache_type))
         if session.slots:
             add("states", backend, model.slots * config.mixers[i].slot_bytes)

@@ -63,6 +63,7 @@ class VulkanBackend(DeviceMemory):
 
     name = "vulkan"
     decode_rows = DECODE_ROWS
+    chooses_rows = False
     step_rows = 1 << 14
     threads = None
     program_rows: tuple[int, ...] = PROGRAM_ROWS
@@ -114,7 +115,11 @@ class VulkanBackend(DeviceMemory):
         *,
         accumulate: bool = False,
         rows: Rows = Rows.TOKENS,
+        where: Buffer | None = None,
+        stats: FFNStats | None = None,
     ) -> None:
+        if where is not None or stats is not None:
+            raise ValueError("linear where a buffer says: this backend does not choose rows")
         args = x, weights, outs, accumulate, rows
         self.op(batch, lambda r: linear.linear(r, *args), x, *weights, *outs)
 

@@ -206,8 +206,8 @@ TABLES = np.array(
     np.int8,
 )
 _TABLE_OF = {
-    "IQ4_XS": 0, "NVFP4": 1, "Q3_K": 2, "TQ1_0": 2, "TQ2_0": 2, "Q1_0": 2, "IQ3_S": 3, "IQ3_XXS": 4,
-    "IQ2_S": 5, "IQ2_XS": 5, "IQ2_XXS": 5, "IQ1_M": 6, "IQ1_S": 6, "Q2_K": 7,
+    "IQ4_XS": 0, "NVFP4": 1, "Q3_K": 2, "TQ1_0": 2, "TQ2_0": 2, "Q1_0": 2, "Q2_0": 2, "IQ3_S": 3,
+    "IQ3_XXS": 4, "IQ2_S": 5, "IQ2_XS": 5, "IQ2_XXS": 5, "IQ1_M": 6, "IQ1_S": 6, "Q2_K": 7,
 }  # fmt: skip
 
 
