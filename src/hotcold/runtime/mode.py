@@ -34,8 +34,8 @@ def choose_mode(
             raise LoadError(f"`sparsity=predicted`: {why}: use exact, off or auto")
         if config.normed:
             return SparsityMode("exact", (f"rows of up are skipped, on CPUs alone: {config.whole}",))
-        some = f"{sum(config.skips)} of {config.layers} layers"
-        return SparsityMode("exact", (f"zeros are skipped in {some}, whose gates are cut",))
+        layers = f"{sum(config.skips)} of {config.layers} layers"
+        return SparsityMode("exact", (f"zeros are skipped in {layers}, whose gates are cut",))
     if config.whole:
         if requested == "auto":
             whole = ", so chosen experts are computed whole" if config.experts else ""
