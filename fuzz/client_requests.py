@@ -13,10 +13,10 @@ from typing import Any
 from hotcold.chat.tool_formats import HERMES
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol import anthropic, chat, completion, native, responses, tokens
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 CORPUS = "client_requests"
 

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support import vocabularies
 from support.vocabularies import CONTROL, USER_DEFINED, as_read
 
-from hotcold.model.bpe import IGNORES_MERGES, PRE_TOKENIZERS
-from hotcold.model.tokenizer import Tokenizer, TokenizerError
+from hotcold.tokenizer.bpe import IGNORES_MERGES, PRE_TOKENIZERS
+from hotcold.tokenizer.tokenizer import Tokenizer, TokenizerError
 
 CORPUS = "tokenizer"  #: folder of the seeds in tests/corpus
 

@@ -47,7 +47,7 @@ def answer_with(threads: int, head_dim: int) -> Callable[[dict[str, Any]], float
 
     from hotcold.kernels.backend import PAGE, Batch, BatchLimits
     from hotcold.kernels.cpu import CPUBackend
-    from hotcold.model.attention import CACHE_TYPES
+    from hotcold.model.mixers.attention import CACHE_TYPES
 
     backend = CPUBackend(threads=threads)
     random = np.random.default_rng(1)

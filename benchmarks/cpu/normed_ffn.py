@@ -35,8 +35,8 @@ import numpy as np
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor
 from hotcold.kernels.backend import FFN_COUNTS, Batch, BatchLimits, FFNStats, FFNTensors, Floats, Norm
 from hotcold.kernels.cpu import CPUBackend
+from hotcold.model.mixers.side import Side
 from hotcold.model.normed_ffn import NormedFFN, NormedWeights
-from hotcold.model.side import Side
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.machine import commit

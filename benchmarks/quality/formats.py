@@ -32,11 +32,11 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.tasks.scoring import Scorer, cut_windows, log_softmax, score
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))

@@ -28,11 +28,11 @@ import numpy as np
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.quantize.quantization import QuantizeOptions, quantize
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.scoring import Scorer, log_softmax
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import lib.llama

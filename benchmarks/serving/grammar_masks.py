@@ -29,7 +29,7 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary
 from hotcold.grammar.constraint import GrammarConstraint, Grammars, schema_grammar
 from hotcold.grammar.notations import lark_of
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 PERSON = {
     "type": "object",

@@ -14,7 +14,7 @@ from hotcold.chat.chat import Chat, Part
 from hotcold.chat.rendering import TemplateError
 from hotcold.chat.tool_formats import GENERAL, MISTRAL
 from hotcold.engine.text import TextStream
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f<|im_end|>", "description": "<|im_start|>"}}]

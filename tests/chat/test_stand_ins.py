@@ -10,7 +10,7 @@ from support.vocabularies import CONTROL, spm
 
 from hotcold.chat.stand_ins import MarkedText, StandIns, encode_rendered, stand_ins
 from hotcold.errors import UserError
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 TOKENIZERS = [
     Tokenizer.from_metadata(chat_models.bpe(None)),

@@ -16,8 +16,8 @@ from hotcold.convert.metadata import model_metadata, rope_notes, rope_tables
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.model.families import FAMILIES
 from hotcold.model.keys import Keys
-from hotcold.model.positions import LayerPositions, read_positions
-from hotcold.model.rope import chosen_factors, rope_table
+from hotcold.model.mixers.positions import LayerPositions, read_positions
+from hotcold.model.mixers.rope import chosen_factors, rope_table
 
 CASES = json.loads((Path(__file__).parent.parent / "data" / "rope_goldens.json").read_text())["cases"]
 #: Keys of config.json beside those that the goldens need.

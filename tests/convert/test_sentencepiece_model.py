@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hotcold.convert import ConvertError
 from hotcold.convert.sentencepiece_model import read_sentencepiece_model
-from hotcold.model.vocabulary import TokenType
+from hotcold.tokenizer.vocabulary import TokenType
 
 DATA = Path(__file__).parent.parent / "data"
 TINY = DATA / "tiny-llama/tokenizer.model"

@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
-from hotcold.model.tokenizer import Tokenizer as Ours
+from hotcold.tokenizer.tokenizer import Tokenizer as Ours
 
 #: As the publishers' class joins it.
 PATTERN = "|".join([

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
-from hotcold.model import tokenizer as model
+from hotcold.tokenizer import tokenizer as model
 from tests.convert.test_byte_level_bpe import TEXTS
 
 SPACE = "\u2581"

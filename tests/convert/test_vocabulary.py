@@ -13,7 +13,7 @@ from support.vocabularies import as_read
 from hotcold.convert import ConvertError, convert
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 
 def metadata(folder: Path, size: int = 288) -> dict[str, Any]:

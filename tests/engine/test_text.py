@@ -13,7 +13,7 @@ from hotcold.demo import model_path
 from hotcold.engine.text import TextStream, _Prefix, stop_strings
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.long  # no backend computes here
 

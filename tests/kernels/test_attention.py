@@ -27,7 +27,7 @@ from support.op_truth import (
 from hotcold.kernels import _native
 from hotcold.kernels.backend import PAGE, SPLIT, Backend, Batch, BatchLimits, Floats
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.model.attention import CACHE_TYPES
+from hotcold.model.mixers.attention import CACHE_TYPES
 
 OpenBackend = Callable[..., Backend]
 

@@ -23,7 +23,7 @@ from hotcold.formats.blocks import quantise
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.kernels.backend import PAGE, Backend, Batch, FFNTensors, Norm, PredictorTensors, RopeTable
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.model.attention import CACHE_TYPES
+from hotcold.model.mixers.attention import CACHE_TYPES
 
 
 def test_backends_open_by_name() -> None:

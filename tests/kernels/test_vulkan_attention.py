@@ -29,7 +29,7 @@ from hotcold.kernels.reference import ReferenceBackend
 from hotcold.kernels.vulkan import attention
 from hotcold.kernels.vulkan.backend import VulkanBackend
 from hotcold.kernels.vulkan.recording import Cut, Dispatch, Recording
-from hotcold.model.attention import CACHE_TYPES
+from hotcold.model.mixers.attention import CACHE_TYPES
 
 pytestmark = pytest.mark.one_driver  # the op table looks at the second one
 

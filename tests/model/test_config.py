@@ -13,7 +13,7 @@ from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import TensorInfo
 from hotcold.model.config import Config, ModelError
 from hotcold.model.families import FAMILIES, Scales
-from hotcold.model.rope import Growth
+from hotcold.model.mixers.rope import Growth
 
 
 def infos(*names: str, vocab: int = 61, dim: int = 48) -> dict[str, TensorInfo]:

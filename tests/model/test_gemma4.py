@@ -15,9 +15,9 @@ from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PAGE, Backend
-from hotcold.model.attention import AttentionShape
 from hotcold.model.config import Config, ModelError
 from hotcold.model.kv_cache import SequenceState
+from hotcold.model.mixers.attention import AttentionShape
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions

@@ -12,11 +12,11 @@ from support.page_count import assert_no_page_is_lost
 
 from hotcold.kernels.backend import PAGE
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.model.attention import AttentionShape
 from hotcold.model.config import Config, ModelError
 from hotcold.model.families import FAMILIES
 from hotcold.model.kv_cache import KVCacheFull, PagePool, SequenceState
-from hotcold.model.rope import Rope
+from hotcold.model.mixers.attention import AttentionShape
+from hotcold.model.mixers.rope import Rope
 
 CONFIG = Config(
     family=FAMILIES["llama"], layers=3, dim=16,

@@ -23,7 +23,7 @@ from hotcold.kernels import open_backend
 from hotcold.kernels.backend import PAGE, Backend, BatchLimits, ExpertGroups
 from hotcold.model.config import ModelError
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.latent_attention import LatentShape
+from hotcold.model.mixers.latent_attention import LatentShape
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import made_bytes
 from hotcold.placement.sizes import sizes_of_file

@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from hotcold.model.rope import Growth, Rope, Yarn, chosen_factors, frequencies, llama3_factors, rope_table
+from hotcold.model.mixers.rope import (
+    Growth,
+    Rope,
+    Yarn,
+    chosen_factors,
+    frequencies,
+    llama3_factors,
+    rope_table,
+)
 
 
 def test_a_table_is_exact_at_far_positions() -> None:

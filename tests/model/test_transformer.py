@@ -28,9 +28,9 @@ from hotcold.model.config import Config, ModelError
 from hotcold.model.families import FAMILIES, Family
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.layer import LayerWeights
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import check_tensors
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 TOKENS = [int(t) for t in rng("tokens").integers(0, 61, 45)]
 

@@ -12,7 +12,7 @@ from support.buffers import allocations, cache_bytes
 from support.golden import FAMILIES, golden
 
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
-from hotcold.model.attention import AttentionShape
+from hotcold.model.mixers.attention import AttentionShape
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions

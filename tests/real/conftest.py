@@ -13,10 +13,10 @@ import pytest
 from support.published import named_model
 
 from hotcold.formats.gguf import open_gguf
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.session import LoadedModel
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 GOLDENS = Path(__file__).resolve().parent.parent / "data" / "real"
 NAMES = ("smollm2", "gemma3")

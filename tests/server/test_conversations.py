@@ -15,10 +15,10 @@ from support import chat_models, made_up_llm
 from support.chat_models import CHATML, names
 from support.made_up_llm import MadeUpLLM
 
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.app import make_app
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 USER = {"role": "user", "content": "Weather in Paris?"}

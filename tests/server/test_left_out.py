@@ -12,11 +12,11 @@ from starlette.testclient import TestClient
 from support.made_up_llm import MadeUpLLM
 from support.vocabularies import bpe
 
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.app import make_app
 from hotcold.server.request_log import RequestLog
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a\x04b"}]}),

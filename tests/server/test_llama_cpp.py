@@ -14,9 +14,9 @@ from support.chat_models import CHATML, bpe, chat_of, names
 from support.golden import DATA
 from support.vocabularies import CONTROL
 
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol import infill, native, props
 from hotcold.server.protocol.errors import APIError
+from hotcold.tokenizer.tokenizer import Tokenizer
 from tests.server.conftest import Application
 
 QWEN = [

@@ -13,8 +13,8 @@ from hotcold.engine.generation import Piece
 from hotcold.engine.request import Timings
 from hotcold.engine.sampler import Logprobs
 from hotcold.formats.gguf import open_gguf
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol.facts import Facts
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 
 @cache

@@ -11,7 +11,7 @@ from support.vocabularies import CONTROL, USER_DEFINED
 from hotcold.chat.chat import Chat
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf, write_gguf
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"

@@ -22,7 +22,7 @@ from hotcold.kernels.backend import (
     PredictorTensors,
     is_dense,
 )
-from hotcold.model.attention import CACHE_TYPES
+from hotcold.model.mixers.attention import CACHE_TYPES
 
 Doubles = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]

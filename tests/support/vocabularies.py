@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.model.vocabulary import TokenType
+from hotcold.tokenizer.vocabulary import TokenType
 
 SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = (

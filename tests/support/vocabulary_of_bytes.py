@@ -10,7 +10,7 @@ import numpy as np
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary, Mask
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 
 @cache

@@ -34,7 +34,7 @@ from hotcold.kernels.backend import (
     RopeTable,
     Rows,
 )
-from hotcold.model.attention import CACHE_TYPES
+from hotcold.model.mixers.attention import CACHE_TYPES
 
 
 def cases() -> list[Case]:

@@ -16,10 +16,10 @@ from hotcold.engine.request import Grammar, Job
 from hotcold.errors import UserError
 from hotcold.hosting.front import EngineFront, Status
 from hotcold.hosting.state import ModelInfo, ProcessStats
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.pooling import pooling_of
 from hotcold.runtime.sampling import SamplingParams
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from hotcold.grammar.constraint import Grammars

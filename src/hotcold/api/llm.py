@@ -16,10 +16,10 @@ from hotcold.engine.generation import Generation, Piece, generate, stream
 from hotcold.engine.request import Constraint, Job, Request
 from hotcold.engine.speculation import speculation_of
 from hotcold.errors import UserError
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.runtime.opening import Source, opened
 from hotcold.runtime.options import LoadOptions, Progress, check_names
 from hotcold.runtime.session import LoadedModel, Session
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from hotcold.grammar.constraint import Grammars

@@ -17,7 +17,7 @@ from hotcold.chat.thinking import opens_thinking, thinking_of
 from hotcold.chat.tool_formats import GENERAL, HARMONY, ToolFormat, is_harmony, knows_tools, tool_format
 from hotcold.chat.traits import Traits, needs_parts, needs_tools, probes, traits_of
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import shown
 
 ANSWER_TOKENS = 512  #: the most of an answer in a conversation, unless somebody says otherwise

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from hotcold.chat.stand_ins import texts_of
 from hotcold.errors import UserError
-from hotcold.model.unicode import check_unicode
+from hotcold.tokenizer.unicode import check_unicode
 from hotcold.values import shown
 
 #: ``role``, ``content`` and what else a template may ask for.

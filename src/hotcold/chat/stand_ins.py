@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hotcold.errors import UserError
-from hotcold.model.unicode import check_unicode
+from hotcold.tokenizer.unicode import check_unicode
 
 if TYPE_CHECKING:
-    from hotcold.model.tokenizer import Tokenizer
+    from hotcold.tokenizer.tokenizer import Tokenizer
 
 #: Stand-ins are taken from the private use areas.
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))

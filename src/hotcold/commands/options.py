@@ -17,7 +17,7 @@ from hotcold.hub import names as hub_names
 from hotcold.hub.download import located
 from hotcold.kernels import BACKENDS
 from hotcold.kernels.backend import DECODE_ROWS
-from hotcold.model.attention import CACHE_TYPES
+from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import TEMPLATES, template_text
 from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES, ModelOptions
 from hotcold.tasks import texts as files
@@ -28,8 +28,8 @@ from hotcold.values import scaled as scaled
 from hotcold.values import size as size
 
 if TYPE_CHECKING:
-    from hotcold.model.tokenizer import Tokenizer
     from hotcold.runtime.session import Session
+    from hotcold.tokenizer.tokenizer import Tokenizer
 
 _LARGEST = 2**31 - 1
 _CACHE_TYPE = "f16"

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from hotcold.demo import model_path
     from hotcold.formats.files import naming
     from hotcold.formats.gguf import open_gguf
-    from hotcold.model.tokenizer import Tokenizer, TokenizerError
+    from hotcold.tokenizer.tokenizer import Tokenizer, TokenizerError
 
     path = options.local_model(args.model) or model_path()
     with open_gguf(path) as file, naming(path, TokenizerError):

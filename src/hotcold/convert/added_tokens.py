@@ -9,9 +9,9 @@ import numpy as np
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.sentencepiece_model import Piece
 from hotcold.convert.tokenizer_json import SPACED
-from hotcold.model.added_tokens import PREFIX, TokenFlags, implied_flags
-from hotcold.model.spm import SPACE
-from hotcold.model.vocabulary import TokenType
+from hotcold.tokenizer.added_tokens import PREFIX, TokenFlags, implied_flags
+from hotcold.tokenizer.spm import SPACE
+from hotcold.tokenizer.vocabulary import TokenType
 
 _FOUND = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 _RSTRIP = f"{PREFIX}rstrip"

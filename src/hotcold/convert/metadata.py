@@ -11,7 +11,7 @@ from hotcold.convert.layouts import Layout
 from hotcold.convert.settings import Settings, is_number
 from hotcold.convert.tensor_files import Array
 from hotcold.model.families import FAMILIES
-from hotcold.model.rope import frequencies, llama3_factors
+from hotcold.model.mixers.rope import frequencies, llama3_factors
 from hotcold.values import shown
 
 #: ``dynamic`` scales only beyond the context, and a file is never run beyond it.

@@ -13,7 +13,7 @@ from hotcold.convert.sentencepiece_model import Piece
 from hotcold.convert.settings import MAX_JSON, ConvertError, Settings
 from hotcold.convert.source import Source, loaded
 from hotcold.convert.tensor_files import Array
-from hotcold.model.vocabulary import TokenType
+from hotcold.tokenizer.vocabulary import TokenType
 from hotcold.values import shown
 
 VOCABULARY = "rwkv_vocab_v20230424.txt"

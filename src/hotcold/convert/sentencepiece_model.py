@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hotcold.convert.settings import ConvertError
-from hotcold.model.vocabulary import TokenType
+from hotcold.tokenizer.vocabulary import TokenType
 from hotcold.values import printable
 
 MAX_FILE = 64 << 20

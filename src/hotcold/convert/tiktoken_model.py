@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.convert.settings import MAX_JSON, ConvertError, Settings
-from hotcold.model.bpe import PRE_TOKENIZERS, spell_bytes
+from hotcold.tokenizer.bpe import PRE_TOKENIZERS, spell_bytes
 from hotcold.values import shown
 
 #: Classes of publishers -> the kind of pre-tokenizer that they have.

@@ -13,9 +13,9 @@ import numpy as np
 
 from hotcold.convert.sentencepiece_model import Piece
 from hotcold.convert.settings import ConvertError, Settings
-from hotcold.model.bpe import IGNORES_MERGES, PRE_TOKENIZERS
-from hotcold.model.spm import SPACE
-from hotcold.model.vocabulary import TokenType
+from hotcold.tokenizer.bpe import IGNORES_MERGES, PRE_TOKENIZERS
+from hotcold.tokenizer.spm import SPACE
+from hotcold.tokenizer.vocabulary import TokenType
 from hotcold.values import shown
 
 #: Behaviours of a Split that separate the matches of its expression from the text between them.

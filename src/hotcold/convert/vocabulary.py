@@ -15,9 +15,9 @@ from hotcold.convert.sentencepiece_model import Piece, read_sentencepiece_model
 from hotcold.convert.settings import MAX_JSON, ConvertError, Settings
 from hotcold.convert.tiktoken_model import read_tiktoken
 from hotcold.convert.tokenizer_json import Trained, adds, trained_vocabulary
-from hotcold.model.end_tokens import ends_by_name
-from hotcold.model.spm import SPACE
-from hotcold.model.vocabulary import MORE_ENDS, TokenType
+from hotcold.tokenizer.end_tokens import ends_by_name
+from hotcold.tokenizer.spm import SPACE
+from hotcold.tokenizer.vocabulary import MORE_ENDS, TokenType
 from hotcold.values import shown
 
 _ADDED_SCORE = -1000.0  # llama.cpp's score of tokens that were added after training

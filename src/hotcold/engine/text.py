@@ -5,7 +5,7 @@ Ids go in and text comes out; this module knows no engine."""
 from collections.abc import Iterable, Sequence
 
 from hotcold.errors import UserError
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import shown
 
 MAX_STOPS = 256  #: stop strings of one request

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.grammar.error import GrammarError
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import printable
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary, Mask, M
 from hotcold.grammar.error import GrammarError
 from hotcold.grammar.json_schema import read
 from hotcold.grammar.notations import check_size, lark_of
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["GrammarError", "Grammars", "check", "schema_grammar"]
 

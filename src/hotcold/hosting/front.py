@@ -30,11 +30,11 @@ from hotcold.hosting.messages import (
 )
 from hotcold.hosting.model_file import ModelFile
 from hotcold.hosting.state import ModelInfo, ProcessStats
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.processes.guarded import apart, import_path
 from hotcold.processes.plain_data import PlainDataError, Unpacker
 from hotcold.runtime.options import LoadOptions, complete
 from hotcold.runtime.sampling import SamplingParams
+from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import LARGEST, whole
 
 #: ``new`` until it is started; ``failed`` when loading failed or the engine process died.

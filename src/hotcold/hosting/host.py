@@ -28,11 +28,11 @@ from hotcold.hosting.messages import (
     encode,
 )
 from hotcold.hosting.state import model_info
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.processes.channel import Reader, Writer
 from hotcold.processes.plain_data import PlainDataError
 from hotcold.runtime.opening import opened
 from hotcold.runtime.session import Session
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from hotcold.grammar.constraint import Grammars

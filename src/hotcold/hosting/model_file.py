@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.hosting.state import ModelInfo
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.runtime.named_templates import with_template
 from hotcold.runtime.sampling import SamplingParams, sampling_of_file
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 TEMPLATE = "tokenizer.chat_template"
 _TITLE = "general.name"

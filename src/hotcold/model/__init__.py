@@ -1,1 +1,1 @@
-"""Implements a plain dense language model: configuration, weights, KV cache, tokenizer."""
+"""Implements a plain dense language model: configuration, weights, layers, KV cache."""

@@ -12,25 +12,25 @@ from hotcold.formats.gguf import TensorInfo
 from hotcold.formats.words import ACTIVATIONS, DOWN_LAYOUTS
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.checks import check_activation
-from hotcold.model.attention import AttentionShape
 from hotcold.model.experts import Experts, dense_layers, layer_neurons, read_experts
 from hotcold.model.families import FAMILIES, Every, Family, Scales
 from hotcold.model.gate_cut import cut_rooms, read_cuts
-from hotcold.model.gated_delta import read_gated_delta
 from hotcold.model.hidden_input import hidden_rooms
 from hotcold.model.keys import Keys, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
-from hotcold.model.kimi_delta import read_kimi_delta
-from hotcold.model.latent_attention import read_latent
 from hotcold.model.layer_inputs import input_rooms, read_width
-from hotcold.model.mamba import read_mamba
-from hotcold.model.mixer import NO_MIXER, MixerShape, Together
+from hotcold.model.mixers.attention import AttentionShape
+from hotcold.model.mixers.gated_delta import read_gated_delta
+from hotcold.model.mixers.kimi_delta import read_kimi_delta
+from hotcold.model.mixers.latent_attention import read_latent
+from hotcold.model.mixers.mamba import read_mamba
+from hotcold.model.mixers.mixer import NO_MIXER, MixerShape, Together
+from hotcold.model.mixers.positions import LayerPositions, local_head_dim, read_positions, scaling_notes
+from hotcold.model.mixers.rope import Growth, Rope
+from hotcold.model.mixers.rwkv import read_rwkv
+from hotcold.model.mixers.short_conv import read_short_conv
 from hotcold.model.normed_ffn import NormedFFN, read_activation, read_normed
-from hotcold.model.positions import LayerPositions, local_head_dim, read_positions, scaling_notes
 from hotcold.model.refused import refusal
-from hotcold.model.rope import Growth, Rope
-from hotcold.model.rwkv import read_rwkv
-from hotcold.model.short_conv import read_short_conv
 from hotcold.model.streams import read_streams, stream_rooms
 from hotcold.model.whole_down import whole_downs
 from hotcold.values import shown

@@ -25,7 +25,7 @@ from hotcold.model.hidden_input import HiddenInput
 from hotcold.model.keys import Keys
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.layer import AnyFFN
-from hotcold.model.mixer import NO_MIXER
+from hotcold.model.mixers.mixer import NO_MIXER
 from hotcold.model.reading import Progress, Shape
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import ModelReader, Weights, expected_shapes, fits, output_norm

@@ -10,8 +10,8 @@ import numpy as np
 from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError, is_number
 from hotcold.model.layer_inputs import gelu
+from hotcold.model.mixers.side import Side
 from hotcold.model.reading import Shape, TensorReader, made_matrix
-from hotcold.model.side import Side
 from hotcold.values import shown
 
 #: What llama.cpp takes where a file has no key: 95 % of the gates of the first layers are 0.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
+from hotcold.model.mixers.side import Side
 from hotcold.model.reading import Shape
-from hotcold.model.side import Side
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 from hotcold.kernels.backend import Batch, Buffer, Chosen, FFNStats, FFNWeights, Matrix, Norm
 from hotcold.model.experts import Apart, Latent, Router, SharedExpert
 from hotcold.model.gate_cut import GateCut
-from hotcold.model.mixer import MixerWeights
+from hotcold.model.mixers.mixer import MixerWeights
+from hotcold.model.mixers.token_shift import TokenShift
 from hotcold.model.normed_ffn import NormedWeights
-from hotcold.model.token_shift import TokenShift
 
 
 class AnyFFN(Protocol):

@@ -12,8 +12,8 @@ import numpy as np
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import Backend, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError
+from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
-from hotcold.model.side import Mixer, Side
 
 _ROWS = 1 << 12  # of the file's table that are read at a time
 #: ``gelu(g) = g sigmoid(2 u)``, where ``2 u = _LINEAR g + _CUBIC g^3``: the tanh form

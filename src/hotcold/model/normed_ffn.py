@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from hotcold.kernels.backend import Batch, Buffer, FFNStats, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError
+from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
-from hotcold.model.side import Mixer, Side
 
 #: Activations that are computed. Published models have the first; those before them the second.
 ACTIVATIONS = ("relu2", "silu")

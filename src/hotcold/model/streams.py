@@ -14,8 +14,8 @@ import numpy as np
 from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen, Floats, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.layer_inputs import LayerInput
+from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader, made_matrix
-from hotcold.model.side import Mixer, Side
 
 #: Of norms that only divide by the root mean square: so small that only zeros need it.
 _PLAIN = Norm(None, None, 1e-20)

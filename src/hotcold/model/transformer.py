@@ -23,10 +23,10 @@ from hotcold.model.experts import room_for
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.layer import AnyFFN, Block, FeedForward, Skipping, side_by_side
 from hotcold.model.layer_inputs import input_buffers
-from hotcold.model.mixer import MixerWeights
+from hotcold.model.mixers.mixer import MixerWeights
+from hotcold.model.mixers.rope import Rope, chosen_factors, rope_table
+from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.normed_ffn import NormedWeights
-from hotcold.model.rope import Rope, chosen_factors, rope_table
-from hotcold.model.side import Mixer, Side
 from hotcold.model.streams import other_streams
 from hotcold.model.weights import Weights
 

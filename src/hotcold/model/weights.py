@@ -25,7 +25,9 @@ from hotcold.model.gate_cut import read_cut
 from hotcold.model.hidden_input import HiddenInput
 from hotcold.model.layer import Block, FeedForward, LayerWeights
 from hotcold.model.layer_inputs import LayerInputs, input_shapes, read_input, read_inputs
-from hotcold.model.mixer import NO_MIXER, MixerWeights
+from hotcold.model.mixers.mixer import NO_MIXER, MixerWeights
+from hotcold.model.mixers.rope import FACTORS
+from hotcold.model.mixers.rwkv import RWKVShape
 from hotcold.model.reading import (
     Progress,
     Shape,
@@ -35,8 +37,6 @@ from hotcold.model.reading import (
     norm_tensor,
     scale_shapes,
 )
-from hotcold.model.rope import FACTORS
-from hotcold.model.rwkv import RWKVShape
 from hotcold.model.streams import (
     Streams,
     read_all_streams,

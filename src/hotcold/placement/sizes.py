@@ -17,10 +17,10 @@ from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
 from hotcold.kernels.gpus import held_bytes
-from hotcold.model.attention import AttentionShape
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import MOST_GUESSED_STATES, slots_of, spare_slots_of
-from hotcold.model.mixer import MixerShape
+from hotcold.model.mixers.attention import AttentionShape
+from hotcold.model.mixers.mixer import MixerShape
 from hotcold.model.weights import check_tensors, is_drafting
 from hotcold.placement.step_memory import GPU_LAYER_BYTES, GPUStep, buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import check_predictors, predictor_names

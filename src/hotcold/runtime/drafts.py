@@ -4,8 +4,8 @@ from pathlib import Path
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.runtime.options import LoadError
+from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import printable
 
 _PADDING = 512  # tokens that vocabularies of one family may differ by, at their end

@@ -17,7 +17,6 @@ from hotcold.model.devices import Devices
 from hotcold.model.draft_block import draft_bytes, load_draft, with_draft
 from hotcold.model.kv_cache import slots_of, spare_slots_of
 from hotcold.model.reading import Progress
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.weights import Weights, check_tensors, load_weights, made_bytes
 from hotcold.placement.hot_neurons import HotNeurons, suits
 from hotcold.placement.profiles import profile_beside
@@ -38,6 +37,7 @@ from hotcold.runtime.placing import Decision, ToLoad, beside_ram_budget, decide
 from hotcold.runtime.sampling import sampling_of_file
 from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors, predictor_names
+from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import printable, size
 
 _NO_BLOCK = "the block that guesses tokens is left out"

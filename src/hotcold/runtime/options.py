@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypedDict, get_args, get_type_hints
 
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS
-from hotcold.model.attention import CACHE_TYPES
+from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import template_text
 from hotcold.values import integer
 

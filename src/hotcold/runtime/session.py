@@ -30,7 +30,6 @@ from hotcold.model.devices import Devices
 from hotcold.model.draft_block import DraftBlock
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.layer import AnyFFN
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights
 from hotcold.placement.hot_neurons import HotNeurons
@@ -45,6 +44,7 @@ from hotcold.runtime.sampling import SamplingParams
 from hotcold.sparse.ffn import FFN, SplitFFN, make_ffns, make_shared_ffns
 from hotcold.sparse.predictor import load_predictors
 from hotcold.sparse.timeline import Timeline
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 #: Is given the layers' FFNs, and gives those to run.
 Wrap = Callable[[list[AnyFFN]], list[AnyFFN]]

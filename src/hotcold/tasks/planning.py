@@ -10,8 +10,8 @@ from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.gguf import open_gguf
-from hotcold.model.attention import CACHE_TYPES
 from hotcold.model.config import Config
+from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.placement.baselines import last_layers, layer_split, paper_placement
 from hotcold.placement.costs import Costs
 from hotcold.placement.hardware import DEFAULT, PRESETS, Hardware, find_hardware

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.tasks.scoring import cut_windows
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 Ids = npt.NDArray[np.int32]
 

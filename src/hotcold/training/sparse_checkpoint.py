@@ -13,7 +13,7 @@ from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
 from hotcold.convert.layouts import activation, find_layout
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.errors import UserError
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.training.libraries import torch, transformers
 from hotcold.training.sparse_ffn import Kind, SparseActivation, decoder_layers, put_in, uses_experts
 from hotcold.values import printable, shown

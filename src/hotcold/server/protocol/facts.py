@@ -7,12 +7,12 @@ from typing import Any
 
 from hotcold.chat.call_ids import CallIds
 from hotcold.chat.tool_formats import GENERAL, ToolFormat
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.runtime.pooling import Pooling
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import prompts
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.kept_items import KeptItems
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 2048
 """Tokens of an answer whose request states no length, of OpenAI's completions 16, unless the server was told

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hotcold.engine.sampler import Logprobs
-from hotcold.model.tokenizer import Tokenizer
 from hotcold.server.protocol.fields import finite
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 
 def of_chat(tokenizer: Tokenizer, ids: Sequence[int], found: Sequence[Logprobs]) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from support.golden import DATA
 
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
-from hotcold.model.longest_match import unescaped
-from hotcold.model.tokenizer import Tokenizer
+from hotcold.tokenizer.longest_match import unescaped
+from hotcold.tokenizer.tokenizer import Tokenizer
 
 #: llama.cpp's ids (llama-cpp-python 0.3.36) of a file that the golden checkpoint gave.
 TEXT = "hello world \u4f60\u597d\n\nUser: it's"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.vocabularies import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, unigram
 
-from hotcold.model.tokenizer import Tokenizer, TokenizerError
+from hotcold.tokenizer.tokenizer import Tokenizer, TokenizerError
 
 
 def trained(**options: Any) -> tuple[Any, bytes]:

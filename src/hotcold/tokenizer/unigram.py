@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.model.spm import SPACE, spelled
-from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, flag, wrong
+from hotcold.tokenizer.spm import SPACE, spelled
+from hotcold.tokenizer.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, flag, wrong
 
 _UNKNOWN = "\U0010ffff"  # name of the unknown token, which occurs in no text
 _LONGEST_KEY = 256  # bytes; bounds the walk through a broken table

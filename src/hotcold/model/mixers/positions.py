@@ -9,7 +9,7 @@ import numpy as np
 
 from hotcold.model.families import Every, Family
 from hotcold.model.keys import Keys, ModelError, is_number, whole
-from hotcold.model.rope import Rope, Yarn
+from hotcold.model.mixers.rope import Rope, Yarn
 from hotcold.values import shown
 
 _SCALINGS = ("none", "linear", "yarn", "longrope")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hotcold.kernels.backend import Batch, Buffer
-from hotcold.model.side import Side
+from hotcold.model.mixers.side import Side
 
 
 @dataclass(frozen=True)

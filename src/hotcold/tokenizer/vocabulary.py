@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.model.added_tokens import TokenFlags, read_flags
-from hotcold.model.end_tokens import END_KEYS, end_tokens
+from hotcold.tokenizer.added_tokens import TokenFlags, read_flags
+from hotcold.tokenizer.end_tokens import END_KEYS, end_tokens
 from hotcold.values import printable, shown
 
 PREFIX = "tokenizer.ggml."

@@ -9,10 +9,10 @@ import numpy as np
 
 from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError
-from hotcold.model.mixer import Arrays, MixerShape, Tensors, state_array
+from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
+from hotcold.model.mixers.short_conv import LEAST_TAPS, MOST_TAPS
+from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
-from hotcold.model.short_conv import LEAST_TAPS, MOST_TAPS
-from hotcold.model.side import Mixer, Side
 
 _EPS = 1e-6  # of the norms of q and k, whatever that of the others is
 

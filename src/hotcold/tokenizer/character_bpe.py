@@ -6,9 +6,9 @@ A text is cut at its newlines, spaces are spelled U+2581, and neighbours merge i
 from collections.abc import Mapping
 from typing import Any
 
-from hotcold.model.bpe import read_merges
-from hotcold.model.spm import SPACE, spelled
-from hotcold.model.vocabulary import Vocabulary
+from hotcold.tokenizer.bpe import read_merges
+from hotcold.tokenizer.spm import SPACE, spelled
+from hotcold.tokenizer.vocabulary import Vocabulary
 
 _CUT = r"[^\n]+|[\n]+"
 

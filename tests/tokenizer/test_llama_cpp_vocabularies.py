@@ -11,8 +11,8 @@ import pytest
 from support.vocabularies import CONTROL, NORMAL, USER_DEFINED, bpe, spm
 
 from hotcold.formats.gguf import open_gguf, write_gguf
-from hotcold.model.tokenizer import Tokenizer
-from tests.model.test_end_tokens import ENDS
+from hotcold.tokenizer.tokenizer import Tokenizer
+from tests.tokenizer.test_end_tokens import ENDS
 
 llama_cpp = pytest.importorskip("llama_cpp")
 

@@ -12,8 +12,8 @@ from support.vocabularies import ALPHABET, CONTROL, NORMAL, SPACE, USER_DEFINED,
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from hotcold.model.added_tokens import SPACES, TokenFlags
-from hotcold.model.tokenizer import Tokenizer, TokenizerError
+from hotcold.tokenizer.added_tokens import SPACES, TokenFlags
+from hotcold.tokenizer.tokenizer import Tokenizer, TokenizerError
 
 pytestmark = pytest.mark.long  # no instruction set or backend changes it
 

@@ -6,8 +6,8 @@ from typing import Protocol
 import numpy as np
 
 from hotcold.kernels.backend import Backend, Batch, BatchLimits, Buffer, Chosen, Floats, RopeTable
+from hotcold.model.mixers.rope import Rope
 from hotcold.model.reading import upload
-from hotcold.model.rope import Rope
 
 
 class Mixer(Protocol):

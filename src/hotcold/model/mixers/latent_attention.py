@@ -14,14 +14,14 @@ import numpy as np
 
 from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
-from hotcold.model.attention import AttentionShape
 from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError
-from hotcold.model.mixer import Arrays, MixerShape, Tensors
-from hotcold.model.positions import latent_growth, read_positions
+from hotcold.model.mixers.attention import AttentionShape
+from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors
+from hotcold.model.mixers.positions import latent_growth, read_positions
+from hotcold.model.mixers.rope import Rope
+from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader, made_matrix
-from hotcold.model.rope import Rope
-from hotcold.model.side import Mixer, Side
 
 _EPS = 1e-6  # of the norms of latents in the publishers' code, whatever that of the others is
 _MOST = 1 << 14  # values of a head of queries, and of a latent of theirs

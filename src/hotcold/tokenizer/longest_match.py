@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from hotcold.model.vocabulary import TokenType, Vocabulary, token_bytes
+from hotcold.tokenizer.vocabulary import TokenType, Vocabulary, token_bytes
 
 _ESCAPES = {ord("t"): 9, ord("n"): 10, ord("r"): 13}
 

@@ -10,8 +10,8 @@ import pytest
 from support.vocabularies import CONTROL, NORMAL, UNUSED, USER_DEFINED, bpe, spm
 
 from hotcold.formats.gguf import open_gguf
-from hotcold.model.tokenizer import Tokenizer, TokenizerError
-from hotcold.model.vocabulary import TokenType
+from hotcold.tokenizer.tokenizer import Tokenizer, TokenizerError
+from hotcold.tokenizer.vocabulary import TokenType
 
 pytestmark = pytest.mark.long  # no instruction set or backend changes it
 

@@ -8,10 +8,10 @@ import numpy as np
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import PAGE, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import ModelError
-from hotcold.model.mixer import Arrays, MixerShape, Tensors
+from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors
+from hotcold.model.mixers.rope import Growth, Rope
+from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
-from hotcold.model.rope import Growth, Rope
-from hotcold.model.side import Mixer, Side
 
 #: Types that keys and values are rounded to, by name of the block type, and what arrays hold them.
 CACHE_TYPES = {"f16": np.float16, "q8_0": np.uint8, "f32": np.float32}

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from hotcold.kernels.backend import Batch, Buffer, Matrix
 from hotcold.model.keys import Keys
-from hotcold.model.mixer import Arrays, MixerShape, Tensors, state_array
+from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
+from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
-from hotcold.model.side import Mixer, Side
 
 #: Taps of a convolution that op ``short_conv`` takes.
 LEAST_TAPS, MOST_TAPS = 2, 8

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hotcold.model.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, token_bytes, wrong
+from hotcold.tokenizer.vocabulary import (
+    PREFIX,
+    TokenizerError,
+    TokenType,
+    Vocabulary,
+    array,
+    token_bytes,
+    wrong,
+)
 from hotcold.values import shown
 
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("pre_tokenizers.json").read_bytes())

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.llama_cpp_vectors import vectors, vocabulary
 from support.vocabularies import ALPHABET, CONTROL, NORMAL, USER_DEFINED, bpe
 
-from hotcold.model.bpe import ADDS_BOS, IGNORES_MERGES, PRE_TOKENIZERS, pre_tokenizer
-from hotcold.model.tokenizer import Tokenizer, TokenizerError
+from hotcold.tokenizer.bpe import ADDS_BOS, IGNORES_MERGES, PRE_TOKENIZERS, pre_tokenizer
+from hotcold.tokenizer.tokenizer import Tokenizer, TokenizerError
 
 HEIDI = Path(__file__).parent.parent / "data" / "heidi.txt"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
-from hotcold.model import tokenizer as model
+from hotcold.tokenizer import tokenizer as model
 
 TEXTS = [
     "I'll go there, won't you? 12 345 6789",

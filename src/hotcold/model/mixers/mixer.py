@@ -9,12 +9,12 @@ import numpy as np
 
 from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import Batch, Buffer, Matrix
+from hotcold.model.mixers.rope import Rope
+from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
-from hotcold.model.rope import Rope
-from hotcold.model.side import Mixer, Side
 
 if TYPE_CHECKING:
-    from hotcold.model.attention import AttentionShape
+    from hotcold.model.mixers.attention import AttentionShape
 
 #: Shapes and types of arrays.
 Arrays = list[tuple[Shape, np.dtype[np.generic]]]

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, TypeAlias
 
 from hotcold.errors import UserError
-from hotcold.model.added_tokens import AddedTokens
-from hotcold.model.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind, pre_notes
-from hotcold.model.character_bpe import CharacterBPE
-from hotcold.model.longest_match import LongestMatch
-from hotcold.model.spm import SentencePieceBPE
-from hotcold.model.unicode import check_unicode
-from hotcold.model.unigram import Unigram
-from hotcold.model.vocabulary import (
+from hotcold.tokenizer.added_tokens import AddedTokens
+from hotcold.tokenizer.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind, pre_notes
+from hotcold.tokenizer.character_bpe import CharacterBPE
+from hotcold.tokenizer.longest_match import LongestMatch
+from hotcold.tokenizer.spm import SentencePieceBPE
+from hotcold.tokenizer.unicode import check_unicode
+from hotcold.tokenizer.unigram import Unigram
+from hotcold.tokenizer.vocabulary import (
     PREFIX,
     Defaults,
     TokenizerError,

@@ -7,10 +7,10 @@ import numpy as np
 
 from hotcold.kernels.backend import Batch, Buffer, Floats, Matrix
 from hotcold.model.keys import Keys, ModelError
-from hotcold.model.mixer import Arrays, MixerShape, Tensors, state_array
+from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
+from hotcold.model.mixers.side import Mixer, Side
+from hotcold.model.mixers.token_shift import TokenShift
 from hotcold.model.reading import Shape, TensorReader, upload
-from hotcold.model.side import Mixer, Side
-from hotcold.model.token_shift import TokenShift
 
 _EPS = 64e-5  # of the norm over a head, whatever that of the others is
 _PARTS = "rwkvag"  # what rows are mixed for, in the order of the file's lerps

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.model.vocabulary import Vocabulary, token_bytes
+from hotcold.tokenizer.vocabulary import Vocabulary, token_bytes
 
 SPACE = "\u2581"  #: how SentencePiece spells a space inside tokens
 

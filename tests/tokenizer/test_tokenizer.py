@@ -16,7 +16,7 @@ from support.llama_cpp_vectors import vectors, vocabulary
 from support.vocabularies import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED
 from support.vocabularies import spm as metadata
 
-from hotcold.model.tokenizer import Tokenizer, TokenizerError
+from hotcold.tokenizer.tokenizer import Tokenizer, TokenizerError
 
 FABLE = Path(__file__).parent.parent / "data" / "fable-7m"
 

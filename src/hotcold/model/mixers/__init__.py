@@ -1,0 +1,1 @@
+"""Mix positions: attention, and layers with a state."""
