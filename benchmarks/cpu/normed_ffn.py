@@ -1,4 +1,4 @@
-"""What zeros save where neurons are normalised before down: one FFN of BitNet 2B.
+"""Measures what zeros save where neurons are normalised before down: one FFN of BitNet 2B.
 
     python benchmarks/cpu/normed_ffn.py -t 1 --own-time
     python benchmarks/cpu/normed_ffn.py --type IQ3_S --shares 20 --rows 4
