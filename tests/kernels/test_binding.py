@@ -161,8 +161,8 @@ def test_arrays_with_too_few_rows_are_refused(shape: tuple[int, ...]) -> None:
         lambda p: p.norm(full, x, ones, None, 1e-5, False, 0),
         lambda p: p.rope(x, full, full, False),
         lambda p: p.embed(matrix("F32", 2, 8), x, 0, False),
-        lambda p: p.linear(x, [matrix("F32", 8, 8)], [None], [full], False, 0),
-        lambda p: p.linear(full, [matrix("F32", 8, 8)], [None], [x], False, 0),
+        lambda p: p.linear(x, [matrix("F32", 8, 8)], [None], [full], False, 0, None, None),
+        lambda p: p.linear(full, [matrix("F32", 8, 8)], [None], [x], False, 0, None, None),
     ):
         with pytest.raises(ValueError):
             call(program(logits=ROWS))
@@ -212,9 +212,9 @@ def test_weights_of_another_kind_are_refused() -> None:
     rows = matrix("Q4_0", 32, 32)
     scores = floats(32), np.zeros((ROWS, 1), np.uint64), [32], 1, None
     with pytest.raises(ValueError, match="linear: a weight is None"):
-        program().linear(x, [None], [None], [out], False, 0)  # type: ignore[list-item]
+        program().linear(x, [None], [None], [out], False, 0, None, None)  # type: ignore[list-item]
     for call in (
-        lambda p: p.linear(x, [panels], [None], [out], False, 0),
+        lambda p: p.linear(x, [panels], [None], [out], False, 0, None, None),
         lambda p: p.embed(panels, out, 0, False),
         lambda p: p.predict(x, panels, rows, True, *scores),
         lambda p: p.predict(x, rows, panels, True, *scores),
@@ -239,7 +239,7 @@ def test_rows_are_those_of_tokens_or_of_logits() -> None:
         with pytest.raises(ValueError, match=rf"rows {rows}: choose 0 \(tokens\) or 1 \(logits\)"):
             program().norm(x, x, np.ones(32, np.float32), None, 1e-5, False, rows)
         with pytest.raises(ValueError, match=rf"rows {rows}: choose"):
-            program().linear(x, [matrix("F32", 32, 32)], [None], [x], False, rows)
+            program().linear(x, [matrix("F32", 32, 32)], [None], [x], False, rows, None, None)
 
 
 def test_no_op_follows_a_run() -> None:
@@ -248,7 +248,7 @@ def test_no_op_follows_a_run() -> None:
     p.add(x, x, 1.0, 1.0)
     p.run()
     with pytest.raises(ValueError, match="this program has run"):
-        p.linear(x, [matrix("Q4_0", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
+        p.linear(x, [matrix("Q4_0", 32, 32)], [None], [floats(ROWS, 32)], False, 0, None, None)
 
 
 def test_a_program_tells_what_scratch_its_ops_share() -> None:
@@ -257,15 +257,15 @@ def test_a_program_tells_what_scratch_its_ops_share() -> None:
     Plain rows are arranged from the fourth token on, 16 columns longer than they are.
     """
     few = program(tokens=3)
-    few.linear(floats(3, 32), [matrix("F32", 32, 32)], [None], [floats(3, 32)], False, 0)
+    few.linear(floats(3, 32), [matrix("F32", 32, 32)], [None], [floats(3, 32)], False, 0, None, None)
     assert few.scratch_bytes == 0
     p = program()
     assert p.scratch_bytes == 0
     x = floats(ROWS, 32)
-    p.linear(x, [matrix("F32", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
+    p.linear(x, [matrix("F32", 32, 32)], [None], [floats(ROWS, 32)], False, 0, None, None)
     arranged = ROWS * (32 + 16) * 4
     assert p.scratch_bytes == arranged
-    p.linear(x, [matrix("Q4_0", 32, 32)], [None], [floats(ROWS, 32)], False, 0)
+    p.linear(x, [matrix("Q4_0", 32, 32)], [None], [floats(ROWS, 32)], False, 0, None, None)
     quantised = ROWS * 16 * 44
     assert p.scratch_bytes == -(-quantised // 64) * 64
     weights: Any = open_backend("cpu", 1).ffn_weights(random_ffn(rng(), (6400, 32), ("F32",) * 3))
