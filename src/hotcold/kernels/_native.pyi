@@ -73,13 +73,7 @@ DISK_READ_BYTES: int = 2097152
 EXPERTS_OF_A_WAVE: int = 4
 
 def probe_disk(
-    file: int,
-    bytes: int,
-    depth: int,
-    seconds: float,
-    sequential: bool,
-    burst: int = 0,
-    pause: float = 0.0,
+    file: int, bytes: int, depth: int, seconds: float, sequential: bool, burst: int = 0, pause: float = 0.0
 ) -> tuple[float, bool]: ...
 
 class Shelf:
@@ -102,13 +96,7 @@ class Shelf:
 class ColdRows:
     def __init__(self, disk: Disk, name: str, neurons: int, hot: Sequence[int], room: int) -> None: ...
     def add(
-        self,
-        disk: Disk,
-        weights: WeightRows,
-        file: int,
-        offsets: Sequence[int],
-        rows: int,
-        row_bytes: int,
+        self, disk: Disk, weights: WeightRows, file: int, offsets: Sequence[int], rows: int, row_bytes: int
     ) -> None: ...
     def fill(self) -> None: ...
     def counts(self) -> tuple[int, int, int, int]: ...
