@@ -43,8 +43,8 @@ def check(values: npt.NDArray[np.float32], name: str) -> None:
 # --- against the package ---
 
 
-# The package still has Q8_1's size of 2023; the type is of activations and never in files. Its releases do not
-# know Q2_0 yet (llama.cpp's ggml.h has it as 42, blocks of 64 weights).
+# The package still has Q8_1's size of 2023; the type is of activations and never in files. Its releases do
+# not know Q2_0 yet (llama.cpp's ggml.h has it as 42, blocks of 64 weights).
 @pytest.mark.parametrize(
     "type",
     [type for type in GGML_TYPES.values() if type.name not in ("Q8_1", "Q2_0")],
