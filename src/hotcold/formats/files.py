@@ -113,7 +113,11 @@ if sys.platform == "win32":
 else:
 
     def _read_at(fd: int, view: memoryview, offset: int) -> int:
-        return os.preadv(fd, [view], offset)
+        if hasattr(os, "preadv"):
+            return os.preadv(fd, [view], offset)
+        data = os.pread(fd, len(view), offset)  # macOS before 11
+        view[: len(data)] = data
+        return len(data)
 
 
 def check_output(path: Path, nbytes: int, *, force: bool) -> None:
