@@ -214,8 +214,9 @@ inline Stream stream_of(const Rows& rows, int64_t first, int64_t count) {
 void wanted_product(const Product& p, const Input& in, int64_t first, int64_t count, int t0, int t1,
                     uint8_t* local) {
     int32_t list[kMaxPieceRows];
-    Segment segments[kMaxPieceRows];
-    Stream ahead(segments);
+    // Without a constructor, which would be a weak symbol of this instruction set.
+    alignas(Segment) uint8_t segments[kMaxPieceRows * sizeof(Segment)];
+    Stream ahead((Segment*)segments);
     int64_t n = 0;
     for (int64_t r = first; r < first + count; ++r) {
         bool any = false;
