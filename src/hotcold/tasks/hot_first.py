@@ -29,9 +29,8 @@ from hotcold.version import __version__
 
 @dataclass(frozen=True)
 class HotFirstWorth:
-    """Bytes of a model's file that a token is expected to read under a budget that holds half of the
-    experts, in bytes; ``str()``
-    gives what ``hotcold convert`` prints."""
+    """Bytes of a model's file that a token is expected to read under a budget that holds half of the experts.
+    ``str()`` gives what ``hotcold convert`` prints."""
 
     budget_bytes: int
     expert_bytes_per_token: float | None  #: whole experts; None: two of each layer do not fit
