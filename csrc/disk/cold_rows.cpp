@@ -68,18 +68,8 @@ void ColdRows::ask(int64_t expert) {
     own.arrival = std::make_shared<Arrival>();
     std::vector<DiskRead> reads;
     for (const Run& run : own.runs)
-        for (const ShelfPart& part : parts_) {
-            Target to = part.place;
-            to.rows.base += expert * part.stride;
-            Source from;
-            from.file = part.file;
-            from.offset = part.offsets[size_t(expert)];
-            from.rows = part.rows;
-            from.row_bytes = part.row_bytes;
-            const int64_t step = Disk::rows_at_once(part.row_bytes, to.by_output);
-            for (int64_t first = run.first; first < run.end; first += step)
-                reads.push_back({to, from, first, std::min(first + step, run.end), own.arrival});
-        }
+        for (const ShelfPart& part : parts_)
+            part.add_reads(expert, expert, run.first, run.end, own.arrival, reads);
     disk_->read(std::move(reads));
 }
 

@@ -5,6 +5,20 @@
 
 namespace hc {
 
+void ShelfPart::add_reads(int64_t at, int64_t expert, int64_t first, int64_t end,
+                          const std::shared_ptr<Arrival>& arrival, std::vector<DiskRead>& reads) const {
+    Target to = place;
+    to.rows.base += at * stride;
+    Source from;
+    from.file = file;
+    from.offset = offsets[size_t(expert)];
+    from.rows = rows;
+    from.row_bytes = row_bytes;
+    const int64_t step = Disk::rows_at_once(row_bytes, to.by_output);
+    for (; first < end; first += step)
+        reads.push_back({to, from, first, std::min(first + step, end), arrival});
+}
+
 Shelf::Shelf(std::shared_ptr<Disk> disk, std::string name, int64_t experts, int64_t places)
     : disk_(std::move(disk)),
       name_(std::move(name)),
@@ -126,18 +140,7 @@ void Shelf::read_into(int64_t at, int64_t expert) {
     place = {expert, step_, true, std::make_shared<Arrival>()};
     place_of_[size_t(expert)] = at;
     std::vector<DiskRead> reads;
-    for (const ShelfPart& part : parts_) {
-        Target to = part.place;
-        to.rows.base += at * part.stride;
-        Source from;
-        from.file = part.file;
-        from.offset = part.offsets[size_t(expert)];
-        from.rows = part.rows;
-        from.row_bytes = part.row_bytes;
-        const int64_t step = Disk::rows_at_once(part.row_bytes, to.by_output);
-        for (int64_t first = 0; first < part.rows; first += step)
-            reads.push_back({to, from, first, std::min(first + step, part.rows), place.arrival});
-    }
+    for (const ShelfPart& part : parts_) part.add_reads(at, expert, 0, part.rows, place.arrival, reads);
     disk_->read(std::move(reads));
 }
 

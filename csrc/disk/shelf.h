@@ -24,6 +24,10 @@ struct ShelfPart {
     int file;                        // of the disk
     std::vector<int64_t> offsets;    // of each expert's rows in the file
     int64_t rows, row_bytes;         // of an expert, in the file
+
+    // Appends reads of an expert's rows [first, end) into a place, in pieces of what a disk reads at once.
+    void add_reads(int64_t at, int64_t expert, int64_t first, int64_t end,
+                   const std::shared_ptr<Arrival>& arrival, std::vector<DiskRead>& reads) const;
 };
 
 // What a step does with a shelf: it begins with the experts that its rows chose, uses those that are at hand
