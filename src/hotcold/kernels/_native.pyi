@@ -87,6 +87,8 @@ class Shelf:
         offsets: Sequence[int],
         rows: int,
         row_bytes: int,
+        each: int = 1,
+        pitch: int = 1,
     ) -> None: ...
     def fill(self, experts: Sequence[int], kept: int) -> None: ...
     @property
@@ -94,9 +96,19 @@ class Shelf:
     def counts(self) -> tuple[int, int, int, int]: ...
 
 class ColdRows:
-    def __init__(self, disk: Disk, name: str, neurons: int, hot: Sequence[int], room: int) -> None: ...
+    def __init__(
+        self, disk: Disk, name: str, neurons: int, hot: Sequence[int], room: int, gates: bool
+    ) -> None: ...
     def add(
-        self, disk: Disk, weights: WeightRows, file: int, offsets: Sequence[int], rows: int, row_bytes: int
+        self,
+        disk: Disk,
+        weights: WeightRows,
+        file: int,
+        offsets: Sequence[int],
+        rows: int,
+        row_bytes: int,
+        each: int = 1,
+        pitch: int = 1,
     ) -> None: ...
     def fill(self) -> None: ...
     def counts(self) -> tuple[int, int, int, int]: ...

@@ -108,6 +108,16 @@ class Shelves:
         return sum(n * unit for n, unit in zip(self.places, self.unit_bytes, strict=True))
 
     @property
+    def loaded_bytes(self) -> int:
+        """Bytes that those take, and reading others."""
+        return self.expert_bytes + self.bill["reading"]
+
+    @property
+    def unit(self) -> str:
+        """The word for that which a token needs."""
+        return "experts that a token chooses"
+
+    @property
     def all_fit(self) -> bool:
         return all(n == self.experts for n, unit in zip(self.places, self.unit_bytes, strict=True) if unit)
 

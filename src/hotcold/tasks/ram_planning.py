@@ -65,10 +65,7 @@ class RAMPlan:
         shelves = self.shelves
         bill = [*shelves.bill.items(), ("experts", shelves.expert_bytes)]
         fit = f"{shelves.fitting}, {shelves.share:.1%} of the experts' bytes"
-        named = "experts that a token chooses"
-        if isinstance(shelves, HotNeurons):
-            named = "neurons that fire for a token"
-        hits = f"{self.hit_share:.1%} of the {named} are in memory (expected)"
+        hits = f"{self.hit_share:.1%} of the {shelves.unit} are in memory (expected)"
         return "\n".join(
             [
                 printable(f"{'model':<12}{self.model}", 80),
@@ -184,22 +181,25 @@ def _by_neuron(
 ) -> dict[str, float]:
     """The figures of a plan that leaves cold neurons in the file: nothing is computed while they are read."""
     fired = [float(np.sum(each)) if n else 0.0 for each, n in zip(profile.firing, hot.neurons, strict=True)]
+    needed = [n * (named or 1.0) for n, named in zip(fired, hot.named, strict=True)]
     cold = hot.cold_per_token(profile)
     read = [hot.disk_bytes(layer, n) for layer, n in enumerate(cold)]
     reading = sum(
-        nbytes / (disk.gb_s(hot.disk_bytes(layer, 1) / 2, READERS) * 1e9)
+        nbytes / (disk.gb_s(hot.disk_bytes(layer, 1) / hot.reads[layer], READERS) * 1e9)
         for layer, nbytes in enumerate(read)
         if nbytes
     )
     computed = float(sizes.head + sizes.dense.sum())
     for layer, n in enumerate(hot.neurons):
-        if n:
-            computed += hot.gate_bytes[layer] * sizes.share_of(layer) + fired[layer] * hot.row_bytes[layer]
-        else:
+        if not n:
             computed += int(sizes.neuron_bytes[layer]) * int(sizes.neurons[layer])
+            continue
+        computed += hot.gate_bytes[layer] * sizes.share_of(layer) + fired[layer] * hot.row_bytes[layer]
+        # Of neurons that are named in vain, gates alone: a third.
+        computed += (needed[layer] - fired[layer]) * hot.row_bytes[layer] / _PARTS
     memory = computed / (speed.gb_s * 1e9)
     return {
-        "hit_share": 1 - sum(cold) / max(sum(fired), 1e-9),
+        "hit_share": 1 - sum(cold) / max(sum(needed), 1e-9),
         "disk_bytes_per_token": sum(read),
         "disk_s_per_token": reading,
         "predicted_tok_s": 1 / (memory + reading),
