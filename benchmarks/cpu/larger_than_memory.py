@@ -38,7 +38,7 @@ from lib.experts import MODELS, write_experts
 #: Drawn, so that a made-up model does not repeat itself; the same in each round.
 HOW: dict[str, Any] = {"temperature": 1, "seed": 1, "ignore_eos": True}
 OTHER = "Once there was a town by the river, and nobody in it could sing. "
-CONTEXT = 512  #: positions, that of the profile, too
+CONTEXT = 512  #: positions at least, that of the profile, too
 PROMPT = "The sea was calm that morning, and the boat lay still. "
 
 
@@ -62,7 +62,8 @@ def measure(path: Path, budget: int | None, tokens: int, threads: int | None) ->
 
     import hotcold
 
-    llm = hotcold.LLM(path, ram_budget=budget, threads=threads, gpu="off", context=CONTEXT, draft_max=0)
+    context = max(CONTEXT, tokens + 64)
+    llm = hotcold.LLM(path, ram_budget=budget, threads=threads, gpu="off", context=context, draft_max=0)
     llm.generate(PROMPT, **HOW, max_tokens=24)
     before = llm.session.counters.copy()
     answer = llm.generate(PROMPT, **HOW, max_tokens=tokens)
