@@ -80,7 +80,7 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reported(layer: Path, driver: str, script: str, *arguments: str) -> list[str]:
     """Returns what the layer says of a script."""
     need(driver)
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     path = os.pathsep.join([str(root), str(root / "tests"), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", OPEN.format(driver=driver) + script, *arguments],

@@ -29,7 +29,7 @@ CASES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 def run(driver: str, model: Path, form: str, functions: tuple[str, ...]) -> list[dict[str, Any]]:
     device_index(driver)  # skips where there is none
     faults.need_faults()
-    script = Path(__file__).resolve().parent.parent / "support/vulkan_failing.py"
+    script = Path(__file__).resolve().parents[2] / "support/vulkan_failing.py"
     command = [sys.executable, str(script), driver, str(model), form, *functions]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ})
     assert done.returncode == 0, done.stderr[-3000:]
