@@ -216,6 +216,25 @@ def test_the_bytes_that_a_step_of_experts_must_read(activation: str) -> None:
     assert read == 4 * 3 * matrix
 
 
+def test_a_bias_of_the_gate_makes_so_many_neurons_active() -> None:
+    layers = importlib.import_module("cpu.prompt_layers")
+    layer = layers.Layer({"type": "Q4_0", "shape": (256, 512), "way": "rows", "share": 10, "rows": 64})
+    gates = layer.x @ layer.tensors.gate.dequantise().T + layer.tensors.gate_bias
+    assert 0.08 < (gates > 0).mean() < 0.12
+
+
+def test_what_is_timed_of_small_models_chooses_and_multiplies() -> None:
+    script = importlib.import_module("cpu.small_models")
+    answer = script.answer_from(programs := {})
+    cases = script.cases(SimpleNamespace(vocab=[500], rows=[1]))
+    assert [case["op"] for case in cases] == ["top_k"] * 2 + ["draw"] * 3 + ["linear"] * 3
+    assert all(answer({**case, "repeat": 1}) >= 0 for case in cases)
+    logits = np.random.default_rng(0).normal(0, 3, 500).astype(np.float32)
+    most, best = (programs[json.dumps(case)]()[0].tolist() for case in cases[:2])
+    assert most == np.argsort(-logits)[:40].tolist() and best == most[:1]
+    assert {programs[json.dumps(case)]() for case in cases[2:5]} <= {*range(500)}
+
+
 def test_the_bytes_of_gathered_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
