@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.vocabulary_of_bytes import tokenizer
+from support.built_in import tokenizer
 
 from hotcold.grammar.constraint import Grammars
 

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from support.vocabulary_of_bytes import tokenizer
+from support.built_in import tokenizer
 
 from hotcold.engine.request import Grammar, RequestError
 from hotcold.errors import UserError

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.vocabulary_of_bytes import ids_in, tokenizer, tokens_of
+from support.built_in import tokenizer
+from support.vocabulary_of_bytes import ids_in, tokens_of
 
 from hotcold import LLM
 from hotcold.engine.request import Constraint, Grammar

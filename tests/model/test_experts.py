@@ -39,9 +39,8 @@ def test_logits_are_those_of_transformers(tiny: Golden, backend: Backend) -> Non
     close(runner.run(tiny.prompt), tiny.prompt_logits)
     steps = [runner.run([int(token)], decode=True) for token in tiny.steps]
     close(np.vstack(steps), tiny.step_logits)
-    runner.length = 0
-    chunks = [runner.run(tiny.prompt[i : i + 7]) for i in range(0, len(tiny.prompt), 7)]
-    close(np.vstack(chunks), tiny.prompt_logits)
+    chunks = runner.run_in_parts(tiny.prompt, 7)
+    close(chunks, tiny.prompt_logits)
     runner.length = 0
     close(runner.run(tiny.prompt, decode=True), tiny.prompt_logits)
 
