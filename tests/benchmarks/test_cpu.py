@@ -269,6 +269,7 @@ def test_ops_of_a_step_are_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         matrices = {name: each for name, each in file.tensors.items() if len(each.shape) > 1}
     head = "output.weight" if "output.weight" in matrices else "token_embd.weight"
     read = [each for name, each in matrices.items() if name.startswith("blk.") or name == head]
+    assert [*told["rows"]] == ["1", "2"]
     for rows in told["rows"].values():
         assert sum(op["bytes"] for op in rows["ops"].values()) == sum(each.nbytes for each in read)
         assert all(op["us"] >= 0 for op in rows["ops"].values())

@@ -199,6 +199,7 @@ def test_a_selection_bias_moves_the_choice_and_no_factor(tmp_path: Path) -> None
     backend = open_backend("reference")
     runner = Runner(tmp_path / "biased.gguf", backend, cache_type="f32")
     runner.run(tiny.prompt[:5])
+    assert len(runner.transformer.chosen) == 2
     for chosen in runner.transformer.chosen:
         assert (backend.read(chosen.ids, 0, 5) == (1, 3)).all()
         factors = backend.read(chosen.factors, 0, 5)
