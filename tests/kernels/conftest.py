@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from support.backends import ISAS, VULKAN, open_cpu, open_one
-from support.vulkan_devices import FULL
+from support.vulkan.devices import FULL
 
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import Backend

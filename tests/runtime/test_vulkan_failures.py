@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from support import vulkan_faults as faults
 from support.placed import on_two
-from support.vulkan_devices import DRIVERS, FULL, device_index
+from support.vulkan import faults
+from support.vulkan.devices import DRIVERS, FULL, device_index
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request

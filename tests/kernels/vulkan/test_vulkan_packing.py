@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.op_truth import random_tensor, rng
-from support.vulkan_cases import TYPES
+from support.vulkan.cases import TYPES
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.formats.files import RegularFile
