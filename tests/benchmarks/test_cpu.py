@@ -132,7 +132,7 @@ def test_numbers_of_threads_take_turns(
         path, synthetic.Recipe(synthetic.Shape(512, 1408, 1, 8, 8, 500, 256), "Q4_0", 0.1, "pwri")
     )
     lengths = ["--prompt", "8", "--generate", "4", "--rounds", "3"]
-    monkeypatch.setattr(sys, "argv", ["many_cores.py", "-m", str(path), "--threads", "3", "1", *lengths])
+    monkeypatch.setattr(sys, "argv", ["threads.py", "-m", str(path), "--threads", "3", "1", *lengths])
     many_cores.main()
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
     modes = ("off", "exact", "predicted")
