@@ -39,7 +39,7 @@ from lib.experts import MODELS, write_experts
 #: Drawn, so that a made-up model does not repeat itself; the same in each round.
 HOW: dict[str, Any] = {"temperature": 1, "seed": 1, "ignore_eos": True}
 OTHER = "Once there was a town by the river, and nobody in it could sing. "
-CONTEXT = 512  #: positions, that of the profile, too
+CONTEXT = 512  #: positions at least, that of the profile, too
 PROMPT = "The sea was calm that morning, and the boat lay still. "
 
 
@@ -65,7 +65,8 @@ def measure(
 
     import hotcold
 
-    options: Any = {"gpu": "off", "context": CONTEXT, "draft_max": 0, "sparsity": sparsity}
+    context = max(CONTEXT, tokens + 64)
+    options: Any = {"gpu": "off", "context": context, "draft_max": 0, "sparsity": sparsity}
     llm = hotcold.LLM(path, ram_budget=budget, threads=threads, **options)
     llm.generate(PROMPT, **HOW, max_tokens=24)
     before = llm.session.counters.copy()

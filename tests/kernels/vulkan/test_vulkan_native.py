@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import vulkan_faults as faults
-from support.vulkan_devices import DRIVERS, FULL, device_index, need
+from support.vulkan import faults
+from support.vulkan.devices import DRIVERS, FULL, device_index, need
 
 from hotcold.kernels import _native
 from hotcold.kernels._native import VulkanError, VulkanMemoryError

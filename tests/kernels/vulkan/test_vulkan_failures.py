@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import vulkan_faults as faults
 from support.golden import golden
-from support.vulkan_devices import FULL, SOFTWARE, device_index
+from support.vulkan import faults
+from support.vulkan.devices import FULL, SOFTWARE, device_index
 
 #: Functions whose failure need not end the load: less memory may be asked for.
 TRIED_AGAIN = {"vkAllocateMemory"}
@@ -29,7 +29,7 @@ CASES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 def run(driver: str, model: Path, form: str, functions: tuple[str, ...]) -> list[dict[str, Any]]:
     device_index(driver)  # skips where there is none
     faults.need_faults()
-    script = Path(__file__).resolve().parent.parent / "support/vulkan_failing.py"
+    script = Path(__file__).resolve().parents[2] / "support/vulkan/failing.py"
     command = [sys.executable, str(script), driver, str(model), form, *functions]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ})
     assert done.returncode == 0, done.stderr[-3000:]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.mirrored_backend import MirroredBackend
 from support.op_truth import Row, make_batch, plain_batch, random_rows, random_tensor, rng
-from support.vulkan_model import OrderedReference
+from support.vulkan.model import OrderedReference
 
 from hotcold.kernels.backend import Norm, Rows
 from hotcold.kernels.reference import ReferenceBackend

@@ -1,7 +1,7 @@
 """A process that makes each Vulkan function fail once, while a model is loaded and in a step, and says what
 came of it: a line of JSON for each case.
 
-``python vulkan_failing.py DRIVER MODEL submit|spin [FUNCTION ...]``"""
+``python failing.py DRIVER MODEL submit|spin [FUNCTION ...]``"""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from support.vulkan_devices import choose_drivers  # noqa: E402
+from support.vulkan.devices import choose_drivers  # noqa: E402
 
 choose_drivers()
 
-from support import vulkan_faults as faults  # noqa: E402
 from support.placed import on_two  # noqa: E402
-from support.vulkan_devices import FULL, device_index  # noqa: E402
+from support.vulkan import faults  # noqa: E402
+from support.vulkan.devices import FULL, device_index  # noqa: E402
 
 from hotcold.engine.engine import Engine  # noqa: E402
 from hotcold.engine.request import Job, Request  # noqa: E402

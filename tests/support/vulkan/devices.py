@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from support.vulkan_layers import LAYERS
+from support.vulkan.layers import LAYERS
 
 if TYPE_CHECKING:
     from hotcold.kernels.vulkan.backend import VulkanBackend

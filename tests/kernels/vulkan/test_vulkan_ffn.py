@@ -14,7 +14,7 @@ from support.bits import same_bits
 from support.expert_layers import choices, make_layer
 from support.op_truth import FFNKind, plain_batch, random_ffn, random_rows, random_tensor, rng, to_words
 from support.ordered_ffn import ordered_ffn
-from support.vulkan_cases import TYPES
+from support.vulkan.cases import TYPES
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels.backend import Batch, BatchLimits, Chosen, FFNStats, FFNTensors

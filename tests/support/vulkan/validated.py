@@ -1,6 +1,6 @@
 """A process that runs what it is told under Vulkan's validation layer; test_vulkan_validation.py starts it.
 
-``python vulkan_validated.py DRIVER sample MODEL`` or ``... DRIVER without_barrier``. Its last line says
+``python validated.py DRIVER sample MODEL`` or ``... DRIVER without_barrier``. Its last line says
 whether the layer was loaded."""
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from support.vulkan_devices import choose_drivers, open_vulkan  # noqa: E402
+from support.vulkan.devices import choose_drivers, open_vulkan  # noqa: E402
 
 choose_drivers()
 
-from support import vulkan_faults as faults  # noqa: E402
 from support.mirrored_backend import MirroredBackend  # noqa: E402
 from support.op_truth import random_tensor, rng  # noqa: E402
 from support.placed import on_two  # noqa: E402
-from support.vulkan_table import cases  # noqa: E402
+from support.vulkan import faults  # noqa: E402
+from support.vulkan.table import cases  # noqa: E402
 
 from hotcold.engine.engine import Engine  # noqa: E402
 from hotcold.engine.request import Job, Request  # noqa: E402

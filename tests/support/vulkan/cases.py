@@ -1,4 +1,4 @@
-"""The parts of which cases of the op table of Vulkan devices (vulkan_table.py) are made."""
+"""The parts of which cases of the op table of Vulkan devices (table.py) are made."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from support.op_truth import (
     random_rows,
     rng,
 )
-from support.vulkan_model import OrderedReference
+from support.vulkan.model import OrderedReference
 
 from hotcold.kernels.backend import PAGE, SPLIT, Batch, BatchLimits, Floats, RopeTable
 from hotcold.kernels.reference import ReferenceBackend

@@ -1,4 +1,4 @@
-"""Products, embedding and predicting on Vulkan's devices where the op table (tests/support/vulkan_table.py)
+"""Products, embedding and predicting on Vulkan's devices where the op table (tests/support/vulkan/table.py)
 does not look: programs of every size, weights of extreme values, matrices in parts, and work cut into
 submits."""
 
@@ -12,7 +12,7 @@ import pytest
 from support.bits import same_bits
 from support.op_truth import Row, make_batch, plain_batch, random_rows, random_tensor, rng, to_bits
 from support.ordered_dot import OrderedMatrix
-from support.vulkan_cases import TYPES
+from support.vulkan.cases import TYPES
 
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor, quantise

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.op_truth import random_tensor, rng
-from support.vulkan_cases import TYPES
+from support.vulkan.cases import TYPES
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.formats.files import RegularFile
@@ -70,7 +70,7 @@ def test_types_that_are_opened_keep_their_values(type: str) -> None:
 
 
 def test_tables_are_those_of_the_shaders() -> None:
-    source = (Path(__file__).parents[2] / "csrc/shaders/blocks.glsl").read_text()
+    source = (Path(__file__).parents[3] / "csrc/shaders/blocks.glsl").read_text()
     words = re.findall("0x[0-9a-f]{8}", source.partition("CODE_VALUES[32] =")[2].partition(";")[0])
     found = np.array([int(word, 16) for word in words], "<u4").view(np.int8)
     np.testing.assert_array_equal(found.reshape(-1, 16), packing.TABLES)

@@ -1,5 +1,5 @@
 """The op table of a Vulkan device: inputs of every op and block type, whose results must be those of
-:class:`support.vulkan_model.OrderedReference`, bit for bit. Cases are computed by a backend whose buffers are
+:class:`support.vulkan.model.OrderedReference`, bit for bit. Cases are computed by a backend whose buffers are
 arrays (:class:`support.mirrored_backend.MirroredBackend`)."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from support.op_truth import (
     rng,
     to_words,
 )
-from support.vulkan_cases import ALIKE, STEPS, TYPES, Array, Case, buffer, room
-from support.vulkan_ffn_cases import expert_cases, ffn_cases
-from support.vulkan_head_cases import head_cases
-from support.vulkan_model import OrderedReference
-from support.vulkan_state_cases import state_cases
+from support.vulkan.cases import ALIKE, STEPS, TYPES, Array, Case, buffer, room
+from support.vulkan.ffn_cases import expert_cases, ffn_cases
+from support.vulkan.head_cases import head_cases
+from support.vulkan.model import OrderedReference
+from support.vulkan.state_cases import state_cases
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels.backend import (

@@ -1,4 +1,4 @@
-"""Cases of the op table of Vulkan devices (vulkan_table.py): ops that keep a state, and those beside them."""
+"""Cases of the op table of Vulkan devices (table.py): ops that keep a state, and those beside them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from support.op_truth import plain_batch, random_rows, rng
 from support.state_truth import Piece, state_batch
-from support.vulkan_cases import Array, Case, buffer, room
+from support.vulkan.cases import Array, Case, buffer, room
 
 from hotcold.kernels.backend import Norm
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.vulkan_devices import absent
+from support.vulkan.devices import absent
 
 from hotcold.kernels import _native
 

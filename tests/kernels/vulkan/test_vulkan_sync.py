@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import vulkan_faults as faults
-from support.vulkan_devices import DRIVERS, need
-from support.vulkan_layers import LAYER, LAYERS
+from support.vulkan import faults
+from support.vulkan.devices import DRIVERS, need
+from support.vulkan.layers import LAYER, LAYERS
 
 #: Without the second, the layer does not look at what shaders read and write through descriptors.
 SETTINGS = {
@@ -22,14 +22,14 @@ SETTINGS = {
 }
 OPEN = """
 import sys
-from support.vulkan_devices import choose_drivers, device_index
+from support.vulkan.devices import choose_drivers, device_index
 choose_drivers()
 from hotcold.kernels.vulkan.backend import VulkanBackend
 backend = VulkanBackend(device_index("{driver}"))
 """
 #: The first barrier of a program orders it after what was submitted before.
 BARRIERS = """
-from support import vulkan_faults as faults
+from support.vulkan import faults
 from hotcold.kernels.backend import Batch, BatchLimits
 batch = Batch(BatchLimits(4, 1, 1, 1))
 batch.counts[:2] = 3, 3
@@ -80,7 +80,7 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reported(layer: Path, driver: str, script: str, *arguments: str) -> list[str]:
     """Returns what the layer says of a script."""
     need(driver)
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     path = os.pathsep.join([str(root), str(root / "tests"), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", OPEN.format(driver=driver) + script, *arguments],

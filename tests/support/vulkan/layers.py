@@ -2,7 +2,7 @@
 
 Tests run a sample under it. Anything else runs by hand:
 
-    HOTCOLD_TEST_VULKAN=full python tests/support/vulkan_layers.py newer tests/kernels -k lavapipe
+    HOTCOLD_TEST_VULKAN=full python tests/support/vulkan/layers.py newer tests/kernels -k lavapipe
 
 runs pytest under the newer layer, prints what was reported, and ends with 1 if that was anything."""
 

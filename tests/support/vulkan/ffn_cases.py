@@ -1,4 +1,4 @@
-"""Cases of the op table of Vulkan devices (vulkan_table.py): the FFN, its predictors, experts, routers."""
+"""Cases of the op table of Vulkan devices (table.py): the FFN, its predictors, experts, routers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.op_truth import (
     rng,
     to_words,
 )
-from support.vulkan_cases import FEW_STEPS, TYPES, Array, Case, buffer, room
+from support.vulkan.cases import FEW_STEPS, TYPES, Array, Case, buffer, room
 
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import (

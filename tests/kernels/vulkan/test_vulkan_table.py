@@ -1,4 +1,4 @@
-"""Every op on a Vulkan device gives the bits that its numerics prescribe (tests/support/vulkan_model.py)."""
+"""Every op on a Vulkan device gives the bits that its numerics prescribe (tests/support/vulkan/model.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from support.mirrored_backend import MirroredBackend
-from support.vulkan_devices import FULL
-from support.vulkan_table import Case, cases, difference
+from support.vulkan.devices import FULL
+from support.vulkan.table import Case, cases, difference
 
 CASES = [case for i, case in enumerate(cases()) if FULL or (case.quick and (case.op != "ffn" or i % 2))]
 FIRST = {case.op: i for i, case in reversed([*enumerate(CASES)])}

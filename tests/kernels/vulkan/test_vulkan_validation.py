@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import vulkan_faults as faults
 from support.golden import golden
-from support.vulkan_devices import need
-from support.vulkan_layers import LAYERS, environment, messages
+from support.vulkan import faults
+from support.vulkan.devices import need
+from support.vulkan.layers import LAYERS, environment, messages
 
 
 def validated(layer: str, driver: str, folder: Path, *arguments: str) -> str:
-    """Runs vulkan_validated.py under a layer; what the layer reported."""
+    """Runs validated.py under a layer; what the layer reported."""
     need("the loader", f"the {layer} layer", driver)
-    script = Path(__file__).resolve().parent.parent / "support/vulkan_validated.py"
+    script = Path(__file__).resolve().parents[2] / "support/vulkan/validated.py"
     command = [sys.executable, str(script), driver, *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=600, env=environment(layer, folder)

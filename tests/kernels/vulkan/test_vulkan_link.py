@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import vulkan_faults as faults
+from support.vulkan import faults
 
 from hotcold.errors import UserError
 from hotcold.kernels import _native
@@ -294,7 +294,7 @@ def test_closing(vulkan: Any, spin: bool) -> None:
 
 def test_a_device_that_is_lost_under_the_cold_side(spin: bool) -> None:
     """The hot side reports an error, whoever meets it, and the model can be loaded again."""
-    from support.vulkan_devices import DRIVERS, device_index
+    from support.vulkan.devices import DRIVERS, device_index
 
     from hotcold.kernels.vulkan.backend import VulkanBackend
 

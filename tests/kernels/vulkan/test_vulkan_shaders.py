@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.vulkan_devices import absent
+from support.vulkan.devices import absent
 
 HEAD = "#version 450\nlayout(local_size_x = 64) in;\nlayout(std430, binding = 0) buffer X { float x[]; };\n"
 

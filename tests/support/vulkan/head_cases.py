@@ -1,4 +1,4 @@
-"""Cases of the op table of Vulkan devices (vulkan_table.py): latent attention, and groups of experts."""
+"""Cases of the op table of Vulkan devices (table.py): latent attention, and groups of experts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from support.op_truth import Row, make_batch, page_count, plain_batch, random_rows, random_tensor, rng
-from support.vulkan_cases import FEW_STEPS, Array, Case, buffer, room
+from support.vulkan.cases import FEW_STEPS, Array, Case, buffer, room
 
 from hotcold.kernels.backend import PAGE, ExpertGroups
 
