@@ -56,6 +56,10 @@ void add_cold_part(ColdRows& cold, const Disk& disk, const WeightRows& weights, 
                      row_bytes, each, pitch));
 }
 
+ReadWay way_of(std::optional<bool> rings) {
+    return !rings ? ReadWay::kBest : *rings ? ReadWay::kRings : ReadWay::kThreads;
+}
+
 // What a read at loading asks whether to give up.
 template <class Loaded> void fill_of(Loaded&& load) {
     const std::function<void()> check = check_signals();
@@ -75,27 +79,39 @@ std::tuple<int64_t, int64_t, int64_t, int64_t> numbers(const Waves::Counts& c) {
 void bind_disk(nb::module_& m) {
     nb::exception<DiskError>(m, "DiskError", PyExc_RuntimeError);
     nb::class_<Disk>(m, "Disk")
-        .def(nb::init<int, bool>(), "threads"_a, "direct"_a)
+        .def(
+            "__init__",
+            [](Disk* disk, int pieces, bool direct, std::optional<bool> rings) {
+                new (disk) Disk(pieces, direct, way_of(rings));
+            },
+            "pieces"_a, "direct"_a, "rings"_a = nb::none())
         .def("add", &Disk::add, "file"_a)
         .def("direct", &Disk::direct, "number"_a)
         .def_prop_ro("threads", &Disk::threads)
+        .def_prop_ro("rings", &Disk::rings)
         .def("hold", &Disk::hold, "holds"_a)
+        .def("give_at_most", &Disk::give_at_most, "bytes"_a)
         .def("counts",
              [](Disk& disk) {
                  const Disk::Counts counts = disk.counts();
                  return std::tuple{counts.bytes, counts.reads, counts.busy_ns};
              })
-        .def_static("staging_bytes", &Disk::staging_bytes, "row_bytes"_a, "by_output"_a);
+        .def_static("staging_bytes", &Disk::staging_bytes, "row_bytes"_a, "by_output"_a)
+        .def_static("at_once", &Disk::at_once, "pieces"_a, "bytes"_a, "rings"_a);
+    m.def("why_no_rings", &why_no_rings);
     m.attr("DISK_READ_BYTES") = kRead;
     m.attr("EXPERTS_OF_A_WAVE") = kWave;
     m.def(
         "probe_disk",
-        [](int file, int64_t bytes, int depth, double seconds, bool sequential, int64_t burst, double pause) {
+        [](int file, int64_t bytes, int depth, double seconds, bool sequential, int64_t burst, double pause,
+           std::optional<bool> rings) {
             nb::gil_scoped_release release;
-            const DiskSpeed speed = probe_disk(file, {bytes, depth, seconds, sequential, burst, pause});
+            const DiskProbe probe{bytes, depth, seconds, sequential, burst, pause, way_of(rings)};
+            const DiskSpeed speed = probe_disk(file, probe);
             return std::tuple{speed.bytes_per_s, speed.direct};
         },
-        "file"_a, "bytes"_a, "depth"_a, "seconds"_a, "sequential"_a, "burst"_a = 0, "pause"_a = 0.0);
+        "file"_a, "bytes"_a, "depth"_a, "seconds"_a, "sequential"_a, "burst"_a = 0, "pause"_a = 0.0,
+        "rings"_a = nb::none());
     nb::class_<Shelf>(m, "Shelf")
         .def(nb::init<std::shared_ptr<Disk>, std::string, int64_t, int64_t>(), "disk"_a, "name"_a,
              "experts"_a, "places"_a)

@@ -1,32 +1,64 @@
 """Experts that stay in the model's file until a step names them (csrc/disk says how).
 
-A layer has places in memory for some of its experts, laid out as cpu_weights.py lays out all of them. Threads
-read an expert when the router has named it, past the system's cache where the file system allows that.
+A layer has places in memory for some of its experts, laid out as cpu_weights.py lays out all of them. An
+expert is read when the router has named it: by Linux's io_uring, or else by threads that read a piece each,
+past the system's cache where the file system allows that.
 
 Or all experts lie in memory but for rows of up and down, and of gates where predictors name neurons: then
 each has those of its first neurons there, and those of others are read when a step needs them, and forgotten.
 
 A file may have a neuron's rows side by side: then they lie so in memory, too, and are read together."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from hotcold.errors import UserError
 from hotcold.formats.files import FileError, RegularFile
 from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels import _native
 from hotcold.kernels.backend import DiskCounts, FFNTensors, is_dense
 
-READERS = 8  #: threads: so many reads are under way at once
+READS_VARIABLE = "HOTCOLD_READS"  #: of the environment; names the way of reading instead of the best one
+READERS = 8  #: reads of :data:`READ_BYTES` that are under way at once
 READ_BYTES = _native.DISK_READ_BYTES  #: of the largest
 WAVE = _native.EXPERTS_OF_A_WAVE  #: of those that were read: so many at most are computed at once
 
 
 def reading_bytes(row_bytes: Sequence[int]) -> int:
-    """Memory that the threads take to read tensors of such rows."""
+    """Memory that is taken to read tensors of such rows."""
     return READERS * max(_native.Disk.staging_bytes(each, by_output=True) for each in row_bytes)
+
+
+def asked_for_rings() -> bool | None:
+    """Whether :data:`READS_VARIABLE` names io_uring; None: it names nothing. UserError: it names another, or
+    the system lacks it."""
+    asked = os.environ.get(READS_VARIABLE)
+    if not asked:
+        return None
+    if asked not in ("io_uring", "threads"):
+        raise UserError(f"{READS_VARIABLE} is {asked!r}: there are io_uring and threads")
+    if asked == "io_uring" and (error := _native.why_no_rings()):
+        raise UserError(f"{READS_VARIABLE} is {asked!r}: this system has none here ({os.strerror(error)})")
+    return asked == "io_uring"
+
+
+def has_rings() -> bool:
+    """Whether experts are read by io_uring; else by threads."""
+    asked = asked_for_rings()
+    return not _native.why_no_rings() if asked is None else asked
+
+
+def reads_at_once(nbytes: float) -> int:
+    """How many reads of so many bytes are under way at once."""
+    return _native.Disk.at_once(READERS, round(nbytes), has_rings())
+
+
+def way_of_reading() -> str:
+    return "by io_uring" if has_rings() else f"by {READERS} threads"
 
 
 @dataclass(frozen=True)
@@ -50,7 +82,7 @@ class Disk:
     """The files of a model's experts, and the places of each layer."""
 
     def __init__(self, *, direct: bool = True) -> None:
-        self.native = _native.Disk(READERS, direct)
+        self.native = _native.Disk(READERS, direct, asked_for_rings())
         self._files: dict[RegularFile, int] = {}
         self._shelves: list[_native.Shelf | _native.ColdRows] = []
 

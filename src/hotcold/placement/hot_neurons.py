@@ -16,7 +16,7 @@ import numpy as np
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.words import HOT_FIRST_KEY
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS, FFNTensors, FFNWeights
-from hotcold.kernels.cpu_disk import reading_bytes
+from hotcold.kernels.cpu_disk import reading_bytes, way_of_reading
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
@@ -172,7 +172,8 @@ class HotNeurons:
         parts = [*self.bill.items(), ("gates and hot rows", self.expert_bytes)]
         bill = ", ".join(f"{what} {size(n)}" for what, n in parts if n)
         seen = f"{self.fitting} ({printable(self.source)}), {self.share:.0%} of the experts' bytes,"
-        return f"{seen} fit in {size(self.budget_bytes)}; others' are read as they are needed: {bill}"
+        others = f"others' are read as they are needed ({way_of_reading()})"
+        return f"{seen} fit in {size(self.budget_bytes)}; {others}: {bill}"
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
-from hotcold.kernels.cpu_disk import READ_BYTES, READERS, WAVE
+from hotcold.kernels.cpu_disk import READ_BYTES, WAVE, reads_at_once
 from hotcold.model.config import Config
 from hotcold.placement.disk_speed import DiskSpeed, measure_bursts, measure_disk
 from hotcold.placement.expert_speed import ExpertSpeed, measure_experts
@@ -185,9 +185,9 @@ def _by_neuron(
     cold = hot.cold_per_token(profile)
     read = [hot.disk_bytes(layer, n) for layer, n in enumerate(cold)]
     reading = sum(
-        nbytes / (disk.gb_s(hot.disk_bytes(layer, 1) / hot.reads[layer], READERS) * 1e9)
+        nbytes / (disk.gb_s(each, reads_at_once(each)) * 1e9)
         for layer, nbytes in enumerate(read)
-        if nbytes
+        if nbytes and (each := hot.disk_bytes(layer, 1) / hot.reads[layer])
     )
     computed = float(sizes.head + sizes.dense.sum())
     for layer, n in enumerate(hot.neurons):
@@ -287,7 +287,7 @@ class _Costs:
     bursts: Mapping[int, float]  #: seconds of so many reads of the largest expert's; none: rates are known
 
     def read_s(self, layer: int, count: int) -> float:
-        """Seconds of reading so many experts, at most :data:`READERS` reads at once."""
+        """Seconds of reading so many experts, as many reads at once as a model's are."""
         unit = self.shelves.unit_bytes[layer]
         if not count:
             return 0.0
@@ -296,8 +296,9 @@ class _Costs:
             reads, known = count * _reads_of(largest)[0], sorted(self.bursts)
             seconds = float(np.interp(reads, known, [self.bursts[n] for n in known]))
             return seconds * max(1.0, reads / known[-1]) * unit / largest
-        depth = max(1.0, min(READERS, count * max(_PARTS, unit / READ_BYTES)))
-        return count * unit / (self.disk.gb_s(min(unit / _PARTS, READ_BYTES), depth) * 1e9)
+        piece = min(unit / _PARTS, READ_BYTES)
+        depth = max(1.0, min(reads_at_once(piece), count * max(_PARTS, unit / READ_BYTES)))
+        return count * unit / (self.disk.gb_s(piece, depth) * 1e9)
 
     def disk_s(self, layer: int, missing: Floats) -> float:
         """Seconds of reading for a token."""
@@ -310,7 +311,8 @@ class _Costs:
         unit, memory = self.shelves.unit_bytes[layer], self.speed.gb_s * 1e9
         hits = max(0.0, chosen - count)
         total = max(hits * unit / memory, self.read_s(layer, count))
-        packed = min(count * unit, READERS * min(unit / _PARTS, READ_BYTES))
+        piece = min(unit / _PARTS, READ_BYTES)
+        packed = min(count * unit, reads_at_once(piece) * piece)
         return total + packed / (self.speed.packing_gb_s * 1e9) + min(count, WAVE) * unit / memory
 
     def token(self, shares: Sequence[Floats], missing: Sequence[Floats]) -> float:
