@@ -15,6 +15,8 @@ from support.served import Served, served
 from hotcold import LLM, AsyncLLM
 from hotcold.commands.cli import main
 from hotcold.demo import model_path
+from hotcold.errors import UserError
+from hotcold.runtime.pooling import pooling_of
 from tests.server.conftest import Application
 
 TEXTS = [f"Once upon a time there {'were' if i % 3 else 'was'} {i} foxes" for i in range(90)]
@@ -95,6 +97,12 @@ def test_a_model_without_a_pooling_says_so(app: Application) -> None:
     assert (
         error["code"] == "unsupported_model" and "names no pooling (bamboo.pooling_type)" in error["message"]
     )
+
+
+@pytest.mark.parametrize("kind", [np.array([1, 3]), np.array([1]), ["mean"], "mean", 1.0, True, 5])
+def test_a_pooling_that_is_none_is_refused(kind: object) -> None:
+    with pytest.raises(UserError, match=r"x\.pooling_type is .*: allowed are 1 \(mean\) and 3 \(last\)"):
+        pooling_of({"general.architecture": "x", "x.pooling_type": kind})
 
 
 async def embedded(model: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -113,6 +113,11 @@ class GGUFFile:
                 found[key] = StoredValue(int.from_bytes(data[:4], "little"), data[4:])
         return found
 
+    def says(self, key: str, text: str) -> bool:
+        """Whether the value of a key is this text; an array, with which ``==`` gives one, is none."""
+        value = self.metadata.get(key)
+        return isinstance(value, str) and value == text
+
     def is_one_of_its_files(self, path: Path) -> bool:
         """True if ``path`` is the file, or one of the files, from which the tensors are read."""
         return path.exists() and any(path.samefile(part.path) for part in self._parts)
