@@ -124,6 +124,8 @@ def test_a_conversation_in_a_file(
         assert error in talk(monkeypatch, capsys, line, code=2)[1], line
 
 
+        ("/save ~nobody-of-this-name/x", "~nobody-of-this-name names nobody's folder"),
+        ("/load ~nobody-of-this-name/x", "~nobody-of-this-name names nobody's folder"),
 @pytest.mark.parametrize(
     ("line", "error"),
     [
@@ -141,6 +143,7 @@ def test_a_conversation_in_a_file(
         ("fox " * 400, "the last message makes"),
     ],
 )
+        (f"/set n 1{'0' * 400}", f"n is 1{'0' * 39}: allowed are"),
 def test_piped_input_ends_at_what_cannot_be_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Any, line: str, error: str
 ) -> None:
