@@ -137,5 +137,9 @@ def test_the_command(
     assert "line 2: the prompt" in capsys.readouterr().err
     assert main(["embed", "-m", str(model), "-p", "c", "-p", "b " * 400]) == 2
     assert "text 2 of `-p`: the prompt" in capsys.readouterr().err
+    bare = changed(model, tmp_path / "bare.gguf", {"tokenizer.ggml.add_bos_token": False})
+    one.write_text("a\n\nb\n")
+    assert main(["embed", "-m", str(bare), "-f", str(one)]) == 2
+    assert "line 2: the prompt has no tokens" in capsys.readouterr().err
     assert main(["embed", "-p", "a"]) == 2
     assert "its file names no pooling (bamboo.pooling_type)" in capsys.readouterr().err
