@@ -192,7 +192,10 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     ``GGUFError``: not a regular file, cannot be opened, a wrong header, or files of a split model are
     missing or belong to another one. Tensors of unsupported types are listed; :meth:`GGUFFile.load`
     refuses them."""
-    first = _Part(Path(path), 0)
+    try:
+        first = _Part(Path(path), 0)
+    except GGUFError as error:
+        raise GGUFError(f"{error}{_of_checkpoint(Path(path))}") from None
     split = first.split
     if split is None:
         return GGUFFile(first)
@@ -204,6 +207,14 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
         with naming(first.path, GGUFError):
             raise GGUFError(f"{seen}, and split.tensors.count is {split.tensors}: download them again")
     return file
+
+
+def _of_checkpoint(path: Path) -> str:
+    """A hint for a path that is no GGUF file, but a checkpoint's folder or one of its files."""
+    folder = path.parent if path.suffix == ".safetensors" else path
+    if not os.path.isfile(folder / "config.json"):
+        return ""
+    return f"; `hotcold convert {printable(str(folder), 4096)}` makes a GGUF file of the checkpoint"
 
 
 class _Part:
