@@ -17,6 +17,7 @@ import pytest
 from support.many_experts import budget, many_experts
 
 from hotcold.commands import cli
+from hotcold.commands.info import describe
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
@@ -386,6 +387,11 @@ def test_convert_takes_a_predictor_along(predicted: Path, tmp_path: Path) -> Non
                     new.read_rows(name, part.start, part.stop), new.load(name).data[part]
                 )
                 np.testing.assert_array_equal(new.stored(name).load().data[part], new.load(name).data[part])
+        found = describe(old)["neuron_order"], describe(new)["neuron_order"]
+        assert found == (
+            "hot first, rows of gate, up and down apart",
+            "hot first, a neuron's rows side by side",
+        )
     whole = opened(output, None)
     expected = texts(whole)
     assert whole.sparsity == "predicted"
