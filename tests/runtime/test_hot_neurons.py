@@ -210,6 +210,15 @@ def test_predicted_neurons_are_the_same_at_every_budget(predicted: Path, ordered
     assert shares == sorted(shares, reverse=True)
 
 
+def test_without_the_predictor_such_a_budget_is_refused(predicted: Path) -> None:
+    """It has no room for two experts of each layer, nor for all gates."""
+    ram = budget(predicted, 0.1, **OPTIONS) - 1
+    assert isinstance(load(predicted, LoadOptions(threads=1, ram_budget=ram, **OPTIONS)).shelves, HotNeurons)
+    ram = budget(predicted, 0.1, sparsity="exact", **OPTIONS) - 1
+    with pytest.raises(UserError, match=r"2 experts of each layer.*with a predictor .* less will do"):
+        load(predicted, LoadOptions(threads=1, ram_budget=ram, sparsity="exact", **OPTIONS))
+
+
 @pytest.mark.parametrize("sparsity", ["exact", "off"])
 def test_other_sessions_of_a_model_that_predicts(sparsity: str, predicted: Path, ordered: Path) -> None:
     """Nothing names neurons there, so whole experts are read."""
