@@ -1,4 +1,4 @@
-"""What small models' steps take beside reading weights: choosing a token, products of matrices in cache.
+"""Times small models' steps beside reading weights: choosing a token, and products of matrices in cache.
 
     python benchmarks/cpu/small_models.py                      # this build
     python benchmarks/cpu/small_models.py old/src new/src      # two folders with built packages, in turns
@@ -42,7 +42,7 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def made(case: dict[str, Any]) -> Callable[[], Any]:
-    """What a case runs, with the build that runs this."""
+    """Makes what a case runs, with the build that runs this."""
     import numpy as np
 
     from cpu.gathered import random_tensor

@@ -7,6 +7,11 @@ expert, normally distributed. What a token adds to that has a standard deviation
 Of Mixtral's shape there are a sparse model (ReLU above a threshold, down by neuron), whose neurons fire for
 as many tokens as the assumed power law says, the most active first in each expert, and one with SiLU in the
 usual layout, which llama.cpp computes: as many bytes.
+
+Beside the sparse model lies a predictor of rank 512, 4 % of the experts' bytes: a gate owes 95 % of its
+variance to the last 512 values of its input, and the predictor reads these alone. So it names 1.26 neurons
+for each that fires, and misses a few. 7.8 % fire: the law's 10 % less what the hottest lack, of which none
+fires for more than 45 % of tokens; cold ones fire as the law says.
 """
 
 from __future__ import annotations

@@ -137,6 +137,11 @@ class GGUFFile:
                 found[key] = StoredValue(int.from_bytes(data[:4], "little"), data[4:])
         return found
 
+    def says(self, key: str, text: str) -> bool:
+        """Whether the value of a key is this text; an array, with which ``==`` gives one, is none."""
+        value = self.metadata.get(key)
+        return isinstance(value, str) and value == text
+
     def is_one_of_its_files(self, path: Path) -> bool:
         """True if ``path`` is the file, or one of the files, from which the tensors are read."""
         return path.exists() and any(path.samefile(part.path) for part in self._parts)
@@ -245,7 +250,10 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     ``GGUFError``: not a regular file, cannot be opened, a wrong header, or files of a split model are
     missing or belong to another one. Tensors of unsupported types are listed; :meth:`GGUFFile.load`
     refuses them."""
-    first = _Part(Path(path), 0)
+    try:
+        first = _Part(Path(path), 0)
+    except GGUFError as error:
+        raise GGUFError(f"{error}{_of_checkpoint(Path(path))}") from None
     split = first.split
     if split is None:
         return GGUFFile(first)
@@ -257,6 +265,14 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
         with naming(first.path, GGUFError):
             raise GGUFError(f"{seen}, and split.tensors.count is {split.tensors}: download them again")
     return file
+
+
+def _of_checkpoint(path: Path) -> str:
+    """A hint for a path that is no GGUF file, but a checkpoint's folder or one of its files."""
+    folder = path.parent if path.suffix == ".safetensors" else path
+    if not os.path.isfile(folder / "config.json"):
+        return ""
+    return f"; `hotcold convert {printable(str(folder), 4096)}` makes a GGUF file of the checkpoint"
 
 
 class _Part:

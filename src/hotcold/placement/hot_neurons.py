@@ -134,13 +134,14 @@ class HotNeurons:
 
     def cold_per_token(self, profile: Profile) -> list[float]:
         """By layer, the neurons that are read for a token, on average: those that fire, or that are named,
-        and are not hot. Neurons are expected to be named in vain as they fire."""
+        and are not hot. Any neuron is expected to be named in vain as often as another."""
         found = []
         layers = zip(self.hot, self.neurons, profile.firing, self.named, strict=True)
         for hot, n, firing, named in layers:
             one = np.asarray(firing, np.float64).reshape(len(hot), n) if n else np.zeros((0, 0))
             cold = sum(each[count:].sum() for each, count in zip(one, hot, strict=True))
-            found.append(float(cold) * (named or 1.0))
+            in_vain = 0.0 if named is None else (named - 1) * one.sum() * (1 - sum(hot) / max(1, one.size))
+            found.append(float(cold + in_vain))
         return found
 
     def disk_bytes(self, layer: int, neurons: float) -> float:

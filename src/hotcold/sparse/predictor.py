@@ -48,7 +48,7 @@ class PredictorFacts:
 
 
 def is_sidecar(file: GGUFFile) -> bool:
-    return bool(file.metadata.get("general.type") == SIDECAR_TYPE)
+    return file.says("general.type", SIDECAR_TYPE)
 
 
 def find_predictors(model: GGUFFile, named: Path | None = None) -> Path | None:
@@ -92,7 +92,7 @@ def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = N
 
 def _check_owner(file: GGUFFile, fingerprint: str) -> None:
     seen = file.metadata.get(_KEY + "model_fingerprint") if is_sidecar(file) else file.fingerprint()
-    if seen != fingerprint:
+    if not isinstance(seen, str) or seen != fingerprint:
         owner = f"the model with fingerprint {shown(seen)}, not to this one ('{fingerprint}')"
         raise PredictorError(f"belongs to {owner}: run hotcold fit-predictor again, or use `sparsity=exact`")
 
@@ -103,7 +103,12 @@ def _facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[bool, ...]]
         return "residual", True, (False,) * config.layers
     reads, relu, pays = (file.metadata.get(_KEY + key) for key in ("input", "relu", "pays"))
     flags = pays.tolist() if isinstance(pays, np.ndarray) and pays.dtype == np.bool_ else []
-    if reads not in PREDICTOR_INPUTS or not isinstance(relu, bool) or len(flags) != config.layers:
+    if (
+        not isinstance(reads, str)
+        or reads not in PREDICTOR_INPUTS
+        or not isinstance(relu, bool)
+        or len(flags) != config.layers
+    ):
         needed = f"{' or '.join(PREDICTOR_INPUTS)}, a truth value and {config.layers} of them"
         seen = printable(f"{reads!r}, {relu!r}, {pays!r}")
         raise PredictorError(f"{_KEY}input, relu and pays are {seen}: {needed} are needed")
