@@ -115,6 +115,7 @@ def test_what_is_another_gguf_file(tmp_path: Path) -> None:
     q = {"q.in_sum2": quantise(values, "F32"), "q.counts": quantise(values[:, :1], "F32")}
     for metadata, tensors, message in (
         ({"general.type": "model"}, q, "has general.type 'model' and 1 tensors"),
+        ({"general.type": [1, 2]}, q, "has general.type an array of 2 and 1 tensors"),
         ({}, {"q.weight": q["q.counts"]}, "has general.type None and 0 tensors"),
         ({}, {"q.in_sum2": q["q.in_sum2"]}, r"tensor q\.counts is missing"),
         ({}, q | {"q.counts": quantise(values[:, :1], "F16")}, "must be F32"),

@@ -187,10 +187,19 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any], Tensors], object], str]] = {
         r"x.predictor.gguf: belongs to the model with fingerprint 'g', not to this one \('f'\): run ",
     ),
     "nobody's": (lambda m, t: m.pop(KEY + "model_fingerprint"), "fingerprint None, not to this one"),
+    "of an array": (
+        lambda m, t: m.update({KEY + "model_fingerprint": [1, 2]}),
+        "fingerprint an array of 2, not to this one",
+    ),
     "no sidecar": (lambda m, t: m.pop("general.type"), "not to this one"),
+    "a type that is an array": (lambda m, t: m.update({"general.type": [1, 2]}), "not to this one"),
     "input": (
         lambda m, t: m.update({KEY + "input": "logits"}),
         "'logits'.*residual or normed, a truth value",
+    ),
+    "input of an array": (
+        lambda m, t: m.update({KEY + "input": [1, 2]}),
+        "residual or normed, a truth value",
     ),
     "relu": (lambda m, t: m.update({KEY + "relu": 1}), "input, relu and pays are 'normed', 1, "),
     "pays of numbers": (lambda m, t: m.update({KEY + "pays": [1, 0]}), "a truth value and 2 of them"),

@@ -119,7 +119,7 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
 def _read_gguf(file: GGUFFile) -> ImportanceMatrix:
     kind = file.metadata.get("general.type")
     names = [name.removesuffix(_SUMS) for name in file.tensors if name.endswith(_SUMS)]
-    if kind not in (None, IMATRIX_TYPE) or not names:
+    if not (kind is None or file.says("general.type", IMATRIX_TYPE)) or not names:
         seen = f"general.type {shown(kind)} and {len(names)} tensors NAME{_SUMS}"
         raise ImatrixError(f"has {seen}: an importance matrix of hotcold imatrix or llama.cpp is needed")
     entries = {}
