@@ -15,7 +15,7 @@ from support.golden import golden
 from support.placed import on_two
 from support.sidecars import with_sidecar
 from support.stories260k import write_stories260k
-from support.vulkan_devices import DRIVERS
+from support.vulkan.devices import DRIVERS
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine

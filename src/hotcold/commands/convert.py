@@ -85,7 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.file_path,
         metavar="PROFILE",
         help="put each expert's neurons into the order in which they fire (by a file of hotcold profile), so "
-        "that cold ones can stay on the disk with --ram-budget; prints what that is worth",
+        "that cold ones can stay on the disk with --ram-budget; prints what that is worth. A predictor "
+        "beside IN goes along, and the rows of a neuron then lie side by side",
     )
     group.add_argument(
         "-f",

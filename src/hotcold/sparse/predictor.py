@@ -44,6 +44,7 @@ class PredictorFacts:
     pays: tuple[bool, ...]  #: by layer, whether ``auto`` should use it; False if it was not measured
     params: tuple[int, ...]  #: by layer, the number of weights in both factors
     nbytes: int
+    candidates: tuple[float, ...] = ()  #: by layer, the share of neurons that it names; empty if not stated
 
 
 def is_sidecar(file: GGUFFile) -> bool:
@@ -85,6 +86,7 @@ def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = N
             pays=pays,
             params=tuple(sum(math.prod(each.shape) for each in parts[:2]) for parts in infos),
             nbytes=sum(each.nbytes for parts in infos for each in parts),
+            candidates=_candidates(file, config),
         )
 
 
@@ -111,6 +113,14 @@ def _facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[bool, ...]]
         seen = printable(f"{reads!r}, {relu!r}, {pays!r}")
         raise PredictorError(f"{_KEY}input, relu and pays are {seen}: {needed} are needed")
     return reads, relu, tuple(flags)
+
+
+def _candidates(file: GGUFFile, config: Config) -> tuple[float, ...]:
+    """Shares that a sidecar states for predictions of speed; none where they are no shares."""
+    found = np.asarray(file.metadata.get(_KEY + "candidates", ()))
+    if found.shape != (config.layers,) or found.dtype.kind != "f" or not ((found >= 0) & (found <= 1)).all():
+        return ()
+    return tuple(float(each) for each in found)
 
 
 def _layer_infos(file: GGUFFile, config: Config) -> list[list[TensorInfo]]:
