@@ -69,6 +69,12 @@ HC_INLINE I load_unit(const uint8_t* codes, int k, int lanes, int n) {
     const uint8_t* at = codes + k * 4 * lanes;
     return n == Vec::width ? Vec::load_i(at) : Vec::load_i(at, n);
 }
+template <int Units> HC_INLINE void load_units(const uint8_t* codes, int lanes, int n, I (&unit)[Units]) {
+    unroll<0, Units>([&](auto k) HC_INLINE_LAMBDA {
+        constexpr int K = decltype(k)::value;
+        unit[K] = load_unit(codes, K, lanes, n);
+    });
+}
 // fn(load), where load(p) loads the n words at p: by a copy of its own for each number that needs no mask.
 template <class V, class Fn> HC_INLINE void with_load(int n, Fn&& fn) {
     if (n == V::width) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::load_i(p); });
@@ -78,14 +84,6 @@ template <class V, class Fn> HC_INLINE void with_load(int n, Fn&& fn) {
         if (n == 6) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::template load_first<6>(p); });
     }
     fn([n](const uint8_t* p) HC_INLINE_LAMBDA { return V::load_i(p, n); });
-}
-template <int Units> HC_INLINE void load_units(const uint8_t* codes, int lanes, int n, I (&unit)[Units]) {
-    with_load<Vec>(n, [&](auto load) HC_INLINE_LAMBDA {
-        unroll<0, Units>([&](auto k) HC_INLINE_LAMBDA {
-            constexpr int K = decltype(k)::value;
-            unit[K] = load(codes + K * 4 * lanes);
-        });
-    });
 }
 
 template <class B> inline int64_t codes_of(int64_t blocks, int64_t block) {
@@ -102,7 +100,12 @@ template <class B, bool = B::opened> struct Group {
     HC_INLINE const uint8_t* codes(int l) const { return row + codes_of<B>(blocks, block) + 4 * l; }
     HC_INLINE I unit(int k, int l, int n) const { return load_unit(codes(l), k, lanes, n); }
     HC_INLINE void load(int l, int n, I (&unit)[B::units]) const {
-        load_units<B::units>(codes(l), lanes, n, unit);
+        with_load<Vec>(n, [&](auto load) HC_INLINE_LAMBDA {
+            unroll<0, B::units>([&](auto k) HC_INLINE_LAMBDA {
+                constexpr int K = decltype(k)::value;
+                unit[K] = load(codes(l) + K * 4 * lanes);
+            });
+        });
     }
     HC_INLINE Head head(int l, int n) const { return B::head({row, blocks, block + l, n}); }
 };
