@@ -225,24 +225,30 @@ def open_files() -> dict[int, str]:
     return found
 
 
-#: Forbids system calls, as containers do: by their numbers on all processors that are built for.
+#: Forbids a system call, as containers do, for all threads.
 FORBID = """
-import ctypes, os, struct, sys
+import ctypes, os, platform, struct, sys
+from pathlib import Path
+from hotcold.kernels import _native, cpu_disk
+sys.path.insert(0, sys.argv[4])
+from test_disk_reads import Experts, read_some
 number, error = int(sys.argv[1]), int(sys.argv[2])
 code = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | error), (0x06, 0, 0, 0x7FFF0000)]
 packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in code))
 program = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(packed)))
 libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-if libc.prctl(22, 2, program, 0, 0):
-    sys.exit(77)
-from hotcold.kernels import _native, cpu_disk
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-from test_disk_reads import Experts, read_some
+def forbid():
+    seccomp = {"x86_64": 317, "aarch64": 277}.get(platform.machine())
+    if seccomp is None or libc.prctl(38, 1, 0, 0, 0) or libc.syscall(seccomp, 1, 1, program):
+        os._exit(77)
+own = Experts(Path(sys.argv[3]), 12, 64, 700)
+"""
+
+FROM_THE_BEGINNING = """
+forbid()
 disk = _native.Disk(3, True)
 assert not disk.rings and disk.threads == 3, disk.threads
-read_some(Experts(Path(sys.argv[3]), 12, 64, 700), disk)
+read_some(own, disk)
 assert _native.why_no_rings() == error and cpu_disk.way_of_reading() == "by 8 threads"
 assert cpu_disk.reads_at_once(4096) == cpu_disk.READERS
 assert _native.probe_disk(os.open(sys.argv[3], os.O_RDONLY), 4096, 8, 0.0, False)[0] > 0
@@ -254,24 +260,42 @@ for refused in (lambda: _native.Disk(3, True, True), cpu_disk.has_rings):
         print(raised)
 """
 
+LATER = """
+disk = _native.Disk(3, True, True)
+read_some(own, disk)
+forbid()
+for seed in range(3):
+    read_some(own, disk, seed)
+"""
+
+
+def run_forbidding(number: int, error: int, then: str, folder: Path) -> list[str]:
+    given = [str(number), str(error), str(folder / "file"), str(Path(__file__).parent)]
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", FORBID + then, *given], capture_output=True, text=True, env=where, timeout=120
+    )
+    if done.returncode == 77:
+        pytest.skip("needs a system that lets a process forbid itself system calls")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
 
 @needs_rings
 @pytest.mark.parametrize(
     ("number", "error"), [(425, errno.EPERM), (426, errno.ENOSYS)], ids=["setup", "enter"]
 )
 def test_a_system_that_forbids_io_uring_reads_by_threads(number: int, error: int, tmp_path: Path) -> None:
-    given = [str(number), str(error), str(tmp_path / "file"), str(Path(__file__).parent)]
-    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", FORBID, *given], capture_output=True, text=True, env=where, timeout=120
-    )
-    if done.returncode == 77:
-        pytest.skip("needs a system that lets a process forbid itself system calls")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert run_forbidding(number, error, FROM_THE_BEGINNING, tmp_path) == [
         f"there is no io_uring: {os.strerror(error)}",
         f"HOTCOLD_READS is 'io_uring': this system has none here ({os.strerror(error)})",
     ]
+
+
+@needs_rings
+def test_a_ring_that_takes_no_reads_any_more(tmp_path: Path) -> None:
+    """As where the kernel has no memory for another: its thread reads by itself."""
+    assert run_forbidding(426, errno.EAGAIN, LATER, tmp_path) == []
 
 
 def test_the_way_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
