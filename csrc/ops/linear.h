@@ -82,6 +82,9 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
             // A tile begins with all its rows at once: the stream must have come to the last of them.
             const int64_t lead = cold ? (RT - 1) * row_bytes(rows.rows) : 0;
             fetch(stream, lead);
+            if constexpr (T == 1 && takes_two<B>())
+                if (ends_in_half(in.cols))
+                    for (; r + 2 <= rows.count; r += 2) tile(Constant<2>{}, Constant<1>{}, r, t);
             for (; r + RT <= rows.count; r += RT) tile(Constant<RT>{}, Constant<T>{}, r, t);
             fetch(stream, -lead);
             for (; r < rows.count; ++r) tile(Constant<1>{}, Constant<T>{}, r, t);

@@ -32,47 +32,69 @@ template <bool Short = false, class Fn> HC_INLINE void for_groups(int64_t blocks
                               [&](int lanes, int l, int n) HC_INLINE_LAMBDA { fn(block, lanes, l, n); });
 }
 
+// fn(block, lanes, l) for the vectors of a row that are full.
+template <class Fn> HC_INLINE void for_full_vectors(int64_t blocks, Fn&& fn) {
+    int64_t block = 0;
+    for (; block + kLanes <= blocks; block += kLanes)
+        for (int l = 0; l < kLanes; l += Vec::width) fn(block, kLanes, l);
+    const int lanes = int(blocks - block);
+    for (int l = 0; l + Vec::width <= lanes; l += Vec::width) fn(block, lanes, l);
+}
+
+// How a dot reads its input: a vector of lanes; or half of one twice, where two rows lie in a vector.
+struct EachLane {
+    static HC_INLINE F load(const float* p) { return Vec::load(p); }
+    static HC_INLINE I load_i(const void* p) { return Vec::load_i(p); }
+};
+template <class V> struct HalfTwice {
+    static HC_INLINE F load(const float* p) { return V::load_twice(p); }
+    static HC_INLINE I load_i(const void* p) { return V::load_twice_i(p); }
+};
+
 // log2 of a power of two.
 constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
 
 // s + the minima times the sums of x that they belong to.
-template <class B> HC_INLINE F add_minima(F s, const Head& head, F dx, const Input& in, int t, int64_t at) {
-    const I total = Vec::load_i(in.sums(t) + at);
+template <class B, class X = EachLane>
+HC_INLINE F add_minima(F s, const Head& head, F dx, const Input& in, int t, int64_t at) {
+    const I total = X::load_i(in.sums(t) + at);
     if constexpr (!B::halves) return Vec::fma(head.minimum, Vec::mul(dx, Vec::to_float(total)), s);
-    const I low = Vec::load_i(in.low_sums(t) + at);
+    const I low = X::load_i(in.low_sums(t) + at);
     s = Vec::fma(head.minimum, Vec::mul(dx, Vec::to_float(low)), s);
     return Vec::fma(head.high_minimum, Vec::mul(dx, Vec::to_float(Vec::sub_i(total, low))), s);
 }
 
 // The start of a dot, so that codes may be too large: the offset times the sum of x, negative.
-template <class B> HC_INLINE I start_of(const Input& in, int t, int64_t at, bool high) {
+template <class B, class X = EachLane> HC_INLINE I start_of(const Input& in, int t, int64_t at, bool high) {
     constexpr int offset = B::signed_codes ? Vec::signed_offset : B::offset;
     if constexpr (offset == 0) return Vec::zero_i();
-    I sum = Vec::load_i(in.sums(t) + at);
+    I sum = X::load_i(in.sums(t) + at);
     if constexpr (B::halves) {
-        const I low = Vec::load_i(in.low_sums(t) + at);
+        const I low = X::load_i(in.low_sums(t) + at);
         sum = high ? Vec::sub_i(sum, low) : low;
     }
     return Vec::sub_i(Vec::zero_i(), Vec::template shl<log2_of(offset)>(sum));
 }
 
 // acc + four products of bytes in each lane of M words of codes; those of x lie a group's words apart.
-template <bool Signed, int M> HC_INLINE I dot_words(I acc, const I (&w)[M], const int8_t* x) {
+template <bool Signed, class X = EachLane, int M>
+HC_INLINE I dot_words(I acc, const I (&w)[M], const int8_t* x) {
     auto sum = Vec::dot_begin(acc);
     for (int i = 0; i < M; ++i)
         sum = Vec::template dot_add<Signed>(sum, Vec::template dot_code<Signed>(w[i]),
-                                            Vec::load_i(x + i * 4 * kLanes));
+                                            X::load_i(x + i * 4 * kLanes));
     return Vec::dot_end(acc, sum);
 }
 
 // One group of R rows and T tokens, which starts at `block`: lanes [l, l + n).
-template <class B, int R, int T> HC_INLINE void dot_group(const Group<B> (&group)[R], const Input& in, int t0,
-                                                          int64_t block, int l, int n, F (&sum)[R][T]) {
+template <class B, int R, int T, class X = EachLane, class G>
+HC_INLINE void dot_group(const G (&group)[R], const Input& in, int t0, int64_t block, int l, int n,
+                         F (&sum)[R][T]) {
     constexpr int H = B::halves ? 2 : 1, M = smaller(Vec::words_at_once(B::code_bits), B::parts);
     I acc[R][T][H], unit[R][B::units];
     for (int t = 0; t < T; ++t)
         for (int h = 0; h < H; ++h) {
-            const I start = start_of<B>(in, t0 + t, block + l, h == 1);
+            const I start = start_of<B, X>(in, t0 + t, block + l, h == 1);
             for (int r = 0; r < R; ++r) acc[r][t][h] = start;
         }
     for (int r = 0; r < R; ++r) group[r].load(l, n, unit[r]);
@@ -88,20 +110,20 @@ template <class B, int R, int T> HC_INLINE void dot_group(const Group<B> (&group
             const int8_t* x = in.codes(t0 + t) + block * kBlock + (first + W * B::parts) * 4 * kLanes + 4 * l;
             for (int r = 0; r < R; ++r) {
                 I& a = acc[r][t][W * (H - 1)];
-                a = dot_words<B::signed_codes, M>(a, codes[r], x);
+                a = dot_words<B::signed_codes, X>(a, codes[r], x);
             }
         }
     });
     for (int r = 0; r < R; ++r) {
         const Head head = group[r].head(l, n);
         for (int t = 0; t < T; ++t) {
-            const F dx = Vec::load(in.scales(t0 + t) + block + l);
+            const F dx = X::load(in.scales(t0 + t) + block + l);
             F& s = sum[r][t];
             s = Vec::fma(Vec::to_float(acc[r][t][0]), Vec::mul(head.scale, dx), s);
             if constexpr (B::halves)
                 s = Vec::fma(Vec::to_float(acc[r][t][1]), Vec::mul(head.high_scale, dx), s);
             if constexpr (B::has_minimum)
-                if (group[r].has_minimum()) s = add_minima<B>(s, head, dx, in, t0 + t, block + l);
+                if (group[r].has_minimum()) s = add_minima<B, X>(s, head, dx, in, t0 + t, block + l);
         }
     }
 }
@@ -122,6 +144,43 @@ template <class B, int R, int T> HC_INLINE void dot_quantised(const RowOf<B>* ro
     });
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
+}
+
+// Whether rows are taken two at a time where their last blocks are half a vector or less, of the types of
+// which that may be: half of those vectors is saved, and of the sums of lanes.
+template <class B> constexpr bool takes_two() {
+    if constexpr (B::quantised)
+        return Vec::loads_first && !B::opened && !B::super && !B::halves;
+    else
+        return false;
+}
+HC_INLINE bool ends_in_half(int64_t cols) {
+    const int64_t last = cols / kBlock % Vec::width;
+    return last > 0 && 2 * last <= Vec::width;
+}
+
+// The dots of two such rows with one token: the same bits as those of one row.
+template <class B, class V>
+HC_INLINE void dot_two(const RowOf<B>* rows, const Input& in, int t0, float (&out)[2][1], Stream& stream) {
+    const int64_t blocks = in.cols / kBlock, last = blocks / kLanes * kLanes;
+    const int lanes = int(blocks - last), l = lanes / V::width * V::width;
+    F sum[2];
+    for (int r = 0; r < 2; ++r) {
+        F own[1][1] = {{V::zero()}};
+        for_full_vectors(blocks, [&](int64_t block, int of, int at) HC_INLINE_LAMBDA {
+            const Group<B> group[1] = {{rows[r], blocks, block, of}};
+            dot_group<B, 1, 1>(group, in, t0, block, at, V::width, own);
+            if (at + V::width == of) fetch(stream, bytes_of<B>(rows[r], of));
+        });
+        sum[r] = own[0][0];
+    }
+    const GroupOfTwo<B, V> group[1] = {{{rows[0], blocks, last, lanes}, {rows[1], blocks, last, lanes}}};
+    F low[1][1] = {{V::low_halves(sum[0], sum[1])}};
+    dot_group<B, 1, 1, HalfTwice<V>>(group, in, t0, last, l, lanes - l, low);
+    // One row's last vector adds 0 to the high lanes.
+    const F high = V::add(V::high_halves(sum[0], sum[1]), V::zero());
+    V::sum_halves(low[0][0], high, out[0][0], out[1][0]);
+    fetch(stream, 2 * bytes_of<B>(rows[0], lanes));
 }
 
 // Bytes [begin, end) of each of some rows, which will be read next.
@@ -218,7 +277,9 @@ HC_INLINE void dot_tile(const RowOf<B>* rows, const Input& in, int t0, float (&o
     if constexpr (B::opened && R == 1 && T == 1)
         if (rows->opening->dot && rows->factor == 1)
             return rows->opening->dot(rows->at, in, t0, out[0][0], stream);
-    if constexpr (B::quantised)
+    if constexpr (T == 1 && R == 2 && takes_two<B>())
+        dot_two<B, Vec>(rows, in, t0, out, stream);
+    else if constexpr (B::quantised)
         dot_quantised<B, R, T>(rows, in, t0, out, stream);
     else
         dot_plain<B, T>(rows[0], in, t0, out, stream);

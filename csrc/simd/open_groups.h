@@ -75,6 +75,16 @@ template <int Units> HC_INLINE void load_units(const uint8_t* codes, int lanes, 
         unit[K] = load_unit(codes, K, lanes, n);
     });
 }
+// fn(load), where load(p) loads the n words at p: by a copy of its own for each number that needs no mask.
+template <class V, class Fn> HC_INLINE void with_load(int n, Fn&& fn) {
+    if (n == V::width) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::load_i(p); });
+    if constexpr (V::loads_first) {
+        if (n == 2) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::template load_first<2>(p); });
+        if (n == 4) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::template load_first<4>(p); });
+        if (n == 6) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::template load_first<6>(p); });
+    }
+    fn([n](const uint8_t* p) HC_INLINE_LAMBDA { return V::load_i(p, n); });
+}
 
 template <class B> inline int64_t codes_of(int64_t blocks, int64_t block) {
     return blocks * B::header_quarters / 4 + block * B::units * 4;
@@ -90,7 +100,12 @@ template <class B, bool = B::opened> struct Group {
     HC_INLINE const uint8_t* codes(int l) const { return row + codes_of<B>(blocks, block) + 4 * l; }
     HC_INLINE I unit(int k, int l, int n) const { return load_unit(codes(l), k, lanes, n); }
     HC_INLINE void load(int l, int n, I (&unit)[B::units]) const {
-        load_units<B::units>(codes(l), lanes, n, unit);
+        with_load<Vec>(n, [&](auto load) HC_INLINE_LAMBDA {
+            unroll<0, B::units>([&](auto k) HC_INLINE_LAMBDA {
+                constexpr int K = decltype(k)::value;
+                unit[K] = load(codes(l) + K * 4 * lanes);
+            });
+        });
     }
     HC_INLINE Head head(int l, int n) const { return B::head({row, blocks, block + l, n}); }
 };
@@ -115,6 +130,28 @@ template <class B> struct Group<B, true> {
             head.high_minimum = lanes(opened->minimum[1]);
         }
         return head;
+    }
+};
+
+// The last blocks of two rows, at most half a vector of each: one row's in the low lanes, the other's in the
+// high ones.
+template <class B, class V> struct GroupOfTwo {
+    Group<B> a, b;
+
+    static constexpr bool has_minimum() { return B::has_minimum; }
+    HC_INLINE void load(int l, int n, I (&unit)[B::units]) const {
+        with_load<V>(n, [&](auto load) HC_INLINE_LAMBDA {
+            unroll<0, B::units>([&](auto k) HC_INLINE_LAMBDA {
+                constexpr int K = decltype(k)::value;
+                const int at = K * 4 * a.lanes;
+                unit[K] = V::low_halves(load(a.codes(l) + at), load(b.codes(l) + at));
+            });
+        });
+    }
+    HC_INLINE Head head(int l, int n) const {
+        const Head low = a.head(l, n), high = b.head(l, n);
+        return {V::low_halves(low.scale, high.scale), V::low_halves(low.high_scale, high.high_scale),
+                V::low_halves(low.minimum, high.minimum)};
     }
 };
 

@@ -44,6 +44,12 @@ struct Vec {
     // In registers: a row whose blocks fill no whole vectors has one such load, and stores of a half each
     // that a load of all then waits for take as long as a dot of the row's last blocks.
     static __m128i load_u16(const uint16_t* p, int n) {
+        if (n == 4) return _mm_loadl_epi64((const __m128i*)p);
+        if (n == 2) {
+            int pair;
+            std::memcpy(&pair, p, 4);
+            return _mm_cvtsi32_si128(pair);
+        }
         const __m128i even = _mm_cmpgt_epi32(_mm_set1_epi32(n / 2), _mm_setr_epi32(0, 1, 2, 3));
         const __m128i pairs = _mm_maskload_epi32((const int*)p, even);
         if (n % 2 == 0) return pairs;
@@ -125,6 +131,32 @@ struct Vec {
     static I set1_i(int v) { return _mm256_set1_epi32(v); }
     static I load_i(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
     static I load_i(const void* p, int n) { return _mm256_maskload_epi32((const int*)p, mask(n)); }
+    // The same of a number that the compiler knows: a masked load takes AMD's processors several times as
+    // long.
+    static constexpr bool loads_first = true;
+    template <int N> static HC_INLINE I load_first(const void* p) {
+        static_assert(N == 2 || N == 4 || N == 6, "whole loads");
+        if constexpr (N == 2) return _mm256_zextsi128_si256(_mm_loadl_epi64((const __m128i*)p));
+        const I low = _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i*)p));
+        if constexpr (N == 4) return low;
+        return _mm256_inserti128_si256(low, _mm_loadl_epi64((const __m128i*)p + 1), 1);
+    }
+    // Half a vector twice; the low halves of two; the high halves of two.
+    static F load_twice(const float* p) { return _mm256_broadcast_ps((const __m128*)p); }
+    static I load_twice_i(const void* p) {
+        return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
+    }
+    static F low_halves(F a, F b) { return _mm256_insertf128_ps(a, _mm256_castps256_ps128(b), 1); }
+    static I low_halves(I a, I b) { return _mm256_inserti128_si256(a, _mm256_castsi256_si128(b), 1); }
+    static F high_halves(F a, F b) { return _mm256_permute2f128_ps(a, b, 0x31); }
+    // sum() of two vectors, of which these are the low and the high halves.
+    static HC_INLINE void sum_halves(F low, F high, float& a, float& b) {
+        const F two = _mm256_add_ps(low, high);
+        const F one = _mm256_add_ps(two, _mm256_permute_ps(two, 0xee));
+        const F all = _mm256_add_ps(one, _mm256_permute_ps(one, 0x55));
+        a = _mm256_cvtss_f32(all);
+        b = _mm_cvtss_f32(_mm256_extractf128_ps(all, 1));
+    }
     static HC_INLINE __m128i load_bytes(const uint8_t* p, int n) {
         uint64_t v = 0;
         std::memcpy(&v, p, size_t(n));

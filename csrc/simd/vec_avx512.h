@@ -15,7 +15,8 @@ struct Vec {
     static constexpr int cold_steps(int) { return 4; }
     static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 6, attend_keys = 2, attend_values = 4;  // tiles of attention_block
-    static constexpr int signed_offset = 128;  // how much too large dot_code makes signed codes
+    static constexpr bool loads_first = false;  // whether masks are dear: see vec_avx2.h
+    static constexpr int signed_offset = 128;   // how much too large dot_code makes signed codes
     using F = __m512;
     using I = __m512i;
 

@@ -28,6 +28,7 @@ struct Vec {
     static constexpr int cold_steps(int) { return 4; }
     static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 6, attend_keys = 4, attend_values = 4;  // tiles of attention_block
+    static constexpr bool loads_first = false;  // whether masks are dear: see vec_avx2.h
     static constexpr int signed_offset = 0;
     using F = float32x4_t;
     using I = int32x4_t;

@@ -21,6 +21,7 @@ struct Vec {
     static constexpr int cold_steps(int) { return 4; }
     static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 2, attend_keys = 1, attend_values = 2;  // tiles of attention_block
+    static constexpr bool loads_first = false;  // whether masks are dear: see vec_avx2.h
     static constexpr int signed_offset = 0;
     struct F {
         float v[4];

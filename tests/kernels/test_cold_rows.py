@@ -145,24 +145,18 @@ def test_rows_that_are_named_are_read(
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_the_same_bits_with_cold_gates(side_by_side: bool, tmp_path: Path) -> None:
     """With a mask and without, and of prompts, which no mask is for."""
-    for type, kind in (("Q4_0", RELU), ("F16", FFNKind("drelu", threshold=0.0))):
+    ways = (("Q4_0", RELU, 1, 1), ("F16", FFNKind("drelu", threshold=0.0), 3, 250))
+    for type, kind, threads, room in ways:
         whole, lying = stored(tmp_path, type, kind=kind, side_by_side=side_by_side)
         resident = Steps(whole)
-        for threads, room in ((1, 1), (3, 250)):
-            some = replace(lying, hot_neurons=hot_of((type, room)), cold_gates=True, room=room)
-            cold = Steps(some, threads)
-            for decode, prompt, skip in (
-                (1, 0, True),
-                (16, 0, True),
-                (0, 9, True),
-                (3, 20, True),
-                (2, 3, False),
-            ):
-                for mask in (None, masks(decode, decode + prompt)):
-                    key = decode, prompt
-                    expected = resident.run(key, decode, prompt, skip=skip, mask=mask)[0]
-                    found = cold.run(key, decode, prompt, skip=skip, mask=mask)[0]
-                    np.testing.assert_array_equal(found, expected)
+        some = replace(lying, hot_neurons=hot_of((type, room)), cold_gates=True, room=room)
+        cold = Steps(some, threads)
+        for decode, prompt, skip in ((1, 0, True), (16, 0, True), (0, 9, True), (3, 20, True), (2, 3, False)):
+            for mask in (None, masks(decode, decode + prompt)):
+                key = decode, prompt
+                expected = resident.run(key, decode, prompt, skip=skip, mask=mask)[0]
+                found = cold.run(key, decode, prompt, skip=skip, mask=mask)[0]
+                np.testing.assert_array_equal(found, expected)
 
 
 def test_a_mask_with_all_gates_in_memory(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from hotcold.kernels.backend import (
     Backend,
     FFNTensors,
     FFNWeights,
+    Matrix,
     Norm,
     PredictorTensors,
     RopeTable,
@@ -162,6 +163,15 @@ def test_a_linear_row_is_the_same_in_any_batch(
         same_bits(run(x[:rows], decode), alone[:rows])
 
 
+def products(backend: Backend, matrix: Matrix, rows: np.ndarray) -> np.ndarray:
+    batch = plain_batch(backend, len(rows), 0)
+    buffer = backend.zeros((batch.limits.tokens, matrix.shape[1]))
+    out = backend.zeros((batch.limits.tokens, matrix.shape[0]))
+    buffer[: len(rows)] = rows
+    backend.linear(buffer, [matrix], batch, [out])
+    return out[: len(rows)].copy()
+
+
 @pytest.mark.parametrize("type", ["IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS"])
 def test_a_row_of_a_grid_is_the_same_opened_or_not(
     open_every: list[Callable[[int], Backend]], type: str
@@ -173,14 +183,20 @@ def test_a_row_of_a_grid_is_the_same_opened_or_not(
         for columns in (256, 768, 1024):
             matrix = backend.matrix(random_tensor(rng("grid", columns), type, 9, columns))
             x = random_rows(rng("x", columns), 3, columns)
-            outs = []
-            for rows in (x, *x[:, None]):
-                batch = plain_batch(backend, len(rows), 0)
-                buffer = backend.zeros((batch.limits.tokens, columns))
-                out = backend.zeros((batch.limits.tokens, 9))
-                buffer[: len(rows)] = rows
-                backend.linear(buffer, [matrix], batch, [out])
-                outs.append(out[: len(rows)].copy())
+            outs = [products(backend, matrix, rows) for rows in (x, *x[:, None])]
+            same_bits(np.vstack(outs[1:]), outs[0])
+
+
+@pytest.mark.parametrize("type", [name for name, type in BLOCK_TYPES.items() if type.weights == 32])
+def test_rows_whose_blocks_end_within_a_vector(open_every: list[Callable[[int], Backend]], type: str) -> None:
+    """One token's dots may take two rows at once there, of which one is left over."""
+    for open_cpu in open_every:
+        backend = open_cpu(1)
+        for columns in (64, 128, *range(544, 768, 32), 832):
+            tensor = random_tensor(rng("end", columns), type, 5, columns)
+            matrix, x = backend.matrix(tensor), random_rows(rng("x", columns), 3, columns)
+            outs = [products(backend, matrix, rows) for rows in (x, *x[:, None])]
+            dot(x, tensor).check(outs[0], columns)
             same_bits(np.vstack(outs[1:]), outs[0])
 
 

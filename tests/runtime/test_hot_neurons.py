@@ -17,6 +17,7 @@ import pytest
 from support.many_experts import budget, many_experts
 
 from hotcold.commands import cli
+from hotcold.commands.info import describe
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
@@ -209,6 +210,15 @@ def test_predicted_neurons_are_the_same_at_every_budget(predicted: Path, ordered
     assert shares == sorted(shares, reverse=True)
 
 
+def test_without_the_predictor_such_a_budget_is_refused(predicted: Path) -> None:
+    """It has no room for two experts of each layer, nor for all gates."""
+    ram = budget(predicted, 0.1, **OPTIONS) - 1
+    assert isinstance(load(predicted, LoadOptions(threads=1, ram_budget=ram, **OPTIONS)).shelves, HotNeurons)
+    ram = budget(predicted, 0.1, sparsity="exact", **OPTIONS) - 1
+    with pytest.raises(UserError, match=r"2 experts of each layer.*with a predictor .* less will do"):
+        load(predicted, LoadOptions(threads=1, ram_budget=ram, sparsity="exact", **OPTIONS))
+
+
 @pytest.mark.parametrize("sparsity", ["exact", "off"])
 def test_other_sessions_of_a_model_that_predicts(sparsity: str, predicted: Path, ordered: Path) -> None:
     """Nothing names neurons there, so whole experts are read."""
@@ -386,6 +396,11 @@ def test_convert_takes_a_predictor_along(predicted: Path, tmp_path: Path) -> Non
                     new.read_rows(name, part.start, part.stop), new.load(name).data[part]
                 )
                 np.testing.assert_array_equal(new.stored(name).load().data[part], new.load(name).data[part])
+        found = describe(old)["neuron_order"], describe(new)["neuron_order"]
+        assert found == (
+            "hot first, rows of gate, up and down apart",
+            "hot first, a neuron's rows side by side",
+        )
     whole = opened(output, None)
     expected = texts(whole)
     assert whole.sparsity == "predicted"

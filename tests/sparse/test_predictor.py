@@ -180,6 +180,24 @@ def test_a_sidecar_comes_back_as_it_was(tmp_path: Path) -> None:
             np.testing.assert_array_equal(tensors.threshold, np.linspace(-1, 1, n, dtype=np.float32))
 
 
+@pytest.mark.parametrize(
+    ("stated", "known"),
+    [
+        (np.float32([0.25, 0.5]), (0.25, 0.5)),
+        (np.float32([0.25]), ()),
+        (np.float32([0.25, 1.5]), ()),
+        (np.float32([0.25, np.nan]), ()),
+        (np.int32([0, 1]), ()),
+        ("many", ()),
+    ],
+)
+def test_shares_that_are_named_are_read_where_they_are_shares(
+    stated: object, known: tuple[float, ...], tmp_path: Path
+) -> None:
+    with sidecar(tmp_path, lambda keys, _: keys.update({f"{KEY}candidates": stated})) as file:
+        assert check_predictors(file, model_config(), "f").candidates == known
+
+
 KEY = "hotcold.predictor."
 DAMAGED: dict[str, tuple[Callable[[dict[str, Any], Tensors], object], str]] = {
     "another model's": (

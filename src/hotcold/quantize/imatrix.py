@@ -139,9 +139,14 @@ def _read_gguf(file: GGUFFile) -> ImportanceMatrix:
     return ImportanceMatrix(
         entries,
         [each for each in datasets if isinstance(each, str)] if isinstance(datasets, list) else [],
-        chunks if isinstance(chunks, int) else 0,
-        size if isinstance(size, int) else 0,
+        _counted(chunks),
+        _counted(size),
     )
+
+
+def _counted(value: object) -> int:
+    """A fact for people, which files have as uint32; 0 where it is none."""
+    return value if isinstance(value, int) and 0 <= value < 1 << 32 else 0
 
 
 def _read_dat(data: bytes) -> ImportanceMatrix:

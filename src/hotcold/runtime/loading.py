@@ -237,7 +237,12 @@ def _fit(
     if by_neuron and (hot := HotNeurons.fit(budget, bill, file, config, profile, candidates)):
         return hot, note
     if shelves is None:
-        shelves = Shelves.fit(budget, bill, file, config)  # says what it lacks
+        try:
+            shelves = Shelves.fit(budget, bill, file, config)  # says what it lacks
+        except NoRoomError as error:
+            if mode.predictors:
+                raise
+            raise NoRoomError(f"{error}; with a predictor (`sparsity=predicted`) less will do") from None
     return shelves if profile.routing is None else shelves.by_profile(profile, config.experts.chosen), note
 
 
