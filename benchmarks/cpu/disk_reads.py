@@ -44,7 +44,7 @@ class Reads:
     def measure(self) -> tuple[float, float]:
         """Bytes a second, and processor seconds of a GB."""
         began, before, done = time.perf_counter(), cpu_seconds(), 0
-        while time.perf_counter() < began + SECONDS:
+        while not done or time.perf_counter() < began + SECONDS:
             others = [i for i in range(PLACES) if i not in self.last]  # a shelf reads what it does not have
             self.last = {*self.draw.sample(others, self.count)}
             self.shelf.fill(list(self.last), 0)
