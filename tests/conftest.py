@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 from support.published import named_model
 from support.skips import fold_skips
-from support.vulkan_devices import DRIVERS, FULL, choose_drivers, open_vulkan
+from support.vulkan.devices import DRIVERS, FULL, choose_drivers, open_vulkan
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = pytest.StashKey[bool]()

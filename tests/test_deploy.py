@@ -114,7 +114,9 @@ def test_the_proxy_is_configured_as_nginx_takes_it(tmp_path: Path) -> None:
 
 def test_the_dockerfile_copies_what_there_is() -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    for line in re.findall(r"^COPY (.*)$", DOCKERFILE, re.MULTILINE):
+    lines = re.findall(r"^COPY (.*)$", DOCKERFILE, re.MULTILINE)
+    assert lines
+    for line in lines:
         for source in line.split()[:-1]:
             assert (ROOT / source).exists() and f"!{source}" in ignored
 

@@ -171,10 +171,12 @@ def test_a_job_bounds_the_process_and_lifts_its_bounds() -> None:
 
 
 def test_where_a_job_is_refused_nothing_is_bounded() -> None:
-    bounds = Bounds(Kernel32(refuses=True))
+    system = Kernel32(refuses=True)
+    bounds = Bounds(system)
     bounds.memory(1000)
     bounds.time(2.5, 600)
     bounds.time(0, 0)
+    assert system.told == []
 
 
 def test_the_clock_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,9 @@ TAIL = r""".SH EXIT STATUS
 .B HOTCOLD_ISA
 The instruction set to use instead of the processor's best one, such as avx2.
 .TP
+.B HOTCOLD_READS
+How experts that do not lie in memory are read: io_uring or threads.
+.TP
 .B HOTCOLD_CACHE
 The folder of downloaded models.
 .TP

@@ -38,7 +38,7 @@ from lib.server import serving
 
 MOST_BYTES = 300_000  # of a picture in a repository
 OPENING = "Once upon a time there was a little fox who"
-QUESTION = "List five ways to make a bicycle easier to ride, with a title in **bold** and a sentence each."
+QUESTION = "Write three tips for better sleep."
 _TRIES = 10  # answers, until one is long enough
 #: name, width, height, colours
 SHOTS = [
@@ -67,8 +67,9 @@ def shoot(
     path = folder / f"{name}{'-welcome' if stage == 'welcome' else ''}.png"
     image = Image.open(io.BytesIO(base64.b64decode(taken["data"]))).convert("RGB")
     image.save(path, optimize=True)
-    if path.stat().st_size > MOST_BYTES:  # with fewer colours
-        image.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
+    if path.stat().st_size > MOST_BYTES:  # with fewer colours, rare ones (a legend's) among them
+        few = image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
     return path
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lib.builds import build, serve, turns
+from lib.builds import build, in_turns, serve
 
 HEADS, WIDTH = 32, 128
 CHUNK = 128  #: LoadOptions.chunk
@@ -132,16 +132,13 @@ def main() -> None:
     builds = [build(each, __file__, args.threads, args.head_dim) for each in args.builds or [None]]
     report = []
     for case in cases(args):
-        taken: list[list[float]] = [[] for _ in builds]
-        for pair in range(args.pairs):
-            for at in turns(len(builds), pair):
-                taken[at].append(builds[at].ask({**case, "repeat": args.repeat}))
+        pairs = [in_turns(builds, {**case, "repeat": args.repeat}, pair) for pair in range(args.pairs)]
         macs, nbytes = work(case, args.head_dim)
         row: dict[str, Any] = dict(case)
-        row["ms"] = [1e3 * statistics.median(each) for each in taken]
+        row["ms"] = [1e3 * statistics.median(each) for each in zip(*pairs, strict=True)]
         row["gmac_s"] = [macs / ms / 1e6 for ms in row["ms"]]
         row["gb_s"] = [nbytes / ms / 1e6 for ms in row["ms"]]
-        ratios = [old / new for old, new in zip(taken[0], taken[-1], strict=True)]
+        ratios = [times[0] / times[-1] for times in pairs]
         row["ratio"] = [statistics.median(ratios), min(ratios), max(ratios)]
         report.append(row)
         figures = (

@@ -1,4 +1,4 @@
-"""A model larger than memory: Hotcold with a budget of RAM beside llama.cpp, which maps the file.
+r"""A model larger than memory: Hotcold with a budget of RAM beside llama.cpp, which maps the file.
 
     python benchmarks/cpu/bounded.py -m q30.gguf --llama FOLDER --shares 50 25
     python benchmarks/cpu/bounded.py -m sparse.gguf --stock silu.gguf --llama FOLDER --shares 25
@@ -12,7 +12,13 @@ cache. `--read` adds llama.cpp reading the file into memory of its own (`-lm non
 How far the system reads ahead of a fault decides how fast llama.cpp is:
 /sys/block/DISK/queue/read_ahead_kb, 128 unless set.
 
-`--stock`: what llama.cpp computes instead, where it has no such model; its time alone is compared.
+`--stock`: what llama.cpp computes instead, where it has no such model; its time alone is compared. Both files
+of eight layers of Mixtral's shape, 6.6 GB each, are made so:
+
+    python benchmarks/cpu/larger_than_memory.py -m sparse.gguf --make 8 --shape sparse-mixtral \
+        --side-by-side --sparsity predicted --gib 3 --rounds 1 --tokens 4
+    python benchmarks/cpu/larger_than_memory.py -m silu.gguf --make 8 --shape mixtral --gib 3 --rounds 1 \
+        --tokens 4
 """
 
 from __future__ import annotations
@@ -73,7 +79,7 @@ def pair(args: argparse.Namespace, share: float) -> dict[str, Any]:
     del ours["text"]
     told = [f"{name} {other[name] or 0:.2f}" for name in ("cold", "warm")]
     print(f"{share:g} %, {limit / 2**30:.2f} GiB: llama.cpp {', '.join(told)} tok/s,", end=" ")
-    print(f"Hotcold {ours['tok_s']:.2f}, hits {ours['hit_share']:.1%}", flush=True)
+    print(f"Hotcold {ours['tok_s']:.2f} ({ours['sparsity']}), hits {ours['hit_share']:.1%}", flush=True)
     return {"share": share, "limit_bytes": limit, "llama_cpp": other, "hotcold": ours}
 
 
@@ -94,6 +100,7 @@ def main() -> None:
     parser.add_argument("--theirs", type=int, default=24, help="tokens of llama.cpp (24)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-t", "--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--sparsity", help="of Hotcold: exact, predicted or off (auto)")
     parser.add_argument("--read", action="store_true", help="llama.cpp without mapping, too")
     parser.add_argument(
         "--profile", action="store_true", help="with MODEL.counted.gguf (larger_than_memory.py)"

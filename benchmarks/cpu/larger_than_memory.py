@@ -7,8 +7,9 @@
 `--make` writes the model first where it is not there: so many layers of Qwen3-30B-A3B's shape, 337 MiB each,
 whose routers prefer a quarter of the experts (57 % of all choices); or, with `--shape`, of Mixtral's, 779 MiB
 each: `sparse-mixtral` has neurons that fire as a power law says (10 % on average), the most active first, and
-`mixtral` is the same in SiLU, for llama.cpp. `--profile` counts routing on another
-text and adds rounds in which hot experts keep their places.
+a predictor beside it (`lib/experts.py`), which `--sparsity predicted` uses and `exact` does not; `mixtral` is
+the same in SiLU, for llama.cpp. `--side-by-side`: rows of a sparse model's neuron lie together in its file.
+`--profile` counts routing on another text and adds rounds in which hot experts keep their places.
 
 Budgets take turns, each in a process of its own that begins with the file out of the system's cache
 (`--warm`: as it is). `--all` adds the whole model in memory. A round generates from the same prompt;
@@ -38,7 +39,7 @@ from lib.experts import MODELS, write_experts
 #: Drawn, so that a made-up model does not repeat itself; the same in each round.
 HOW: dict[str, Any] = {"temperature": 1, "seed": 1, "ignore_eos": True}
 OTHER = "Once there was a town by the river, and nobody in it could sing. "
-CONTEXT = 512  #: positions, that of the profile, too
+CONTEXT = 512  #: positions at least, that of the profile, too
 PROMPT = "The sea was calm that morning, and the boat lay still. "
 
 
@@ -56,13 +57,17 @@ def forget(path: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(path: Path, budget: int | None, tokens: int, threads: int | None) -> dict[str, Any]:
+def measure(
+    path: Path, budget: int | None, tokens: int, threads: int | None, sparsity: str | None
+) -> dict[str, Any]:
     """The figures of one round, in this process."""
     import resource
 
     import hotcold
 
-    llm = hotcold.LLM(path, ram_budget=budget, threads=threads, gpu="off", context=CONTEXT, draft_max=0)
+    context = max(CONTEXT, tokens + 64)
+    options: Any = {"gpu": "off", "context": context, "draft_max": 0, "sparsity": sparsity}
+    llm = hotcold.LLM(path, ram_budget=budget, threads=threads, **options)
     llm.generate(PROMPT, **HOW, max_tokens=24)
     before = llm.session.counters.copy()
     answer = llm.generate(PROMPT, **HOW, max_tokens=tokens)
@@ -77,6 +82,7 @@ def measure(path: Path, budget: int | None, tokens: int, threads: int | None) ->
         "stall_s_per_token": counters.stall_s * per_token,
         "disk_gb_s": counters.disk_bytes / counters.stall_s / 1e9 if counters.stall_s else None,
         "most_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "sparsity": llm.session.sparsity,
         "text": answer.text,
     }
 
@@ -107,7 +113,7 @@ def apart(
         shutil.copyfile(counted(args.model), beside)
     if not args.warm:
         forget(args.model)
-    given = json.dumps([str(args.model), budget, args.tokens, args.threads])
+    given = json.dumps([str(args.model), budget, args.tokens, args.threads, args.sparsity])
     command = [sys.executable, __file__, "--one", given]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, preexec_fn=enter)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -127,6 +133,8 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true", help="leave the file in the system's cache")
     parser.add_argument("--make", type=int, metavar="LAYERS", help="write the model, if it is not there")
     parser.add_argument("--shape", choices=MODELS, default="qwen3", help="of the model that is written")
+    parser.add_argument("--side-by-side", action="store_true", help="of a neuron's rows in that model")
+    parser.add_argument("--sparsity", help="exact, predicted or off (auto)")
     parser.add_argument("--profile", action="store_true", help="each budget with a profile of routing, too")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -140,8 +148,10 @@ def main() -> None:
     beside = args.model.with_suffix(".profile.gguf")
     if beside.exists():
         parser.error(f"{beside} is there, and rounds write and remove a file of this name: move it away")
+    if args.side_by_side and args.shape != "sparse-mixtral":
+        parser.error("--side-by-side is for --shape sparse-mixtral")
     if args.make and not args.model.exists():
-        write_experts(args.model, args.make, shape=args.shape)
+        write_experts(args.model, args.make, shape=args.shape, side_by_side=args.side_by_side)
     ways = [(budget, False) for budget in budgets]
     if args.profile:
         count_routing(args.model, budgets[-1])
@@ -155,7 +165,7 @@ def main() -> None:
     print("budget GiB   tok/s  hits   MiB/token  GB/s waited for  waits  ms waiting  (h: hot ones stay)")
     for (budget, hot), found in rounds.items():
         row: dict[str, Any] = {"budget_bytes": budget, "profile": hot}
-        for key in found[0].keys() - {"text"}:
+        for key in found[0].keys() - {"text", "sparsity"}:
             seen = [each[key] for each in found if each[key] is not None]
             row[key] = statistics.median(seen) if seen else None
         report.append(row)
@@ -169,7 +179,9 @@ def main() -> None:
     texts = {each["text"] for found in rounds.values() for each in found}
     if len(texts) != 1:
         sys.exit("the texts differ")
-    print(json.dumps({"budgets": report, "tokens": args.tokens, "rounds": args.rounds, "warm": args.warm}))
+    mode = {each["sparsity"] for found in rounds.values() for each in found}
+    facts = {"tokens": args.tokens, "rounds": args.rounds, "warm": args.warm, "sparsity": sorted(mode)}
+    print(json.dumps({"budgets": report} | facts))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture there")
     parser.add_argument("--told", default="", help="the picture's last line: machine, model, commit")
     args = parser.parse_args()
-    args.warm = False
+    args.warm, args.sparsity = False, None
     found = budgets(args.model, args.shares)
     rounds: dict[float, list[dict[str, Any]]] = {share: [] for share in found}
     for _ in range(args.rounds):

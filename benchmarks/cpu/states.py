@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lib.builds import build, serve, turns
+from lib.builds import build, in_turns, serve
 
 #: op -> shapes: gated_delta (Hk, Hv, dk, dv), ssm_scan (H, p, n, G), short_conv (C, k); and layers.
 MODELS: dict[str, dict[str, tuple[tuple[int, ...], int]]] = {
@@ -135,16 +135,13 @@ def main() -> None:
     builds = [build(each, __file__, args.threads) for each in args.builds or [None]]
     report = []
     for case in cases(args):
-        taken: list[list[float]] = [[] for _ in builds]
-        for pair in range(args.pairs):
-            for at in turns(len(builds), pair):
-                taken[at].append(builds[at].ask({**case, "repeat": args.repeat}))
+        pairs = [in_turns(builds, {**case, "repeat": args.repeat}, pair) for pair in range(args.pairs)]
         moved = 8 * math.prod(state_shape(case["op"], case["shape"])) * case["layers"] * case["sequences"]
         row: dict[str, Any] = dict(case)
-        row["ms"] = [1e3 * statistics.median(each) for each in taken]
+        row["ms"] = [1e3 * statistics.median(each) for each in zip(*pairs, strict=True)]
         row["gb_s"] = [moved / ms / 1e6 for ms in row["ms"]]
         row["tokens_s"] = [1e3 * case["rows"] * case["sequences"] / ms for ms in row["ms"]]
-        ratios = [old / new for old, new in zip(taken[0], taken[-1], strict=True)]
+        ratios = [times[0] / times[-1] for times in pairs]
         row["ratio"] = [statistics.median(ratios), min(ratios), max(ratios)]
         report.append(row)
         speeds = [f"{gb:5.1f} GB/s" if case["rows"] == 1 else " " * 10 for gb in row["gb_s"]]

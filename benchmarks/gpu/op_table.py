@@ -3,7 +3,7 @@
     python benchmarks/gpu/op_table.py --gpu "RTX 4090"
     python benchmarks/gpu/op_table.py --gpu llvmpipe --seconds 30
 
-The cases are those of tests/support/vulkan_table.py, so this runs in a checkout; it needs no package that
+The cases are those of tests/support/vulkan/table.py, so this runs in a checkout; it needs no package that
 Hotcold does not need. The most telling cases come first, and none begins after ``--seconds``. A case has
 failed where results are further from the model than 1e-5 of a row's largest value (a few cases allow more,
 as the tests say), or where masks, ids or codes differ. Results that have all of the model's bits are counted
@@ -31,7 +31,7 @@ from hotcold.kernels.gpus import choose_gpu, open_gpu
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from support.mirrored_backend import MirroredBackend
-from support.vulkan_table import Case, cases, difference
+from support.vulkan.table import Case, cases, difference
 
 _MOST_SHOWN = 20
 _MOST_CHARACTERS = 300

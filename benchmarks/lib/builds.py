@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +70,11 @@ def serve(answer: Callable[[Any], Any], first: Any = "ready") -> None:
 def turns(count: int, round: int) -> list[int]:
     """The order of a round: forwards and backwards by turns."""
     return [*range(count)][:: -1 if round % 2 else 1]
+
+
+def in_turns(builds: Sequence[Child], question: Any, round: int) -> list[Any]:
+    """Each build's answer; the round says who is asked first."""
+    found: list[Any] = [None] * len(builds)
+    for at in turns(len(builds), round):
+        found[at] = builds[at].ask(question)
+    return found

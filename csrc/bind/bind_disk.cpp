@@ -9,15 +9,18 @@ namespace hc {
 namespace {
 
 // One matrix of each expert: `weights` are those of all places, one after another; in the file each expert's
-// is [rows, row_bytes], from its offset on.
+// is [rows, row_bytes], from its offset on. `each` of the `pitch` rows that a neuron has side by side.
 ShelfPart part_of(int64_t experts, int64_t places, const Disk& disk, const WeightRows& weights,
-                  bool by_output, int file, std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes) {
+                  bool by_output, int file, std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes,
+                  int64_t each, int64_t pitch) {
     Rows place = weights.rows;
     const int64_t block = block_size(place.type).bytes, per_column = block_size(place.type).weights;
     if (place.count % places) refuse("shelf: the places must have as many rows each");
     place.count /= places;
     if (rows < 1 || row_bytes < 1 || file < 0 || file >= disk.files())
         refuse("shelf: no such part of a file");
+    if (each < 1 || each > pitch || rows % pitch || (by_output && pitch > 1))
+        refuse("shelf: no such rows of a neuron");
     if (int64_t(offsets.size()) != experts) refuse("shelf: an offset for each expert is needed");
     for (const int64_t offset : offsets)
         if (offset < 0) refuse("shelf: offsets must not be negative");
@@ -29,25 +32,32 @@ ShelfPart part_of(int64_t experts, int64_t places, const Disk& disk, const Weigh
     } else if (by_output) {
         if (is_quantised(place.type) || rows != place.cols || row_bytes != place.count * block)
             refuse("shelf: the tensor does not fit the rows");
-    } else if (rows != place.count || row_bytes != row_size(place.type, place.cols)) {
+    } else if (rows / pitch * each != place.count || row_bytes != row_size(place.type, place.cols)) {
         refuse("shelf: the tensor does not fit the rows");
     }
     const int64_t stride =
         panels.neurons ? place.count / panels.neurons * panels.bytes() : place.count * place.stride;
-    return {weights.memory, {place, panels, by_output}, stride, file, std::move(offsets), rows, row_bytes};
+    return {
+        weights.memory, {place, panels, by_output}, stride, file, std::move(offsets), rows, row_bytes, each,
+        pitch};
 }
 
 void add_part(Shelf& shelf, const Disk& disk, const WeightRows& weights, bool by_output, int file,
-              std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes) {
+              std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes, int64_t each, int64_t pitch) {
     shelf.add(part_of(shelf.experts(), shelf.places(), disk, weights, by_output, file, std::move(offsets),
-                      rows, row_bytes));
+                      rows, row_bytes, each, pitch));
 }
 
 void add_cold_part(ColdRows& cold, const Disk& disk, const WeightRows& weights, int file,
-                   std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes) {
-    if (rows != cold.neurons()) refuse("cold rows: an expert does not have as many neurons");
+                   std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes, int64_t each,
+                   int64_t pitch) {
+    if (rows != cold.neurons() * pitch) refuse("cold rows: an expert does not have as many neurons");
     cold.add(part_of(cold.experts(), cold.experts(), disk, weights, false, file, std::move(offsets), rows,
-                     row_bytes));
+                     row_bytes, each, pitch));
+}
+
+ReadWay way_of(std::optional<bool> rings) {
+    return !rings ? ReadWay::kBest : *rings ? ReadWay::kRings : ReadWay::kThreads;
 }
 
 // What a read at loading asks whether to give up.
@@ -60,7 +70,7 @@ template <class Loaded> void fill_of(Loaded&& load) {
     });
 }
 
-std::tuple<int64_t, int64_t, int64_t, int64_t> numbers(const Shelf::Counts& c) {
+std::tuple<int64_t, int64_t, int64_t, int64_t> numbers(const Waves::Counts& c) {
     return {c.hits, c.misses, c.stalls, c.stall_ns};
 }
 
@@ -69,32 +79,44 @@ std::tuple<int64_t, int64_t, int64_t, int64_t> numbers(const Shelf::Counts& c) {
 void bind_disk(nb::module_& m) {
     nb::exception<DiskError>(m, "DiskError", PyExc_RuntimeError);
     nb::class_<Disk>(m, "Disk")
-        .def(nb::init<int, bool>(), "threads"_a, "direct"_a)
+        .def(
+            "__init__",
+            [](Disk* disk, int pieces, bool direct, std::optional<bool> rings) {
+                new (disk) Disk(pieces, direct, way_of(rings));
+            },
+            "pieces"_a, "direct"_a, "rings"_a = nb::none())
         .def("add", &Disk::add, "file"_a)
         .def("direct", &Disk::direct, "number"_a)
         .def_prop_ro("threads", &Disk::threads)
+        .def_prop_ro("rings", &Disk::rings)
         .def("hold", &Disk::hold, "holds"_a)
+        .def("give_at_most", &Disk::give_at_most, "bytes"_a)
         .def("counts",
              [](Disk& disk) {
                  const Disk::Counts counts = disk.counts();
                  return std::tuple{counts.bytes, counts.reads, counts.busy_ns};
              })
-        .def_static("staging_bytes", &Disk::staging_bytes, "row_bytes"_a, "by_output"_a);
+        .def_static("staging_bytes", &Disk::staging_bytes, "row_bytes"_a, "by_output"_a)
+        .def_static("at_once", &Disk::at_once, "pieces"_a, "bytes"_a, "rings"_a);
+    m.def("why_no_rings", &why_no_rings);
     m.attr("DISK_READ_BYTES") = kRead;
     m.attr("EXPERTS_OF_A_WAVE") = kWave;
     m.def(
         "probe_disk",
-        [](int file, int64_t bytes, int depth, double seconds, bool sequential, int64_t burst, double pause) {
+        [](int file, int64_t bytes, int depth, double seconds, bool sequential, int64_t burst, double pause,
+           std::optional<bool> rings) {
             nb::gil_scoped_release release;
-            const DiskSpeed speed = probe_disk(file, {bytes, depth, seconds, sequential, burst, pause});
+            const DiskProbe probe{bytes, depth, seconds, sequential, burst, pause, way_of(rings)};
+            const DiskSpeed speed = probe_disk(file, probe);
             return std::tuple{speed.bytes_per_s, speed.direct};
         },
-        "file"_a, "bytes"_a, "depth"_a, "seconds"_a, "sequential"_a, "burst"_a = 0, "pause"_a = 0.0);
+        "file"_a, "bytes"_a, "depth"_a, "seconds"_a, "sequential"_a, "burst"_a = 0, "pause"_a = 0.0,
+        "rings"_a = nb::none());
     nb::class_<Shelf>(m, "Shelf")
         .def(nb::init<std::shared_ptr<Disk>, std::string, int64_t, int64_t>(), "disk"_a, "name"_a,
              "experts"_a, "places"_a)
         .def("add", &add_part, "disk"_a, "weights"_a, "by_output"_a, "file"_a, "offsets"_a, "rows"_a,
-             "row_bytes"_a)
+             "row_bytes"_a, "each"_a = 1, "pitch"_a = 1)
         .def(
             "fill",
             [](Shelf& shelf, const std::vector<int32_t>& experts, int64_t kept) {
@@ -104,9 +126,10 @@ void bind_disk(nb::module_& m) {
         .def_prop_ro("places", &Shelf::places)
         .def("counts", [](const Shelf& shelf) { return numbers(shelf.counts()); });
     nb::class_<ColdRows>(m, "ColdRows")
-        .def(nb::init<std::shared_ptr<Disk>, std::string, int64_t, std::vector<int64_t>, int64_t>(), "disk"_a,
-             "name"_a, "neurons"_a, "hot"_a, "room"_a)
-        .def("add", &add_cold_part, "disk"_a, "weights"_a, "file"_a, "offsets"_a, "rows"_a, "row_bytes"_a)
+        .def(nb::init<std::shared_ptr<Disk>, std::string, int64_t, std::vector<int64_t>, int64_t, bool>(),
+             "disk"_a, "name"_a, "neurons"_a, "hot"_a, "room"_a, "gates"_a)
+        .def("add", &add_cold_part, "disk"_a, "weights"_a, "file"_a, "offsets"_a, "rows"_a, "row_bytes"_a,
+             "each"_a = 1, "pitch"_a = 1)
         .def("fill",
              [](ColdRows& cold) { fill_of([&](const Disk::GiveUp& give_up) { cold.fill(give_up); }); })
         .def("counts", [](const ColdRows& cold) { return numbers(cold.counts()); });

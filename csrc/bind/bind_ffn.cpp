@@ -32,8 +32,7 @@ struct FfnWeights {
     float threshold, limit, alpha;
     Ends ends;
     int64_t chosen;
-    std::shared_ptr<Shelf> shelf;    // whose places the rows are; null: they are all experts'
-    std::shared_ptr<ColdRows> cold;  // of up and down; null: all lie in memory
+    std::shared_ptr<Waves> waves;  // in which experts are used, which are read; null: all lie in memory
 
     int64_t experts() const { return int64_t(ends.size()); }
     int64_t max_leaves() const { return (kMaxLeaves + chosen - 1) / chosen; }
@@ -93,9 +92,10 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
         refuse("ffn: this activation multiplies two: it needs a gate");
     if (cold)
         check_cold(*cold, ends, gate && !gate_bias && !shelf && !by_output && !down_rows.panels.neurons);
-    FfnWeights w{gate,      up_rows,   down_rows,  gate_bias,        up_bias,
-                 down_bias, by_output, activation, threshold,        limit,
-                 alpha,     ends,      chosen,     std::move(shelf), std::move(cold)};
+    std::shared_ptr<Waves> waves = std::move(shelf);
+    if (cold) waves = std::move(cold);
+    FfnWeights w{gate,       up_rows,   down_rows, gate_bias, up_bias, down_bias, by_output,
+                 activation, threshold, limit,     alpha,     ends,    chosen,    std::move(waves)};
     const int64_t most = Experts(ends, chosen).most_neurons(), allowed = w.max_leaves() * kMaxLeafNeurons;
     if (most > allowed)
         refuse(std::string(ends.size() > 1 ? "ffn: an expert" : "ffn: a layer") + " of " +
@@ -173,7 +173,7 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
     if (strongest) marked = {data_of(*strongest, "ffn: strongest", decode, words), words};
     const float* values = data_of(x, "ffn: x", rows, dim);
     if (!ids) return p.program.ffn(f, values, marked);
-    p.program.ffn(f, values, chosen_of(w.ends, w.chosen, *ids, factors, rows, "ffn"), w.shelf, w.cold);
+    p.program.ffn(f, values, chosen_of(w.ends, w.chosen, *ids, factors, rows, "ffn"), w.waves);
 }
 
 }  // namespace

@@ -275,7 +275,7 @@ void bind_vulkan(nb::module_& m) {
         .def("read", &bind_read, "memory"_a, "offset"_a, "data"_exact)
         .def("clear", &bind_clear, "memory"_a);
 #ifdef HOTCOLD_FAULTS
-    nb::module_ faults = m.def_submodule("vulkan_faults");  // tests/support/vulkan_faults.py
+    nb::module_ faults = m.def_submodule("vulkan_faults");  // tests/support/vulkan/faults.py
     faults.def("fail", &fail_call, "function"_a, "nth"_a, "result"_a);
     faults.def("skip", &skip_call, "function"_a, "nth"_a);
     faults.def("calls", &calls);

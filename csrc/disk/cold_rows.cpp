@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bitset>
-#include <chrono>
 
 namespace hc {
 
@@ -10,15 +9,16 @@ namespace hc {
 static constexpr int64_t kGap = 8 << 10;
 
 ColdRows::ColdRows(std::shared_ptr<Disk> disk, std::string name, int64_t neurons, std::vector<int64_t> hot,
-                   int64_t room)
-    : disk_(std::move(disk)),
+                   int64_t room, bool gates)
+    : Waves(int64_t(hot.size())),
+      disk_(std::move(disk)),
       name_(std::move(name)),
       neurons_(neurons),
       words_((neurons + 63) / 64),
       room_(room),
       hot_(std::move(hot)),
-      state_(hot_.size()),
-      wave_of_(hot_.size(), -1) {
+      gates_(gates),
+      state_(hot_.size()) {
     for (const int64_t n : hot_)
         if (n < 0 || n > neurons) throw std::invalid_argument("no expert has so many hot neurons");
 }
@@ -37,13 +37,13 @@ void ColdRows::fill(const Disk::GiveUp& give_up) {
     for (int64_t e = 0; e < experts(); ++e) take(e, give_up);
 }
 
-// Neurons of an expert that are read: those that are wanted and not hot, and gaps. Returns how many.
-int64_t ColdRows::find_runs(int64_t expert, const uint64_t* wanted) {
+// Neurons of an expert that are read: those that are wanted and not hot, and gaps.
+void ColdRows::find_runs(int64_t expert, const uint64_t* wanted) {
     std::vector<Run>& runs = state_[size_t(expert)].runs;
     runs.clear();
     const int64_t hot = hot_[size_t(expert)];
-    int64_t named = 0, cold = 0, read = 0;
-    const int64_t gap = kGap / std::max<int64_t>(1, parts_.front().row_bytes);
+    int64_t named = 0, cold = 0;
+    const int64_t gap = kGap / (parts_.front().row_bytes * parts_.front().pitch);
     for (int64_t word = 0; word < words_; ++word) {
         uint64_t bits = wanted[word];
         if (const int64_t left = neurons_ - word * 64; left < 64) bits &= (uint64_t(1) << left) - 1;
@@ -57,10 +57,15 @@ int64_t ColdRows::find_runs(int64_t expert, const uint64_t* wanted) {
                 runs.push_back({i, i + 1});
         }
     }
-    for (const Run& run : runs) read += run.end - run.first;
+    state_[size_t(expert)].rows = 0;
+    for (const Run& run : runs) state_[size_t(expert)].rows += run.end - run.first;
     counts_.hits += named - cold;
     counts_.misses += cold;
-    return read;
+}
+
+// What so many neurons' rows take in memory.
+int64_t ColdRows::bytes_of(int64_t neurons) const {
+    return neurons * parts_.front().place.rows.stride * parts_.front().each;
 }
 
 void ColdRows::ask(int64_t expert) {
@@ -73,9 +78,13 @@ void ColdRows::ask(int64_t expert) {
     disk_->read(std::move(reads));
 }
 
-void ColdRows::ask_wave() {
-    for (const int32_t expert : named_)
-        if (in_wave(expert)) ask(expert);
+void ColdRows::ask_some() {
+    for (; asked_ < coming_.size(); ++asked_) {
+        const int64_t rows = state_[size_t(coming_[asked_])].rows;
+        if (taken_ && taken_ + rows > room_) return;
+        taken_ += rows;
+        ask(coming_[asked_]);
+    }
 }
 
 void ColdRows::give_back(int64_t expert) {
@@ -83,10 +92,11 @@ void ColdRows::give_back(int64_t expert) {
     if (own.runs.empty()) return;
     // All that is cold: a page that two runs' ends share would stay if each run's whole pages were given
     // back.
-    const int64_t stride = parts_.front().place.rows.stride, first = expert * neurons_;
-    parts_.front().memory->give_back(size_t((first + hot_[size_t(expert)]) * stride),
-                                     size_t((first + neurons_) * stride));
+    const int64_t first = expert * neurons_;
+    parts_.front().memory->give_back(size_t(bytes_of(first + hot_[size_t(expert)])),
+                                     size_t(bytes_of(first + neurons_)));
     own.runs.clear();
+    taken_ -= own.rows;
 }
 
 // Ends what a step left that did not end: reads that nobody began are dropped, others are waited for. False
@@ -106,24 +116,17 @@ bool ColdRows::settle(const Disk::GiveUp& give_up) {
 void ColdRows::begin(const std::vector<int32_t>& experts, const uint64_t* wanted,
                      const Disk::GiveUp& give_up) {
     std::fill(wave_of_.begin(), wave_of_.end(), -1);
-    wave_ = last_ = 0;
-    named_.clear();
+    wave_ = 0;
+    coming_.clear();
     if (!settle(give_up)) return;
-    named_ = experts;
-    int64_t rows = 0;
-    for (const int32_t expert : named_) {
-        const int64_t more = find_runs(expert, wanted + expert * words_);
-        if (more && (!last_ || rows + more > room_)) {
-            ++last_;
-            rows = 0;
-        }
-        rows += more;
-        wave_of_[size_t(expert)] = more ? last_ : 0;
+    for (const int32_t expert : experts) {
+        find_runs(expert, wanted + expert * words_);
+        if (state_[size_t(expert)].rows) coming_.push_back(expert);
+        wave_of_[size_t(expert)] = state_[size_t(expert)].rows ? int64_t(coming_.size()) : 0;
     }
-    if (!last_) return;
-    wave_ = 1;
-    ask_wave();
-    wave_ = 0;  // while these are read
+    asked_ = 0;
+    taken_ = 0;
+    ask_some();
 }
 
 void ColdRows::take(int64_t expert, const Disk::GiveUp& give_up) {
@@ -135,31 +138,21 @@ void ColdRows::take(int64_t expert, const Disk::GiveUp& give_up) {
     arrival.reset();
 }
 
-void ColdRows::next(const Disk::GiveUp& give_up) {
-    if (wave_) {
-        end();
-        ++wave_;
-        ask_wave();
-    } else {
-        wave_ = 1;  // what begin() asked for
-    }
-    const auto start = std::chrono::steady_clock::now();
-    bool waited = false;
-    for (const int32_t expert : named_) {
-        if (!in_wave(expert)) continue;
-        waited = waited || !disk_->arrived(*state_[size_t(expert)].arrival);
-        take(expert, give_up);
-    }
-    if (!waited) return;
-    ++counts_.stalls;
-    counts_.stall_ns +=
-        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start)
-            .count();
+void ColdRows::turn() {
+    end();
+    ++wave_;
+    ask_some();
+}
+
+bool ColdRows::await(const Disk::GiveUp& give_up) {
+    const int64_t expert = coming_[size_t(wave_) - 1];
+    const bool waited = !disk_->arrived(*state_[size_t(expert)].arrival);
+    take(expert, give_up);
+    return waited;
 }
 
 void ColdRows::end() {
-    for (const int32_t expert : named_)
-        if (in_wave(expert)) give_back(expert);
+    if (wave_) give_back(coming_[size_t(wave_) - 1]);
 }
 
 }  // namespace hc

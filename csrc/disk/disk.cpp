@@ -14,6 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kAskEvery(50);
+constexpr int64_t kEnough = 256 << 10;  // bytes
 
 int64_t down_to_block(int64_t n) { return n / kDiskBlock * kDiskBlock; }
 int64_t up_to_block(int64_t n) { return down_to_block(n + kDiskBlock - 1); }
@@ -46,16 +47,58 @@ int64_t Disk::rows_at_once(int64_t row_bytes, bool by_output) {
 }
 
 int64_t Disk::staging_bytes(int64_t row_bytes, bool by_output) {
-    // Block ends on both sides, and what an aligned address takes.
-    const int64_t staged = up_to_block(rows_at_once(row_bytes, by_output) * row_bytes) + 3 * kDiskBlock;
-    return staged + int64_t(kLocalBytes);
+    return Trays::bytes(rows_at_once(row_bytes, by_output) * row_bytes) + int64_t(kLocalBytes);
 }
 
-Disk::Disk(int threads, bool direct)
+int Disk::at_once(int pieces, int64_t bytes, bool rings) {
+    if (!rings) return pieces;
+    const int64_t of_tray = std::max<int64_t>(1, Trays::bytes(0) / (up_to_block(bytes) + kDiskBlock));
+    const int threads = std::min(pieces, kRings);
+    return int(std::min<int64_t>(threads * kReadsOfRing, pieces * of_tray));
+}
+
+// Block ends on both sides, and what an aligned address takes.
+int64_t Trays::bytes(int64_t largest) { return up_to_block(std::max(largest, kRead)) + 3 * kDiskBlock; }
+
+uint8_t* Trays::take(int64_t bytes, int& number) {
+    bytes = up_to_block(bytes);  // the next read's room begins at a block, too
+    Tray* found = nullptr;
+    for (Tray& tray : trays_) {
+        if (!tray.reads) tray.used = 0;
+        const bool fits = !tray.reads || tray.used + bytes <= tray.size;
+        if (fits && (!found || tray.reads)) found = &tray;  // rather than an empty one
+    }
+    if (!found) return nullptr;
+    if (!found->reads && found->size < bytes) {
+        const int64_t all = std::max(this->bytes(0), bytes + kDiskBlock);
+        found->size = 0;
+        found->bytes = allocate_aligned(size_t(all));
+        found->size = all - kDiskBlock;
+    }
+    uint8_t* room = first_block(found->bytes) + found->used;
+    found->used += bytes;
+    ++found->reads;
+    number = int(found - trays_.data());
+    return room;
+}
+
+Disk::Packer::Packer(std::unique_ptr<Reader> own, int count)
+    : trays(count), reader(std::move(own)), pieces(size_t(reader->most())) {
+    for (int name = reader->most(); name--;) free.push_back(name);
+    begun.reserve(free.size());
+    ended.reserve(free.size());
+}
+
+Disk::Disk(int pieces, bool direct, ReadWay way)
     : direct_(direct), process_(process_id()), threads_(std::make_unique<Threads>()) {
-    if (threads < 1) throw std::invalid_argument("a disk needs at least 1 thread");
+    if (pieces < 1) throw std::invalid_argument("a disk needs at least 1 thread");
+    Readers readers = open_readers(pieces, way);
+    rings_ = readers.rings;
+    const int count = int(readers.each.size());
+    for (int i = 0; i < count; ++i)
+        threads_->packers.emplace_back(std::move(readers.each[size_t(i)]), (pieces + i) / count);
     try {
-        for (int i = 0; i < threads; ++i) threads_->started.emplace_back([this] { loop(); });
+        for (Packer& each : threads_->packers) each.thread = std::thread([this, &each] { loop(each); });
     } catch (...) {
         stop();
         throw;
@@ -65,10 +108,12 @@ Disk::Disk(int threads, bool direct)
 bool Disk::forked() const { return process_ != process_id(); }
 
 Disk::~Disk() {
-    if (forked())
+    if (forked()) {
+        for (Packer& each : threads_->packers) each.reader->leave();
         static_cast<void>(threads_.release());
-    else
+    } else {
         stop();
+    }
     for (const File& file : files_) close_file(file.number);
 }
 
@@ -78,7 +123,10 @@ void Disk::stop() {
         stop_ = true;
     }
     threads_->work.notify_all();
-    for (std::thread& each : threads_->started) each.join();
+    for (Packer& each : threads_->packers) {
+        each.reader->wake();
+        if (each.thread.joinable()) each.thread.join();
+    }
 }
 
 int Disk::add(int file) {
@@ -98,6 +146,7 @@ void Disk::read(std::vector<DiskRead> reads) {
             ++each.arrival->left;
             queue_.push_back(std::move(each));
         }
+        wake_those_that_wait();
     }
     threads_->work.notify_all();
 }
@@ -146,71 +195,148 @@ void Disk::hold(bool holds) {
     {
         std::lock_guard<std::mutex> lock(threads_->mutex);
         holds_ = holds;
+        wake_those_that_wait();
     }
     threads_->work.notify_all();
 }
 
-void Disk::loop() {
-    Staging staging;
-    std::unique_lock<std::mutex> lock(threads_->mutex);
-    for (;;) {
-        threads_->work.wait(lock, [&] { return stop_ || (!queue_.empty() && !holds_); });
-        if (stop_) return;
-        const DiskRead read = std::move(queue_.front());
-        queue_.pop_front();
-        int error = read.arrival->error;  // of another part: this one would not help
-        int64_t bytes = 0;
-        const auto start = Clock::now();
-        if (!error) {
-            lock.unlock();
-            try {
-                error = perform(read, staging, bytes);
-            } catch (const std::bad_alloc&) {
-                error = ENOMEM;
-            } catch (...) {  // nothing may leave a thread
-                error = EIO;
-            }
-            lock.lock();
-        }
-        counts_.bytes += bytes;
-        ++counts_.reads;
-        counts_.busy_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-        if (error && !read.arrival->error) read.arrival->error = error;
-        if (--read.arrival->left == 0) threads_->done.notify_all();
+void Disk::wake_those_that_wait() {
+    for (Packer& each : threads_->packers) {
+        if (each.waits) each.reader->wake();
+        each.waits = false;
     }
 }
 
-// Returns 0, or the error: errno's, kEnded or kChanged.
-int Disk::perform(const DiskRead& read, Staging& staging, int64_t& bytes) const {
-    const File* file = nullptr;
-    {
-        std::lock_guard<std::mutex> lock(threads_->mutex);
-        file = &files_[size_t(read.from.file)];
+void Disk::loop(Packer& own) {
+    std::unique_lock<std::mutex> lock(threads_->mutex);
+    for (;;) {
+        if (own.idle()) threads_->work.wait(lock, [&] { return stop_ || (!queue_.empty() && !holds_); });
+        take(own);
+        if (own.idle()) {
+            if (stop_) return;
+            continue;
+        }
+        // Others take their share, and if they are slow to wake, this one takes another.
+        const bool more = !own.begun.empty() && !queue_.empty() && !own.free.empty();
+        own.waits = !own.free.empty();
+        const auto start = Clock::now();
+        lock.unlock();
+        for (const int name : own.begun) ask(own, name);
+        const int64_t bytes = wait(own, more);
+        lock.lock();
+        own.waits = false;
+        counts_.bytes += bytes;
+        counts_.busy_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+        for (const auto& [name, error] : own.ended) {
+            Piece& piece = own.pieces[size_t(name)];
+            own.trays.give_back(piece.tray);
+            own.free.push_back(name);
+            const std::shared_ptr<Arrival> arrival = std::move(piece.read.arrival);
+            settle(*arrival, error);
+        }
     }
-    const int64_t row = read.from.row_bytes, wanted = read.from.offset + read.first * row;
-    const int64_t end = wanted + (read.end - read.first) * row;
-    const int64_t begin = file->direct ? down_to_block(wanted) : wanted;
-    const int64_t stop = file->direct ? up_to_block(end) : end;
-    const int64_t room = up_to_block(stop - begin) + kDiskBlock;
-    if (staging.size < room) {
-        staging.bytes = allocate_aligned(size_t(room));
-        staging.size = room;
+}
+
+// Waits until something has ended, or not with `more`, and packs that, and what else has; one large piece is
+// enough, since another can be begun in its place. Returns the bytes that were read.
+int64_t Disk::wait(Packer& own, bool more) const {
+    int64_t bytes = 0;
+    own.ended.clear();
+    do {
+        const EndedRead read = own.reader->wait(more);
+        if (read.name < 0) continue;
+        int error = 0;
+        if (has_ended(own, read, bytes, error)) own.ended.emplace_back(read.name, error);
+    } while (bytes < kEnough && own.reader->ready());
+    return bytes;
+}
+
+void Disk::settle(Arrival& arrival, int error) {
+    ++counts_.reads;
+    if (error && !arrival.error) arrival.error = error;
+    if (--arrival.left == 0) threads_->done.notify_all();
+}
+
+// Takes its share of what waits, as far as it has room.
+void Disk::take(Packer& own) {
+    own.begun.clear();
+    const size_t share = (queue_.size() + threads_->packers.size() - 1) / threads_->packers.size();
+    while (!stop_ && !holds_ && !queue_.empty() && own.begun.size() < share && !own.free.empty()) {
+        const std::shared_ptr<Arrival> arrival = queue_.front().arrival;
+        int error = arrival->error;  // of another part: this one would not help
+        if (!error) {
+            Piece piece = piece_of(queue_.front());
+            try {
+                if (!own.local) own.local = allocate_aligned(kLocalBytes);
+                piece.to = own.trays.take(piece.stop - piece.begin, piece.tray);
+                if (!piece.to) break;
+                piece.read = std::move(queue_.front());
+                own.pieces[size_t(own.free.back())] = std::move(piece);
+                own.begun.push_back(own.free.back());
+                own.free.pop_back();
+            } catch (const std::bad_alloc&) {
+                error = ENOMEM;
+            }
+        }
+        queue_.pop_front();
+        if (error) settle(*arrival, error);
     }
-    if (!staging.local) staging.local = allocate_aligned(kLocalBytes);
-    uint8_t* to = first_block(staging.bytes);
-    for (int64_t at = begin; at < end;) {
-        const int64_t n = read_at(file->number, to + (at - begin), stop - at, at);
-        if (n < 0) return errno ? errno : EIO;
-        // The last block of a file may be a part of one; what follows it cannot be read directly.
-        if (n == 0 || (file->direct && n % kDiskBlock && at + n < end)) return kEnded;
-        at += n;
-        bytes += n;
+}
+
+Disk::Piece Disk::piece_of(const DiskRead& read) const {
+    Piece piece{};
+    piece.file = &files_[size_t(read.from.file)];
+    const int64_t row = read.from.row_bytes;
+    piece.wanted = read.from.offset + read.first * row;
+    piece.end = piece.wanted + (read.end - read.first) * row;
+    piece.begin = piece.file->direct ? down_to_block(piece.wanted) : piece.wanted;
+    piece.stop = piece.file->direct ? up_to_block(piece.end) : piece.end;
+    piece.at = piece.begin;
+    return piece;
+}
+
+void Disk::ask(Packer& own, int name) const {
+    const Piece& piece = own.pieces[size_t(name)];
+    uint8_t* to = piece.to + (piece.at - piece.begin);
+    const int64_t bytes = std::min(piece.stop - piece.at, at_most_.load());
+    own.reader->begin(name, piece.file->number, to, bytes, piece.at);
+}
+
+// Whether a piece is done, or failed: errno, kEnded or kChanged. Else its rest was asked for.
+bool Disk::has_ended(Packer& own, const EndedRead& read, int64_t& bytes, int& error) const {
+    Piece& piece = own.pieces[size_t(read.name)];
+    const int64_t n = read.bytes;
+    if (n < 0) {
+        error = read.error;
+        return true;
     }
-    if (!(state_of(file->number) == file->state)) return kChanged;
-    Source from = read.from;
-    from.data = to + (wanted - begin);
-    from.first = read.first;
-    fill_rows(read.to, from, read.end, staging.local.get());
+    // The last block of a file may be a part of one; what follows it cannot be read directly.
+    if (n == 0 || (piece.file->direct && n % kDiskBlock && piece.at + n < piece.end)) {
+        error = kEnded;
+        return true;
+    }
+    piece.at += n;
+    bytes += n;
+    if (piece.at < piece.end) {
+        ask(own, read.name);
+        return false;
+    }
+    try {
+        error = pack(own, piece);
+    } catch (const std::bad_alloc&) {
+        error = ENOMEM;
+    } catch (...) {  // nothing may leave a thread
+        error = EIO;
+    }
+    return true;
+}
+
+int Disk::pack(Packer& own, const Piece& piece) const {
+    if (!(state_of(piece.file->number) == piece.file->state)) return kChanged;
+    Source from = piece.read.from;
+    from.data = piece.to + (piece.wanted - piece.begin);
+    from.first = piece.read.first;
+    fill_rows(piece.read.to, from, piece.read.end, own.local.get());
     return 0;
 }
 

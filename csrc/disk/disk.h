@@ -1,17 +1,19 @@
-// Reads parts of files on threads of its own, and packs what they have read into weights.
+// Reads parts of files, several at a time, and packs them into weights, on threads of its own.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "disk/read_at.h"
+#include "disk/reader.h"
 #include "pack/fill.h"
 #include "pool/threads.h"
 
@@ -27,12 +29,6 @@ OwnFile open_again(int file, bool direct);
 
 // The first address of `room` at which direct reads may be put; it has kDiskBlock bytes more than they fill.
 uint8_t* first_block(const AlignedBytes& room);
-
-// A file cannot be read any more.
-class DiskError : public std::runtime_error {
-  public:
-    using std::runtime_error::runtime_error;
-};
 
 constexpr int64_t kRead = 2 << 20;  // bytes at once: enough for a disk's full rate, with few in flight
 constexpr int kChanged = -2, kDropped = -3;  // as kEnded: errors that no call has
@@ -52,6 +48,25 @@ struct DiskRead {
     std::shared_ptr<Arrival> arrival;
 };
 
+// Where a thread's reads are put until they are packed: each tray has one large read, or small ones until no
+// other fits, and is empty when all of these are packed.
+class Trays {
+  public:
+    explicit Trays(int count) : trays_(size_t(count)) {}
+    // Room for so many bytes, and the number of its tray; null: there is none now.
+    uint8_t* take(int64_t bytes, int& number);
+    void give_back(int number) { --trays_[size_t(number)].reads; }
+    static int64_t bytes(int64_t largest);  // of a tray for reads of at most so many bytes
+
+  private:
+    struct Tray {
+        AlignedBytes bytes;
+        int64_t size = 0, used = 0;
+        int reads = 0;
+    };
+    std::vector<Tray> trays_;
+};
+
 class Disk {
   public:
     // Whether the one who waits shall give up.
@@ -60,8 +75,9 @@ class Disk {
         int64_t bytes = 0, reads = 0, busy_ns = 0;  // `busy_ns`: of all threads, with packing
     };
 
-    // `direct`: past the system's cache where the file system allows it.
-    Disk(int threads, bool direct);
+    // `pieces`: so many reads of kRead at once, and about as many bytes of small ones. `direct`: past the
+    // system's cache where the file system allows it. DiskError: there are no rings, and they are wished.
+    Disk(int pieces, bool direct, ReadWay = ReadWay::kBest);
     ~Disk();
     Disk(const Disk&) = delete;
     Disk& operator=(const Disk&) = delete;
@@ -70,13 +86,16 @@ class Disk {
     int add(int file);
     bool direct(int number) const { return files_[size_t(number)].direct; }
     int files() const { return int(files_.size()); }
-    int threads() const { return int(threads_->started.size()); }
+    int threads() const { return int(threads_->packers.size()); }
+    bool rings() const { return rings_; }
     bool forked() const;  // this process was forked from the one that has the threads
 
     // Rows of a tensor that are read at once: some MiB of them.
     static int64_t rows_at_once(int64_t row_bytes, bool by_output);
-    // Bytes that each thread takes, for tensors of such rows.
+    // Bytes that each piece takes, for tensors of such rows.
     static int64_t staging_bytes(int64_t row_bytes, bool by_output);
+    // Reads of so many bytes that are under way at once.
+    static int at_once(int pieces, int64_t bytes, bool rings);
 
     void read(std::vector<DiskRead> reads);
     // Waits until all are done, whether well or not; false where the wait was given up.
@@ -88,6 +107,9 @@ class Disk {
     Counts counts();
     // As long as it holds, no thread begins a read: for tests, a disk that has other work.
     void hold(bool holds);
+    // At most so many bytes are asked for at once: for tests, a file system that gives less than was asked
+    // for.
+    void give_at_most(int64_t bytes) { at_most_ = bytes; }
 
   private:
     struct File {
@@ -95,27 +117,56 @@ class Disk {
         bool direct;
         FileState state;
     };
-    struct Staging {
-        AlignedBytes bytes, local;
-        int64_t size = 0;
+    // A read that is under way.
+    struct Piece {
+        DiskRead read;
+        const File* file;
+        int64_t wanted, end;  // in the file
+        int64_t begin, stop;  // the same in whole blocks, where it is read directly
+        int64_t at;           // up to here it has come
+        uint8_t* to;
+        int tray;
+    };
+    struct Packer {
+        Trays trays;
+        std::unique_ptr<Reader> reader;  // is gone before its trays
+        std::vector<Piece> pieces;       // by name
+        std::vector<int> free, begun;    // names: those of no piece, and of the last ones that were taken
+        std::vector<std::pair<int, int>>
+            ended;  // names and errors of those that settle() is yet to be told of
+        AlignedBytes local;
+        bool waits = false;  // and could begin another read
+        std::thread thread;
+
+        Packer(std::unique_ptr<Reader>, int trays);
+        bool idle() const { return free.size() == pieces.size(); }
     };
     // As Pool's: a forked process can neither use nor destroy these.
     struct Threads {
         std::mutex mutex;
         std::condition_variable work, done;
-        std::vector<std::thread> started;
+        std::deque<Packer> packers;
     };
 
-    void loop();
-    int perform(const DiskRead&, Staging&, int64_t& bytes) const;
+    void loop(Packer&);
+    void take(Packer&);
+    Piece piece_of(const DiskRead&) const;
+    void ask(Packer&, int name) const;
+    int64_t wait(Packer&, bool more) const;
+    bool has_ended(Packer&, const EndedRead&, int64_t& bytes, int& error) const;
+    int pack(Packer&, const Piece&) const;
+    void settle(Arrival&, int error);
+    void wake_those_that_wait();
     void stop();
 
     const bool direct_;
     const int64_t process_;
+    bool rings_ = false;
     std::deque<File> files_;
     std::unique_ptr<Threads> threads_;
     std::deque<DiskRead> queue_;
     Counts counts_;
+    std::atomic<int64_t> at_most_{std::numeric_limits<int64_t>::max()};
     bool stop_ = false, holds_ = false;
 };
 

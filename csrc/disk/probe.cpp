@@ -44,18 +44,24 @@ uint64_t draw(uint64_t& state) {  // splitmix64
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Threads that read pieces of a file, burst by burst.
-class Readers {
+// Threads that read pieces of a file, burst by burst, as those of a Disk do.
+class Probers {
   public:
-    Readers(int file, const DiskProbe& probe, int64_t pieces) : file_(file), probe_(probe), pieces_(pieces) {
-        threads_.reserve(size_t(probe.depth));
+    Probers(int file, const DiskProbe& probe, int64_t pieces)
+        : file_(file),
+          probe_(probe),
+          pieces_(pieces),
+          rooms_(size_t(probe.depth)),
+          readers_(open_readers(probe.depth, probe.way)) {
+        const int count = int(readers_.each.size());
+        threads_.reserve(size_t(count));
         try {
-            for (int i = 0; i < probe.depth; ++i) threads_.emplace_back([this, i] { loop(i); });
+            for (int i = 0; i < count; ++i) threads_.emplace_back([this, i, count] { loop(i, count); });
         } catch (const std::system_error&) {
             error_ = EAGAIN;
         }
     }
-    ~Readers() {
+    ~Probers() {
         {
             std::lock_guard<std::mutex> lock(mutex_);
             stop_ = true;
@@ -63,8 +69,8 @@ class Readers {
         work_.notify_all();
         for (std::thread& each : threads_) each.join();
     }
-    Readers(const Readers&) = delete;
-    Readers& operator=(const Readers&) = delete;
+    Probers(const Probers&) = delete;
+    Probers& operator=(const Probers&) = delete;
 
     // Returns the seconds that it took. DiskError: the file cannot be read.
     double burst() {
@@ -86,9 +92,17 @@ class Readers {
     int64_t done() const { return done_; }
 
   private:
-    void loop(int thread) {
-        AlignedBytes room;
-        uint64_t state = uint64_t(thread);
+    // What a thread has: its share of the pieces under way, with room for each.
+    struct Own {
+        Reader& reader;
+        AlignedBytes& room;
+        int pieces;
+        uint64_t drawn;
+    };
+
+    void loop(int thread, int count) {
+        Own own{*readers_.each[size_t(thread)], rooms_[size_t(thread)], (probe_.depth + thread) / count,
+                uint64_t(thread)};
         int64_t number = 0;
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
@@ -97,8 +111,8 @@ class Readers {
             number = number_;
             lock.unlock();
             try {
-                if (!room) room = allocate_aligned(size_t(probe_.bytes + kDiskBlock));
-                read(first_block(room), state);
+                if (!own.room) own.room = allocate_aligned(size_t(own.pieces * probe_.bytes + kDiskBlock));
+                read(own);
             } catch (...) {  // nothing may leave a thread
                 error_ = ENOMEM;
             }
@@ -106,22 +120,32 @@ class Readers {
             if (--left_ == 0) ended_.notify_all();
         }
     }
-    void read(uint8_t* to, uint64_t& state) {
-        do {
-            if (probe_.burst && taken_++ >= probe_.burst) return;
-            const int64_t piece = (probe_.sequential ? next_++ : int64_t(draw(state) >> 1)) % pieces_;
-            const int64_t n = read_at(file_, to, probe_.bytes, piece * probe_.bytes);
-            if (n < 0) {
-                error_ = errno ? errno : EIO;
-                return;
-            }
-            done_ += n;
-        } while (!error_ && (probe_.burst || Clock::now() < until_));
+    bool begin(Own& own, int name) {
+        if (error_ || (probe_.burst && taken_++ >= probe_.burst)) return false;
+        const int64_t piece = (probe_.sequential ? next_++ : int64_t(draw(own.drawn) >> 1)) % pieces_;
+        uint8_t* to = first_block(own.room) + name * probe_.bytes;
+        own.reader.begin(name, file_, to, probe_.bytes, piece * probe_.bytes);
+        return true;
+    }
+    void read(Own& own) {
+        int under_way = 0;
+        while (under_way < own.pieces && begin(own, under_way)) ++under_way;
+        while (under_way) {
+            const EndedRead ended = own.reader.wait();
+            if (ended.name < 0) continue;
+            if (ended.bytes < 0)
+                error_ = ended.error;
+            else
+                done_ += ended.bytes;
+            if ((!probe_.burst && Clock::now() >= until_) || !begin(own, ended.name)) --under_way;
+        }
     }
 
     const int file_;
     const DiskProbe probe_;
     const int64_t pieces_;
+    std::vector<AlignedBytes> rooms_;
+    const Readers readers_;  // they are gone before their rooms
     std::atomic<int64_t> next_{0}, taken_{0}, done_{0};
     std::atomic<int> error_{0};
     Clock::time_point until_;
@@ -145,16 +169,16 @@ DiskSpeed probe_disk(int file, const DiskProbe& probe) {
     if (probe.burst < 0 || probe.pause < 0 || probe.pause > 1)
         throw std::invalid_argument("a probe pauses for a second at most");
     const Opened opened(file);
-    Readers readers(opened.own.number, probe, pieces);
+    Probers probers(opened.own.number, probe, pieces);
     const auto start = Clock::now();
     double spent = 0;
     do {
-        spent += readers.burst();
+        spent += probers.burst();
         if (probe.burst && probe.pause)
             std::this_thread::sleep_for(std::chrono::duration<double>(probe.pause));
     } while (probe.burst && since(start) < probe.seconds);
-    if (!readers.done()) throw DiskError("the file cannot be read: it has become shorter");
-    return {double(readers.done()) / spent, opened.own.direct};
+    if (!probers.done()) throw DiskError("the file cannot be read: it has become shorter");
+    return {double(probers.done()) / spent, opened.own.direct};
 }
 
 }  // namespace hc

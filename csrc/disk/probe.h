@@ -2,15 +2,18 @@
 #pragma once
 #include <cstdint>
 
+#include "disk/reader.h"
+
 namespace hc {
 
 struct DiskProbe {
     int64_t bytes = 0;        // of a piece, in whole blocks of kDiskBlock
-    int depth = 1;            // pieces under way at once, each on a thread of its own
+    int depth = 1;            // pieces under way at once
     double seconds = 0;       // after which no thread begins another piece
     bool sequential = false;  // one piece after another from the file's beginning; else any, by a fixed draw
     int64_t burst = 0;        // so many pieces, then a pause that is not counted; 0: one after another
     double pause = 0;         // seconds
+    ReadWay way = ReadWay::kBest;
 };
 
 struct DiskSpeed {
@@ -18,7 +21,8 @@ struct DiskSpeed {
     bool direct = false;  // past the system's cache
 };
 
-// std::invalid_argument: no such probe, or the file is shorter than a piece. DiskError: it cannot be read.
+// std::invalid_argument: no such probe, or the file is shorter than a piece. DiskError: it cannot be read,
+// or not in that way.
 DiskSpeed probe_disk(int file, const DiskProbe&);
 
 }  // namespace hc

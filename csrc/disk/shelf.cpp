@@ -1,7 +1,6 @@
 #include "disk/shelf.h"
 
 #include <algorithm>
-#include <chrono>
 
 namespace hc {
 
@@ -14,17 +13,26 @@ void ShelfPart::add_reads(int64_t at, int64_t expert, int64_t first, int64_t end
     from.offset = offsets[size_t(expert)];
     from.rows = rows;
     from.row_bytes = row_bytes;
-    const int64_t step = Disk::rows_at_once(row_bytes, to.by_output);
-    for (; first < end; first += step)
-        reads.push_back({to, from, first, std::min(first + step, end), arrival});
+    if (each == pitch) {
+        const int64_t step = Disk::rows_at_once(row_bytes, to.by_output);
+        for (first *= each, end *= each; first < end; first += step)
+            reads.push_back({to, from, first, std::min(first + step, end), arrival});
+        return;
+    }
+    // Not all rows of a neuron: a read for each. In memory they lie without what is left out.
+    for (; first < end; ++first) {
+        Target one = to;
+        one.rows.base += (each - pitch) * first * to.rows.stride;
+        reads.push_back({one, from, first * pitch, first * pitch + each, arrival});
+    }
 }
 
 Shelf::Shelf(std::shared_ptr<Disk> disk, std::string name, int64_t experts, int64_t places)
-    : disk_(std::move(disk)),
+    : Waves(experts),
+      disk_(std::move(disk)),
       name_(std::move(name)),
       places_(size_t(places)),
-      place_of_(size_t(experts), -1),
-      wave_of_(size_t(experts), -1) {
+      place_of_(size_t(experts), -1) {
     if (places < 2 || places > experts)
         throw std::invalid_argument(std::to_string(places) + " places for " + std::to_string(experts) +
                                     " experts; allowed: 2 to as many as experts");
@@ -85,7 +93,7 @@ bool Shelf::settle(const Disk::GiveUp& give_up) {
     return true;
 }
 
-void Shelf::begin(const std::vector<int32_t>& experts, const Disk::GiveUp& give_up) {
+void Shelf::begin(const std::vector<int32_t>& experts, const uint64_t*, const Disk::GiveUp& give_up) {
     absent_.clear();
     asked_ = 0;
     wave_ = 0;
@@ -140,23 +148,26 @@ void Shelf::read_into(int64_t at, int64_t expert) {
     place = {expert, step_, true, std::make_shared<Arrival>()};
     place_of_[size_t(expert)] = at;
     std::vector<DiskRead> reads;
-    for (const ShelfPart& part : parts_) part.add_reads(at, expert, 0, part.rows, place.arrival, reads);
+    for (const ShelfPart& part : parts_)
+        part.add_reads(at, expert, 0, part.rows / part.pitch, place.arrival, reads);
     disk_->read(std::move(reads));
 }
 
-void Shelf::next(const Disk::GiveUp& give_up) {
+void Shelf::turn() {
     for (Place& place : places_)
         if (place.needed && place.expert >= 0 && in_wave(place.expert)) place.needed = false;
     ++wave_;
     ask();  // into places that the last wave has left
-    const auto start = std::chrono::steady_clock::now();
+}
+
+bool Shelf::await(const Disk::GiveUp& give_up) {
     bool waited = false;
     for (int64_t i = 0; i < waves_of() && !coming_.empty(); ++i) {
         const int64_t at = coming_.front();
         Place& place = places_[size_t(at)];
         if (!disk_->arrived(*place.arrival)) {
             waited = true;
-            if (!disk_->wait(*place.arrival, give_up)) return;
+            if (!disk_->wait(*place.arrival, give_up)) break;
         }
         coming_.pop_front();
         const int64_t expert = place.expert;
@@ -167,11 +178,7 @@ void Shelf::next(const Disk::GiveUp& give_up) {
         place.arrival.reset();
         wave_of_[size_t(expert)] = wave_;
     }
-    if (!waited) return;
-    ++counts_.stalls;
-    counts_.stall_ns +=
-        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start)
-            .count();
+    return waited;
 }
 
 void Shelf::raise(int64_t expert, int error) const {

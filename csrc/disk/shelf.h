@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "disk/disk.h"
+#include "disk/waves.h"
 #include "pack/memory.h"
 
 namespace hc {
@@ -24,56 +24,38 @@ struct ShelfPart {
     int file;                        // of the disk
     std::vector<int64_t> offsets;    // of each expert's rows in the file
     int64_t rows, row_bytes;         // of an expert, in the file
+    // Where a neuron has several rows side by side: how many of them these are, and how many there are.
+    int64_t each = 1, pitch = 1;
 
-    // Appends reads of an expert's rows [first, end) into a place, in pieces of what a disk reads at once.
+    // Appends reads of an expert's neurons (by output: of its rows) [first, end) into a place, in pieces of
+    // what a disk reads at once.
     void add_reads(int64_t at, int64_t expert, int64_t first, int64_t end,
                    const std::shared_ptr<Arrival>& arrival, std::vector<DiskRead>& reads) const;
 };
 
-// What a step does with a shelf: it begins with the experts that its rows chose, uses those that are at hand
-// (the first wave) while others are read, and then, wave by wave, those that have come.
-//
-// Which expert lies in which place depends on the experts that steps named alone, never on a time: the
-// absent ones take, in ascending order, the place of the expert that was named least recently, of several the
-// one with the smallest number; one that a wave is yet to use stays, and so do those that keep their places.
-// Bits depend on nothing of this: every expert's sum is made of the same weights, and sums are added in the
-// order of experts.
-//
-// Called by one thread at a time, that of a step of one piece; in_wave() and place() by any.
-class Shelf {
+// Which expert lies in which place depends on the experts that steps named alone: the absent ones take, in
+// ascending order, the place of the expert that was named least recently, of several the one with the
+// smallest number; one that a wave is yet to use stays, and so do those that keep their places.
+class Shelf : public Waves {
   public:
-    struct Counts {
-        int64_t hits = 0, misses = 0;      // experts named by steps: at hand, and read
-        int64_t stalls = 0, stall_ns = 0;  // waves that were waited for
-    };
-
     // `name` says in errors what it holds. There are two places at least.
     Shelf(std::shared_ptr<Disk>, std::string name, int64_t experts, int64_t places);
-    ~Shelf();
-    Shelf(const Shelf&) = delete;
-    Shelf& operator=(const Shelf&) = delete;
+    ~Shelf() override;
 
     void add(ShelfPart part) { parts_.push_back(std::move(part)); }
     // Reads these experts now, once all parts are known and before any step: the one that is wanted most
     // first. The first `kept` of them keep their places for good. DiskError: one cannot be read.
     void fill(const std::vector<int32_t>& experts, int64_t kept, const Disk::GiveUp&);
-    int64_t experts() const { return int64_t(place_of_.size()); }
     int64_t places() const { return int64_t(places_.size()); }
 
-    // The experts that a step needs, ascending. Gives up where an earlier step's reads are waited for.
-    void begin(const std::vector<int32_t>& experts, const Disk::GiveUp&);
-    // Waits for the next wave, once the last one's experts were used. DiskError: one cannot be read.
-    void next(const Disk::GiveUp&);
-    bool unfinished() const { return !coming_.empty() || asked_ < absent_.size(); }
-    int64_t wave() const { return wave_; }
-    int64_t most_waves() const;
-    bool in_wave(int64_t expert) const { return wave_of_[size_t(expert)] == wave_; }
-    // Where an expert lies; of one that is not at hand, any place.
-    int64_t place(int64_t expert) const {
+    Unit unit() const override { return kExperts; }
+    void begin(const std::vector<int32_t>& experts, const uint64_t* neurons, const Disk::GiveUp&) override;
+    bool unfinished() const override { return !coming_.empty() || asked_ < absent_.size(); }
+    int64_t most_waves() const override;
+    int64_t place(int64_t expert) const override {
         const int64_t at = place_of_[size_t(expert)];
         return at < 0 ? 0 : at;
     }
-    const Counts& counts() const { return counts_; }
 
   private:
     struct Place {
@@ -84,6 +66,8 @@ class Shelf {
         bool kept = false;  // it is nobody else's, ever
     };
 
+    void turn() override;
+    bool await(const Disk::GiveUp&) override;
     int64_t waves_of() const;
     bool settle(const Disk::GiveUp&);
     void ask();
@@ -96,12 +80,11 @@ class Shelf {
     const std::string name_;
     std::vector<ShelfPart> parts_;
     std::vector<Place> places_;
-    std::vector<int64_t> place_of_, wave_of_;  // by expert; -1: none
-    std::vector<int32_t> absent_;              // of this step
-    size_t asked_ = 0;                         // how many of them are being read, or have come
-    std::deque<int64_t> coming_;               // their places, in this order, before their wave
-    int64_t step_ = 0, wave_ = 0, kept_ = 0;
-    Counts counts_;
+    std::vector<int64_t> place_of_;  // by expert; -1: none
+    std::vector<int32_t> absent_;    // of this step
+    size_t asked_ = 0;               // how many of them are being read, or have come
+    std::deque<int64_t> coming_;     // their places, in this order, before their wave
+    int64_t step_ = 0, kept_ = 0;
 };
 
 }  // namespace hc

@@ -56,11 +56,10 @@ struct Gathered {
 struct ExpertsOp {
     Ffn layer;  // all experts' rows
     std::shared_ptr<const Experts> experts;
-    std::shared_ptr<Shelf> shelf;    // or null: all experts are in memory
-    std::shared_ptr<ColdRows> cold;  // or null: all of their rows are
-    Masks fires;                     // with cold rows, of decode rows: the neurons whose gates may fire
-    std::vector<float> thresholds;   // of an expert's neurons, for these
-    std::vector<uint64_t> wanted;    // what a step needs of all experts
+    std::shared_ptr<Waves> waves;   // or null: all of them is in memory
+    Masks fires;                    // by_gates(), of decode rows: the neurons whose gates may fire
+    std::vector<float> thresholds;  // of an expert's neurons, for these
+    std::vector<uint64_t> wanted;   // by_rows(): what a step needs of all experts
     Routing decode, prompt;
     Cut decode_cut, prompt_cut;
     Gathered input;
@@ -70,12 +69,11 @@ struct ExpertsOp {
     Input hidden;                                                // by output: [pairs, neurons]
     int64_t most_leaves = 0, most_neurons = 0;
 
-    ExpertsOp(const Ffn& f, std::shared_ptr<const Experts> e, std::shared_ptr<Shelf> s,
-              std::shared_ptr<ColdRows> c, int64_t rows, int64_t decode_rows)
+    ExpertsOp(const Ffn& f, std::shared_ptr<const Experts> e, std::shared_ptr<Waves> w, int64_t rows,
+              int64_t decode_rows)
         : layer(f),
           experts(std::move(e)),
-          shelf(std::move(s)),
-          cold(std::move(c)),
+          waves(std::move(w)),
           decode(*experts, decode_rows),
           prompt(*experts, rows),
           decode_cut(size_t(experts->count())),
@@ -92,21 +90,17 @@ struct ExpertsOp {
     const float* down_bias(int64_t expert) const { return at(layer.down_bias, expert * layer.dim()); }
     int64_t neurons(const Routing::Part& part) const { return experts->neurons(part.expert); }
     // Whether the steps of a wave compute anything of this part.
-    bool in_wave(const Routing::Part& part) const {
-        if (cold) return cold->in_wave(part.expert);
-        return !shelf || shelf->in_wave(part.expert);
+    bool in_wave(const Routing::Part& part) const { return !waves || waves->in_wave(part.expert); }
+    bool is_wave(int64_t wave) const { return !waves || waves->wave() == wave; }
+    int64_t most_waves() const { return waves ? waves->most_waves() : 1; }
+    // Whether what is read are rows of neurons; and whether, of decode rows, of those whose gates may fire.
+    bool by_rows() const { return waves && waves->unit() != Waves::kExperts; }
+    bool by_gates() const {
+        return waves && waves->unit() == Waves::kFiring && layer.skip && can_skip(layer.activation);
     }
-    bool is_wave(int64_t wave) const {
-        if (cold) return cold->wave() == wave;
-        return !shelf || shelf->wave() == wave;
-    }
-    int64_t waves() const { return cold ? cold->most_waves() : shelf ? shelf->most_waves() : 1; }
-    bool unfinished() const { return cold ? cold->unfinished() : shelf->unfinished(); }
-    void next(const Disk::GiveUp& give_up) const { cold ? cold->next(give_up) : shelf->next(give_up); }
-    // Whether decode rows need those neurons alone whose gates may fire.
-    bool by_gates() const { return cold && layer.skip && can_skip(layer.activation); }
-    Masks fires_of(const Routing::Part& part) const {
-        return {fires.words + experts->words[size_t(part.expert)], fires.stride, decode.tokens(part)};
+    // A part's words of masks of decode rows.
+    Masks of_part(const Masks& masks, const Routing::Part& part) const {
+        return {masks.words + experts->words[size_t(part.expert)], masks.stride, decode.tokens(part)};
     }
     void find_wanted();
     std::vector<int32_t> named() const;
@@ -119,8 +113,8 @@ struct ExpertsOp {
 inline Ffn ExpertsOp::expert(int64_t number) const {
     Ffn f = layer;
     const int64_t first = experts->first(number), n = experts->neurons(number), dim = layer.dim();
-    const int64_t place = shelf ? shelf->place(number) : number;
-    const int64_t row = shelf ? place * n : first;  // where its weights begin
+    const int64_t place = waves ? waves->place(number) : number;
+    const int64_t row = waves ? place * n : first;  // where its weights begin: with waves all have as many
     f.gate = rows_of(layer.gate, row, n);
     f.up = rows_of(layer.up, row, n);
     f.gate_bias = at(layer.gate_bias, first);
@@ -150,24 +144,22 @@ inline std::vector<int32_t> ExpertsOp::named() const {
     return all;
 }
 
-// The neurons that a step's rows need: of decode rows those whose gates may fire, and that their mask names.
+// The neurons that a step's rows need: of decode rows those that their mask names and, where gates are at
+// hand, whose gates may fire.
 inline void ExpertsOp::find_wanted() {
     std::fill(wanted.begin(), wanted.end(), 0);
     for (const Routing* routing : {&decode, &prompt})
         for (const Routing::Part& part : routing->parts()) {
             uint64_t* to = wanted.data() + experts->words[size_t(part.expert)];
             const int64_t words = ceil_div(neurons(part), 64);
-            if (!is_decode(*routing) || !by_gates()) {
+            if (!is_decode(*routing) || !(by_gates() || layer.mask)) {
                 std::fill(to, to + words, ~uint64_t(0));
                 continue;
             }
-            const Masks own = fires_of(part);
+            const Masks own = of_part(by_gates() ? fires : layer.mask, part);
             for (int t = 0; t < part.rows(); ++t)
                 for (int64_t word = 0; word < words; ++word) {
-                    if (layer.mask) {
-                        const int64_t at = experts->words[size_t(part.expert)] + word;
-                        own.row(t)[word] &= layer.mask.row(decode.tokens(part)[t])[at];
-                    }
+                    if (by_gates() && layer.mask) own.row(t)[word] &= of_part(layer.mask, part).row(t)[word];
                     to[word] |= own.row(t)[word];
                 }
         }
@@ -184,7 +176,7 @@ inline Ffn ExpertsOp::view(const Routing& routing, const Routing::Part& part) co
         return f;
     }
     if (is_decode(routing)) {
-        if (by_gates()) f.mask = fires_of(part);
+        if (by_gates()) f.mask = of_part(fires, part);
         std::copy(levels[size_t(part.expert)].begin(), levels[size_t(part.expert)].end(), f.levels);
         f.partial += part.begin * most_leaves * sums_of(layer.dim());
         f.added += routing.number(part) * most_leaves;

@@ -4,8 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "disk/cold_rows.h"
-#include "disk/shelf.h"
+#include "disk/waves.h"
 #include "pool/threads.h"
 #include "program/batch.h"
 #include "program/link.h"
@@ -82,10 +81,8 @@ class Program {
     void ffn(Ffn, const float* x, Masks strongest = {});
     // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
     void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
-    // `shelf`: their weights lie in its places, as they are read; null: all are in memory. `cold`: rows of up
-    // and down that are not hot are read when they are needed; null: likewise.
-    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>, std::shared_ptr<Shelf> shelf = {},
-             std::shared_ptr<ColdRows> cold = {});
+    // `waves`: of their weights some are read when they are needed; null: all are in memory.
+    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>, std::shared_ptr<Waves> waves = {});
     // expert_scale [experts] multiplies factors; or null.
     void router(const float* x, const Rows& weights, const float* bias, const Router&,
                 const float* expert_scale, int32_t* ids, float* factors, const ExpertGroups& = {});

@@ -77,11 +77,10 @@ void add_stats(const ExpertsOp& op) {
 }  // namespace
 
 void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts> experts,
-                  std::shared_ptr<Shelf> shelf, std::shared_ptr<ColdRows> cold) {
+                  std::shared_ptr<Waves> waves) {
     ScratchPlan plan(*this);
     const int64_t rows = bounds_.tokens, pairs = rows * experts->chosen, dim = args.dim();
-    auto op =
-        std::make_shared<ExpertsOp>(args, experts, std::move(shelf), std::move(cold), rows, max_decode());
+    auto op = std::make_shared<ExpertsOp>(args, experts, std::move(waves), rows, max_decode());
     Gathered& in = op->input;
     const bool gated = args.gate.base;
     in.codes = is_quantised(args.up.type) || (gated && is_quantised(args.gate.type));
@@ -103,7 +102,7 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
              op->decode.sort(0, decode);
              op->prompt.sort(decode, batch_.tokens_count());
              clear_fired(*op, batch_.decode_count());
-             if (op->shelf) op->shelf->begin(op->named(), give_up());
+             if (op->waves && !op->by_rows()) op->waves->begin(op->named(), nullptr, give_up());
          });
     step(
         [op] {
@@ -115,38 +114,40 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
             if (pair < before) return op->input.copy(op->decode, int(pair), 0);
             op->input.copy(op->prompt, int(pair - before), before);
         });
-    if (op->cold) name_rows(op, plan);
+    if (op->by_rows()) name_rows(op, plan);
     if (args.by_output)
         experts_by_output(op, plan);
     else
         experts_by_neuron(op, plan);
 }
 
-// Names the rows of up and down that a step needs, whose reads then begin. Gates, which lie in memory, are
-// computed as by an FFN, so those that fire are among those that reach its threshold here.
+// Names the rows that a step needs, whose reads then begin. Gates that lie in memory are computed first, as
+// by an FFN, so those that fire are among those that reach its threshold here.
 void Program::name_rows(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
-    const Experts& experts = *op->experts;
-    op->wanted.resize(size_t(experts.words.back()));
-    op->thresholds.assign(size_t(op->most_neurons), op->layer.threshold);
-    op->fires.stride = experts.words.back();
-    plan.take(max_decode() * experts.words.back() * 8,
-              [op](uint8_t* p) { op->fires.words = reinterpret_cast<uint64_t*>(p); });
-    const int64_t size = ceil_div(piece_rows(op->layer.gate), 64);
-    const auto blocks_of = [=](const Routing::Part& part) {
-        return ceil_div(ceil_div(op->neurons(part), 64), size);
-    };
-    step([=] { return op->by_gates() ? op->decode_cut.over(op->decode, blocks_of) : 0; },
-         [=](int64_t piece, const Scratch&) {
-             const Routing::Part& part = op->decode.parts()[op->decode_cut.part(piece)];
-             const int64_t n = op->neurons(part), first = piece * size;
-             const Rows gate = rows_of(op->layer.gate, op->experts->first(part.expert), n);
-             k_.predict(gate, op->input.of(part, 0), op->thresholds.data(), first,
-                        std::min(ceil_div(n, 64), first + size), part.rows(), op->fires_of(part));
-         });
+    op->wanted.resize(size_t(op->experts->words.back()));
+    if (op->by_gates()) {
+        op->thresholds.assign(size_t(op->most_neurons), op->layer.threshold);
+        op->fires.stride = op->experts->words.back();
+        plan.take(max_decode() * op->fires.stride * 8,
+                  [op](uint8_t* p) { op->fires.words = reinterpret_cast<uint64_t*>(p); });
+        const int64_t size = ceil_div(piece_rows(op->layer.gate), 64);
+        const auto blocks_of = [=](const Routing::Part& part) {
+            return ceil_div(ceil_div(op->neurons(part), 64), size);
+        };
+        step([=] { return op->decode_cut.over(op->decode, blocks_of); },
+             [=](int64_t piece, const Scratch&) {
+                 const Routing::Part& part = op->decode.parts()[op->decode_cut.part(piece)];
+                 const int64_t n = op->neurons(part), first = piece * size;
+                 const Rows gate = rows_of(op->layer.gate, op->experts->first(part.expert), n);
+                 k_.predict(gate, op->input.of(part, 0), op->thresholds.data(), first,
+                            std::min(ceil_div(n, 64), first + size), part.rows(),
+                            op->of_part(op->fires, part));
+             });
+    }
     step([this] { return int64_t(count(kTokens) > 0); },
          [this, op](int64_t, const Scratch&) {
              op->find_wanted();
-             op->cold->begin(op->named(), op->wanted.data(), give_up());
+             op->waves->begin(op->named(), op->wanted.data(), give_up());
          });
 }
 
@@ -172,13 +173,13 @@ void Program::experts_by_neuron(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
     plan.take(parts * op->most_leaves * 4,
               [op](uint8_t* p) { op->layer.added = reinterpret_cast<uint32_t*>(p); });
 
-    for (int64_t wave = 0; wave < op->waves(); ++wave) {
+    for (int64_t wave = 0; wave < op->most_waves(); ++wave) {
         next_wave(op, wave);
         wave_by_neuron(op, wave);
     }
-    if (op->cold)
+    if (op->by_rows())
         step([this] { return int64_t(count(kTokens) > 0); },
-             [op](int64_t, const Scratch&) { op->cold->end(); });
+             [op](int64_t, const Scratch&) { op->waves->end(); });
     const int64_t groups = padded(dim) / kGroup;
     step([=] { return groups * batch_.decode_count(); },
          [=](int64_t piece, const Scratch&) {
@@ -199,8 +200,8 @@ std::function<bool()> Program::give_up() const {
 // Waits for the experts of a wave; the first one needs none of what is read.
 void Program::next_wave(std::shared_ptr<ExpertsOp> op, int64_t wave) {
     if (!wave) return;
-    step([op, wave] { return int64_t(op->is_wave(wave - 1) && op->unfinished()); },
-         [this, op](int64_t, const Scratch&) { op->next(give_up()); });
+    step([op, wave] { return int64_t(op->is_wave(wave - 1) && op->waves->unfinished()); },
+         [this, op](int64_t, const Scratch&) { op->waves->next(give_up()); });
 }
 
 // Pieces of decode rows, and prompt rows up to their sums by outputs, of one wave's experts.
@@ -252,7 +253,7 @@ void Program::experts_by_output(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
     if (is_quantised(op->layer.down.type))
         plan.take(pairs * Input::token_bytes(op->most_neurons),
                   [op](uint8_t* p) { op->hidden.quantised = p; });
-    for (int64_t wave = 0; wave < op->waves(); ++wave) {
+    for (int64_t wave = 0; wave < op->most_waves(); ++wave) {
         next_wave(op, wave);
         wave_by_output(op, wave);
     }

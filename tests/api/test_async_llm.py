@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.async_engines import (
+    ENDLESS,
+    GREEDY,
+    LIMIT_S,
+    assert_all_is_free,
+    begun,
+    read,
+    refused,
+    run,
+    started,
+    until,
+)
 
 from hotcold import LLM, AsyncLLM
 from hotcold.demo import model_path
@@ -28,86 +38,12 @@ from hotcold.hosting.messages import Submit
 from hotcold.runtime.sampling import SamplingParams
 
 PROMPT = "Once upon a time"
-GREEDY = SamplingParams(temperature=0)
-LIMIT_S = 240
-#: Runs to the end of the context, 256 positions, unless it is stopped.
-ENDLESS = Job([9], GREEDY, max_tokens=1000, ignore_eos=True)
-
-
-def run(program: Coroutine[Any, Any, Any]) -> Any:
-    """In a new loop, which a test that hangs does not outlive; no task, child or thread may be left."""
-    threads, before = threading.active_count(), children()
-
-    async def bounded() -> Any:
-        found = await asyncio.wait_for(program, LIMIT_S)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left
-        return found
-
-    found = asyncio.run(bounded(), debug=True)
-    assert children() <= before
-    assert threading.active_count() <= threads + 1  # one that waits for a child may be about to end
-    return found
-
-
-def children() -> set[int]:
-    """Process ids of this process's children, ended ones included that nobody has waited for."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # it has ended meanwhile
-        if parent == os.getpid():
-            found.add(int(path.parent.name))
-    return found
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with LLM() as llm:
         yield llm
-
-
-@asynccontextmanager
-async def started(**options: Any) -> AsyncIterator[AsyncLLM]:
-    llm = AsyncLLM(threads=1, **options)
-    async with llm:
-        yield llm
-
-
-def process_id(llm: AsyncLLM) -> int | None:
-    """The id of the engine process, while there is one."""
-    transport = llm.front._transport
-    return None if transport is None or llm.front._exited.is_set() else transport.get_pid()
-
-
-async def read(llm: AsyncLLM, job: Job) -> list[Piece]:
-    return [piece async for piece in llm.stream(job)]
-
-
-async def until(true: Callable[[], Any]) -> None:
-    while not true():
-        await asyncio.sleep(0.005)
-
-
-async def refused(llm: AsyncLLM, job: Job) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        await read(llm, job)
-    return caught.value
-
-
-async def begun(llm: AsyncLLM, job: Job) -> Any:
-    """A stream that has given its first piece."""
-    stream = llm.stream(job)
-    await anext(stream)
-    return stream
-
-
-async def assert_all_is_free(llm: AsyncLLM) -> None:
-    stats = await llm.stats()
-    assert (stats.running, stats.waiting) == (0, 0)
-    assert stats.free_pages + stats.shared_pages == stats.pages
 
 
 def test_a_stream_is_what_a_model_in_this_process_generates(llm: LLM) -> None:
@@ -393,74 +329,6 @@ def test_jobs_that_cannot_run_say_why() -> None:
     run(program())
 
 
-def test_before_and_after_there_is_no_engine() -> None:
-    async def program() -> None:
-        engine = AsyncLLM(threads=1)
-        assert (engine.status, engine.loaded, engine.error, process_id(engine)) == ("new", 0, None, None)
-        for code in ("not_ready", "not_ready", "closed"):
-            error = await refused(engine, ENDLESS)
-            assert error.code == code
-            assert (error.retry_after_s is not None) == (code == "not_ready")
-            with pytest.raises(RequestError):
-                await engine.stats()
-            if code == "not_ready":
-                with pytest.raises(RequestError):
-                    assert engine.tokenizer
-            if engine.status == "new":
-                await engine.start()
-                assert engine.status == "loading"
-            elif engine.status == "loading":
-                await engine.ready()
-                await engine.close()
-        assert engine.status == "closed"
-        with pytest.raises(RequestError, match="closed"):
-            await engine.ready()
-        with pytest.raises(RuntimeError, match="closed"):
-            await engine.start()
-        never = AsyncLLM()
-        await never.close()
-        assert never.status == "closed"
-
-    run(program())
-
-
-@pytest.mark.parametrize("content", [None, b"no model at all, but long enough for a header"])
-def test_a_model_that_cannot_be_loaded(content: bytes | None, tmp_path: Path) -> None:
-    path = tmp_path / "x.gguf"
-    if content is not None:
-        path.write_bytes(content)
-
-    async def program() -> None:
-        engine = AsyncLLM(path)
-        await engine.start()
-        with pytest.raises(UserError, match=r"x\.gguf") as caught:
-            await engine.ready()
-        assert (engine.status, engine.error) == ("failed", str(caught.value))
-        assert "\n" not in str(caught.value)
-        assert (await refused(engine, ENDLESS)).code == "engine_failed"
-        await engine.close()
-        assert engine.status == "failed"
-
-    run(program())
-
-
-def test_options_that_the_engine_process_refuses() -> None:
-    async def program() -> None:
-        engine = AsyncLLM(context=100_000)
-        await engine.start()
-        with pytest.raises(UserError, match=r"context of 100000 positions \(`context`\)"):
-            await engine.ready()
-        await engine.close()
-
-    run(program())
-    with pytest.raises(UserError, match="sparsity 'some'"):
-        AsyncLLM(sparsity="some")
-    with pytest.raises(UserError, match="sequences is 0"):
-        AsyncLLM(sequences=0)
-    with pytest.raises(TypeError, match="unknown option 'heat'"):
-        AsyncLLM(heat=1)  # type: ignore[call-arg]
-
-
 def test_what_is_known_of_a_model_that_is_ready(llm: LLM, tmp_path: Path) -> None:
     path = tmp_path / "mine.gguf"
     shutil.copy(model_path(), path)
@@ -477,150 +345,6 @@ def test_what_is_known_of_a_model_that_is_ready(llm: LLM, tmp_path: Path) -> Non
             assert engine.tokenizer.encode(PROMPT) == llm.tokenizer.encode(PROMPT)
             stats = await engine.stats()
             assert stats.rss_bytes > info.size_bytes and stats.slots == 3
-
-    run(program())
-
-
-@pytest.mark.parametrize("when", ["loading", "running"])
-def test_an_engine_process_that_is_killed_ends_every_stream(when: str) -> None:
-    async def program() -> None:
-        engine = AsyncLLM(threads=1, sequences=2)
-        await engine.start()
-        process = process_id(engine)
-        assert process is not None
-        if when == "loading":
-            os.kill(process, signal.SIGKILL)
-            with pytest.raises(UserError, match="signal 9"):
-                await engine.ready()
-        else:
-            await engine.ready()
-            streams = [await begun(engine, ENDLESS) for _ in range(2)]
-            waiting = asyncio.create_task(refused(engine, ENDLESS))
-            await until(lambda: len(engine.front._replies) == 3)
-            os.kill(process, signal.SIGKILL)
-            for stream in streams:
-                with pytest.raises(RequestError, match="signal 9") as caught:
-                    async for _ in stream:
-                        pass
-                assert caught.value.code == "engine_failed"
-            assert (await waiting).code == "engine_failed"
-            assert (await refused(engine, ENDLESS)).code == "engine_failed"
-            with pytest.raises(RequestError):
-                await engine.stats()
-        assert engine.status == "failed" and engine.error and process_id(engine) is None
-        await engine.close()
-
-    run(program())
-
-
-def test_an_engine_process_that_is_not_understood_is_ended() -> None:
-    async def program() -> None:
-        async with started() as engine:
-            stream = await begun(engine, ENDLESS)
-            assert engine.front._transport is not None
-            protocol = engine.front._transport.get_protocol()
-            assert isinstance(protocol, asyncio.SubprocessProtocol)
-            protocol.pipe_data_received(1, b"no message at all")
-            with pytest.raises(RequestError, match="not understood") as caught:
-                async for _ in stream:
-                    pass
-            assert caught.value.code == "engine_failed" and engine.status == "failed"
-
-    run(program())
-
-
-def test_signals_are_left_to_this_process() -> None:
-    async def program() -> None:
-        async with started() as engine:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                process = process_id(engine)
-                assert process is not None
-                os.kill(process, number)
-                assert (await read(engine, ENDLESS))[-1].finish_reason == "length", number
-
-    run(program())
-
-
-def test_closing_waits_for_those_that_run_and_takes_no_more() -> None:
-    async def program() -> None:
-        engine = AsyncLLM(threads=1)
-        async with engine:
-            stream = await begun(engine, ENDLESS)
-            closing = asyncio.create_task(engine.close(drain_s=LIMIT_S))
-            await until(lambda: engine.status == "closed")
-            assert (await refused(engine, ENDLESS)).code == "closed"
-            rest = [piece async for piece in stream]
-            assert rest[-1].finish_reason == "length"
-            await closing
-
-    run(program())
-
-
-def test_closing_again_ends_at_once() -> None:
-    """As a second Ctrl-C does. A stream that nobody reads is not waited for for ever, either."""
-
-    async def program() -> None:
-        engine = AsyncLLM(threads=1, sequences=1)
-        async with engine:
-            stream = await begun(engine, ENDLESS)
-            waiting = asyncio.create_task(refused(engine, ENDLESS))
-            await until(lambda: len(engine.front._replies) == 2)
-            os.kill(process_id(engine) or 0, signal.SIGSTOP)  # nothing can end by itself now
-            closing = asyncio.create_task(engine.close(drain_s=10 * LIMIT_S))
-            await until(lambda: engine.status == "closed")
-            os.kill(process_id(engine) or 0, signal.SIGCONT)
-            await engine.close()
-            await closing
-            assert (await waiting).code == "closed"
-            with pytest.raises(RequestError) as caught:
-                async for _ in stream:
-                    pass
-            assert caught.value.code == "closed"
-
-    run(program())
-
-
-def test_closing_while_it_loads() -> None:
-    async def program() -> None:
-        engine = AsyncLLM(threads=1)
-        await engine.start()
-        ready = asyncio.create_task(engine.ready())
-        await asyncio.sleep(0)
-        await engine.close()
-        with pytest.raises(RequestError, match="closed"):
-            await ready
-
-    run(program())
-
-
-def test_closing_that_is_cancelled_still_ends_the_process() -> None:
-    async def program() -> None:
-        engine = AsyncLLM(threads=1)
-        async with engine:
-            stream = await begun(engine, ENDLESS)
-            closing = asyncio.create_task(engine.close(drain_s=LIMIT_S))
-            await until(lambda: engine.status == "closed")
-            closing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await closing
-            await until(lambda: process_id(engine) is None)
-            await stream.aclose()
-
-    run(program())
-
-
-def test_the_engine_process_does_not_inherit_descriptors(tmp_path: Path) -> None:
-    """A server's listening socket, say: one that any process could, as this one."""
-
-    async def program() -> None:
-        inherited = os.open(tmp_path / "open", os.O_CREAT | os.O_RDWR)
-        os.set_inheritable(inherited, True)
-        try:
-            async with started() as engine:
-                seen = {os.readlink(path) for path in Path(f"/proc/{process_id(engine)}/fd").iterdir()}
-                assert seen and str(tmp_path / "open") not in seen
-        finally:
-            os.close(inherited)
 
     run(program())
 

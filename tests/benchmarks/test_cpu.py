@@ -132,7 +132,7 @@ def test_numbers_of_threads_take_turns(
         path, synthetic.Recipe(synthetic.Shape(512, 1408, 1, 8, 8, 500, 256), "Q4_0", 0.1, "pwri")
     )
     lengths = ["--prompt", "8", "--generate", "4", "--rounds", "3"]
-    monkeypatch.setattr(sys, "argv", ["many_cores.py", "-m", str(path), "--threads", "3", "1", *lengths])
+    monkeypatch.setattr(sys, "argv", ["threads.py", "-m", str(path), "--threads", "3", "1", *lengths])
     many_cores.main()
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
     modes = ("off", "exact", "predicted")
@@ -216,6 +216,25 @@ def test_the_bytes_that_a_step_of_experts_must_read(activation: str) -> None:
     assert read == 4 * 3 * matrix
 
 
+def test_a_bias_of_the_gate_makes_so_many_neurons_active() -> None:
+    layers = importlib.import_module("cpu.prompt_layers")
+    layer = layers.Layer({"type": "Q4_0", "shape": (256, 512), "way": "rows", "share": 10, "rows": 64})
+    gates = layer.x @ layer.tensors.gate.dequantise().T + layer.tensors.gate_bias
+    assert 0.08 < (gates > 0).mean() < 0.12
+
+
+def test_what_is_timed_of_small_models_chooses_and_multiplies() -> None:
+    script = importlib.import_module("cpu.small_models")
+    answer = script.answer_from(programs := {})
+    cases = script.cases(SimpleNamespace(vocab=[500], rows=[1]))
+    assert [case["op"] for case in cases] == ["top_k"] * 2 + ["draw"] * 3 + ["linear"] * 3
+    assert all(answer({**case, "repeat": 1}) >= 0 for case in cases)
+    logits = np.random.default_rng(0).normal(0, 3, 500).astype(np.float32)
+    most, best = (programs[json.dumps(case)]()[0].tolist() for case in cases[:2])
+    assert most == np.argsort(-logits)[:40].tolist() and best == most[:1]
+    assert {programs[json.dumps(case)]() for case in cases[2:5]} <= {*range(500)}
+
+
 def test_the_bytes_of_gathered_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +269,7 @@ def test_ops_of_a_step_are_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         matrices = {name: each for name, each in file.tensors.items() if len(each.shape) > 1}
     head = "output.weight" if "output.weight" in matrices else "token_embd.weight"
     read = [each for name, each in matrices.items() if name.startswith("blk.") or name == head]
+    assert [*told["rows"]] == ["1", "2"]
     for rows in told["rows"].values():
         assert sum(op["bytes"] for op in rows["ops"].values()) == sum(each.nbytes for each in read)
         assert all(op["us"] >= 0 for op in rows["ops"].values())

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.vulkan_devices import device_index
+from support.vulkan.devices import device_index
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config

@@ -13,6 +13,7 @@ from support.chat_models import CHATML, chat_of, names
 
 from hotcold.chat.call_ids import call_ids_of, new_call_id, with_fitting_ids
 from hotcold.chat.chat import Chat
+from hotcold.chat.general_tools import with_tools
 from hotcold.chat.messages import check_messages
 from hotcold.chat.rendering import TemplateError, TemplateProcess
 from hotcold.chat.tool_formats import GENERAL, HERMES, KIMI, MISTRAL, tool_format
@@ -278,6 +279,13 @@ def test_the_general_form_without_any_template() -> None:
     )
     assert chat.tool_format is GENERAL
     chat.close()
+
+
+def test_results_go_into_no_message_of_a_user() -> None:
+    """A client may give any name to its message, whose content may be a list."""
+    user = {"role": "user", "name": "\ufdd1", "content": [{"type": "text", "text": "Hi"}]}
+    results = {"role": "user", "content": "<tool_response>\n42\n</tool_response>"}
+    assert with_tools([user, RESULT], []) == [user, results]
 
 
 # --- ids ------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from support.vocabulary_of_bytes import check, compiler, ids_in, matches, tokenizer, tokens_of
+from support.built_in import tokenizer
+from support.vocabulary_of_bytes import check, compiler, ids_in, matches, tokens_of
 
 from hotcold.chat.tool_formats import (
     HARMONY,

@@ -117,8 +117,8 @@ def test_tools_that_may_be_called(client: Any) -> None:
 def test_parsed_arguments(client: Any) -> None:
     tool = openai.pydantic_function_tool(GetWeather)
     reply = client.chat.completions.parse(**options(tools=[tool], tool_choice="required"))
-    for call in reply.choices[0].message.tool_calls:
-        assert isinstance(call.function.parsed_arguments, GetWeather)
+    calls = reply.choices[0].message.tool_calls
+    assert calls and all(isinstance(call.function.parsed_arguments, GetWeather) for call in calls)
 
 
 def test_a_chosen_tool(client: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
 import re
@@ -17,9 +18,12 @@ from support import chat_models, waiting_chat
 
 from hotcold import LLM
 from hotcold.chat.chat import Part
+from hotcold.commands.chat import _talk
 from hotcold.commands.chat_terminal import Printer
 from hotcold.commands.cli import main
 from hotcold.commands.display import PlainDisplay
+from hotcold.commands.interrupts import Interrupts
+from hotcold.commands.line_input import LineInput
 
 COMMAND = [sys.executable, "-m", "hotcold", "chat"]
 #: Its answers wait in their midst, until somebody ends them or lets them go on.
@@ -120,6 +124,8 @@ def test_a_conversation_in_a_file(
         (f"/load {Path(__file__)}", "is no conversation"),
         ("/load", "name a file"),
         (f"/save {tmp_path / 'missing' / 'x'}", "cannot be"),
+        ("/save ~nobody-of-this-name/x", "~nobody-of-this-name names nobody's folder"),
+        ("/load ~nobody-of-this-name/x", "~nobody-of-this-name names nobody's folder"),
     ):
         assert error in talk(monkeypatch, capsys, line, code=2)[1], line
 
@@ -137,6 +143,7 @@ def test_a_conversation_in_a_file(
         ("/set temp -1", "temperature"),
         ("/set temp nan", "temp is 'nan': a number is needed"),
         ("/set top-k 1.5", "top-k is '1.5': a whole number is needed"),
+        (f"/set n 1{'0' * 400}", f"n is 1{'0' * 39}: allowed are"),
         ("/set colour red", "there is no setting 'colour': allowed are temp, "),
         ("fox " * 400, "the last message makes"),
     ],
@@ -149,6 +156,20 @@ def test_piped_input_ends_at_what_cannot_be_done(
     out, err = talk(monkeypatch, capsys, FOX, "/clear", line, FOX, code=2)
     assert f"hotcold: error: {error}" in err and out == answers(FOX).lstrip() + "\n"
     assert err.count("error: ") == 1
+
+
+def test_bytes_that_are_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """They end a pipe, and not a talk in a terminal."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"K\xe4se\n"), encoding="utf-8"))
+    assert main(["chat"]) == 2
+    told = "error: standard input is not UTF-8 text: it has the byte 0xe4"
+    assert f"hotcold: {told}" in capsys.readouterr().err
+    lines = LineInput(Interrupts())
+    lines.interactive = True
+    typed = iter([b"K\xe4se", b"/quit"])
+    monkeypatch.setattr(builtins, "input", lambda prompt: next(typed).decode())
+    assert _talk(None, lines) == 0  # type: ignore[arg-type]  # it is not asked
+    assert told in capsys.readouterr().err
 
 
 def test_what_cannot_be_done_in_a_terminal_is_said_and_the_talk_goes_on() -> None:

@@ -11,7 +11,9 @@ import pytest
 from hotcold import LLM
 from hotcold.commands import cli, options
 from hotcold.engine.request import Job, Request
+from hotcold.runtime.options import complete
 from hotcold.runtime.sampling import SamplingParams
+from hotcold.tasks.profiling import LONGEST_WINDOW
 
 
 def parser(verb: str) -> argparse.ArgumentParser:
@@ -30,6 +32,15 @@ def test_numbers_in_the_help_are_the_defaults() -> None:
                 assert action.default == float(said[1]), (verb, action.option_strings)
                 found += 1
     assert found > 10
+
+
+def test_the_help_says_how_long_the_context_is_by_default() -> None:
+    for verb, _ in cli.VERBS:
+        cuts = verb in ("fit-predictor", "imatrix", "perplexity", "profile")
+        most = LONGEST_WINDOW if cuts else complete({})["default_context"]
+        for action in parser(verb)._actions:
+            if action.dest == "ctx_size":
+                assert f"(default: the model's, at most {most}" in (action.help or ""), verb
 
 
 @pytest.mark.parametrize("verb", [verb for verb, _ in cli.VERBS])

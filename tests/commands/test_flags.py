@@ -64,7 +64,9 @@ def messages(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_messages_of_the_library_name_no_flags(room: str) -> None:
-    for path in (SOURCE / room).rglob("*.py"):
+    paths = [*(SOURCE / room).rglob("*.py")]
+    assert paths
+    for path in paths:
         for text in messages(ast.parse(path.read_text(encoding="utf-8"))):
             assert not re.search(r"(?<![\w-])--[a-z]|\(-[a-z]\)", text), f"{path}: {text}"
             for name in re.findall(r"`([a-z_]+)(?:=[^`]+)?`", text):

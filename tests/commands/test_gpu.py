@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import vulkan_faults as faults
 from support.sidecars import with_sidecar
-from support.vulkan_devices import DRIVERS, FULL, device_index
+from support.vulkan import faults
+from support.vulkan.devices import DRIVERS, FULL, device_index
 
 from hotcold.commands.cli import main
 from hotcold.placement.hardware import find_hardware

@@ -49,6 +49,8 @@ def refusal(line: str) -> str:
         ("generate --mirostat 0 --typical 1.0 --top-nsigma -1", {"top_k": None}, "--mirostat 0 changes"),
         ("serve --cors-origins https://a.org", {"cors_origin": ["https://a.org"]}, "is --cors-origin https"),
         ("chat -cnv --color auto -e", {"load": None}, "-cnv changes nothing: hotcold chat converses"),
+        ("generate --display-prompt", {"no_display_prompt": False}, "changes nothing: it is shown unless"),
+        ("chat --simple-io", {"plain": True}, "--simple-io is --plain here"),
         ("perplexity -f t -ngl 99 -fa 1", {"file": Path("t")}, "-fa 1 changes nothing"),
     ],
 )

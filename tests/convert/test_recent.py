@@ -82,6 +82,8 @@ def test_keys_that_llama_cpp_reads(tmp_path: Path) -> None:
         ("tiny-ernie4_5moe", {"moe_layer_start_index": "x"}, "moe_layer_start_index is 'x': a number"),
         ("tiny-exaone4", {"layer_types": None, "sliding_window_pattern": 0}, "pattern is 0: a number of"),
         ("tiny-qwen2vl", {"rope_scaling": {"type": "x"}}, "type is 'x': one of default"),
+        ("tiny-qwen2vl", {"rope_scaling": {"mrope_section": [4, 1e30]}}, "a list of at most 4 numbers"),
+        ("tiny-qwen2vl", {"rope_scaling": {"mrope_section": [1] * 5}}, "a list of at most 4 numbers"),
         ("tiny-llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2: 1 is needed"),
         ("tiny-llama4", {"use_qk_norm": False}, "use_qk_norm is False: true is needed"),
         ("tiny-llama4", {"no_rope_layers": [1, 1, 1, 1]}, r"is \[1, 1, 1, 1\]: \[1, 1, 1, 0\] is needed"),

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from make_goldens import COMMON, STEPS, VOCAB, golden, tokenizer_model
+from golden_configs import COMMON, VOCAB
+from make_goldens import STEPS, golden, tokenizer_model
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional

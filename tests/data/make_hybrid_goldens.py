@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from make_goldens import COMMON, golden, tokenizer_model
+from golden_configs import COMMON
+from make_goldens import golden, tokenizer_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM

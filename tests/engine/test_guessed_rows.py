@@ -15,7 +15,7 @@ from support.guessing import Reckless
 from support.hybrid_models import write_hybrid
 from support.placed import on_two
 from support.sidecars import with_sidecar
-from support.vulkan_devices import DRIVERS, open_vulkan
+from support.vulkan.devices import DRIVERS, open_vulkan
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import generate

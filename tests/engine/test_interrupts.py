@@ -16,7 +16,7 @@ import pytest
 from support.history_model import VOCAB, follow, history_model
 from support.opaque_backend import OpaqueBackend
 from support.page_count import assert_no_page_is_lost
-from support.vulkan_devices import DRIVERS, device_index
+from support.vulkan.devices import DRIVERS, device_index
 
 import hotcold
 from hotcold.engine.engine import Engine

@@ -153,6 +153,24 @@ def test_a_model_that_cannot_be_loaded_is_told_in_a_line(process: Process, tmp_p
     assert process.ended() == 70
 
 
+def test_a_draft_model_without_room_is_told_in_a_line() -> None:
+    """Its session is made after the model is loaded, and may find that memory is gone by then."""
+    before = (
+        "import hotcold.hosting.host as host\n"
+        "from hotcold.errors import UserError\n"
+        "def no_room(session): raise UserError('not enough memory for the draft')\n"
+        "host.speculation_of = no_room\n"
+    )
+    process = Process(before)
+    try:
+        process.send(Load(None, {"threads": 1}))
+        assert process.wait(LoadFailed).message == "not enough memory for the draft"
+        assert process.ended() == 70
+        assert process.errors() == ""
+    finally:
+        process.close()
+
+
 def test_a_defect_of_loading_is_told_too(process: Process) -> None:
     process.send(Load(None, {"nonsense": 1}))
     assert "please report" in process.wait(LoadFailed).message

@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import pytest
 from support.backends import ISAS, VULKAN, open_cpu, open_one
-from support.vulkan_devices import FULL
+from support.vulkan.devices import FULL
 
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import Backend
 from hotcold.kernels.vulkan.packing import holds
 
 #: How many parameter sets of each test are run on each software driver (and the model), where dispatches take
-#: longer than elsewhere: tests/kernels/test_vulkan_table.py has every op and type.
+#: longer than elsewhere: tests/kernels/vulkan/test_vulkan_table.py has every op and type.
 SAMPLE = 4
 #: Likewise on SwiftShader, to which each kind of pipeline costs 0.3 s: it gives the model's bits for every op
 #: of that table, and the model is compared with float64 here.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.op_truth import dot, plain_batch, random_rows, random_tensor, rng
+from support.op_truth import buffers, dot, plain_batch, random_rows, random_tensor, rng
 
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import Backend, FFNStats, Matrix, Rows
@@ -20,10 +20,7 @@ def run(
 ) -> tuple[Any, list[int]]:
     """Returns the result and the counts; the rows after those of the step stay as they are."""
     batch = plain_batch(backend, *step)
-    given = [backend.zeros((batch.limits.tokens, each.shape[1])) for each in (x, where)]
-    for buffer, values in zip(given, (x, where), strict=True):
-        buffer[:] = np.nan
-        buffer[: len(values)] = values
+    given = [buffers(backend, batch, each) for each in (x, where)]
     out, stats = backend.zeros(given[1].shape), FFNStats(backend.zeros((2, 5), np.int64), 1)
     out[:] = 7
     if chosen:

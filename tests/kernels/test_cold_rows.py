@@ -1,5 +1,5 @@
-"""Rows of up and down that are read when their neurons fire: which are read, against gates computed in
-float64, and what they give, against all of them in memory."""
+"""Rows that are read when their neurons fire or are named: which are read, against gates computed in float64
+and against masks, and what they give, against all of them in memory."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from support.op_truth import FFNKind, plain_batch, random_rows, rng
 from hotcold.formats.blocks import Tensor
 from hotcold.formats.files import FileError, RegularFile
 from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.formats.words import SIDE_BY_SIDE, SIDE_BY_SIDE_KEY
 from hotcold.kernels import _native, cpu_disk
 from hotcold.kernels.backend import Chosen, FFNTensors
 from hotcold.kernels.cpu import CPUBackend
@@ -30,16 +31,28 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is given
 
 
 def stored(
-    folder: Path, type: str, *, neurons: int = NEURONS, dim: int = DIM, kind: FFNKind = RELU
+    folder: Path,
+    type: str,
+    *,
+    neurons: int = NEURONS,
+    dim: int = DIM,
+    kind: FFNKind = RELU,
+    side_by_side: bool = False,
 ) -> tuple[FFNTensors, FFNTensors]:
-    """A layer in memory, and the same in a file."""
+    """A layer in memory, and the same in a file, in which the rows of a neuron perhaps lie together."""
     whole = make_layer(K, (neurons,) * EXPERTS, dim, (type,) * 3, kind).tensors
     parts = {"gate": whole.gate, "up": whole.up, "down": whole.down}
     assert all(isinstance(each, Tensor) for each in parts.values())
     path = folder / "layer.gguf"
-    write_gguf(path, {"general.architecture": "llama"}, parts)  # type: ignore[arg-type]
+    keys: dict[str, Any] = {"general.architecture": "llama"}
+    tensors: dict[str, Any] = {f"l.{name}.w": each for name, each in parts.items()}
+    if side_by_side:
+        keys[SIDE_BY_SIDE_KEY] = list(parts)
+        rows = np.stack([each.data for each in tensors.values()], axis=1).reshape(3 * EXPERTS * neurons, -1)
+        tensors = {f"l.{SIDE_BY_SIDE}.w": Tensor(whole.up.type, (len(rows), dim), rows)}
+    write_gguf(path, keys, tensors)
     file = open_gguf(path)
-    lying = {name: file.stored(name).flat() for name in parts}
+    lying = {name: file.stored(f"l.{name}.w").flat() for name in parts}
     return whole, replace(whole, **lying, label="layer.gguf, layer 7")
 
 
@@ -53,7 +66,7 @@ class Steps:
         self.weights = self.ops.ffn_weights(tensors)
 
     def run(
-        self, key: object, decode: int, prompt: int = 0, *, skip: bool = True
+        self, key: object, decode: int, prompt: int = 0, *, skip: bool = True, mask: Any = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The answer, the input and the experts of rows that follow from a key."""
         rows = decode + prompt
@@ -63,7 +76,9 @@ class Steps:
         more = ((0, len(batch.tokens) - rows), (0, 0))  # buffers are as long as the batch's arrays
         padded = [np.pad(each, more) for each in (x, ids, factors)]
         out = np.zeros_like(padded[0])
-        self.ops.ffn(padded[0], self.weights, batch, out, skip=skip, chosen=Chosen(padded[1], padded[2]))
+        named = None if mask is None else np.pad(mask, more)
+        chosen = Chosen(padded[1], padded[2])
+        self.ops.ffn(padded[0], self.weights, batch, out, skip=skip, mask=named, chosen=chosen)
         return out[:rows], x, ids
 
 
@@ -93,6 +108,91 @@ def test_rows_that_fire_are_read(seed: int, rows: int, room: int, tmp_path: Path
     found = cold.ops.disk_counts()
     assert found is not None and least.sum() > 100 and most.sum() - least.sum() < 5
     assert (least <= (found.hits, found.misses)).all() and (most >= (found.hits, found.misses)).all()
+
+
+def masks(key: object, rows: int) -> np.ndarray:
+    """A third of each expert's neurons, for each row; an expert begins at a whole word."""
+    words = -(-NEURONS // 64)
+    bits = rng("mask", key).random((rows, EXPERTS, 64 * words)) < 1 / 3
+    bits[:, :, NEURONS:] = False
+    return np.packbits(bits, axis=-1, bitorder="little").view("<u8").reshape(rows, EXPERTS * words)
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize(("seed", "rows", "room"), [(1, 1, 500), (2, 3, 60), (3, 4, 1)])
+def test_rows_that_are_named_are_read(
+    side_by_side: bool, seed: int, rows: int, room: int, tmp_path: Path
+) -> None:
+    """And no gate beside them."""
+    whole, lying = stored(tmp_path, "Q8_0", side_by_side=side_by_side)
+    hot = hot_of(seed)
+    resident = Steps(whole)
+    cold = Steps(replace(lying, hot_neurons=hot, cold_gates=True, room=room))
+    hits = misses = 0
+    for step in range(3):
+        mask = masks((seed, step), rows)
+        expected, _, ids = resident.run((seed, step), rows, mask=mask)
+        np.testing.assert_array_equal(cold.run((seed, step), rows, mask=mask)[0], expected)
+        bits = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little").reshape(rows, EXPERTS, -1)
+        for expert in {*ids.ravel().tolist()}:
+            named = bits[(ids == expert).any(axis=1), expert].any(axis=0)
+            hits += int(named[: hot[expert]].sum())
+            misses += int(named[hot[expert] :].sum())
+    counts = cold.ops.disk_counts()
+    assert counts is not None and (counts.hits, counts.misses) == (hits, misses)
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_the_same_bits_with_cold_gates(side_by_side: bool, tmp_path: Path) -> None:
+    """With a mask and without, and of prompts, which no mask is for."""
+    ways = (("Q4_0", RELU, 1, 1), ("F16", FFNKind("drelu", threshold=0.0), 3, 250))
+    for type, kind, threads, room in ways:
+        whole, lying = stored(tmp_path, type, kind=kind, side_by_side=side_by_side)
+        resident = Steps(whole)
+        some = replace(lying, hot_neurons=hot_of((type, room)), cold_gates=True, room=room)
+        cold = Steps(some, threads)
+        for decode, prompt, skip in ((1, 0, True), (16, 0, True), (0, 9, True), (3, 20, True), (2, 3, False)):
+            for mask in (None, masks(decode, decode + prompt)):
+                key = decode, prompt
+                expected = resident.run(key, decode, prompt, skip=skip, mask=mask)[0]
+                found = cold.run(key, decode, prompt, skip=skip, mask=mask)[0]
+                np.testing.assert_array_equal(found, expected)
+
+
+def test_a_mask_with_all_gates_in_memory(tmp_path: Path) -> None:
+    whole, lying = stored(tmp_path, "Q8_0")
+    resident, cold = Steps(whole), Steps(replace(lying, hot_neurons=hot_of(1), room=60))
+    for rows, skip in ((1, True), (4, True), (2, False)):
+        mask = masks(rows, rows)
+        expected = resident.run(rows, rows, skip=skip, mask=mask)[0]
+        np.testing.assert_array_equal(cold.run(rows, rows, skip=skip, mask=mask)[0], expected)
+
+
+@pytest.mark.parametrize("type", ["Q4_0", "F32"])
+def test_rows_side_by_side_however_they_are_held(type: str, tmp_path: Path) -> None:
+    whole, lying = stored(tmp_path, type, side_by_side=True)
+    resident = Steps(whole)
+    ways = [{}, {"places": 3}, {"hot_neurons": hot_of(type), "room": 60}]
+    for way in ways:
+        other = Steps(replace(lying, **way))  # type: ignore[arg-type]
+        for decode, prompt in ((1, 0), (2, 9)):
+            expected = resident.run((decode, prompt), decode, prompt)[0]
+            np.testing.assert_array_equal(other.run((decode, prompt), decode, prompt)[0], expected)
+
+
+def test_rows_side_by_side_are_one_read(tmp_path: Path) -> None:
+    """That of each neuron which is read alone."""
+    counts = []
+    for side_by_side in (False, True):
+        _, lying = stored(tmp_path, "F32", neurons=64, dim=4096, side_by_side=side_by_side)
+        cold = Steps(replace(lying, hot_neurons=(0,) * EXPERTS, cold_gates=True, room=64))
+        cold.dim = 4096
+        words = np.full((1, EXPERTS), 1 | 1 << 10 | 1 << 40, np.uint64)
+        cold.run("reads", 1, mask=words)
+        disk = cold.ops._packer.disk
+        assert disk is not None
+        counts.append(disk.native.counts()[1])
+    assert counts == [3 * 3 * K, 3 * K]
 
 
 @pytest.mark.parametrize("type", ["Q4_0", "Q8_0", "F16"])
@@ -181,9 +281,9 @@ def test_what_cannot_be_left_in_the_file_is_refused(tmp_path: Path) -> None:
     hot = (0,) * EXPERTS
     with pytest.raises(ValueError, match="must lie in a file"):
         Steps(replace(whole, hot_neurons=hot, room=1))
-    with pytest.raises(ValueError, match="where all gates lie in memory and have no bias"):
+    with pytest.raises(ValueError, match="where there are gates without a bias"):
         Steps(replace(lying, hot_neurons=hot, room=1, places=3))
-    with pytest.raises(ValueError, match="where all gates lie in memory and have no bias"):
+    with pytest.raises(ValueError, match="where there are gates without a bias"):
         Steps(replace(lying, hot_neurons=hot, gate_bias=np.zeros(EXPERTS * NEURONS, np.float32)))
     with pytest.raises(ValueError, match="no expert has so many hot neurons"):
         Steps(replace(lying, hot_neurons=(NEURONS + 1, *hot[1:]), room=1))

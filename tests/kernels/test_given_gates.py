@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.op_truth import (
     FFNKind,
+    buffers,
     ffn,
     ffn_rows,
     gate_and_up,
@@ -29,10 +30,7 @@ TYPES = (("F32",) * 3, ("Q4_0", "Q8_0", "Q4_0"), ("F16", "Q5_1", "Q5_1"), ("Q4_K
 def run(backend: Backend, weights: Any, x: Any, gates: Any, step: tuple[int, int], **options: Any) -> Any:
     """Returns the result, what fired, and the counts."""
     batch, words = plain_batch(backend, *step), weights.words
-    given = [backend.zeros((batch.limits.tokens, each.shape[1])) for each in (x, gates)]
-    for buffer, values in zip(given, (x, gates), strict=True):
-        buffer[:] = np.nan
-        buffer[: len(values)] = values
+    given = [buffers(backend, batch, each) for each in (x, gates)]
     out, fired = backend.zeros(given[0].shape), backend.zeros((batch.limits.tokens, words), np.uint64)
     out[:], stats = 7, FFNStats(backend.zeros((1, 5), np.int64))
     backend.ffn(given[0], weights, batch, out, gates=given[1], fired=fired, stats=stats, **options)

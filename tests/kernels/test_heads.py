@@ -20,7 +20,7 @@ from hotcold.kernels.reference_matrix import quantise_input
 
 @pytest.fixture(params=["reference", *(f"cpu-{isa}" for isa in ISAS)])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Makes each backend on CPUs; support/vulkan_head_cases.py has cases for GPUs."""
+    """Makes each backend on CPUs; support/vulkan/head_cases.py has cases for GPUs."""
     return open_one(str(request.param))
 
 

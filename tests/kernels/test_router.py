@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from support.op_truth import plain_batch, random_rows, random_tensor, rng, weights_of
+from support.op_truth import buffers, plain_batch, random_rows, random_tensor, rng, weights_of
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.kernels.backend import Backend, Floats, Ints
@@ -70,9 +70,7 @@ class Case:
     def run(self, backend: Backend, x: Floats, decode: int) -> tuple[Ints, Floats]:
         batch = plain_batch(backend, decode, len(x) - decode)
         rows, kind = batch.limits.tokens, self.kind
-        buffer = backend.zeros((rows, x.shape[1]))
-        buffer[:] = np.nan
-        buffer[: len(x)] = x
+        buffer = buffers(backend, batch, x)
         ids, factors = backend.zeros((rows, kind.k), np.int32), backend.zeros((rows, kind.k))
         ids[:], factors[:] = -7, 7
         weights, options = backend.matrix(self.tensor, self.bias), {"k": kind.k, "score": kind.score}

@@ -39,9 +39,8 @@ def test_logits_are_those_of_transformers(tiny: Golden, backend: Backend) -> Non
     close(runner.run(tiny.prompt), tiny.prompt_logits)
     steps = [runner.run([int(token)], decode=True) for token in tiny.steps]
     close(np.vstack(steps), tiny.step_logits)
-    runner.length = 0
-    chunks = [runner.run(tiny.prompt[i : i + 7]) for i in range(0, len(tiny.prompt), 7)]
-    close(np.vstack(chunks), tiny.prompt_logits)
+    chunks = runner.run_in_parts(tiny.prompt, 7)
+    close(chunks, tiny.prompt_logits)
     runner.length = 0
     close(runner.run(tiny.prompt, decode=True), tiny.prompt_logits)
 
@@ -200,6 +199,7 @@ def test_a_selection_bias_moves_the_choice_and_no_factor(tmp_path: Path) -> None
     backend = open_backend("reference")
     runner = Runner(tmp_path / "biased.gguf", backend, cache_type="f32")
     runner.run(tiny.prompt[:5])
+    assert len(runner.transformer.chosen) == 2
     for chosen in runner.transformer.chosen:
         assert (backend.read(chosen.ids, 0, 5) == (1, 3)).all()
         factors = backend.read(chosen.factors, 0, 5)

@@ -36,9 +36,8 @@ def check(runner: Runner, tiny: Golden) -> None:
     np.testing.assert_allclose(runner.run(tiny.prompt), tiny.prompt_logits, atol=1e-4, rtol=0)
     steps = np.vstack([runner.run([int(token)], decode=True) for token in tiny.steps])
     np.testing.assert_allclose(steps, tiny.step_logits, atol=1e-4, rtol=0)
-    runner.length = 0
-    chunks = [runner.run(tiny.prompt[i : i + 7]) for i in range(0, len(tiny.prompt), 7)]
-    np.testing.assert_allclose(np.vstack(chunks), tiny.prompt_logits, atol=1e-4, rtol=0)
+    chunks = runner.run_in_parts(tiny.prompt, 7)
+    np.testing.assert_allclose(chunks, tiny.prompt_logits, atol=1e-4, rtol=0)
 
 
 def test_logits_are_those_of_transformers(tiny: Golden, backend: Backend) -> None:

@@ -11,7 +11,7 @@ import pytest
 from support.changed_models import changed, config_of
 from support.golden import CPU_HYBRIDS, HYBRIDS, LATENT_HYBRIDS, Golden, golden
 from support.golden_logits import check_logits, close
-from support.runner import ROWS, Runner, exact
+from support.runner import ROWS, Runner, assert_same_bits_in_parts, exact
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import open_gguf
@@ -77,13 +77,7 @@ def test_rows_have_the_same_bits_in_prompts_and_in_decoding(tiny: Golden) -> Non
     runners = [Runner(tiny.path, open_backend("cpu"), *how) for how in ((), (exact,))[: 1 + zeros]]
     expected = runners[0].run(tiny.prompt)
     for runner in runners:
-        for size, decode in ((1, True), (3, True), (16, True), (1, False), (7, False), (19, False)):
-            runner.length = 0
-            runner.run(tiny.prompt[::-1])
-            runner.length = 0
-            parts = [tiny.prompt[i : i + size] for i in range(0, len(tiny.prompt), size)]
-            logits = np.vstack([runner.run(part, decode=decode) for part in parts])
-            np.testing.assert_array_equal(logits, expected)
+        assert_same_bits_in_parts(runner, tiny.prompt, expected)
 
 
 def test_the_first_files_of_qwen3_next(tmp_path: Path, backend: Backend) -> None:

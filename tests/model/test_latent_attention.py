@@ -13,7 +13,7 @@ from support.changed_models import changed, config_of
 from support.checkpoints import change_config, copy_checkpoint, tensors_of, write_safetensors
 from support.golden import LATENT, Golden, golden
 from support.golden_logits import check_logits, close
-from support.runner import ROWS, Runner
+from support.runner import ROWS, Runner, assert_same_bits_in_parts
 
 from hotcold import LLM
 from hotcold.convert import ConvertOptions, convert
@@ -89,13 +89,7 @@ def test_rows_have_the_same_bits_in_prompts_and_in_decoding(tiny: Golden, tmp_pa
     for path in (tiny.path, golden(tiny.path.name.partition("-F32")[0], tmp_path, type="F16").path):
         runner = Runner(path, open_backend("cpu"))
         expected = runner.run(tiny.prompt)
-        for size, decode in ((1, True), (3, True), (16, True), (1, False), (7, False), (19, False)):
-            runner.length = 0
-            runner.run(tiny.prompt[::-1])
-            runner.length = 0
-            parts = [tiny.prompt[i : i + size] for i in range(0, len(tiny.prompt), size)]
-            logits = np.vstack([runner.run(part, decode=decode) for part in parts])
-            np.testing.assert_array_equal(logits, expected)
+        assert_same_bits_in_parts(runner, tiny.prompt, expected)
 
 
 def test_the_cache_holds_one_latent_and_one_key_of_a_position(tiny: Golden) -> None:
@@ -246,10 +240,7 @@ def test_quantised_matrices_of_heads(type: str, cache: str, tmp_path: Path) -> N
     runner = Runner(path, open_backend("cpu"), cache_type=cache)
     expected = runner.run(tokens)
     for size, decode in ((1, True), (16, True), (7, False), (40, False)):
-        runner.length = 0
-        parts = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-        logits = np.vstack([runner.run(part, decode=decode) for part in parts])
-        np.testing.assert_array_equal(logits, expected)
+        np.testing.assert_array_equal(runner.run_in_parts(tokens, size, decode=decode), expected)
     reference = Runner(path, open_backend("reference"), cache_type=cache).run(tokens)
     close(expected[0], reference[0])
     # Later ones differ where a value on an edge between two codes, or an expert, is another one.

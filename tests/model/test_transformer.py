@@ -60,9 +60,8 @@ def test_logits_are_those_of_transformers(tiny: Golden, backend: Backend) -> Non
     runner = Runner(tiny.path, backend, cache_type="f32")
     np.testing.assert_allclose(runner.run(tiny.prompt), tiny.prompt_logits, atol=1e-4, rtol=0)
     np.testing.assert_allclose(one_by_one(runner, tiny.steps), tiny.step_logits, atol=1e-4, rtol=0)
-    runner.length = 0
-    chunks = [runner.run(tiny.prompt[i : i + 7]) for i in range(0, len(tiny.prompt), 7)]
-    np.testing.assert_allclose(np.vstack(chunks), tiny.prompt_logits, atol=1e-4, rtol=0)
+    chunks = runner.run_in_parts(tiny.prompt, 7)
+    np.testing.assert_allclose(chunks, tiny.prompt_logits, atol=1e-4, rtol=0)
     runner.length = 0
     np.testing.assert_allclose(one_by_one(runner, tiny.prompt), tiny.prompt_logits, atol=1e-4, rtol=0)
 

@@ -115,6 +115,49 @@ void test_reads(int number, const std::string& what) {
     expect(read_at(number, first_block(room), kDiskBlock, kLast + kDiskBlock) == 0, what + ": past its end");
 }
 
+// What both kinds of readers do with a file: blocks at its ends, its last bytes, and what cannot be read.
+void test_readers(int number, ReadWay way) {
+    constexpr int64_t kLast = kBytes / kDiskBlock * kDiskBlock;
+    const std::string what = way == ReadWay::kRings ? "rings" : "threads";
+    Readers readers = open_readers(3, way);
+    for (std::unique_ptr<Reader>& reader : readers.each) {
+        std::vector<AlignedBytes> rooms;
+        std::vector<int64_t> offsets;
+        for (int name = 0; name < reader->most(); ++name) {
+            rooms.push_back(allocate_aligned(2 * kDiskBlock));
+            offsets.push_back(name % 3 ? (name % 3 - 1) * kDiskBlock : kLast);
+            reader->begin(name, number, first_block(rooms.back()), kDiskBlock, offsets.back());
+        }
+        for (int i = 0; i < reader->most(); ++i) {
+            const EndedRead ended = reader->wait();
+            expect(ended.name >= 0, what + ": nobody woke it");
+            if (ended.name < 0) continue;
+            const int64_t at = offsets[size_t(ended.name)];
+            expect(ended.bytes == (at == kLast ? 77 : kDiskBlock), what + ": it read another number");
+            int64_t wrong = 0;
+            for (int64_t k = 0; k < ended.bytes; ++k)
+                wrong += first_block(rooms[size_t(ended.name)])[k] != value_at(at + k);
+            expect(!wrong, what + ": wrong bytes");
+        }
+        uint8_t* to = first_block(rooms.front());
+        reader->begin(0, number, to, kDiskBlock, kLast + kDiskBlock);
+        expect(reader->wait().bytes == 0, what + ": past its end");
+        reader->begin(0, -1, to, kDiskBlock, 0);
+        const EndedRead failed = reader->wait();
+        expect(failed.name == 0 && failed.bytes == -1 && failed.error == EBADF,
+               what + ": no file can be read");
+        reader->wake();
+        reader->begin(0, number, to, kDiskBlock, 0);
+        while (reader->wait().name != 0) {
+        }
+        for (int name = 0; name < reader->most(); ++name)  // the destructor waits for these
+            reader->begin(name, number, first_block(rooms[size_t(name)]), kDiskBlock, kDiskBlock);
+        reader.reset();
+        for (const AlignedBytes& room : rooms)
+            expect(first_block(room)[5] == value_at(kDiskBlock + 5), what + ": it went too early");
+    }
+}
+
 void test_file() {
     TestFile file;
     expect(file.number() >= 0, "the file cannot be opened");
@@ -130,6 +173,8 @@ void test_file() {
         if (direct && !own.direct) std::printf("no file here is read past the cache\n");
         expect(own.number >= 0, what + ": failed");
         test_reads(own.number, what);
+        test_readers(own.number, ReadWay::kThreads);
+        if (!why_no_rings()) test_readers(own.number, ReadWay::kRings);
         expect(file.position() == before, what + ": it moves where the file is read on");
         expect(state_of(own.number) == state_of(file.number()), what + ": it is another file");
         close_file(own.number);

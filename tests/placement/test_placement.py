@@ -131,6 +131,21 @@ def test_a_damaged_index(tmp_path: Path, change: Callable[[dict[str, Any]], None
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("general.architecture", "is no placement"),
+        ("hotcold.placement.model_fingerprint", "belongs to the model an array of 2"),
+    ],
+)
+def test_an_array_in_the_place_of_a_text(tmp_path: Path, key: str, message: str) -> None:
+    path = tmp_path / "x.gpuidx"
+    write_placement(path, sizes, by_layer())
+    _rewrite(path, lambda metadata: metadata.update({key: np.array([1, 2], np.int32)}))
+    with pytest.raises(SidecarError, match=message):
+        read_placement(path, sizes)
+
+
 def test_what_belongs_to_another_model(tmp_path: Path) -> None:
     write_placement(tmp_path / "x.gpuidx", sizes, by_layer())
     write_profile(tmp_path / "x.profile.gguf", profile, {"model_fingerprint": sizes.fingerprint})

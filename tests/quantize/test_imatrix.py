@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +34,18 @@ def test_there_and_back(tmp_path: Path) -> None:
     for name, each in MATRIX.items():
         assert np.array_equal(found[name].sums, each.sums)
         assert np.array_equal(found[name].counts, each.counts)
+
+
+@pytest.mark.parametrize("count", [np.int32(-5), np.uint64(1 << 32), "3", np.array([1, 2], np.int32)])
+def test_a_count_that_is_none_is_not_stated(tmp_path: Path, count: Any) -> None:
+    """Quantised files tell it as uint32."""
+    write_imatrix(tmp_path / "a.gguf", MATRIX)
+    with open_gguf(tmp_path / "a.gguf") as file:
+        tensors = {name: file.load(name) for name in file.tensors}
+        counts = {"imatrix.chunk_count": count, "imatrix.chunk_size": count}
+        write_gguf(tmp_path / "b.gguf", {**file.metadata, **counts}, tensors)
+    found = read_imatrix(tmp_path / "b.gguf")
+    assert (found.chunks, found.chunk_size) == (0, 0)
 
 
 def test_names_and_shapes_are_those_that_llama_cpp_reads(tmp_path: Path) -> None:
@@ -115,6 +128,7 @@ def test_what_is_another_gguf_file(tmp_path: Path) -> None:
     q = {"q.in_sum2": quantise(values, "F32"), "q.counts": quantise(values[:, :1], "F32")}
     for metadata, tensors, message in (
         ({"general.type": "model"}, q, "has general.type 'model' and 1 tensors"),
+        ({"general.type": [1, 2]}, q, "has general.type an array of 2 and 1 tensors"),
         ({}, {"q.weight": q["q.counts"]}, "has general.type None and 0 tensors"),
         ({}, {"q.in_sum2": q["q.in_sum2"]}, r"tensor q\.counts is missing"),
         ({}, q | {"q.counts": quantise(values[:, :1], "F16")}, "must be F32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,15 @@ def test_a_row_of_a_neuron_counts_alike(
     options = QuantizeOptions("Q8_0", importance=ImportanceMatrix(known))
     with pytest.raises(ImatrixError, match=r"matrix of blk\.0\.ffn_down(_t)?\.weight has 64 values"):
         quantize(tmp_path / "model.gguf", tmp_path / "other.gguf", options)
+
+
+def test_arrays_in_the_place_of_other_values(tmp_path: Path) -> None:
+    """They say nothing; a file's importance matrix is used as if the keys were not there."""
+    keys = KEYS | {"hotcold.ffn.down_layout": [1, 2], "llama.attention.head_count": [math.nan, 1.0]}
+    values = quantise(RANDOM.normal(size=(96, 64)).astype(np.float32), "F32")
+    write_gguf(tmp_path / "model.gguf", keys, {"blk.0.ffn_down.weight": values})
+    known = ImportanceMatrix({"blk.0.ffn_down.weight": importance(64)})
+    quantize(tmp_path / "model.gguf", tmp_path / "new.gguf", QuantizeOptions("Q4_K_M", importance=known))
 
 
 # --- PowerInfer's files, and Hotcold's ---

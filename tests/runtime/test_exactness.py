@@ -6,12 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.pwri import write_pwri
+from support.pwri import built_in_pwri
 
-from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
-from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -104,24 +102,11 @@ def test_an_exact_step_reads_less_and_counts_what_the_reference_counts() -> None
     assert counts[0] == pytest.approx(counts[1], rel=0.01)  # a gate at 0 but for rounding goes either way
 
 
-def predictor_file(path: Path, threshold: float) -> Path:
-    """The built-in model in PowerInfer's format, with a predictor that scores every neuron 0."""
-    with open_gguf(model_path()) as file:
-        shapes = [file.tensors[f"blk.{i}.ffn_up.weight"].shape for i in range(6)]
-    factors = {
-        i: (np.zeros((32, d), np.float32), np.zeros((n, 32), np.float32)) for i, (n, d) in enumerate(shapes)
-    }
-    write_pwri(path, model_path(), factors, threshold)
-    return path
-
-
 def test_a_predictor_that_names_all_changes_nothing_and_one_that_names_none_ruins_it(tmp_path: Path) -> None:
     runs = prompts(3)
     dense = session(sparsity="off")
-    everything = load(
-        predictor_file(tmp_path / "low.gguf", -1e9), LoadOptions(sparsity="predicted")
-    ).session()
-    nothing = load(predictor_file(tmp_path / "high.gguf", 1e9), LoadOptions(sparsity="predicted")).session()
+    everything = load(built_in_pwri(tmp_path / "low.gguf", -1e9), LoadOptions(sparsity="predicted")).session()
+    nothing = load(built_in_pwri(tmp_path / "high.gguf", 1e9), LoadOptions(sparsity="predicted")).session()
     assert greedy(everything, runs, 60) == greedy(dense, runs, 60) != greedy(nothing, runs, 60)
     assert np.array_equal(logits(everything), logits(dense))
 

@@ -14,8 +14,8 @@ from support.buffers import allocations, cache_bytes
 from support.expert_models import expert_golden
 from support.opaque_backend import OpaqueBackend
 from support.placed import on_two
-from support.vulkan_devices import DRIVERS, device_index
-from support.vulkan_model import OrderedReference
+from support.vulkan.devices import DRIVERS, device_index
+from support.vulkan.model import OrderedReference
 
 import hotcold
 from hotcold.commands import cli

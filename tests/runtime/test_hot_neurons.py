@@ -1,4 +1,5 @@
-"""Sparse models of experts under a budget of memory: cold neurons' rows are read when they fire."""
+"""Sparse models of experts under a budget of memory: cold neurons' rows are read when they fire, or when a
+predictor names them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import json
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,14 @@ import pytest
 from support.many_experts import budget, many_experts
 
 from hotcold.commands import cli
+from hotcold.commands.info import describe
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
+from hotcold.formats.blocks import quantise
 from hotcold.formats.files import FileError
-from hotcold.formats.gguf import open_gguf
+from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.kernels.backend import PredictorTensors
 from hotcold.model.config import Config
 from hotcold.placement import hot_neurons, shelves
 from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads
@@ -32,6 +37,7 @@ from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
+from hotcold.sparse.predictor import write_sidecar
 from hotcold.tasks.hot_first import HotFirstWorth, hot_first
 from hotcold.tasks.ram_planning import plan_ram
 
@@ -159,6 +165,127 @@ def test_what_is_read_depends_on_tokens_alone(ordered: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.fixture(scope="module")
+def predicted(ordered: Path) -> Path:
+    """The same with a predictor of made-up factors."""
+    path = ordered.with_name("predicted.gguf")
+    path.write_bytes(ordered.read_bytes())
+    profile = path.with_suffix(".profile.gguf")
+    profile.write_bytes(ordered.with_suffix(".profile.gguf").read_bytes())
+    with open_gguf(path) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        random, layers = np.random.default_rng(9), []
+        for n in config.neurons:
+            factors = [random.standard_normal(shape) for shape in ((32, config.dim), (n, 32))]
+            packed = (quantise(each.astype(np.float32) / 6, "F32") for each in factors)
+            layers.append(PredictorTensors(*packed, np.full(n, 0.1, np.float32), relu=False))
+        facts = {"input": "normed", "pays": [True] * config.layers}
+        facts["candidates"] = np.full(config.layers, 0.4, np.float32)
+        write_sidecar(path.with_suffix(".predictor.gguf"), file.fingerprint(), layers, facts)
+    return path
+
+
+def test_predicted_neurons_are_the_same_at_every_budget(predicted: Path, ordered: Path) -> None:
+    whole = opened(predicted, None)
+    expected, rows = texts(whole), whole.counters.rows.copy()
+    assert whole.sparsity == "predicted" and expected != texts(opened(ordered, None))
+    nbytes = predicted.with_suffix(".predictor.gguf").stat().st_size
+    shares = []
+    for share, threads in ((0.8, 2), (0.45, 1), (0.25, 3), (0.1, 2)):
+        session = opened(predicted, share, threads)
+        own = session.model.shelves
+        assert isinstance(own, HotNeurons) and not any(own.gate_bytes) and all(own.named)
+        assert sum(own.bill.values()) + own.expert_bytes <= own.budget_bytes
+        assert own.share == pytest.approx(share, abs=0.05)
+        assert texts(session) == expected
+        np.testing.assert_array_equal(session.counters.rows, rows)  # no gate is read that is not named
+        counts = session.model.disk_counts()
+        assert counts is not None and counts.misses > 0
+        shares.append(counts.hits / (counts.hits + counts.misses))
+        assert "gate, up and down of" in "\n".join(session.notes)
+        without = load(predicted, LoadOptions(threads=1, ram_budget=1 << 40, sparsity="exact", **OPTIONS))
+        assert without.shelves is not None
+        more = own.bill["weights"] - without.shelves.bill["weights"]
+        assert 0.8 * nbytes < more <= nbytes  # what the predictor takes
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_without_the_predictor_such_a_budget_is_refused(predicted: Path) -> None:
+    """It has no room for two experts of each layer, nor for all gates."""
+    ram = budget(predicted, 0.1, **OPTIONS) - 1
+    assert isinstance(load(predicted, LoadOptions(threads=1, ram_budget=ram, **OPTIONS)).shelves, HotNeurons)
+    ram = budget(predicted, 0.1, sparsity="exact", **OPTIONS) - 1
+    with pytest.raises(UserError, match=r"2 experts of each layer.*with a predictor .* less will do"):
+        load(predicted, LoadOptions(threads=1, ram_budget=ram, sparsity="exact", **OPTIONS))
+
+
+@pytest.mark.parametrize("sparsity", ["exact", "off"])
+def test_other_sessions_of_a_model_that_predicts(sparsity: str, predicted: Path, ordered: Path) -> None:
+    """Nothing names neurons there, so whole experts are read."""
+    assert texts(opened(predicted, 0.3).model.session(sparsity)) == texts(opened(ordered, None))
+
+
+def test_layers_without_a_predictor_keep_their_gates(predicted: Path, tmp_path: Path) -> None:
+    path = tmp_path / "some.gguf"
+    for suffix in (".gguf", ".profile.gguf"):
+        path.with_suffix(suffix).write_bytes(predicted.with_suffix(suffix).read_bytes())
+    with open_gguf(predicted.with_suffix(".predictor.gguf")) as file:
+        keys = dict(file.metadata)
+        keys["hotcold.predictor.pays"] = np.array(
+            [True, *[False] * (len(keys["hotcold.predictor.pays"]) - 1)]
+        )
+        write_gguf(
+            path.with_suffix(".predictor.gguf"), keys, {name: file.load(name) for name in file.tensors}
+        )
+    session = opened(path, 0.6)
+    own = session.model.shelves
+    assert isinstance(own, HotNeurons) and own.gate_bytes[0] == 0 and all(own.gate_bytes[1:])
+    assert texts(session) == texts(opened(path, None))
+
+
+def test_a_cut_file_and_an_interrupt_of_named_rows(predicted: Path, tmp_path: Path) -> None:
+    path = tmp_path / "own.gguf"
+    for suffix in (".gguf", ".profile.gguf", ".predictor.gguf"):
+        path.with_suffix(suffix).write_bytes(predicted.with_suffix(suffix).read_bytes())
+    session = opened(path, 0.2)
+    expected, data, times = texts(session), path.read_bytes(), os.stat(path)
+    os.truncate(path, len(data) // 3)
+    with pytest.raises(FileError, match=r"neurons of expert [0-9]+ cannot be read: the file is shorter"):
+        texts(session)
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert texts(session) == expected
+    backend: Any = session.model.backend
+    backend._packer.disk.native.hold(True)
+    timer = threading.Timer(0.2, _thread.interrupt_main)
+    with pytest.raises(KeyboardInterrupt):
+        timer.start()
+        texts(session)
+    timer.join()
+    backend._packer.disk.native.hold(False)
+    assert texts(session) == expected
+
+
+def test_the_plan_knows_predictors(predicted: Path) -> None:
+    reads = [Reads(n, d, False, d / 8) for n in SIZES for d in DEPTHS]
+    disk = DiskSpeed("a disk", True, (Reads(SIZES[-1], 8, True, 1.0), *reads))
+    ram = budget(predicted, 0.25, context=128)
+    plan = plan_ram(predicted, ram, context=128, hardware=find_hardware("rtx4090-i9"), disk=disk)
+    assert plan.shelves == load(predicted, LoadOptions(threads=1, ram_budget=ram, context=128)).shelves
+    assert isinstance(plan.shelves, HotNeurons)
+    assert "neurons that predictors name for a token are in memory" in str(plan) and json.dumps(plan.report())
+    with open_gguf(predicted) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        profile = find_profile(sizes_of_file(file, config, 64, "f16"), None, predicted)
+    assert config.experts is not None
+    for named, firing, n in zip(plan.shelves.named, profile.firing, plan.shelves.neurons, strict=True):
+        assert named is not None
+        chosen = n * config.experts.chosen
+        assert named * float(np.sum(firing)) == pytest.approx(
+            max(0.4 * chosen, float(np.sum(firing))), rel=1e-4
+        )
+
+
 def test_the_most_active_neurons_are_hot(ordered: Path) -> None:
     own = opened(ordered, 0.6).model.shelves
     assert isinstance(own, HotNeurons)
@@ -240,6 +367,53 @@ def test_convert_says_what_it_is_worth(
     ):
         assert cli.main([*args, *more]) == 2
         assert needed in capsys.readouterr().err
+
+
+def test_convert_takes_a_predictor_along(predicted: Path, tmp_path: Path) -> None:
+    """Its neurons change places as the model's do, and the text is the same."""
+    own, output = tmp_path / "own.gguf", tmp_path / "new.gguf"
+    for suffix in (".gguf", ".profile.gguf"):
+        own.with_suffix(suffix).write_bytes(predicted.with_suffix(suffix).read_bytes())
+    with open_gguf(own) as file:  # less active neurons first
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        profile = find_profile(sizes_of_file(file, config, 64, "f16"), None, own)
+        firing = [(1 - each).astype(np.float16).astype(np.float32) for each in profile.firing]
+        turned = replace(profile, firing=firing)
+        facts = {"model_fingerprint": file.fingerprint(), "tokens": 100}
+    write_profile(tmp_path / "turned.gguf", turned, facts)
+    own.with_suffix(".predictor.gguf").write_bytes(predicted.with_suffix(".predictor.gguf").read_bytes())
+    _, worth = hot_first(own, output, tmp_path / "turned.gguf")
+    assert "neurons that predictors name for a token" in str(worth)
+    with open_gguf(own) as old, open_gguf(output) as new:
+        assert old.tensors.keys() == new.tensors.keys() and new.count < old.count and new.side_by_side
+        for name in new.side_by_side:
+            each = len(old.load(name).data) // COUNT
+            for expert in range(0, COUNT, 7):
+                part = slice(expert * each, (expert + 1) * each)
+                order = np.argsort(-turned.firing[int(name.split(".")[1])][part], kind="stable")
+                np.testing.assert_array_equal(new.load(name).data[part], old.load(name).data[part][order])
+                np.testing.assert_array_equal(
+                    new.read_rows(name, part.start, part.stop), new.load(name).data[part]
+                )
+                np.testing.assert_array_equal(new.stored(name).load().data[part], new.load(name).data[part])
+        found = describe(old)["neuron_order"], describe(new)["neuron_order"]
+        assert found == (
+            "hot first, rows of gate, up and down apart",
+            "hot first, a neuron's rows side by side",
+        )
+    whole = opened(output, None)
+    expected = texts(whole)
+    assert whole.sparsity == "predicted"
+    for share in (0.5, 0.2):
+        session = opened(output, share)
+        assert isinstance(session.model.shelves, HotNeurons) and session.model.shelves.reads == (1, 1)
+        assert texts(session) == expected
+    exact = LoadOptions(threads=2, sparsity="exact", **OPTIONS)
+    bounded = LoadOptions(ram_budget=budget(output, 0.7, sparsity="exact", **OPTIONS), **exact)
+    assert texts(load(output, exact).session()) == texts(load(output, bounded).session())
+    output.unlink()
+    with pytest.raises(UserError, match=r"new\.profile\.gguf"):
+        hot_first(own, output, tmp_path / "turned.gguf")
 
 
 def test_worth_says_what_does_not_fit() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.buffers import cache_bytes
 from support.golden import golden
-from support.pwri import write_pwri
+from support.pwri import built_in_pwri, write_pwri
 from support.random_blocks import random_blocks
 from support.sidecars import with_sidecar
 
@@ -35,18 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reference(path: Path | None = None, **options: object) -> Session:
     return load(path, LoadOptions(backend="reference", **options)).session()  # type: ignore[arg-type]
-
-
-def with_predictor(folder: Path, threshold: float) -> Path:
-    """The built-in model as PowerInfer's file, with a predictor whose scores are all 0."""
-    path = folder / f"predictor{threshold}.gguf"
-    with open_gguf(model_path()) as file:
-        shapes = [file.tensors[f"blk.{i}.ffn_up.weight"].shape for i in range(6)]
-    factors = {
-        i: (np.zeros((32, d), np.float32), np.zeros((n, 32), np.float32)) for i, (n, d) in enumerate(shapes)
-    }
-    write_pwri(path, model_path(), factors, threshold)
-    return path
 
 
 def test_the_built_in_model_runs_exact_without_a_word() -> None:
@@ -124,7 +112,7 @@ def test_predicted_without_a_predictor_is_refused() -> None:
 
 
 def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> None:
-    session = reference(with_predictor(folder, 0.0))
+    session = reference(built_in_pwri(folder / "predictor.gguf", 0.0))
     assert session.sparsity == "exact"
     assert session.notes == [
         "sparsity auto is exact: nothing says that the predictor pays; `sparsity=predicted` uses it"
@@ -141,7 +129,7 @@ def test_a_predictor_that_nobody_uses_may_be_damaged(tmp_path: Path) -> None:
 
 
 def test_predicted_reads_the_predictor_too(folder: Path) -> None:
-    path = with_predictor(folder, 0.0)
+    path = built_in_pwri(folder / "predictor.gguf", 0.0)
     with open_gguf(path) as file:
         factors = [info for name, info in file.tensors.items() if ".fc" in name]
     exact, predicted = reference(path).footprint, reference(path, sparsity="predicted").footprint
@@ -183,7 +171,7 @@ def test_a_sidecar_that_is_named(tmp_path: Path) -> None:
     assert reference(predictor=named).sparsity == "predicted"  # of the built-in model, the same
     assert reference().model.session("predicted", named).sparsity == "predicted"
     with pytest.raises(PredictorError, match="belongs to the model with fingerprint"):
-        reference(with_predictor(tmp_path, 0.5), predictor=named)
+        reference(built_in_pwri(tmp_path / "predictor.gguf", 0.5), predictor=named)
     with pytest.raises(GGUFError, match="No such file"):
         reference(predictor=tmp_path / "missing.gguf", sparsity="predicted")
 

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from support import vulkan_faults as faults
 from support.placed import on_two
-from support.vulkan_devices import DRIVERS, FULL, device_index
+from support.vulkan import faults
+from support.vulkan.devices import DRIVERS, FULL, device_index
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
@@ -66,7 +66,7 @@ def test_every_call_of_a_load_fails_once(index: int) -> None:
     loaded(index).close()
     counts = fallible(faults.calls())
     assert len(counts) > 20
-    # Each takes a second; all of them fail in tests/kernels/test_vulkan_failures.py.
+    # Each takes a second; all of them fail in tests/kernels/vulkan/test_vulkan_failures.py.
     for name, count in [*counts.items()][:: 1 if FULL else 4]:
         gc.collect()
         faults.forget_calls()

@@ -13,8 +13,8 @@ import pytest
 from support.golden import Golden, golden
 from support.placed import on_two, random_placement
 from support.sidecars import with_sidecar
-from support.vulkan_devices import DRIVERS, FULL, open_vulkan
-from support.vulkan_model import OrderedReference
+from support.vulkan.devices import DRIVERS, FULL, open_vulkan
+from support.vulkan.model import OrderedReference
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request

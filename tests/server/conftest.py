@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -17,6 +17,9 @@ from hotcold.server.app import make_app
 from hotcold.server.run import http_server
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings, listening_sockets
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 
 @dataclass
@@ -113,3 +116,12 @@ def live() -> Iterator[Callable[..., Live]]:
     """Starts servers with settings of their own."""
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(live_server(**settings))
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    """A browser for the tests of a file, which have looked whether there is one."""
+    from support.browsing import browser
+
+    with browser(tmp_path_factory.mktemp("browser")) as driver:
+        yield driver

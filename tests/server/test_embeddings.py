@@ -15,6 +15,8 @@ from support.served import Served, served
 from hotcold import LLM, AsyncLLM
 from hotcold.commands.cli import main
 from hotcold.demo import model_path
+from hotcold.errors import UserError
+from hotcold.runtime.pooling import pooling_of
 from tests.server.conftest import Application
 
 TEXTS = [f"Once upon a time there {'were' if i % 3 else 'was'} {i} foxes" for i in range(90)]
@@ -97,6 +99,12 @@ def test_a_model_without_a_pooling_says_so(app: Application) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", [np.array([1, 3]), np.array([1]), ["mean"], "mean", 1.0, True, 5])
+def test_a_pooling_that_is_none_is_refused(kind: object) -> None:
+    with pytest.raises(UserError, match=r"x\.pooling_type is .*: allowed are 1 \(mean\) and 3 \(last\)"):
+        pooling_of({"general.architecture": "x", "x.pooling_type": kind})
+
+
 async def embedded(model: Path) -> tuple[np.ndarray, np.ndarray]:
     async with AsyncLLM(model, max_waiting=2) as llm:
         return await llm.embed(TEXTS[:20]), await llm.embed(TEXTS[0])
@@ -129,5 +137,9 @@ def test_the_command(
     assert "line 2: the prompt" in capsys.readouterr().err
     assert main(["embed", "-m", str(model), "-p", "c", "-p", "b " * 400]) == 2
     assert "text 2 of `-p`: the prompt" in capsys.readouterr().err
+    bare = changed(model, tmp_path / "bare.gguf", {"tokenizer.ggml.add_bos_token": False})
+    one.write_text("a\n\nb\n")
+    assert main(["embed", "-m", str(bare), "-f", str(one)]) == 2
+    assert "line 2: the prompt has no tokens" in capsys.readouterr().err
     assert main(["embed", "-p", "a"]) == 2
     assert "its file names no pooling (bamboo.pooling_type)" in capsys.readouterr().err

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from support.api_pieces import Marked, facts, pieces_of
 
-from hotcold.server.protocol import chat, native, ollama
+from hotcold.server.protocol import chat, native, ollama, ollama_models
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.ollama import OllamaChat, RawCall
 from tests.server.conftest import Application
@@ -122,6 +123,18 @@ def test_a_stream_and_a_whole_answer_as_the_client_reads_them() -> None:
         2_000_000_000,
     )
     assert last.prompt_eval_count == 9 and last.eval_count == whole.eval_count and last.done_reason == "stop"
+
+
+def test_the_facts_of_a_file() -> None:
+    """Numbers are whole, and names are those of llama.cpp's file types; an array is none of these."""
+    known = ollama_models.show(facts(context=1 << 20), {"general.file_type": np.array([1, 2])}, "", False)
+    assert {"num_ctx 1048576", "temperature 0.8", "top_k 40"} <= {*known["parameters"].split("\n")}
+    assert known["details"]["quantization_level"] == "unknown"
+    gguf = pytest.importorskip("gguf")
+    for each in gguf.LlamaFileType:
+        name = each.name.removeprefix("MOSTLY_").removeprefix("ALL_").removesuffix("_MOE")
+        wanted = {"GUESSED": ""}.get(name, name)
+        assert ollama_models.quantisation({"general.file_type": each.value}) == wanted
 
 
 def lines_of(text: str) -> list[dict[str, Any]]:

@@ -65,7 +65,9 @@ def test_log_probabilities(client: Any) -> None:
     reply = client.chat.completions.create(
         model="storyteller", messages=MESSAGES, max_tokens=3, temperature=0, logprobs=True, top_logprobs=2
     )
-    for token in reply.choices[0].logprobs.content:
+    tokens = reply.choices[0].logprobs.content
+    assert tokens
+    for token in tokens:
         assert token.logprob <= 0 and len(token.top_logprobs) == 2
         assert token.top_logprobs[0].token == token.token
         assert bytes(token.bytes).decode() == token.token

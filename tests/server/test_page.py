@@ -18,7 +18,7 @@ pytest.importorskip("llguidance")
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from support.browsing import CHROMIUM, DRIVER, KEY, Page, browser, serving
+from support.browsing import CHROMIUM, DRIVER, KEY, Page, serving
 from support.made_up_llm import MadeUpLLM
 from support.stories260k import write_stories260k
 
@@ -45,12 +45,6 @@ pytestmark = pytest.mark.skipif(not (DRIVER and CHROMIUM), reason="needs chromiu
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with serving(tmp_path_factory.mktemp("server")) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with browser(tmp_path_factory.mktemp("browser")) as driver:
-        yield driver
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ pytest.importorskip("llguidance")
 import support.made_up_llm as made_up
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
-from support.browsing import CHROMIUM, DRIVER, Page, browser
+from support.browsing import CHROMIUM, DRIVER, Page
 from support.made_up_llm import MadeUpLLM
 
 from tests.server.conftest import Live
@@ -83,12 +83,6 @@ Promise.all([import('/page/markdown.js'), import('/page/spans.js')]).then(([{Mar
         links: [...box.querySelectorAll('a')].map(e => e.getAttribute('href')),
         tokens: [...box.querySelectorAll('[data-t]')].map(e => [e.textContent, Number(e.dataset.t)])});
 }).catch((error) => back({error: String(error)}));"""
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with browser(tmp_path_factory.mktemp("browser")) as driver:
-        yield driver
 
 
 @pytest.fixture

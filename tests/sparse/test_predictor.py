@@ -180,6 +180,24 @@ def test_a_sidecar_comes_back_as_it_was(tmp_path: Path) -> None:
             np.testing.assert_array_equal(tensors.threshold, np.linspace(-1, 1, n, dtype=np.float32))
 
 
+@pytest.mark.parametrize(
+    ("stated", "known"),
+    [
+        (np.float32([0.25, 0.5]), (0.25, 0.5)),
+        (np.float32([0.25]), ()),
+        (np.float32([0.25, 1.5]), ()),
+        (np.float32([0.25, np.nan]), ()),
+        (np.int32([0, 1]), ()),
+        ("many", ()),
+    ],
+)
+def test_shares_that_are_named_are_read_where_they_are_shares(
+    stated: object, known: tuple[float, ...], tmp_path: Path
+) -> None:
+    with sidecar(tmp_path, lambda keys, _: keys.update({f"{KEY}candidates": stated})) as file:
+        assert check_predictors(file, model_config(), "f").candidates == known
+
+
 KEY = "hotcold.predictor."
 DAMAGED: dict[str, tuple[Callable[[dict[str, Any], Tensors], object], str]] = {
     "another model's": (
@@ -187,10 +205,19 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any], Tensors], object], str]] = {
         r"x.predictor.gguf: belongs to the model with fingerprint 'g', not to this one \('f'\): run ",
     ),
     "nobody's": (lambda m, t: m.pop(KEY + "model_fingerprint"), "fingerprint None, not to this one"),
+    "of an array": (
+        lambda m, t: m.update({KEY + "model_fingerprint": [1, 2]}),
+        "fingerprint an array of 2, not to this one",
+    ),
     "no sidecar": (lambda m, t: m.pop("general.type"), "not to this one"),
+    "a type that is an array": (lambda m, t: m.update({"general.type": [1, 2]}), "not to this one"),
     "input": (
         lambda m, t: m.update({KEY + "input": "logits"}),
         "'logits'.*residual or normed, a truth value",
+    ),
+    "input of an array": (
+        lambda m, t: m.update({KEY + "input": [1, 2]}),
+        "residual or normed, a truth value",
     ),
     "relu": (lambda m, t: m.update({KEY + "relu": 1}), "input, relu and pays are 'normed', 1, "),
     "pays of numbers": (lambda m, t: m.update({KEY + "pays": [1, 0]}), "a truth value and 2 of them"),

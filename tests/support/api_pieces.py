@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from support.built_in import tokenizer
+
 from hotcold.chat.tool_formats import HERMES
 from hotcold.demo import model_path
 from hotcold.engine.generation import Piece
@@ -15,13 +17,6 @@ from hotcold.engine.sampler import Logprobs
 from hotcold.formats.gguf import open_gguf
 from hotcold.server.protocol.facts import Facts
 from hotcold.tokenizer.tokenizer import Tokenizer
-
-
-@cache
-def tokenizer() -> Tokenizer:
-    """The built-in model's."""
-    with open_gguf(model_path()) as file:
-        return Tokenizer.from_metadata(file.metadata)
 
 
 @cache

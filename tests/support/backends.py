@@ -6,8 +6,8 @@ from __future__ import annotations
 import functools
 
 from support.mirrored_backend import MirroredBackend
-from support.vulkan_devices import DRIVERS, open_vulkan
-from support.vulkan_model import OrderedReference
+from support.vulkan.devices import DRIVERS, open_vulkan
+from support.vulkan.model import OrderedReference
 
 from hotcold.kernels.backend import Backend
 from hotcold.kernels.reference import ReferenceBackend

@@ -12,7 +12,7 @@ from hotcold.convert import ConvertOptions, convert
 
 DATA = Path(__file__).parent.parent / "data"
 
-#: Each in one point or more unlike the others; tests/data/make_goldens.py says in which.
+#: Each in one point or more unlike the others; tests/data/golden_configs.py says in which.
 NAMES = (
     "tiny-llama", "tiny-drelu", "tiny-llama3", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-falcon40",
     "tiny-falcon",

@@ -86,6 +86,20 @@ def plain_batch(backend: Backend, decode: int, prompt: int = 0) -> Batch:
     return make_batch(backend, rows[:decode], rows[decode:])
 
 
+def buffers(backend: Backend, batch: Batch, x: np.ndarray) -> Any:
+    """x in a buffer with room for the largest step; the rows beyond this step are not to be read."""
+    buffer = backend.zeros((batch.limits.tokens, *x.shape[1:]))
+    buffer[:] = np.nan
+    buffer[: len(x)] = x
+    return buffer
+
+
+def filled(backend: Backend, rows: int, *shape: int, value: float = 7.0) -> Any:
+    buffer = backend.zeros((rows, *shape))
+    buffer[:] = value
+    return buffer
+
+
 def page_count(batch: Batch) -> int:
     return int(batch.pages.size)
 

@@ -1,7 +1,7 @@
 """Dots in the order of the ``vulkan`` backend: chunks of blocks, each summed in turn, then the chunks.
 
 Every operation is float32, rounded on its own: NumPy neither fuses a multiply with an add nor reorders
-element-wise operations. See :class:`support.vulkan_model.OrderedReference`."""
+element-wise operations. See :class:`support.vulkan.model.OrderedReference`."""
 
 from __future__ import annotations
 

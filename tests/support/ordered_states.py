@@ -1,4 +1,4 @@
-"""Ops that keep a state, in the order of the ``vulkan`` backend (see vulkan_model.py)."""
+"""Ops that keep a state, in the order of the ``vulkan`` backend (see vulkan/model.py)."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.demo import model_path
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 
@@ -48,3 +49,14 @@ def write_pwri(
         tensors[f"blk.{layer}.fc1.weight"] = quantise(first, predictor_type)
         tensors[f"blk.{layer}.fc2.weight"] = quantise(second, predictor_type)
     write_gguf(path, metadata, tensors, magic="PWRI")
+
+
+def built_in_pwri(path: Path, threshold: float) -> Path:
+    """The built-in model as PowerInfer's file, with a predictor that scores every neuron 0."""
+    with open_gguf(model_path()) as file:
+        shapes = [file.tensors[f"blk.{i}.ffn_up.weight"].shape for i in range(6)]
+    factors = {
+        i: (np.zeros((32, d), np.float32), np.zeros((n, 32), np.float32)) for i, (n, d) in enumerate(shapes)
+    }
+    write_pwri(path, model_path(), factors, threshold)
+    return path

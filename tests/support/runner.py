@@ -10,8 +10,8 @@ import numpy as np
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, Backend, BatchLimits
 from hotcold.model.config import Config
+from hotcold.model.given_ffn import AnyFFN
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.layer import AnyFFN
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights, load_weights
 from hotcold.sparse.ffn import make_ffns
@@ -76,6 +76,12 @@ class Runner:
         most = DECODE_ROWS if decode else ROWS
         return np.vstack([self._step(tokens[i : i + most], decode) for i in range(0, len(tokens), most)])
 
+    def run_in_parts(self, tokens: Sequence[int], size: int, *, decode: bool = False) -> np.ndarray:
+        """From the beginning, so many tokens at a time."""
+        self.length = 0
+        parts = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+        return np.vstack([self.run(part, decode=decode) for part in parts])
+
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """``count`` tokens that follow."""
         tokens = [int(self.run(prompt)[-1].argmax())]
@@ -93,3 +99,11 @@ class Runner:
         batch.counts[:] = (n, n if decode else 0, n, 1)
         self.transformer.run()
         return self.transformer.read_logits(0, n).copy()
+
+
+def assert_same_bits_in_parts(runner: Runner, prompt: Sequence[int], expected: np.ndarray) -> None:
+    """In prompts and in decoding, in chunks of any size, after other text."""
+    for size, decode in ((1, True), (3, True), (16, True), (1, False), (7, False), (19, False)):
+        runner.length = 0
+        runner.run(prompt[::-1])
+        np.testing.assert_array_equal(runner.run_in_parts(prompt, size, decode=decode), expected)

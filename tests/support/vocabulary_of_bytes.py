@@ -6,17 +6,9 @@ import random
 from functools import cache
 
 import numpy as np
+from support.built_in import tokenizer
 
-from hotcold.demo import model_path
-from hotcold.formats.gguf import open_gguf
 from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary, Mask
-from hotcold.tokenizer.tokenizer import Tokenizer
-
-
-@cache
-def tokenizer() -> Tokenizer:
-    with open_gguf(model_path()) as file:
-        return Tokenizer.from_metadata(file.metadata)
 
 
 @cache

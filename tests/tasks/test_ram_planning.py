@@ -174,19 +174,29 @@ def test_rates_between_those_that_were_measured() -> None:
     assert known.gb_s(1 << 30, 100) == pytest.approx(8) and known.gb_s(1, 0.5) == pytest.approx(0.5)
 
 
-def test_a_disk_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["io_uring", "threads"])
+def test_a_disk_is_measured(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the way in which experts are read: by io_uring with as many small reads at once as then."""
+    if way == "io_uring" and _native.why_no_rings():
+        pytest.skip("needs Linux with io_uring")
+    monkeypatch.setenv("HOTCOLD_READS", way)
     monkeypatch.setattr(disk_speed, "_SECONDS", 0.0)
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(16 << 20)
     told: list[tuple[int, int]] = []
     found = measure_disk(path, lambda *each: told.append(each))
-    assert len(found.reads) == 1 + len(SIZES) * len(DEPTHS) and all(each.gb_s > 0 for each in found.reads)
-    assert told[0] == (0, 13) and told[-1] == (13, 13)
+    more = {4 << 10: 64, 64 << 10: 64, 512 << 10: 24} if way == "io_uring" else {}
+    kinds = {(n, d) for n in SIZES for d in DEPTHS} | {*more.items()}
+    assert {(each.nbytes, each.depth) for each in found.reads if not each.sequential} == kinds
+    count = 1 + len(kinds)
+    assert len(found.reads) == count and all(each.gb_s > 0 for each in found.reads)
+    assert told[0] == (0, count) and told[-1] == (count, count)
     assert found.sequential_gb_s == found.reads[0].gb_s
-    assert "8 at once" in str(found)
-    rates = iter([*[(1e9, True)] * 5, (1e9, False), *[(1e9, True)] * 7])
-    monkeypatch.setattr(_native, "probe_disk", lambda *probe: next(rates))
+    assert "8 at once" in str(found) and ("64 at once" in str(found)) == (way == "io_uring")
+    assert found.way == ("by 8 threads" if way == "threads" else "by io_uring") and found.way in str(found)
+    rates = iter([*[(1e9, True)] * 5, (1e9, False), *[(1e9, True)] * (count - 6)])
+    monkeypatch.setattr(_native, "probe_disk", lambda *probe, rings: next(rates))
     assert not measure_disk(path).direct  # one came through the system's cache
     path.write_bytes(b"short")
     with pytest.raises(UserError, match=r"large has 5 B: a file of 16\.00 MiB at least is needed"):

@@ -14,6 +14,7 @@ from support.golden import DATA
 
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
+from hotcold.errors import UserError
 from hotcold.tokenizer.longest_match import unescaped
 from hotcold.tokenizer.tokenizer import Tokenizer
 
@@ -91,6 +92,8 @@ def test_bytes_without_a_token(metadata: dict[str, Any]) -> None:
     tokenizer = Tokenizer.from_metadata(metadata | {"tokenizer.ggml.token_type": np.array(types)})
     assert tokenizer.encode("an a!") == [283, 262, 34]
     assert tokenizer.encode("ba") == [99] and tokenizer.left_out(["ba"]) == "0x61"
+    with pytest.raises(UserError, match="the text has a lone surrogate, U\\+DCFF, at character 2"):
+        tokenizer.left_out(["ba", "ba\udcff"])  # before the ids are asked for: commands note it first
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def test_what_cannot_be_a_work_folder(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             WorkFolder.open(path, FACTS)
     assert [path.name for path in tmp_path.rglob("*")] == ["letters", "a.txt"]
-    for damaged in ("", "[]", '{"text"'):
-        (tmp_path / "letters" / "run.json").write_text(damaged)
+    for damaged in (b"", b"[]", b'{"text"', b"\xff{}", b"[" * 100_000):
+        (tmp_path / "letters" / "run.json").write_bytes(damaged)
         with pytest.raises(UserError, match="name another folder"):
             WorkFolder.open(tmp_path / "letters", FACTS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.golden import golden
 from support.placed import on_two
 from support.sidecars import with_sidecar
 from support.stories260k import write_stories260k
-from support.vulkan_devices import DRIVERS
+from support.vulkan.devices import DRIVERS
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
@@ -173,6 +174,15 @@ def test_predicted_neurons_that_fired(tmp_path: Path) -> None:
     shown = unpacked(NeuronMap(model).layout, frames[-1])
     pairs = session.watched().counts().sum(0)[:, 3].sum()
     assert 0 < sum(cells.sum() for cells in shown.values()) <= pairs
+
+
+@pytest.mark.parametrize("damage", [b"", b"GGUF", b"no profile"])
+def test_a_damaged_profile_beside_the_model_shows_nothing(tmp_path: Path, damage: bytes) -> None:
+    """It is only a picture: a server makes one whenever it starts."""
+    path = Path(shutil.copy(model_path(), tmp_path / "fable.gguf"))
+    path.with_suffix(".profile.gguf").write_bytes(damage)
+    layout = Picture.of(load(path, LoadOptions(threads=1)).session()).layout
+    assert (layout.hot_by, layout.firing) == ("", "") and sum(layout.neurons) == sum(layout.cells)
 
 
 def test_without_a_viewer_nothing_is_made(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

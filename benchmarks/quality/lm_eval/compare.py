@@ -2,7 +2,7 @@
 
     python -m venv vlm && vlm/bin/pip install 'lm-eval[api]' transformers sentencepiece protobuf
     hotcold fit-predictor -f stories.txt -o fable.predictor.gguf
-    python benchmarks/lm_eval/compare.py --lm-eval vlm/bin/lm-eval --text Heidi_heldout.txt \\
+    python benchmarks/quality/lm_eval/compare.py --lm-eval vlm/bin/lm-eval --text Heidi_heldout.txt \\
         --tokenizer tokenizer.model --predictor fable.predictor.gguf --json lm_eval.json
 
 For each sparsity mode it starts `hotcold serve`, runs `lm-eval` with `local-completions` on two tasks made of

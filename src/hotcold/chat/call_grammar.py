@@ -1,71 +1,15 @@
 """How one call of a tool is written, as rules of a grammar: one set of rules for each kind of call."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hotcold.chat.call_readers import PYTHON_WORDS, types_of
+from hotcold.chat.grammar_terms import Terms
 from hotcold.chat.literal_grammar import literal_rules
 from hotcold.chat.tool_formats import CallKind, JSONCall, LiteralCall, NamedCall, TaggedCall
 from hotcold.engine.request import Grammar
 from hotcold.grammar.compiler import escaped_regex
-
-
-class Terms:
-    """Texts as terms of a grammar, in which the names of control tokens are those tokens. :attr:`lines` are
-    rules that the terms need, :attr:`notes` say of tools what these rules do not hold an answer to."""
-
-    def __init__(self, token_ids: Mapping[str, int]) -> None:
-        self.lines: list[str] = []
-        self.notes: dict[tuple[str, str], None] = {}  # (tool, what is not enforced)
-        #: the longest first, so that one which begins another does not hide it
-        self._token_ids = dict(sorted(token_ids.items(), key=lambda each: -len(each[0])))
-        self._texts: dict[str, str] = {}
-
-    def is_token(self, text: str) -> bool:
-        return text in self._token_ids
-
-    def literal(self, text: str) -> str:
-        if not text:
-            return ""
-        for name, id in self._token_ids.items():
-            if name and name in text:
-                before, after = text.split(name, 1)
-                return " ".join(filter(None, (self.literal(before), f"<[{id}]>", self.literal(after))))
-        return self.quoted(text)
-
-    def text_until(self, mark: str) -> str:
-        """Any text that does not have the mark in it, spaces around the mark aside, and the mark."""
-        if mark not in self._texts:
-            n = len(self._texts)
-            name = next((each for each in self._token_ids if each and mark.startswith(each)), None)
-            if name is not None:
-                self.lines.append(f"TEXT{n}: /(?s:.+)/")
-                self._texts[mark] = f"TEXT{n}? {self.literal(mark)}"
-            else:
-                excluded = f" & ~/(?s:.*){self.escaped(mark.strip())}(?s:.*)/"
-                self.lines += [f"TEXT{n}: PART{n} {self.quoted(mark)}", f"PART{n}: /(?s:.*)/{excluded}"]
-                self._texts[mark] = f"TEXT{n}"
-        return self._texts[mark]
-
-    def other_tokens(self, names: Iterable[str]) -> str:
-        """All control tokens but these, as ``1-3,7``."""
-        found: list[list[int]] = []
-        for id in sorted(id for name, id in self._token_ids.items() if name not in set(names)):
-            if found and found[-1][1] == id - 1:
-                found[-1][1] = id
-            else:
-                found.append([id, id])
-        return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in found)
-
-    @staticmethod
-    def quoted(text: str) -> str:
-        return json.dumps(text)
-
-    @staticmethod
-    def escaped(text: str) -> str:
-        """A text within a regular expression."""
-        return "".join(f"\\x{{{ord(char):x}}}" for char in text)
 
 
 def content_term(content: Grammar) -> str:

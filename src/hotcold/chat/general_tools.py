@@ -42,20 +42,18 @@ def with_tools(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> 
     """Adds the description of tools to the system message; calls go into assistants' texts, and results
     become user messages."""
     found: list[Message] = []
+    results: Message | None = None  # the last message, where more of them may be added to it
     for message in messages:
-        if message["role"] == "tool":
-            result = f"<tool_response>\n{content_text(message['content'])}\n</tool_response>"
-            if found and found[-1].get("name") == _RESULTS:
-                found[-1]["content"] += f"\n{result}"
-            else:
-                found.append({"role": "user", "name": _RESULTS, "content": result})
-        elif "tool_calls" in message:
-            found.append(_called(message))
+        if message["role"] != "tool":
+            results = None
+            found.append(_called(message) if "tool_calls" in message else dict(message))
+            continue
+        result = f"<tool_response>\n{content_text(message['content'])}\n</tool_response>"
+        if results is not None:
+            results["content"] += f"\n{result}"
         else:
-            found.append(dict(message))
-    for message in found:
-        if message.get("name") == _RESULTS:
-            del message["name"]
+            results = {"role": "user", "content": result}
+            found.append(results)
     return _told(found, described(tools)) if tools else found
 
 
@@ -84,9 +82,6 @@ def _told(messages: Sequence[Message], text: str) -> list[Message]:
     own = content_text(found[0]["content"])
     found[0]["content"] = f"{own}\n\n{text}" if own else text
     return found
-
-
-_RESULTS = "\ufdd1"  # a noncharacter: marks messages to which results may be added
 
 
 def _called(message: Message) -> Message:

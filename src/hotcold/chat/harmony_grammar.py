@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from hotcold.chat.call_grammar import Terms, content_term, json_term
+from hotcold.chat.call_grammar import content_term, json_term
+from hotcold.chat.grammar_terms import Terms
 from hotcold.chat.tool_formats import HARMONY
 from hotcold.engine.request import Grammar
 

@@ -2,15 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hotcold.chat.grammar_terms import Terms
 from hotcold.chat.literals import PYTHON, is_word, written
 from hotcold.chat.tool_formats import LiteralCall
 from hotcold.grammar.error import GrammarError
 from hotcold.grammar.schema_keywords import LIMITS, type_list
-
-if TYPE_CHECKING:
-    from hotcold.chat.call_grammar import Terms
 
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 _OF_NUMBERS = (*LIMITS, "multipleOf")
@@ -25,7 +23,7 @@ _MOST_OPTIONS = 8  # levels of options of a tool's arguments
 
 
 def literal_rules(
-    terms: "Terms", kind: LiteralCall, rule: str, name: str, schema: Mapping[str, Any]
+    terms: Terms, kind: LiteralCall, rule: str, name: str, schema: Mapping[str, Any]
 ) -> list[str]:
     """Rules of which ``rule`` is a call of the tool. What cannot be enforced is in the notes of the terms.
     GrammarError: the schema is too large."""
@@ -42,7 +40,7 @@ class _Rules:
     """Rules of the values of one tool."""
 
     def __init__(
-        self, terms: "Terms", kind: LiteralCall, rule: str, name: str, root: Mapping[str, Any]
+        self, terms: Terms, kind: LiteralCall, rule: str, name: str, root: Mapping[str, Any]
     ) -> None:
         self.lines: list[str] = []
         self._terms = terms

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hotcold.chat.call_grammar import Terms, call_rules, content_term
+from hotcold.chat.call_grammar import call_rules, content_term
+from hotcold.chat.grammar_terms import Terms
 from hotcold.chat.harmony_grammar import harmony_rules
 from hotcold.chat.tool_formats import HARMONY, ToolFormat
 from hotcold.engine.request import Grammar

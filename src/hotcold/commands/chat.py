@@ -90,6 +90,11 @@ def _talk(terminal: Terminal, lines: LineInput) -> int:
             say("(Ctrl-C once more, Ctrl-D or /quit ends)")
             asked_to_quit = True
             continue
+        except UserError as error:
+            if not lines.interactive:
+                raise
+            say(f"error: {error}")
+            continue
         asked_to_quit = False
         if text is None:
             if lines.interactive:

@@ -86,7 +86,11 @@ def _stats(terminal: Terminal, _argument: str) -> None:
 def _path(text: str) -> Path:
     if not text or "\0" in text:
         raise UserError("name a file: /save FILE, /load FILE")
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        user = printable(text.partition("/")[0], 40)
+        raise UserError(f"{user} names nobody's folder here: write the whole path, or ./ before it") from None
 
 
 _NUMBERS = {
@@ -136,7 +140,7 @@ def _number(name: str, text: str, *, is_whole: bool) -> float | int:
         value = int(text) if is_whole else float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:  # an integer may be too large for a float
         kind = "a whole number" if is_whole else "a number"
         raise UserError(f"{name} is {printable(text, 40)!r}: {kind} is needed, as in /set {name} 1")
     return value

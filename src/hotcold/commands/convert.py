@@ -11,6 +11,7 @@ from hotcold.commands.progress import progress
 from hotcold.convert import ConvertOptions, convert
 from hotcold.convert.conversion import FILE_TYPES
 from hotcold.errors import UserError
+from hotcold.formats.gguf import open_gguf
 from hotcold.formats.words import DOWN_LAYOUTS
 from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
 from hotcold.tasks.hot_first import hot_first
@@ -84,7 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.file_path,
         metavar="PROFILE",
         help="put each expert's neurons into the order in which they fire (by a file of hotcold profile), so "
-        "that cold ones can stay on the disk with --ram-budget; prints what that is worth",
+        "that cold ones can stay on the disk with --ram-budget; prints what that is worth. A predictor "
+        "beside IN goes along, and the rows of a neuron then lie side by side",
     )
     group.add_argument(
         "-f",
@@ -110,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
 def _change_layout(args: argparse.Namespace) -> int:
     output = args.out or args.output
     if output is None:
-        raise UserError("a GGUF file needs an output: hotcold convert IN.gguf OUT.gguf")
+        with open_gguf(args.source):  # says so if it is none
+            raise UserError("a GGUF file needs an output: hotcold convert IN.gguf OUT.gguf")
     if args.hot_first is not None:
         return _hot_first(args, output)
     text = None if args.file is None else options.read_text(args.file)

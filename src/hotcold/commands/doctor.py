@@ -24,7 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also measure the disk of a large file, such as a model, by reads of it for some seconds",
     )
-    options.add_gpu_option(parser)
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME|INDEX|off",
+        help="the GPU to measure: a part of its name, or its number in what this command lists; off: only "
+        "the CPU (default: a discrete card, else an integrated GPU; never software)",
+    )
     options.add_json_option(parser)
 
 

@@ -40,10 +40,11 @@ def run(args: argparse.Namespace) -> int:
     options.note_left_out(model.tokenizer, *texts)
     engine = Engine(session)
     job = Job(max_tokens=1, pooling=pooling)
-    requests = [Request(replace(job, prompt=model.tokenizer.encode(text))) for text in texts]
-    for number, request in enumerate(requests, 1):
+    requests: list[Request] = []
+    for number, text in enumerate(texts, 1):
         try:
-            engine.check(request)
+            requests.append(Request(replace(job, prompt=model.tokenizer.encode(text))))
+            engine.check(requests[-1])
         except UserError as error:
             place = f"text {number} of `-p`" if number <= given else f"line {number - given}"
             raise UserError(f"{place}: {error}") from None

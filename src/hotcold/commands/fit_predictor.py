@@ -4,7 +4,6 @@ Writes them to a file. Commands find it as MODEL.predictor.gguf beside the model
 layers prediction pays; --sparsity auto uses it in these layers."""
 
 import argparse
-from pathlib import Path
 
 import hotcold
 from hotcold.commands import options
@@ -65,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file with the text to judge by (default: the last fifth of -f, which is not fitted to)",
     )
     _add_training(parser)
-    options.add_model_options(parser, sparsity=False)
+    options.add_model_options(parser, sparsity=False, context=options.TEXT_WINDOW)
     options.add_json_option(parser)
 
 
@@ -74,7 +73,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("with --method train")
     group.add_argument(
         "--work",
-        type=Path,
+        type=options.file_path,
         metavar="FOLDER",
         help="folder for what the run has so far: after a kill the same command goes on (default: FILE.work)",
     )

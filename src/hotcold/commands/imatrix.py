@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure the output matrix, too (default: only matrices of the layers, as llama.cpp does)",
     )
-    options.add_model_options(parser, sparsity=False)
+    options.add_model_options(parser, sparsity=False, context=options.TEXT_WINDOW)
     options.add_json_option(parser)
     parser.epilog = (
         "The text is encoded once and cut into consecutive windows of -c tokens (default: the model's "

@@ -13,6 +13,7 @@ from hotcold.commands import options
 from hotcold.demo import model_path
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf
+from hotcold.formats.words import HOT_FIRST_KEY
 from hotcold.model.config import Config, ModelError
 from hotcold.model.draft_block import draft_bytes, with_draft
 from hotcold.placement.sizes import placed_by
@@ -73,6 +74,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         **numbers,
         "activation": _text(metadata.get("hotcold.ffn.activation")),
         "down_layout": _down_layout(file, config),
+        "neuron_order": _neuron_order(file),
         "state_layers": None if config is None else sum(each.slot_bytes > 0 for each in config.mixers),
         "state_bytes": None if config is None else config.slot_bytes,
         "guesses": _guesses(file, config),
@@ -135,6 +137,14 @@ def _down_layout(file: GGUFFile, config: Config | None) -> str | None:
     return _text(file.metadata.get("hotcold.ffn.down_layout")) or "by_output"
 
 
+def _neuron_order(file: GGUFFile) -> str | None:
+    """Says how the neurons of experts lie, where that is for a budget of memory; None: as anywhere."""
+    if file.metadata.get(HOT_FIRST_KEY) is not True:
+        return None
+    rows = "a neuron's rows side by side" if file.side_by_side else "rows of gate, up and down apart"
+    return f"hot first, {rows}"
+
+
 def _predictors(file: GGUFFile) -> dict[str, Any]:
     """Facts about PowerInfer's predictors: how many layers have both factors, their ranks and size."""
     factors = {m.groups(): info for name, info in file.tensors.items() if (m := _PREDICTOR.fullmatch(name))}
@@ -191,6 +201,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         **{name.replace("_", " "): _per_layer(report[name]) for name in _NUMBERS},
         "activation": report["activation"],
         "down layout": report["down_layout"],
+        "neuron order": report["neuron_order"],
         "states": _states_text(report),
         "guesses": report["guesses"],
         "placement": report["placement"],

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from hotcold.commands.colours import quiet_prompt
 from hotcold.commands.interrupts import Interrupts
+from hotcold.errors import UserError
 
 PROMPT, MORE = "> ", ". "
 _QUOTES = '"""'
@@ -29,7 +30,8 @@ class LineInput:
 
     def read(self) -> str | None:
         """The next message; None at the end. A backslash at the end of a line, or three quotes before and
-        after, make several lines one message. KeyboardInterrupt: Ctrl-C; the typed text is gone."""
+        after, make several lines one message. KeyboardInterrupt: Ctrl-C; the typed text is gone. UserError:
+        it is no text."""
         line = self._line(PROMPT)
         if line is None:
             return None
@@ -66,11 +68,15 @@ class LineInput:
 
     def _line(self, prompt: str) -> str | None:
         with self._interrupts.heard():
-            if self.interactive:
-                with contextlib.suppress(EOFError):
-                    return input(prompt if self._plain else quiet_prompt(prompt))
-                return None
-            line = sys.stdin.readline()
+            try:
+                if self.interactive:
+                    with contextlib.suppress(EOFError):
+                        return input(prompt if self._plain else quiet_prompt(prompt))
+                    return None
+                line = sys.stdin.readline()
+            except UnicodeDecodeError as error:
+                byte = error.object[error.start]
+                raise UserError(f"standard input is not UTF-8 text: it has the byte {byte:#04x}") from None
             return line.removesuffix("\n") if line else None
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**31 - 1
 _CACHE_TYPE = "f16"
+TEXT_WINDOW = 512  #: the most positions of a window, where a command cuts a text into some and no -c is given
 MODEL_HELP = "GGUF file, or hf:REPO/FILE of the Hugging Face hub (default: the built-in model)"
 
 
@@ -148,7 +149,8 @@ def local_model(model: Path | None) -> Path | None:
         return located(model, advance, lambda line: print_notes([line]))
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True) -> None:
+def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True, context: int = 4096) -> None:
+    """``context``: the most positions of the command where no size is given."""
     add = parser.add_argument_group("model").add_argument
     add("-m", "--model", type=model_file, metavar="FILE", help=MODEL_HELP)
     add(
@@ -163,7 +165,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True)
         "--ctx-size",
         type=context_size,
         metavar="N",
-        help="context size in tokens; 0: all that the model has (default: the model's, at most 4096)",
+        help=f"context size in tokens; 0: all that the model has (default: the model's, at most {context})",
     )
     add_cache_options(add)
     add(

@@ -11,9 +11,6 @@ from hotcold.commands.progress import progress
 from hotcold.tasks import scoring
 from hotcold.tasks.windows import text_windows
 
-#: The window for models of long contexts, usual for this measurement.
-_DEFAULT_CONTEXT = 512
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -38,19 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seed of the bootstrap (default: 0)",
     )
-    options.add_model_options(parser)
+    options.add_model_options(parser, context=options.TEXT_WINDOW)
     options.add_json_option(parser)
     parser.epilog = (
         "The text is encoded once and cut into consecutive windows of -c tokens (default: the model's "
-        f"context, {_DEFAULT_CONTEXT} at most). Each window begins with BOS if the model's file asks for it; "
-        "an incomplete last window is dropped."
+        f"context, {options.TEXT_WINDOW} at most). Each window begins with BOS if the model's file asks for "
+        "it; an incomplete last window is dropped."
     )
 
 
 def run(args: argparse.Namespace) -> int:
     text = options.read_text(args.file)
     session = options.load_session(
-        args, default_context=_DEFAULT_CONTEXT, second_sparsity=args.compare, draft_max=0
+        args, default_context=options.TEXT_WINDOW, second_sparsity=args.compare, draft_max=0
     )
     model = session.model
     windows = text_windows(model.tokenizer, text, model.context)[: args.chunks]

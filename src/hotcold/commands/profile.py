@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with -f: sample N tokens spread over the text (default: all); with --import: how many tokens "
         "the counts cover (default: the largest count)",
     )
-    options.add_model_options(parser, sparsity=False)
+    options.add_model_options(parser, sparsity=False, context=options.TEXT_WINDOW)
     options.add_json_option(parser)
     parser.epilog = "The text is cut into windows of -c tokens (512 at most), as by hotcold perplexity."
 

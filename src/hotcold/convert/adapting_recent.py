@@ -287,9 +287,12 @@ def qwen2vl(config: Settings) -> Facts:
 
 
 def qwen2vl_keys(config: Settings) -> Facts:
-    sections = _rope(config).values.get("mrope_section")
+    rope, key = _rope(config), "mrope_section"
+    sections = rope.values.get(key)
     if not isinstance(sections, list):
         return {}
+    if len(sections) > 4 or any(type(n) is not int or not 0 <= n < 1 << 31 for n in sections):
+        raise rope.error(key, "a list of at most 4 numbers of pairs")
     return {"rope.dimension_sections": np.array([*sections, 0, 0, 0, 0][:4], np.int32)}
 
 
@@ -305,18 +308,8 @@ def qwen3vl(config: Settings) -> Facts:
 
 def qwen3vl_keys(config: Settings) -> Facts:
     """Without images, sections of positions are all alike, and layers that images reach are Qwen3's."""
-    keys: Facts = {}
-    sections, layers = (
-        where.values.get(key)
-        for where, key in (
-            (_rope(config), "mrope_section"),
-            (config.section("vision_config"), "deepstack_visual_indexes"),
-        )
-    )
-    if isinstance(sections, list):
-        keys["rope.dimension_sections"] = np.array([*sections, 0, 0, 0, 0][:4], np.int32)
-    keys["n_deepstack_layers"] = len(layers) if isinstance(layers, list) else 0
-    return keys
+    layers = config.section("vision_config").values.get("deepstack_visual_indexes")
+    return qwen2vl_keys(config) | {"n_deepstack_layers": len(layers) if isinstance(layers, list) else 0}
 
 
 def qwen3vl_moe(config: Settings) -> Facts:

@@ -23,6 +23,7 @@ from hotcold.formats.files import FileError, RegularFile, naming, replacing
 from hotcold.formats.gguf_split import Split
 from hotcold.formats.gguf_values import Cursor, GGUFError, StoredValue
 from hotcold.formats.stored import StoredTensor
+from hotcold.formats.words import SIDE_BY_SIDE, SIDE_BY_SIDE_KEY
 from hotcold.formats.written import PIECE_BYTES, Writable
 from hotcold.values import printable
 
@@ -57,18 +58,31 @@ class GGUFFile:
 
     def __init__(self, first: "_Part", others: "Iterable[_Part]" = ()) -> None:
         self.path, self.magic, self.version = first.path, first.magic, first.version
-        self.metadata, self.tensors = first.metadata, dict(first.tensors)
+        self.metadata, self._lying = first.metadata, dict(first.tensors)
         self._spans = first.spans
         self._parts = [first]
         for part in others:
-            _join(self.tensors, part, first)
+            _join(self._lying, part, first)
             self._parts.append(part)
+        #: of tensors whose rows take turns in one tensor of the file: that one's name
+        self.side_by_side: dict[str, str] = {}
+        self._turn_of: dict[str, int] = {}
+        with naming(self.path, GGUFError):
+            self.tensors = self._taken_apart()
         self.size = sum(part.file.size for part in self._parts)
+
+    @property
+    def count(self) -> int:
+        """How many tensors the file has, those in which others' rows take turns as one."""
+        return len(self._lying)
 
     def load(self, name: str) -> Tensor:
         """Reads a tensor into new memory at each call. ``GGUFError``: no such tensor, an unsupported type, no
         memory, or the file has changed."""
         info, kind = self._supported(name)
+        if name in self.side_by_side:
+            rows, _ = kind.data_shape(info.shape)
+            return Tensor(kind, info.shape, self.read_rows(name, 0, rows))
         return Tensor(kind, info.shape, self._read(info))
 
     def stored(self, name: str) -> StoredTensor:
@@ -76,6 +90,11 @@ class GGUFFile:
         info, kind = self._supported(name)
         rows, row_bytes = kind.data_shape(info.shape)
         part = self._parts[info.part]
+        if name in self.side_by_side:
+            whole = self._lying[self.side_by_side[name]]
+            all_rows, _ = kind.data_shape(whole.shape)
+            found = StoredTensor(kind, info.shape, part.file, whole.offset, all_rows, row_bytes, part.named)
+            return replace(found, chosen=np.arange(self._turn_of[name], all_rows, all_rows // rows))
         return StoredTensor(kind, info.shape, part.file, info.offset, rows, row_bytes, part.named)
 
     def pieces(self, name: str, most: int = PIECE_BYTES) -> Iterator[Bytes]:
@@ -95,6 +114,11 @@ class GGUFFile:
         called by several threads at once. ``GGUFError`` as in :meth:`load`."""
         with naming(self.path, GGUFError):
             info = self._info(name)
+        if name in self.side_by_side:
+            whole = self.side_by_side[name]
+            turns = self._lying[whole].nbytes // info.nbytes
+            rows = self.read_rows(whole, start * turns, stop * turns)
+            return np.ascontiguousarray(rows[self._turn_of[name] :: turns])
         part = self._parts[info.part]
         row_bytes = info.type.row_bytes(info.shape[-1])
         with naming(part.path, GGUFError):
@@ -112,6 +136,11 @@ class GGUFFile:
                 data = first.file.read(start, stop - start)
                 found[key] = StoredValue(int.from_bytes(data[:4], "little"), data[4:])
         return found
+
+    def says(self, key: str, text: str) -> bool:
+        """Whether the value of a key is this text; an array, with which ``==`` gives one, is none."""
+        value = self.metadata.get(key)
+        return isinstance(value, str) and value == text
 
     def is_one_of_its_files(self, path: Path) -> bool:
         """True if ``path`` is the file, or one of the files, from which the tensors are read."""
@@ -133,8 +162,8 @@ class GGUFFile:
         of the FFN (``.ffn_`` in the name) eight samples of 64 bytes, evenly spaced from first to last byte.
         Metadata, the order in the file, and how a model is split do not matter."""
         digest = hashlib.sha256()
-        for name in sorted(self.tensors):
-            info = self.tensors[name]
+        for name in sorted(self._lying):
+            info = self._lying[name]
             digest.update(f"{name} {info.type.name} {'x'.join(map(str, info.shape))}\n".encode())
             if ".ffn_" in name:
                 length = min(_SAMPLE_BYTES, info.nbytes)
@@ -156,10 +185,44 @@ class GGUFFile:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _taken_apart(self) -> dict[str, TensorInfo]:
+        """The tensors, with several for one in which their rows take turns. Their ``offset`` is that of their
+        first byte, and what lies there is not theirs alone."""
+        turns, found = self._turns(), {}
+        for name, info in self._lying.items():
+            if not turns or f".{SIDE_BY_SIDE}." not in name:
+                found[name] = info
+                continue
+            rows = info.shape[-2] if len(info.shape) > 1 else 0
+            if not rows or rows % len(turns):
+                needed = f"rows of {len(turns)} tensors are needed"
+                raise GGUFError(f"tensor {name} has shape {info.shape}: {needed}")
+            for turn, each in enumerate(turns):
+                own = name.replace(SIDE_BY_SIDE, each)
+                if own in self._lying or own in found:
+                    raise GGUFError(f"tensor {own} is in {name} as well: damaged")
+                shape = (*info.shape[:-2], rows // len(turns), info.shape[-1])
+                row = info.type.row_bytes(info.shape[-1])
+                at, nbytes = info.offset + turn * row, info.nbytes // len(turns)
+                found[own] = replace(info, name=own, shape=shape, offset=at, nbytes=nbytes)
+                self.side_by_side[own], self._turn_of[own] = name, turn
+        return found
+
+    def _turns(self) -> list[str]:
+        """The names of the tensors whose rows take turns, in their order."""
+        names = self.metadata.get(SIDE_BY_SIDE_KEY, [])
+        if not isinstance(names, list) or len(names) == 1 or len({*names}) != len(names):
+            seen = printable(repr(names), 80)
+            raise GGUFError(f"{SIDE_BY_SIDE_KEY} is {seen}: names of two tensors or more are needed")
+        for name in names:
+            values.check_name(name)
+        return names
+
     def _info(self, name: str) -> TensorInfo:
-        if name not in self.tensors:
+        found = self.tensors.get(name) or self._lying.get(name)
+        if found is None:
             raise GGUFError(f"has no tensor '{printable(name, 80)}' among its {len(self.tensors)}")
-        return self.tensors[name]
+        return found
 
     def _supported(self, name: str) -> tuple[TensorInfo, BlockType]:
         with naming(self.path, GGUFError):
@@ -187,18 +250,29 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     ``GGUFError``: not a regular file, cannot be opened, a wrong header, or files of a split model are
     missing or belong to another one. Tensors of unsupported types are listed; :meth:`GGUFFile.load`
     refuses them."""
-    first = _Part(Path(path), 0)
+    try:
+        first = _Part(Path(path), 0)
+    except GGUFError as error:
+        raise GGUFError(f"{error}{_of_checkpoint(Path(path))}") from None
     split = first.split
     if split is None:
         return GGUFFile(first)
     with naming(first.path, GGUFError):
         others = gguf_split.other_parts(first.path, split)
     file = GGUFFile(first, (_Part(other, number, split) for number, other in enumerate(others, 1)))
-    if len(file.tensors) != split.tensors:
-        seen = f"the {split.parts} files have {len(file.tensors)} tensors together"
+    if file.count != split.tensors:
+        seen = f"the {split.parts} files have {file.count} tensors together"
         with naming(first.path, GGUFError):
             raise GGUFError(f"{seen}, and split.tensors.count is {split.tensors}: download them again")
     return file
+
+
+def _of_checkpoint(path: Path) -> str:
+    """A hint for a path that is no GGUF file, but a checkpoint's folder or one of its files."""
+    folder = path.parent if path.suffix == ".safetensors" else path
+    if not os.path.isfile(folder / "config.json"):
+        return ""
+    return f"; `hotcold convert {printable(str(folder), 4096)}` makes a GGUF file of the checkpoint"
 
 
 class _Part:

@@ -47,8 +47,9 @@ class StoredTensor:
         return whole.take_columns(self.chosen) if self.by_column else whole.take_rows(self.chosen)
 
     def flat(self) -> "StoredTensor":
-        """The rows of a whole tensor as a matrix."""
-        return replace(self, shape=(self.rows, self.shape[-1]))
+        """The rows of a tensor, all or those that were chosen, as a matrix."""
+        rows = self.rows if self.chosen is None or self.by_column else len(self.chosen)
+        return replace(self, shape=(rows, self.shape[-1]))
 
     @property
     def row_factors(self) -> Floats | None:

@@ -9,3 +9,7 @@ DOWN_LAYOUTS = ("by_neuron", "by_output")
 MAX_EXPERTS = 1024  #: of a layer
 #: A key of a file: each expert's neurons lie in the order in which they fire, the most active first.
 HOT_FIRST_KEY = "hotcold.ffn.hot_first"
+
+#: In a tensor of this name the rows of several take turns, so that one read has a row of each; the key lists
+#: their names.
+SIDE_BY_SIDE, SIDE_BY_SIDE_KEY = "ffn_side_by_side_exps", "hotcold.ffn.side_by_side"

@@ -31,7 +31,6 @@ from hotcold.hosting.state import model_info
 from hotcold.processes.channel import Reader, Writer
 from hotcold.processes.plain_data import PlainDataError
 from hotcold.runtime.opening import opened
-from hotcold.runtime.session import Session
 from hotcold.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -62,11 +61,10 @@ def serve(reading: int, writing: int) -> int:
         return 0 if first is None else EXIT_DEFECT
     listener = partial(_listen, reader, commands.put, tell)
     threading.Thread(target=listener, name="hotcold-reader", daemon=True).start()
-    session = _loaded(load, tell)
+    engine = _loaded(load, tell)
     code = EXIT_DEFECT
-    if session is not None:
-        constraint = _Constraints(session.model.tokenizer)
-        engine = Engine(session, speculation=speculation_of(session))
+    if engine is not None:
+        constraint = _Constraints(engine.model.tokenizer)
         thread = EngineThread(engine, commands, tell, constraint)
         tell(Ready(model_info(engine)))
         try:
@@ -77,7 +75,7 @@ def serve(reading: int, writing: int) -> int:
         except Exception:
             _note(traceback.format_exc())
         constraint.close()
-        session.model.close()
+        engine.model.close()
     writer.close()
     sys.stderr.flush()
     os._exit(code)  # not through Python's end: threads wait in system calls
@@ -97,8 +95,8 @@ def encoded(message: Told, put: Callable[[Command], None]) -> bytes:
         return encode(Step((), tuple(failures.values())))
 
 
-def _loaded(load: Load, tell: Callable[[Told], None]) -> Session | None:
-    """Loads the model; returns None where that failed, which was told."""
+def _loaded(load: Load, tell: Callable[[Told], None]) -> Engine | None:
+    """Loads the model, and the one that guesses for it; returns None where that failed, which was told."""
     last = -_PROGRESS_S
 
     def progress(_: str, done: int, total: int) -> None:
@@ -108,7 +106,8 @@ def _loaded(load: Load, tell: Callable[[Told], None]) -> Session | None:
             tell(Loading(done, total))
 
     try:
-        return opened(load.model, load.options, progress).session()
+        session = opened(load.model, load.options, progress).session()
+        return Engine(session, speculation=speculation_of(session))  # a draft model needs memory, too
     except UserError as error:
         message = str(error)
     except MemoryError:

@@ -58,22 +58,36 @@ class DiskError(RuntimeError):
     pass
 
 class Disk:
-    def __init__(self, threads: int, direct: bool) -> None: ...
+    def __init__(self, pieces: int, direct: bool, rings: bool | None = None) -> None: ...
     def add(self, file: int) -> int: ...
     def direct(self, number: int) -> bool: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def rings(self) -> bool: ...
     def hold(self, holds: bool) -> None: ...
+    def give_at_most(self, bytes: int) -> None: ...
     def counts(self) -> tuple[int, int, int]: ...
     @staticmethod
     def staging_bytes(row_bytes: int, by_output: bool) -> int: ...
+    @staticmethod
+    def at_once(pieces: int, bytes: int, rings: bool) -> int: ...
+
+def why_no_rings() -> int: ...
 
 DISK_READ_BYTES: int = 2097152
 
 EXPERTS_OF_A_WAVE: int = 4
 
 def probe_disk(
-    file: int, bytes: int, depth: int, seconds: float, sequential: bool, burst: int = 0, pause: float = 0.0
+    file: int,
+    bytes: int,
+    depth: int,
+    seconds: float,
+    sequential: bool,
+    burst: int = 0,
+    pause: float = 0.0,
+    rings: bool | None = None,
 ) -> tuple[float, bool]: ...
 
 class Shelf:
@@ -87,6 +101,8 @@ class Shelf:
         offsets: Sequence[int],
         rows: int,
         row_bytes: int,
+        each: int = 1,
+        pitch: int = 1,
     ) -> None: ...
     def fill(self, experts: Sequence[int], kept: int) -> None: ...
     @property
@@ -94,9 +110,19 @@ class Shelf:
     def counts(self) -> tuple[int, int, int, int]: ...
 
 class ColdRows:
-    def __init__(self, disk: Disk, name: str, neurons: int, hot: Sequence[int], room: int) -> None: ...
+    def __init__(
+        self, disk: Disk, name: str, neurons: int, hot: Sequence[int], room: int, gates: bool
+    ) -> None: ...
     def add(
-        self, disk: Disk, weights: WeightRows, file: int, offsets: Sequence[int], rows: int, row_bytes: int
+        self,
+        disk: Disk,
+        weights: WeightRows,
+        file: int,
+        offsets: Sequence[int],
+        rows: int,
+        row_bytes: int,
+        each: int = 1,
+        pitch: int = 1,
     ) -> None: ...
     def fill(self) -> None: ...
     def counts(self) -> tuple[int, int, int, int]: ...

@@ -41,6 +41,9 @@ from hotcold.kernels.ffn_tensors import panel_bytes as panel_bytes
 from hotcold.kernels.ffn_tensors import scale_run as scale_run
 from hotcold.kernels.head_ops import HeadOps
 from hotcold.kernels.state_ops import StateOps
+from hotcold.kernels.weights import FFNWeights as FFNWeights
+from hotcold.kernels.weights import Matrix as Matrix
+from hotcold.kernels.weights import PredictorWeights as PredictorWeights
 
 if TYPE_CHECKING:
     from hotcold.kernels._native import Link
@@ -90,36 +93,6 @@ class RopeTable:
     cos: Buffer
     sin: Buffer
     interleaved: bool
-
-
-class Matrix(Protocol):
-    """A weight matrix that a backend holds in its own layout."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...  # (rows, columns)
-    @property
-    def nbytes(self) -> int: ...
-
-
-class FFNWeights(Protocol):
-    """One layer's FFN in a backend's own layout."""
-
-    @property
-    def neurons(self) -> int: ...  # of all experts
-    @property
-    def words(self) -> int: ...  # 64-bit ones, of a row of its masks
-    @property
-    def nbytes(self) -> int: ...
-    #: Bytes of one gate, up and down row, and of the scales that one run of down rows shares; 0 without.
-    @property
-    def row_bytes(self) -> tuple[int, int, int, int]: ...
-    @property
-    def runs(self) -> int: ...  # of down rows that share scales; 0 where each has its own
-
-
-class PredictorWeights(Protocol):
-    @property
-    def nbytes(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def check_ffn(tensors: FFNTensors) -> None:
         seen = f"places for {tensors.places} of {tensors.experts} experts"
         raise ValueError(f"{seen}: 2 at least and fewer than all are needed, or 0 for all")
     if tensors.hot_neurons and (tensors.places or tensors.gate is None or tensors.gate_bias is not None):
-        raise ValueError("cold neurons stay in the file where all gates lie in memory and have no bias")
+        raise ValueError("cold neurons stay in the file where there are gates without a bias, and no places")
     hot, kept = tensors.hot_experts, tensors.kept
     if len(hot) > tensors.places or not 0 <= kept <= min(len(hot), max(0, tensors.places - 2)):
         seen = (

@@ -1,33 +1,88 @@
 """Experts that stay in the model's file until a step names them (csrc/disk says how).
 
-A layer has places in memory for some of its experts, laid out as cpu_weights.py lays out all of them. Threads
-read an expert when the router has named it, past the system's cache where the file system allows that.
+A layer has places in memory for some of its experts, laid out as cpu_weights.py lays out all of them. An
+expert is read when the router has named it: by Linux's io_uring, or else by threads that read a piece each,
+past the system's cache where the file system allows that.
 
-Or all experts lie in memory but for rows of up and down: then each has those of its first neurons there, and
-those of others are read when a step needs them, and forgotten."""
+Or all experts lie in memory but for rows of up and down, and of gates where predictors name neurons: then
+each has those of its first neurons there, and those of others are read when a step needs them, and forgotten.
 
+A file may have a neuron's rows side by side: then they lie so in memory, too, and are read together."""
+
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
+
+from hotcold.errors import UserError
 from hotcold.formats.files import FileError, RegularFile
 from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels import _native
 from hotcold.kernels.backend import DiskCounts, FFNTensors, is_dense
 
-READERS = 8  #: threads: so many reads are under way at once
+READS_VARIABLE = "HOTCOLD_READS"  #: of the environment; names the way of reading instead of the best one
+READERS = 8  #: reads of :data:`READ_BYTES` that are under way at once
 READ_BYTES = _native.DISK_READ_BYTES  #: of the largest
 WAVE = _native.EXPERTS_OF_A_WAVE  #: of those that were read: so many at most are computed at once
 
 
 def reading_bytes(row_bytes: Sequence[int]) -> int:
-    """Memory that the threads take to read tensors of such rows."""
+    """Memory that is taken to read tensors of such rows."""
     return READERS * max(_native.Disk.staging_bytes(each, by_output=True) for each in row_bytes)
+
+
+def asked_for_rings() -> bool | None:
+    """Whether :data:`READS_VARIABLE` names io_uring; None: it names nothing. UserError: it names another, or
+    the system lacks it."""
+    asked = os.environ.get(READS_VARIABLE)
+    if not asked:
+        return None
+    if asked not in ("io_uring", "threads"):
+        raise UserError(f"{READS_VARIABLE} is {asked!r}: there are io_uring and threads")
+    if asked == "io_uring" and (error := _native.why_no_rings()):
+        raise UserError(f"{READS_VARIABLE} is {asked!r}: this system has none here ({os.strerror(error)})")
+    return asked == "io_uring"
+
+
+def has_rings() -> bool:
+    """Whether experts are read by io_uring; else by threads."""
+    asked = asked_for_rings()
+    return not _native.why_no_rings() if asked is None else asked
+
+
+def reads_at_once(nbytes: float) -> int:
+    """How many reads of so many bytes are under way at once."""
+    return _native.Disk.at_once(READERS, round(nbytes), has_rings())
+
+
+def way_of_reading() -> str:
+    return "by io_uring" if has_rings() else f"by {READERS} threads"
+
+
+@dataclass(frozen=True)
+class _Lying:
+    """Where a tensor of experts lies."""
+
+    file: int  #: its number
+    offsets: list[int]  #: of each expert's first row
+    rows: int  #: of an expert, of all that lie side by side with these
+    row_bytes: int
+    pitch: int  #: rows of the file from one of these to the next one
+
+    def follows(self, other: "_Lying") -> bool:
+        """Whether each of these rows lies behind one of the other."""
+        behind = [at + self.row_bytes for at in other.offsets]
+        alike = (self.file, self.pitch, self.row_bytes) == (other.file, other.pitch, other.row_bytes)
+        return self.pitch > 1 and alike and behind == self.offsets
 
 
 class Disk:
     """The files of a model's experts, and the places of each layer."""
 
     def __init__(self, *, direct: bool = True) -> None:
-        self.native = _native.Disk(READERS, direct)
+        self.native = _native.Disk(READERS, direct, asked_for_rings())
         self._files: dict[RegularFile, int] = {}
         self._shelves: list[_native.Shelf | _native.ColdRows] = []
 
@@ -63,8 +118,7 @@ class Disk:
         def part(
             rows: _native.WeightRows, tensor: AnyTensor, *, by_output: bool = False
         ) -> _native.WeightRows:
-            file, offsets, each = self._experts(tensor, experts)
-            shelf.add(self.native, rows, by_output, file, offsets, each.shape[0] // experts, each.row_bytes)
+            self._add(shelf, rows, [tensor], experts, by_output=by_output)
             return rows
 
         def matrix(tensor: AnyTensor) -> _native.WeightRows:
@@ -72,9 +126,13 @@ class Disk:
             size = _native.row_size(kind, cols)
             return part(_native.WeightRows(arena.take(rows * size), 0, size, rows, cols, kind), tensor)
 
-        gate = None if tensors.gate is None else matrix(tensors.gate)
-        down = tensors.down
-        if dense:
+        down, three = tensors.down, [tensors.gate, tensors.up, tensors.down]
+        together = not dense and not by_output and self._side_by_side(three, experts)
+        gate = None if tensors.gate is None or together else matrix(tensors.gate)
+        if together:
+            whole, (gate, up, own) = _rows_side_by_side(arena, count, dim, tensors.up.type.id, 3)
+            self._add(shelf, whole, three, experts)
+        elif dense:
             up, own = matrix(tensors.up), matrix(down)
         elif by_output and down.type.weights > 1:
             sizes = dim, count, down.type.id
@@ -101,47 +159,81 @@ class Disk:
         self._shelves.append(shelf)
         return gate, up, own, shelf
 
-    def cold_rows(
-        self, tensors: FFNTensors
-    ) -> tuple[_native.WeightRows, _native.WeightRows, _native.ColdRows]:
-        """Rows of up and down, of which hot ones alone are read, and what reads the others. ValueError: the
-        experts do not lie in a file, or are not alike."""
-        experts, (count, dim), down = tensors.experts, tensors.up.shape, tensors.down
+    def cold_rows(self, tensors: FFNTensors) -> tuple[list[_native.WeightRows], _native.ColdRows]:
+        """Rows of up and down, with ``cold_gates`` of gate, up and down, of which hot ones alone are read,
+        and what reads the others. ValueError: the experts do not lie in a file, or are not alike."""
+        experts, (count, dim) = tensors.experts, tensors.up.shape
         if tensors.expert_ends is not None or tensors.down_layout != "by_neuron":
             raise ValueError("rows that are read one by one are those of whole experts, down by neuron")
-        sizes = [_native.row_size(each.type.id, dim) for each in (tensors.up, down)]
-        memory = _native.Arena(huge=False).take(count * sum(sizes))  # a page of it is a few rows
-        hot = list(tensors.hot_neurons)
-        cold = _native.ColdRows(self.native, tensors.label, count // experts, hot, tensors.room)
-        rows = []
-        for tensor, at in ((tensors.up, 0), (down, sizes[0])):
-            rows.append(_native.WeightRows(memory, at, sum(sizes), count, dim, tensor.type.id))
-            file, offsets, each = self._experts(tensor, experts)
-            cold.add(self.native, rows[-1], file, offsets, each.shape[0] // experts, each.row_bytes)
+        some: list[AnyTensor | None] = [tensors.up, tensors.down]
+        if tensors.cold_gates:
+            some.insert(0, tensors.gate)
+        facts = list(tensors.hot_neurons), tensors.room, tensors.cold_gates
+        cold = _native.ColdRows(self.native, tensors.label, count // experts, *facts)
+        arena = _native.Arena(huge=False)  # a page of it is a few rows
+        if self._side_by_side(some, experts):
+            whole, rows = _rows_side_by_side(arena, count, dim, tensors.up.type.id, len(some))
+            self._add(cold, whole, some, experts)
+        else:
+            sizes = [_native.row_size(each.type.id, dim) for each in some if each is not None]
+            memory, rows, at = arena.take(count * sum(sizes)), [], 0
+            for tensor, size in zip(some, sizes, strict=True):
+                assert tensor is not None
+                rows.append(_native.WeightRows(memory, at, sum(sizes), count, dim, tensor.type.id))
+                self._add(cold, rows[-1], [tensor], experts)
+                at += size
         try:
             cold.fill()
         except _native.DiskError as error:
             raise FileError(str(error)) from None
         self._shelves.append(cold)
-        return rows[0], rows[1], cold
+        return rows, cold
 
-    def _experts(self, tensor: AnyTensor, experts: int) -> tuple[int, list[int], StoredTensor]:
-        """The number of a tensor's file, where each expert begins in it, and the tensor. ValueError: these
-        experts cannot be read one by one, or the file not at all."""
+    def _side_by_side(self, tensors: Sequence[AnyTensor | None], experts: int) -> bool:
+        """Whether the file has the rows of a neuron side by side, in this order."""
+        lying = [each for each in tensors if isinstance(each, StoredTensor) and each.chosen is not None]
+        if len(lying) != len(tensors) or len({each.type.id for each in lying}) > 1:
+            return False
+        found = [self._experts(each, experts) for each in lying]
+        return all(second.follows(first) for first, second in pairwise(found))
+
+    def _add(
+        self,
+        to: _native.Shelf | _native.ColdRows,
+        rows: _native.WeightRows,
+        tensors: Sequence[AnyTensor | None],
+        experts: int,
+        *,
+        by_output: bool = False,
+    ) -> None:
+        """Has rows filled from a tensor, or from several that lie side by side."""
+        lying = self._experts(tensors[0], experts)
+        part = lying.file, lying.offsets, lying.rows, lying.row_bytes, len(tensors), lying.pitch
+        if isinstance(to, _native.Shelf):
+            to.add(self.native, rows, by_output, *part)
+        else:
+            to.add(self.native, rows, *part)
+
+    def _experts(self, tensor: AnyTensor | None, experts: int) -> _Lying:
+        """Where the experts of a tensor lie. ValueError: these experts cannot be read one by one, or the file
+        not at all."""
         if not isinstance(tensor, StoredTensor) or tensor.by_column:
             raise ValueError("experts that are read when they are named must lie in a file")
         if tensor.factors is not None:
             raise ValueError("experts that are read when they are named have no factors")
         if tensor.file not in self._files:
             self._files[tensor.file] = self._number(tensor)
-        rows = tensor.shape[0] // experts
+        rows, pitch = tensor.shape[0] // experts, 1
         firsts = [expert * rows for expert in range(experts)]
         if tensor.chosen is not None:
-            if any(tensor.chosen[i + rows - 1] - tensor.chosen[i] != rows - 1 for i in firsts):
+            chosen = np.asarray(tensor.chosen).reshape(experts, rows)
+            steps = np.diff(chosen, axis=1)
+            pitch = int(steps[0, 0]) if steps.size else 1
+            if (steps != pitch).any():
                 raise ValueError("the rows of an expert do not lie together in the file")
-            firsts = [int(tensor.chosen[i]) for i in firsts]
+            firsts = chosen[:, 0].tolist()
         offsets = [tensor.offset + first * tensor.row_bytes for first in firsts]
-        return self._files[tensor.file], offsets, tensor
+        return _Lying(self._files[tensor.file], offsets, rows * pitch, tensor.row_bytes, pitch)
 
     def _number(self, tensor: StoredTensor) -> int:
         """Opens a tensor's file once more."""
@@ -150,3 +242,14 @@ class Disk:
                 return self.native.add(number)
             except _native.DiskError as error:
                 raise FileError(str(error)) from None
+
+
+def _rows_side_by_side(
+    arena: _native.Arena, neurons: int, dim: int, kind: int, each: int
+) -> tuple[_native.WeightRows, list[_native.WeightRows]]:
+    """Rows of which each neuron has so many, one after another: all of them, and each of its first, second,
+    ..."""
+    size = _native.row_size(kind, dim)
+    memory = arena.take(neurons * each * size)
+    own = [_native.WeightRows(memory, i * size, each * size, neurons, dim, kind) for i in range(each)]
+    return _native.WeightRows(memory, 0, size, each * neurons, dim, kind), own

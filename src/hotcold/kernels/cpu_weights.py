@@ -95,10 +95,11 @@ class Packer:
         if tensors.hot_neurons:
             assert tensors.gate is not None
             self.disk = self.disk or Disk()
-            gate = self.matrix(tensors.gate).rows
-            up, own, cold = self.disk.cold_rows(tensors)
+            matrices, cold = self.disk.cold_rows(tensors)
+            gate, up, own = matrices if tensors.cold_gates else [self.matrix(tensors.gate).rows, *matrices]
             hot = sum(tensors.hot_neurons)
-            whole[1:] = [n // neurons * hot for n in whole[1:]]
+            first = 0 if tensors.cold_gates else 1
+            whole[first:] = [n // neurons * hot for n in whole[first:]]
         elif tensors.places:
             self.disk = self.disk or Disk()
             gate, up, own, shelf = self.disk.rows(tensors, self._arena)

@@ -57,6 +57,7 @@ class FFNTensors:
     #: how many of each expert's first neurons have their rows of up and down in memory; the others' are read
     #: from their file when a step needs them. Empty: all lie in memory
     hot_neurons: tuple[int, ...] = ()
+    cold_gates: bool = False  #: whether the others' rows of gates are read, too: where a mask names neurons
     room: int = 0  #: neurons that are read at a time, unless one expert has more
     label: str = ""  #: says in errors of such reads which layer of which file it is
 

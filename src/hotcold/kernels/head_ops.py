@@ -1,12 +1,11 @@
 """Describes the ops for heads of latent attention (MLA, arXiv 2405.04434), beside those of
 :class:`~hotcold.kernels.backend.Backend`."""
 
-from __future__ import annotations
+from typing import Protocol
 
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from hotcold.kernels.backend import Batch, Buffer, Matrix
+from hotcold.kernels.arrays import Buffer
+from hotcold.kernels.batch import Batch
+from hotcold.kernels.weights import Matrix
 
 
 class HeadOps(Protocol):

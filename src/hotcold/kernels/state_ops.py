@@ -11,13 +11,11 @@ A state changes token by token, in the order of its sequence's rows, whatever th
 same bits in prompts, in chunks, in decoding and in any batch. A decay is the exponential of a number that
 is 0 or less, in float32 like all that is computed here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from hotcold.kernels.backend import Batch, Buffer
+from hotcold.kernels.arrays import Buffer
+from hotcold.kernels.batch import Batch
 
 MOST_TAPS = 8  #: columns that a short convolution sees, the row's own among them
 CONV_ACTIVATIONS = ("none", "silu")

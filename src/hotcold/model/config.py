@@ -163,6 +163,11 @@ class Config:
             return None
         return self.experts.of(layer)
 
+    def _down(self, layer: int) -> str:
+        """The name of a layer's down; "" where it has no neurons."""
+        name = "ffn_down_exps" if self.experts_of(layer) else self.family.ffn_names[1]
+        return f"blk.{layer}.{name}.weight" if self.neurons[layer] else ""
+
     def chosen_of(self, layer: int) -> int:
         """How many experts the choices of a layer have room for; 0 in a model without any."""
         experts = self.experts_of(layer) or self.experts
@@ -247,7 +252,8 @@ class Config:
             drafting=keys.drafting,
             notes=notes,
         )
-        return replace(config, whole_downs=whole_downs(config, tensors))
+        downs = [(config._down(i), config.activation_of(i)) for i in range(layers)]
+        return replace(config, whole_downs=whole_downs(downs, down_layout, tensors))
 
 
 def _family(metadata: Mapping[str, Any]) -> Family:

@@ -21,10 +21,10 @@ from hotcold.formats.gguf import GGUFFile, TensorInfo
 from hotcold.kernels.backend import Backend, Floats
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.model.given_ffn import AnyFFN
 from hotcold.model.hidden_input import HiddenInput
 from hotcold.model.keys import Keys
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.layer import AnyFFN
 from hotcold.model.mixers.mixer import NO_MIXER
 from hotcold.model.reading import Progress, Shape
 from hotcold.model.transformer import Transformer

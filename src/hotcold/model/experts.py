@@ -7,7 +7,7 @@ shared expert's, which every token gets, and ``ffn_gate_inp_shexp`` gives the fa
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,12 +31,10 @@ from hotcold.kernels.backend import (
 )
 from hotcold.kernels.checks import wrong_groups
 from hotcold.model.families import Family
+from hotcold.model.given_ffn import AnyFFN
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.reading import stored_matrix
 from hotcold.values import shown
-
-if TYPE_CHECKING:
-    from hotcold.model.layer import AnyFFN
 
 Shape = tuple[int, ...]
 
@@ -132,7 +130,7 @@ class SharedExpert:
     ffn: FFNWeights
 
     def add(
-        self, ops: Backend, x: Buffer, batch: Batch, out: Buffer, factor: Chosen, ffn: "AnyFFN | None" = None
+        self, ops: Backend, x: Buffer, batch: Batch, out: Buffer, factor: Chosen, ffn: AnyFFN | None = None
     ) -> None:
         """Adds what it gives for x to ``out``, both ``[T, D]``; ``factor`` is room for one of each row.
         ``ffn`` computes with its weights; None computes all of its neurons."""

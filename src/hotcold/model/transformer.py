@@ -20,8 +20,9 @@ from hotcold.kernels.backend import (
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.experts import room_for
+from hotcold.model.given_ffn import AnyFFN, Skipping
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.layer import AnyFFN, Block, FeedForward, Skipping, side_by_side
+from hotcold.model.layer import Block, FeedForward, side_by_side
 from hotcold.model.layer_inputs import input_buffers
 from hotcold.model.mixers.mixer import MixerWeights
 from hotcold.model.mixers.rope import Rope, chosen_factors, rope_table

@@ -9,12 +9,13 @@ from typing import Any
 from hotcold.errors import UserError
 from hotcold.formats.files import RegularFile
 from hotcold.kernels import _native
-from hotcold.kernels.cpu_disk import READERS
+from hotcold.kernels.cpu_disk import READERS, asked_for_rings, reads_at_once, way_of_reading
 from hotcold.values import printable, size
 
-#: Bytes of random reads, and how many are under way at once.
+#: Bytes of random reads, and how many are under way at once; where a model's reads of that size are more, as
+#: many as these, too.
 SIZES = (4 << 10, 64 << 10, 512 << 10, 2 << 20)
-DEPTHS = (1, 4, 8)
+DEPTHS = (1, 4, READERS)
 _SECONDS = 0.25  # of each
 _BLOCK = 4096
 
@@ -36,14 +37,17 @@ class DiskSpeed:
     path: str
     direct: bool  #: past the system's cache; else figures may be the cache's
     reads: tuple[Reads, ...]
+    way: str = "by threads"
 
     def gb_s(self, nbytes: float, depth: float) -> float:
         """The rate of random reads, interpolated between those that were measured, by logarithms."""
         return _between({n: self._at(n, depth) for n in SIZES}, nbytes)
 
     def _at(self, nbytes: int, depth: float) -> float:
-        own = {each.depth: each.gb_s for each in self.reads if each.nbytes == nbytes and not each.sequential}
-        return _between(own, depth)
+        return _between(self._depths(nbytes), depth)
+
+    def _depths(self, nbytes: int) -> dict[int, float]:
+        return {each.depth: each.gb_s for each in self.reads if each.nbytes == nbytes and not each.sequential}
 
     @property
     def sequential_gb_s(self) -> float:
@@ -57,26 +61,28 @@ class DiskSpeed:
         how = "past the system's cache" if self.direct else "through the system's cache, which may have them"
         lines = [
             f"{'disk':<12}of {printable(self.path, 60)}",
-            f"{'':<12}{how}",
+            f"{'':<12}{how}, {self.way}",
             f"{'':<12}one after another: {self.sequential_gb_s:.2f} GB/s",
             "",
             f"{'GB/s, random':<14}" + "".join(f"{size(n):>12}" for n in SIZES),
         ]
-        for depth in DEPTHS:
-            row = "".join(f"{self._at(n, depth):12.3f}" for n in SIZES)
+        columns = [self._depths(n) for n in SIZES]
+        for depth in sorted({depth for own in columns for depth in own}):
+            row = "".join(f"{own[depth]:12.3f}" if depth in own else f"{'-':>12}" for own in columns)
             lines.append(f"{f'{depth} at once':<14}{row}")
         return "\n".join(lines)
 
 
 def measure_bursts(path: Path, nbytes: int, counts: Sequence[int], pause_s: float) -> dict[int, float]:
-    """Seconds that so many random reads take together, at most :data:`READERS` at once, where nothing was
+    """Seconds that so many random reads take together, as many at once as a model's are, where nothing was
     read for a while before them: a disk may serve a few so much faster than many one after another.
     UserError: the file cannot be read."""
     file, found = RegularFile(path), {}
     nbytes = -(-nbytes // _BLOCK) * _BLOCK
     with file.descriptor() as number:
         for count in counts:
-            probe = number, nbytes, READERS, _SECONDS, False, count, pause_s
+            at_once = reads_at_once(nbytes)
+            probe = number, nbytes, at_once, _SECONDS, False, count, pause_s, asked_for_rings()
             try:
                 rate, _ = _native.probe_disk(*probe)
             except _native.DiskError as error:
@@ -99,7 +105,8 @@ def measure_disk(path: Path, advance: Callable[[int, int], None] | None = None) 
     """Reads a file in several ways, for some seconds in all; ``advance`` is told what is done of how much.
     UserError: it is too short, or cannot be read."""
     kinds = [(SIZES[-1], DEPTHS[-1], True)]
-    kinds += [(nbytes, depth, False) for nbytes in SIZES for depth in DEPTHS]
+    for nbytes in SIZES:
+        kinds += [(nbytes, depth, False) for depth in sorted({*DEPTHS, reads_at_once(nbytes)})]
     file, found, direct = RegularFile(path), [], True
     if file.size < 8 * SIZES[-1]:
         seen = f"{printable(path.name)} has {size(file.size)}"
@@ -109,11 +116,12 @@ def measure_disk(path: Path, advance: Callable[[int, int], None] | None = None) 
             if advance is not None:
                 advance(i, len(kinds))
             try:
-                rate, past_cache = _native.probe_disk(number, nbytes, depth, _SECONDS, sequential)
+                probe = number, nbytes, depth, _SECONDS, sequential
+                rate, past_cache = _native.probe_disk(*probe, rings=asked_for_rings())
             except _native.DiskError as error:
                 raise UserError(f"{printable(path.name)}: {error}") from None
             direct = direct and past_cache
             found.append(Reads(nbytes, depth, sequential, rate / 1e9))
     if advance is not None:
         advance(len(kinds), len(kinds))
-    return DiskSpeed(str(path), direct, tuple(found))
+    return DiskSpeed(str(path), direct, tuple(found), way_of_reading())

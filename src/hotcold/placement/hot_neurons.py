@@ -1,5 +1,6 @@
-"""Decides which neurons of a sparse model's experts have their rows of up and down in memory, where a model
-is larger than a budget. Those of others are read of the model's file when a step needs them.
+"""Decides which neurons of a sparse model's experts have their rows in memory, where a model is larger than a
+budget. Those of others are read of the model's file when a step needs them: rows of up and down of neurons
+whose gates fire, where all gates lie in memory; rows of gate, up and down of those that a predictor names.
 
 The model's file has the neurons of each expert in the order in which they fire, the most active first
 (`hotcold convert --hot-first`), so that each expert's hot ones are its first."""
@@ -15,7 +16,7 @@ import numpy as np
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.words import HOT_FIRST_KEY
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS, FFNTensors, FFNWeights
-from hotcold.kernels.cpu_disk import reading_bytes
+from hotcold.kernels.cpu_disk import reading_bytes, way_of_reading
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
@@ -25,43 +26,68 @@ _PAGE = 4096  #: bytes that memory is given and taken by
 _MATRIX = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 
 
+#: Neurons that a predictor names for each that fires, where its file does not say how many.
+_NAMED = 1.5
+
+
 @dataclass(frozen=True)
 class HotNeurons:
-    """The neurons of a model of experts in a budget of memory: all gates, and hot ones' rows of up and
-    down."""
+    """The neurons of a model of experts in a budget of memory: hot ones' rows and, of layers without a
+    predictor, all gates."""
 
     budget_bytes: int
     bill: Mapping[str, int]  #: bytes of all that is neither a gate nor a hot row, by what takes them
     experts: int  #: of a layer
     neurons: tuple[int, ...]  #: of one expert, by layer; 0 in layers without experts
-    gate_bytes: tuple[int, ...]  #: of all gates, by layer
-    row_bytes: tuple[int, ...]  #: of a neuron's rows of up and down, by layer
+    #: how many neurons a layer's predictor names for each that fires; None: it has none, and all gates stay
+    named: tuple[float | None, ...]
+    gate_bytes: tuple[int, ...]  #: of all gates, by layer, where they stay
+    row_bytes: tuple[int, ...]  #: of a neuron's rows that are read if it is cold, by layer
+    reads: tuple[int, ...]  #: in which they are read
+    room: tuple[int, ...]  #: cold neurons that are read at a time, by layer, unless one expert has more
     hot: tuple[tuple[int, ...], ...]  #: by layer, how many of each expert's first neurons are hot
     source: str = ""  #: of how often neurons fire
 
     @classmethod
     def fit(
-        cls, budget: int, bill: Mapping[str, int], file: GGUFFile, config: Config, profile: Profile
+        cls,
+        budget: int,
+        bill: Mapping[str, int],
+        file: GGUFFile,
+        config: Config,
+        profile: Profile,
+        candidates: Sequence[float | None] = (),
     ) -> "HotNeurons | None":
         """Takes the neurons that fire most, of all layers together, as long as they fit. ``bill`` has what
-        else is in memory. None: not even the gates fit."""
+        else is in memory; ``candidates`` says of each layer which share of its chosen experts' neurons a
+        predictor names, 0 where that is not known, None where there is no predictor. None: not even the gates
+        fit that have to stay."""
         assert config.experts is not None
         count, parts = config.experts.count, _parts(file, config)
-        gates, pairs, neurons = [0] * config.layers, [0] * config.layers, [0] * config.layers
+        firing = [np.asarray(each, np.float64) for each in profile.firing]
+        gates, rows, neurons = [0] * config.layers, [0] * config.layers, [0] * config.layers
+        read: list[set[str]] = [set() for _ in gates]
+        predicted = [each is not None for each in candidates] or [False] * config.layers
         for layer, kind, name in parts:
             info = file.tensors[name]
-            each = int(np.prod(info.shape[:-1])) // count
-            if kind == "gate":
+            neurons[layer] = int(np.prod(info.shape[:-1])) // count
+            if kind == "gate" and not predicted[layer]:
                 gates[layer] = info.nbytes
-            else:
-                neurons[layer] = each
-                pairs[layer] += info.nbytes // (count * each)
-        # Read at a time: one expert's, or as many of several. Rows that lie alone take whole pages.
-        cold = [
-            count * 2 * _PAGE + n * min(pair + 2 * _PAGE, count * pair)
-            for n, pair in zip(neurons, pairs, strict=True)
-            if n
+                continue
+            rows[layer] += info.nbytes // (count * neurons[layer])
+            read[layer].add(file.side_by_side.get(name, name))
+        named = [
+            None
+            if share is None
+            else max(1.0, share * n * config.experts.chosen / max(1e-9, own.sum()))
+            if share
+            else _NAMED
+            for share, n, own in zip(candidates or [None] * config.layers, neurons, firing, strict=True)
         ]
+        # Read at a time: one expert's, or as many neurons of several as take no more with the pages in which
+        # each begins and ends. Other layers' experts each have such pages where hot rows end.
+        cold = [count * 2 * _PAGE + n * row for n, row in zip(neurons, rows, strict=True) if n]
+        room = [n * row // (row + 2 * _PAGE) if n else 0 for n, row in zip(neurons, rows, strict=True)]
         whole = {
             **bill,
             "reading": reading_bytes([file.stored(name).row_bytes for _, _, name in parts]),
@@ -70,16 +96,31 @@ class HotNeurons:
         left = budget - sum(whole.values()) - sum(gates)
         if left < 0:
             return None
-        firing = [np.asarray(each, np.float64) for each in profile.firing]
-        hot = _hottest(firing, pairs, [n * count for n in neurons], count, left)
-        sizes = tuple(neurons), tuple(gates), tuple(pairs)
-        return cls(budget, whole, count, *sizes, hot, profile.source)
+        hot = _hottest(firing, rows, [n * count for n in neurons], count, left)
+        return cls(
+            budget_bytes=budget,
+            bill=whole,
+            experts=count,
+            neurons=tuple(neurons),
+            named=tuple(named),
+            gate_bytes=tuple(gates),
+            row_bytes=tuple(rows),
+            reads=tuple(len(each) for each in read),
+            room=tuple(room),
+            hot=hot,
+            source=profile.source,
+        )
 
     @property
     def expert_bytes(self) -> int:
         """Bytes that gates and hot rows take."""
         pairs = zip(self.hot, self.row_bytes, strict=True)
         return sum(self.gate_bytes) + sum(sum(hot) * each for hot, each in pairs)
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes that those take, and reading others."""
+        return self.expert_bytes + self.bill["reading"] + self.bill["cold rows"]
 
     @property
     def all_fit(self) -> bool:
@@ -92,32 +133,48 @@ class HotNeurons:
         return self.expert_bytes / (sum(self.gate_bytes) + sum(self.experts * n * each for n, each in every))
 
     def cold_per_token(self, profile: Profile) -> list[float]:
-        """By layer, the neurons that fire for a token, on average, and are not hot."""
+        """By layer, the neurons that are read for a token, on average: those that fire, or that are named,
+        and are not hot. Any neuron is expected to be named in vain as often as another."""
         found = []
-        for hot, n, firing in zip(self.hot, self.neurons, profile.firing, strict=True):
+        layers = zip(self.hot, self.neurons, profile.firing, self.named, strict=True)
+        for hot, n, firing, named in layers:
             one = np.asarray(firing, np.float64).reshape(len(hot), n) if n else np.zeros((0, 0))
-            found.append(float(sum(each[count:].sum() for each, count in zip(one, hot, strict=True))))
+            cold = sum(each[count:].sum() for each, count in zip(one, hot, strict=True))
+            in_vain = 0.0 if named is None else (named - 1) * one.sum() * (1 - sum(hot) / max(1, one.size))
+            found.append(float(cold + in_vain))
         return found
 
     def disk_bytes(self, layer: int, neurons: float) -> float:
-        """Bytes that are read for so many cold neurons, whole blocks for each row."""
-        return neurons * (self.row_bytes[layer] + 2 * _PAGE)
+        """Bytes that are read for so many cold neurons, whole blocks in each read."""
+        return neurons * (self.row_bytes[layer] + self.reads[layer] * _PAGE)
+
+    @property
+    def unit(self) -> str:
+        """The neurons that a token needs."""
+        some = [named for named, n in zip(self.named, self.neurons, strict=True) if n]
+        if all(each is not None for each in some):
+            return "neurons that predictors name for a token"
+        return f"neurons that fire {'or that predictors name ' * any(some)}for a token"
 
     @property
     def fitting(self) -> str:
-        every = self.experts * sum(self.neurons)
-        return f"all gates, and up and down of {sum(map(sum, self.hot)) / every:.1%} of neurons"
+        share = f"{sum(map(sum, self.hot)) / (self.experts * sum(self.neurons)):.1%} of neurons"
+        if not any(self.gate_bytes):
+            return f"gate, up and down of {share}"
+        where = "all gates" if not any(self.named) else "all gates of layers without predictors"
+        return f"{where}, and up and down of {share}"
 
     def devices(self, one: Devices, name: str) -> Devices:
         """The backends of ``one``, with cold rows left in the file; ``name`` is the file's, for errors."""
-        room = max(self.neurons)
-        return _HotDevices(one.embedding, one.layers, one.head, self.hot, room, name)
+        cold_gates = [each is not None for each in self.named]
+        return _HotDevices(one.embedding, one.layers, one.head, self.hot, cold_gates, self.room, name)
 
     def __str__(self) -> str:
         parts = [*self.bill.items(), ("gates and hot rows", self.expert_bytes)]
         bill = ", ".join(f"{what} {size(n)}" for what, n in parts if n)
         seen = f"{self.fitting} ({printable(self.source)}), {self.share:.0%} of the experts' bytes,"
-        return f"{seen} fit in {size(self.budget_bytes)}; others' are read when they fire: {bill}"
+        others = f"others' are read as they are needed ({way_of_reading()})"
+        return f"{seen} fit in {size(self.budget_bytes)}; {others}: {bill}"
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""
@@ -126,6 +183,8 @@ class HotNeurons:
             "bill_bytes": dict(self.bill),
             "expert_bytes": self.expert_bytes,
             "row_bytes": list(self.row_bytes),
+            "reads": list(self.reads),
+            "named_of_firing": list(self.named),
             "experts": self.experts,
             "share": self.share,
             "hot": [sum(each) for each in self.hot],
@@ -169,11 +228,18 @@ def _hottest(
 class _HotDevices(Devices):
     """One backend, in whose memory not all rows lie."""
 
-    hot: Sequence[tuple[int, ...]]  #: of each layer
-    room: int
+    hot: Sequence[tuple[int, ...]]  #: of each layer, as in :class:`HotNeurons`
+    cold_gates: Sequence[bool]
+    room: Sequence[int]
     name: str
 
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
         label = f"{printable(self.name)}, layer {layer}"
-        some = replace(tensors, hot_neurons=self.hot[layer], room=self.room, label=label)
+        some = replace(
+            tensors,
+            hot_neurons=self.hot[layer],
+            cold_gates=self.cold_gates[layer],
+            room=self.room[layer],
+            label=label,
+        )
         return super().ffn_weights(layer, some)

@@ -134,7 +134,7 @@ def read_placement(path: Path, sizes: Sizes) -> Placement:
     """Reads the file; PowerInfer's own files mean all of attention and the head on one GPU. SidecarError: it
     is damaged, or another model's."""
     with open_gguf(path) as file, naming(path, SidecarError):
-        if file.metadata.get("general.architecture") != _INDEX:
+        if not file.says("general.architecture", _INDEX):
             raise SidecarError(f"is no placement: general.architecture {_INDEX} is needed")
         *where, head = _where(file, sizes)
         count = len(sizes.neurons)

@@ -11,7 +11,7 @@ import numpy as np
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels.backend import FFNTensors, FFNWeights
-from hotcold.kernels.cpu_disk import reading_bytes
+from hotcold.kernels.cpu_disk import reading_bytes, way_of_reading
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
@@ -108,6 +108,16 @@ class Shelves:
         return sum(n * unit for n, unit in zip(self.places, self.unit_bytes, strict=True))
 
     @property
+    def loaded_bytes(self) -> int:
+        """Bytes that those take, and reading others."""
+        return self.expert_bytes + self.bill["reading"]
+
+    @property
+    def unit(self) -> str:
+        """The word for that which a token needs."""
+        return "experts that a token chooses"
+
+    @property
     def all_fit(self) -> bool:
         return all(n == self.experts for n, unit in zip(self.places, self.unit_bytes, strict=True) if unit)
 
@@ -140,7 +150,8 @@ class Shelves:
             own = sorted({n for n, unit in zip(self.kept, self.unit_bytes, strict=True) if unit})
             most = f"{own[0]}" if len(own) == 1 else f"{own[0]} to {own[-1]}"
             seen += f", of which {most} keep their place ({printable(self.profile)}),"
-        return f"{seen} fit in {size(self.budget_bytes)}, others are read when they are named: {bill}"
+        others = f"others are read when they are named ({way_of_reading()})"
+        return f"{seen} fit in {size(self.budget_bytes)}, {others}: {bill}"
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""

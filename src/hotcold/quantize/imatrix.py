@@ -119,7 +119,7 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
 def _read_gguf(file: GGUFFile) -> ImportanceMatrix:
     kind = file.metadata.get("general.type")
     names = [name.removesuffix(_SUMS) for name in file.tensors if name.endswith(_SUMS)]
-    if kind not in (None, IMATRIX_TYPE) or not names:
+    if not (kind is None or file.says("general.type", IMATRIX_TYPE)) or not names:
         seen = f"general.type {shown(kind)} and {len(names)} tensors NAME{_SUMS}"
         raise ImatrixError(f"has {seen}: an importance matrix of hotcold imatrix or llama.cpp is needed")
     entries = {}
@@ -139,9 +139,14 @@ def _read_gguf(file: GGUFFile) -> ImportanceMatrix:
     return ImportanceMatrix(
         entries,
         [each for each in datasets if isinstance(each, str)] if isinstance(datasets, list) else [],
-        chunks if isinstance(chunks, int) else 0,
-        size if isinstance(size, int) else 0,
+        _counted(chunks),
+        _counted(size),
     )
+
+
+def _counted(value: object) -> int:
+    """A fact for people, which files have as uint32; 0 where it is none."""
+    return value if isinstance(value, int) and 0 <= value < 1 << 32 else 0
 
 
 def _read_dat(data: bytes) -> ImportanceMatrix:

@@ -13,11 +13,19 @@ import numpy as np
 from hotcold.formats.blocks import BlockTypeError, Tensor, block_type
 from hotcold.formats.files import check_output, naming
 from hotcold.formats.gguf import GGUFFile, open_gguf
-from hotcold.formats.words import HOT_FIRST_KEY
+from hotcold.formats.words import HOT_FIRST_KEY, SIDE_BY_SIDE_KEY
 from hotcold.model.config import Config
 from hotcold.model.weights import check_tensors
 from hotcold.quantize.one_threshold import OneThreshold, check_computed, from_folder, from_sidecar
-from hotcold.quantize.reordering import Order, check_order, reordered, rows_of_experts
+from hotcold.quantize.reordering import (
+    PARTS,
+    Order,
+    check_order,
+    check_side_by_side,
+    reordered,
+    rows_of_experts,
+    side_by_side,
+)
 from hotcold.quantize.rewriting import (
     Plan,
     PlannedTensor,
@@ -42,7 +50,13 @@ from hotcold.version import __version__
 _WITH_GATE = {"relu": "llama", "drelu": "bamboo"}
 _WITHOUT_GATE = {"relu": ("falcon", "opt")}
 _SOURCES = ("llama", "bamboo", "falcon", "opt")  # architectures that compute as PowerInfer's code does
-_KEYS = ("hotcold.ffn.activation", "hotcold.ffn.threshold", "hotcold.ffn.down_layout", THRESHOLD_KEY)
+_KEYS = (
+    "hotcold.ffn.activation",
+    "hotcold.ffn.threshold",
+    "hotcold.ffn.down_layout",
+    SIDE_BY_SIDE_KEY,
+    THRESHOLD_KEY,
+)
 _DOWN = re.compile(r"(blk\.\d+\.(?:ffn_down|channel_mix_value))(?:_t)?(_exps|_shexp)?\.(weight|bias)")
 _COMPUTED_SPARSELY = re.compile(r"blk\.\d+\.(ffn_(gate|up|down|down_t)|fc[12])\.weight")
 
@@ -83,6 +97,7 @@ class LayoutOptions:
     #: by layer, the order in which the new file has the neurons of all experts, each expert's among
     #: themselves (:func:`hotcold.tasks.hot_first.hot_first`); None: as they are
     order: Mapping[int, Order] | None = None
+    side_by_side: bool = False  #: with an order: a neuron's rows of gate, up and down lie together
 
 
 @dataclass(frozen=True)
@@ -135,6 +150,7 @@ class _Wanted:
     predictors: OneThreshold | None  #: new ones
     notes: list[str]
     order: Mapping[int, Order]
+    side_by_side: bool
 
     @classmethod
     def of(cls, source: GGUFFile, config: Config, options: LayoutOptions) -> "_Wanted":
@@ -163,7 +179,10 @@ class _Wanted:
         order = options.order or {}
         if order:
             check_order(source, config, order, format, (down, _layout(source, config)))
-        return cls(format, down, options.type, inside and found is None, found, notes, order)
+            if options.side_by_side:
+                check_side_by_side(source)
+        own = inside and found is None
+        return cls(format, down, options.type, own, found, notes, order, options.side_by_side)
 
 
 def _layout(source: GGUFFile, config: Config) -> str:
@@ -189,7 +208,11 @@ def _plan(source: GGUFFile, config: Config, wanted: _Wanted) -> Plan:
         if down and down[3] == "weight" and wanted.down != _layout(source, config):
             tensors[new] = transposed(source, name, _new_type(source, name, wanted.type))
         elif (rows := rows_of_experts(name)) is not None and rows in wanted.order:
-            tensors[new] = reordered(source, name, wanted.order[rows])
+            if not wanted.side_by_side:
+                tensors[new] = reordered(source, name, wanted.order[rows])
+            elif "ffn_gate_exps" in name:
+                whole, planned = side_by_side(source, rows, wanted.order[rows])
+                tensors[whole] = planned
         else:
             tensors[new] = copied(source, name)
     if powerinfer and "output.weight" not in source.tensors and config.architecture != "opt":
@@ -221,6 +244,8 @@ def _metadata(source: GGUFFile, config: Config, wanted: _Wanted) -> Mapping[str,
         kept["hotcold.ffn.down_layout"] = wanted.down
         if wanted.order:
             kept[HOT_FIRST_KEY] = True
+        if wanted.side_by_side:
+            kept[SIDE_BY_SIDE_KEY] = [f"ffn_{part}_exps" for part in PARTS]
         return kept
     old, new = config.architecture, _architecture(config)
     kept = {re.sub(rf"^{re.escape(old)}\.", f"{new}.", key): value for key, value in kept.items()}

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from hotcold.formats.blocks import GGML_TYPES, BlockType
 
 
@@ -31,7 +33,7 @@ class Facts:
         def number(key: str, absent: int) -> int:
             value = metadata.get(f"{architecture}.{key}", absent)
             first = value[0] if getattr(value, "ndim", 0) and len(value) else value  # one for each layer
-            return first if isinstance(first, int) else int(first) if hasattr(first, "item") else absent
+            return int(first) if isinstance(first, int | np.integer) else absent
 
         heads = number("attention.head_count", 1)
         key_heads = number("attention.head_count_kv", heads)

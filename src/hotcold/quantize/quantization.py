@@ -214,7 +214,7 @@ def importance_of(source: GGUFFile, name: str, matrix: ImportanceMatrix) -> Floa
     A down matrix that lies by neuron has a row for each neuron. What counts for it is one number for the
     whole row, the neuron's, so the columns of a row count alike, whatever the matrix says."""
     shape = source.tensors[name].shape
-    by_neuron = source.metadata.get("hotcold.ffn.down_layout") == "by_neuron" or "ffn_down_t" in name
+    by_neuron = source.says("hotcold.ffn.down_layout", "by_neuron") or "ffn_down_t" in name
     if not by_neuron or (kind_of(name) != "ffn_down" and "channel_mix_value" not in name):
         known = matrix.get(name)
         return known.mean_squares(shape, name) if known else None

@@ -1,4 +1,5 @@
-"""Experts' neurons in another order: rows of gate, up and down change places, and nothing is rounded."""
+"""Experts' neurons in another order: rows of gate, up and down change places, and nothing is rounded. A
+neuron's rows may then lie side by side, in one tensor."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,10 +11,13 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import Bytes
 from hotcold.formats.gguf import GGUFFile
+from hotcold.formats.words import SIDE_BY_SIDE
 from hotcold.model.config import Config
 from hotcold.quantize.rewriting import Job, PlannedTensor, QuantizeError
 
 Order: TypeAlias = npt.NDArray[np.int64]  #: the old place of each neuron of a layer, ``[E * N]``
+
+PARTS = ("gate", "up", "down")  #: of a neuron, in the order in which they lie side by side
 
 _ROWS = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down)_exps\.weight")
 _OF_NEURONS = re.compile(r"blk\.\d+\.(ffn_\w+_exps\.(bias|scale)|ffn_gate_up_exps\..*)")
@@ -43,6 +47,34 @@ def check_order(
         same = np.arange(len(rows)).reshape(own.shape)
         if not np.array_equal(np.sort(own, axis=1), same):
             raise ValueError(f"layer {layer}: each expert's neurons must change places among themselves")
+
+
+def check_side_by_side(source: GGUFFile) -> None:
+    """QuantizeError: the rows of a neuron cannot be those of one tensor."""
+    for name, info in source.tensors.items():
+        layer = rows_of_experts(name)
+        if layer is None:
+            continue
+        other = source.tensors.get(f"blk.{layer}.ffn_up_exps.weight")
+        if other is None or other.type is not info.type:
+            raise QuantizeError(f"tensor {name} is {info.type.name}: up's type is needed, to lie beside it")
+
+
+def side_by_side(source: GGUFFile, layer: int, order: Order) -> tuple[str, PlannedTensor]:
+    """The name of a tensor in which the rows of a layer's gate, up and down take turns, and the tensor."""
+    parts = [reordered(source, f"blk.{layer}.ffn_{part}_exps.weight", order) for part in PARTS]
+    count, each, dim = parts[0].shape
+
+    def job(jobs: tuple[Job, ...]) -> Bytes:
+        rows: Any = np.stack([make() for make in jobs], axis=1)
+        return np.ascontiguousarray(rows.reshape(3 * each, -1))
+
+    def jobs() -> Iterator[Job]:
+        for three in zip(*(part.jobs() for part in parts), strict=True):
+            yield partial(job, three)
+
+    whole = PlannedTensor(parts[0].type, (count, 3 * each, dim), jobs)
+    return f"blk.{layer}.{SIDE_BY_SIDE}.weight", whole
 
 
 def reordered(source: GGUFFile, name: str, order: Order) -> PlannedTensor:

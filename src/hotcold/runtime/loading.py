@@ -30,7 +30,7 @@ from hotcold.runtime.memory import (
     memory_bill,
     own_budget,
 )
-from hotcold.runtime.mode import choose_mode
+from hotcold.runtime.mode import SparsityMode, choose_mode
 from hotcold.runtime.named_templates import with_template
 from hotcold.runtime.options import LoadError, LoadOptions, complete
 from hotcold.runtime.placing import Decision, ToLoad, beside_ram_budget, decide
@@ -122,9 +122,8 @@ def _load(
         bill = memory_bill(resident, options["cache_type"], config, limits, pages, slots)
         if drafts:
             bill["draft"] = _draft_bytes(drafts, options, min(context, its_context))
-        shelves, profile_note = _fit(file, config, options, bill, asked=not own)
-        weight_bytes = resident + shelves.expert_bytes + shelves.bill["reading"]
-        weight_bytes += shelves.bill.get("cold rows", 0)
+        shelves, profile_note = _fit(file, config, options, bill, mode, asked=not own)
+        weight_bytes = resident + shelves.loaded_bytes
     model = ToLoad(file, config, options, limits, pages, slots, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors, shelves)
     decision, devices, weights = _read_where_it_fits(reading)
@@ -184,8 +183,8 @@ def _with_draft(config: Config, file: GGUFFile, options: LoadOptions, *, room: b
 
 
 def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Shelves | HotNeurons:
-    """Returns what :func:`load` would keep of a model's experts with these options and a ``ram_budget``,
-    without predictors. Errors as there."""
+    """Returns what :func:`load` would keep of a model's experts with these options and a ``ram_budget``.
+    Errors as there."""
     wanted = complete(options)
     guessing, _ = _with_draft(config, file, wanted, room=True)
     try:
@@ -199,15 +198,25 @@ def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Sh
 def _shelves_of(file: GGUFFile, config: Config, options: LoadOptions) -> Shelves | HotNeurons:
     resident = check_tensors(file, config, predictor_names(file)) + made_bytes(file, config)
     resident += draft_bytes(file, config) - _all_experts(file, config)
+    named = None if options["predictor"] is None else Path(options["predictor"])
+    predictor = find_predictors(file, named)
+    mode = choose_mode(options["sparsity"], config, file.path, predictor, file.fingerprint())
+    resident += mode.predictors.nbytes if mode.predictors else 0
     limits, _, _ = _limits(config, options)
     slots, _, _ = _slots(config, options, limits, resident)
     pages, _ = _pool(config, options, limits, resident + slots * config.slot_bytes)
     bill = memory_bill(resident, options["cache_type"], config, limits, pages, slots)
-    return _fit(file, config, options, bill, asked=True)[0]
+    return _fit(file, config, options, bill, mode, asked=True)[0]
 
 
 def _fit(
-    file: GGUFFile, config: Config, options: LoadOptions, bill: Mapping[str, int], *, asked: bool
+    file: GGUFFile,
+    config: Config,
+    options: LoadOptions,
+    bill: Mapping[str, int],
+    mode: SparsityMode,
+    *,
+    asked: bool,
 ) -> tuple[Shelves | HotNeurons, str]:
     """Chooses the experts that lie in memory beside the bill, and says which profile is left out. UserError:
     the one beside the model is another model's, say, and the budget was ``asked`` for."""
@@ -224,11 +233,25 @@ def _fit(
         return shelves, ""
     sizes = sizes_of_file(file, config, PAGE, options["cache_type"])
     profile, note = profile_beside(sizes, file.path, asked=asked)
-    if by_neuron and (hot := HotNeurons.fit(budget, bill, file, config, profile)):
+    candidates = _candidates(config, mode)
+    if by_neuron and (hot := HotNeurons.fit(budget, bill, file, config, profile, candidates)):
         return hot, note
     if shelves is None:
-        shelves = Shelves.fit(budget, bill, file, config)  # says what it lacks
+        try:
+            shelves = Shelves.fit(budget, bill, file, config)  # says what it lacks
+        except NoRoomError as error:
+            if mode.predictors:
+                raise
+            raise NoRoomError(f"{error}; with a predictor (`sparsity=predicted`) less will do") from None
     return shelves if profile.routing is None else shelves.by_profile(profile, config.experts.chosen), note
+
+
+def _candidates(config: Config, mode: SparsityMode) -> list[float | None]:
+    """By layer, the share of its neurons that a predictor names, 0 where that is not known; None: no
+    predictor is used."""
+    used = mode.used if mode.predictors else (False,) * config.layers
+    known = mode.predictors.candidates if mode.predictors else ()
+    return [share if use else None for share, use in zip(known or (0.0,) * config.layers, used, strict=True)]
 
 
 def _all_experts(file: GGUFFile, config: Config) -> int:

@@ -26,9 +26,10 @@ def pooling_of(metadata: Mapping[str, Any]) -> Pooling:
     kind = metadata.get(key)
     if kind is None:
         raise UserError(f"{_NONE} ({key}); {_FIX}")
-    if kind in (1, 3) and not isinstance(kind, bool):
-        return "mean" if kind == 1 else "last"
-    reason = _REFUSED.get(kind) if isinstance(kind, int) else None
+    number = kind if isinstance(kind, int) and not isinstance(kind, bool) else -1
+    if number in (1, 3):
+        return "mean" if number == 1 else "last"
+    reason = _REFUSED.get(number)
     if reason is None:
         raise UserError(f"{key} is {shown(kind)}: {_ALLOWED}")
     raise UserError(reason.format(key=key))

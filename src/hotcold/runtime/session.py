@@ -28,8 +28,8 @@ from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.draft_block import DraftBlock
+from hotcold.model.given_ffn import AnyFFN
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.layer import AnyFFN
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights
 from hotcold.placement.hot_neurons import HotNeurons

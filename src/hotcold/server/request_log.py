@@ -122,12 +122,6 @@ class Logged:
                 self._log.line(request_id, method, path, status, f"{seconds:.3f}s", *more)
 
 
-def _quoted(value: object) -> str:
-    """The value of a note as one word, or in quotes."""
-    text = str(value)
-    return f'"{text}"' if " " in text else text
-
-
 class _Ended(Exception):
     """Raised for an answer that was cut off; the log has the reason."""
 

@@ -44,10 +44,11 @@ class PredictorFacts:
     pays: tuple[bool, ...]  #: by layer, whether ``auto`` should use it; False if it was not measured
     params: tuple[int, ...]  #: by layer, the number of weights in both factors
     nbytes: int
+    candidates: tuple[float, ...] = ()  #: by layer, the share of neurons that it names; empty if not stated
 
 
 def is_sidecar(file: GGUFFile) -> bool:
-    return bool(file.metadata.get("general.type") == SIDECAR_TYPE)
+    return file.says("general.type", SIDECAR_TYPE)
 
 
 def find_predictors(model: GGUFFile, named: Path | None = None) -> Path | None:
@@ -85,12 +86,13 @@ def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = N
             pays=pays,
             params=tuple(sum(math.prod(each.shape) for each in parts[:2]) for parts in infos),
             nbytes=sum(each.nbytes for parts in infos for each in parts),
+            candidates=_candidates(file, config),
         )
 
 
 def _check_owner(file: GGUFFile, fingerprint: str) -> None:
     seen = file.metadata.get(_KEY + "model_fingerprint") if is_sidecar(file) else file.fingerprint()
-    if seen != fingerprint:
+    if not isinstance(seen, str) or seen != fingerprint:
         owner = f"the model with fingerprint {shown(seen)}, not to this one ('{fingerprint}')"
         raise PredictorError(f"belongs to {owner}: run hotcold fit-predictor again, or use `sparsity=exact`")
 
@@ -101,11 +103,24 @@ def _facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[bool, ...]]
         return "residual", True, (False,) * config.layers
     reads, relu, pays = (file.metadata.get(_KEY + key) for key in ("input", "relu", "pays"))
     flags = pays.tolist() if isinstance(pays, np.ndarray) and pays.dtype == np.bool_ else []
-    if reads not in PREDICTOR_INPUTS or not isinstance(relu, bool) or len(flags) != config.layers:
+    if (
+        not isinstance(reads, str)
+        or reads not in PREDICTOR_INPUTS
+        or not isinstance(relu, bool)
+        or len(flags) != config.layers
+    ):
         needed = f"{' or '.join(PREDICTOR_INPUTS)}, a truth value and {config.layers} of them"
         seen = printable(f"{reads!r}, {relu!r}, {pays!r}")
         raise PredictorError(f"{_KEY}input, relu and pays are {seen}: {needed} are needed")
     return reads, relu, tuple(flags)
+
+
+def _candidates(file: GGUFFile, config: Config) -> tuple[float, ...]:
+    """Shares that a sidecar states for predictions of speed; none where they are no shares."""
+    found = np.asarray(file.metadata.get(_KEY + "candidates", ()))
+    if found.shape != (config.layers,) or found.dtype.kind != "f" or not ((found >= 0) & (found <= 1)).all():
+        return ()
+    return tuple(float(each) for each in found)
 
 
 def _layer_infos(file: GGUFFile, config: Config) -> list[list[TensorInfo]]:

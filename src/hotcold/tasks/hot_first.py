@@ -1,8 +1,9 @@
 """Writes a sparse model of experts with each expert's neurons in the order in which they fire, so that cold
-ones can stay in the file (`ram_budget`), and says before what that is worth."""
+ones can stay in the file (`ram_budget`), and says before what that is worth. A predictor beside the model
+goes along."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,16 @@ import numpy as np
 
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
-from hotcold.kernels.backend import PAGE
+from hotcold.kernels.backend import PAGE, PredictorTensors
 from hotcold.model.config import Config
 from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, read_profile, write_profile
 from hotcold.placement.shelves import NoRoomError, Shelves
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
-from hotcold.quantize.reordering import check_order
+from hotcold.quantize.reordering import Order, check_order
 from hotcold.runtime.loading import shelves_of
+from hotcold.sparse.predictor import PredictorFacts, check_predictors, read_predictor, write_sidecar
 from hotcold.sparse.profiler import KEPT_EXPERTS
 from hotcold.tasks.ram_planning import kept_share, missing_shares, routing_shares
 from hotcold.tasks.texts import new_file
@@ -34,8 +36,9 @@ class HotFirstWorth:
 
     budget_bytes: int
     expert_bytes_per_token: float | None  #: whole experts; None: two of each layer do not fit
-    row_bytes_per_token: float | None  #: rows of neurons that fire; None: not even the gates fit
-    rows_per_token: float | None
+    row_bytes_per_token: float | None  #: rows of single neurons; None: not even the gates fit
+    rows_per_token: float | None  #: such neurons
+    unit: str = ""  #: which they are
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""
@@ -46,7 +49,7 @@ class HotFirstWorth:
         before = "two experts of each layer do not fit" if whole is None else size(round(whole))
         after = "gates do not fit, so whole experts are read"
         if rows is not None and self.rows_per_token is not None:
-            after = f"{size(round(rows))} in {self.rows_per_token:.0f} rows of neurons that fire"
+            after = f"{size(round(rows))} of {self.rows_per_token:.0f} {self.unit or 'neurons'}"
         return (
             f"a budget of {size(self.budget_bytes)}, room for half of the experts: a token reads of the disk "
             f"{before} as whole experts, {after} with hot neurons first (expected)"
@@ -63,13 +66,16 @@ def hot_first(
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Rewritten, HotFirstWorth]:
     """Writes ``output``, a file of the same model, and its profile beside it; ``told`` hears what it is worth
-    before that. ``profile`` is a file of :func:`hotcold.profile`.
+    before that. ``profile`` is a file of :func:`hotcold.profile`. If a predictor lies beside ``model``, one
+    for ``output`` is written, too, and the rows of a neuron lie side by side there.
 
-    UserError: the profile is another model's, or the neurons cannot change places."""
+    UserError: the profile or the predictor is another model's, or the neurons cannot change places."""
     source, new = Path(model), Path(output)
-    beside = new.with_suffix(".profile.gguf")
-    if not force:
-        new_file(beside)
+    beside, named = new.with_suffix(".profile.gguf"), source.with_suffix(".predictor.gguf")
+    predictor = named if named.exists() else None
+    for path in (beside, new.with_suffix(".predictor.gguf")) if predictor else (beside,):
+        if not force:
+            new_file(path)
     with open_gguf(source) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         if config.experts is None or config.whole:
@@ -87,23 +93,53 @@ def hot_first(
             order[layer] = (np.argsort(-one, axis=1, kind="stable") + first).reshape(-1)
         check_order(file, config, order, "gguf", (config.down_layout, config.down_layout))
         moved = [each[order[i]] if i in order else each for i, each in enumerate(counted.firing)]
-        worth = _worth(file, config, replace(counted, firing=moved))
+        facts = None if predictor is None else _facts_of(predictor, config, file.fingerprint())
+        worth = _worth(file, config, replace(counted, firing=moved), facts)
     if told is not None:
         told(worth)
-    done = change_layout(source, new, LayoutOptions(order=order, force=force), progress)
+    settings = LayoutOptions(order=order, force=force, side_by_side=predictor is not None)
+    done = change_layout(source, new, settings, progress)
     with open_gguf(new) as file:
-        facts: dict[str, Any] = {"version": __version__, "model_fingerprint": file.fingerprint()}
+        keys: dict[str, Any] = {"version": __version__, "model_fingerprint": file.fingerprint()}
+    if predictor is not None:
+        _move_predictor(predictor, new.with_suffix(".predictor.gguf"), config, order, keys)
     if counted.counted is not None:
-        facts["tokens"] = counted.counted
+        keys["tokens"] = counted.counted
     if counted.kept_experts is not None:
-        facts[KEPT_EXPERTS] = counted.kept_experts
-    write_profile(beside, replace(counted, firing=moved, source=f"hot first, of {Path(profile).name}"), facts)
+        keys[KEPT_EXPERTS] = counted.kept_experts
+    write_profile(beside, replace(counted, firing=moved, source=f"hot first, of {Path(profile).name}"), keys)
     return done, worth
 
 
-def _worth(file: GGUFFile, config: Config, profile: Profile) -> HotFirstWorth:
+def _facts_of(predictor: Path, config: Config, fingerprint: str) -> PredictorFacts:
+    with open_gguf(predictor) as file:
+        return check_predictors(file, config, fingerprint)
+
+
+def _move_predictor(
+    source: Path, output: Path, config: Config, order: Mapping[int, Order], keys: Mapping[str, Any]
+) -> None:
+    """Writes a model's predictor with its neurons in another order."""
+    layers: list[PredictorTensors | None] = []
+    with open_gguf(source) as file:
+        for layer, n in enumerate(config.neurons):
+            one = read_predictor(file, config, layer) if n else None
+            if one is not None and layer in order:
+                rows = order[layer]
+                one = replace(one, second=one.second.take_rows(rows), threshold=one.threshold[rows])
+            layers.append(one)
+        start = "hotcold.predictor."
+        told = {key.removeprefix(start): v for key, v in file.metadata.items() if key.startswith(start)}
+    del told["model_fingerprint"], told["relu"]
+    write_sidecar(output, keys["model_fingerprint"], layers, told)
+
+
+def _worth(
+    file: GGUFFile, config: Config, profile: Profile, predictor: PredictorFacts | None
+) -> HotFirstWorth:
     """``profile`` has the neurons in the new order."""
-    all_of_it = shelves_of(file, config, {"ram_budget": 1 << 60})
+    sparsity = "exact" if predictor is None else "predicted"
+    all_of_it = shelves_of(file, config, {"ram_budget": 1 << 60, "sparsity": sparsity})
     bill = dict(all_of_it.bill)
     budget = sum(bill.values()) + all_of_it.expert_bytes // 2
     assert config.experts is not None
@@ -119,9 +155,12 @@ def _worth(file: GGUFFile, config: Config, profile: Profile) -> HotFirstWorth:
             for layer, each in enumerate(shares)
         ]
         whole = sum(float(n.sum()) * unit for n, unit in zip(missing, shelves.unit_bytes, strict=True))
-    hot = HotNeurons.fit(budget, bill, file, config, profile)
+    named = predictor and (predictor.candidates or [0.0] * config.layers)
+    hot = HotNeurons.fit(budget, bill, file, config, profile, named or ())
     if hot is None:
         return HotFirstWorth(budget, whole, None, None)
+    if predictor is not None:  # then rows of a neuron will lie side by side
+        hot = replace(hot, reads=tuple(min(1, n) for n in hot.reads))
     cold = hot.cold_per_token(profile)
     read = sum(hot.disk_bytes(layer, n) for layer, n in enumerate(cold))
-    return HotFirstWorth(budget, whole, read, sum(cold))
+    return HotFirstWorth(budget, whole, read, sum(cold), hot.unit)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
-from hotcold.kernels.cpu_disk import READ_BYTES, READERS, WAVE
+from hotcold.kernels.cpu_disk import READ_BYTES, WAVE, reads_at_once
 from hotcold.model.config import Config
 from hotcold.placement.disk_speed import DiskSpeed, measure_bursts, measure_disk
 from hotcold.placement.expert_speed import ExpertSpeed, measure_experts
@@ -65,10 +65,7 @@ class RAMPlan:
         shelves = self.shelves
         bill = [*shelves.bill.items(), ("experts", shelves.expert_bytes)]
         fit = f"{shelves.fitting}, {shelves.share:.1%} of the experts' bytes"
-        named = "experts that a token chooses"
-        if isinstance(shelves, HotNeurons):
-            named = "neurons that fire for a token"
-        hits = f"{self.hit_share:.1%} of the {named} are in memory (expected)"
+        hits = f"{self.hit_share:.1%} of the {shelves.unit} are in memory (expected)"
         return "\n".join(
             [
                 printable(f"{'model':<12}{self.model}", 80),
@@ -184,22 +181,25 @@ def _by_neuron(
 ) -> dict[str, float]:
     """The figures of a plan that leaves cold neurons in the file: nothing is computed while they are read."""
     fired = [float(np.sum(each)) if n else 0.0 for each, n in zip(profile.firing, hot.neurons, strict=True)]
+    needed = [n * (named or 1.0) for n, named in zip(fired, hot.named, strict=True)]
     cold = hot.cold_per_token(profile)
     read = [hot.disk_bytes(layer, n) for layer, n in enumerate(cold)]
     reading = sum(
-        nbytes / (disk.gb_s(hot.disk_bytes(layer, 1) / 2, READERS) * 1e9)
+        nbytes / (disk.gb_s(each, reads_at_once(each)) * 1e9)
         for layer, nbytes in enumerate(read)
-        if nbytes
+        if nbytes and (each := hot.disk_bytes(layer, 1) / hot.reads[layer])
     )
     computed = float(sizes.head + sizes.dense.sum())
     for layer, n in enumerate(hot.neurons):
-        if n:
-            computed += hot.gate_bytes[layer] * sizes.share_of(layer) + fired[layer] * hot.row_bytes[layer]
-        else:
+        if not n:
             computed += int(sizes.neuron_bytes[layer]) * int(sizes.neurons[layer])
+            continue
+        computed += hot.gate_bytes[layer] * sizes.share_of(layer) + fired[layer] * hot.row_bytes[layer]
+        # Of neurons that are named in vain, gates alone: a third.
+        computed += (needed[layer] - fired[layer]) * hot.row_bytes[layer] / _PARTS
     memory = computed / (speed.gb_s * 1e9)
     return {
-        "hit_share": 1 - sum(cold) / max(sum(fired), 1e-9),
+        "hit_share": 1 - sum(cold) / max(sum(needed), 1e-9),
         "disk_bytes_per_token": sum(read),
         "disk_s_per_token": reading,
         "predicted_tok_s": 1 / (memory + reading),
@@ -287,7 +287,7 @@ class _Costs:
     bursts: Mapping[int, float]  #: seconds of so many reads of the largest expert's; none: rates are known
 
     def read_s(self, layer: int, count: int) -> float:
-        """Seconds of reading so many experts, at most :data:`READERS` reads at once."""
+        """Seconds of reading so many experts, as many reads at once as a model's are."""
         unit = self.shelves.unit_bytes[layer]
         if not count:
             return 0.0
@@ -296,8 +296,9 @@ class _Costs:
             reads, known = count * _reads_of(largest)[0], sorted(self.bursts)
             seconds = float(np.interp(reads, known, [self.bursts[n] for n in known]))
             return seconds * max(1.0, reads / known[-1]) * unit / largest
-        depth = max(1.0, min(READERS, count * max(_PARTS, unit / READ_BYTES)))
-        return count * unit / (self.disk.gb_s(min(unit / _PARTS, READ_BYTES), depth) * 1e9)
+        piece = min(unit / _PARTS, READ_BYTES)
+        depth = max(1.0, min(reads_at_once(piece), count * max(_PARTS, unit / READ_BYTES)))
+        return count * unit / (self.disk.gb_s(piece, depth) * 1e9)
 
     def disk_s(self, layer: int, missing: Floats) -> float:
         """Seconds of reading for a token."""
@@ -310,7 +311,8 @@ class _Costs:
         unit, memory = self.shelves.unit_bytes[layer], self.speed.gb_s * 1e9
         hits = max(0.0, chosen - count)
         total = max(hits * unit / memory, self.read_s(layer, count))
-        packed = min(count * unit, READERS * min(unit / _PARTS, READ_BYTES))
+        piece = min(unit / _PARTS, READ_BYTES)
+        packed = min(count * unit, reads_at_once(piece) * piece)
         return total + packed / (self.speed.packing_gb_s * 1e9) + min(count, WAVE) * unit / memory
 
     def token(self, shares: Sequence[Floats], missing: Sequence[Floats]) -> float:

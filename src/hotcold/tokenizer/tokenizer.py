@@ -155,7 +155,10 @@ class Tokenizer:
         0x04, or characters as U+0004. Nearly always empty."""
         if not self._algorithm.lacks:
             return ""
-        parts = [part for text in texts for part in self._user_defined.cut(text) if isinstance(part, str)]
+        parts: list[str] = []
+        for text in texts:
+            check_unicode(text)
+            parts += [part for part in self._user_defined.cut(text) if isinstance(part, str)]
         pieces = [piece for part in parts for piece in self._normalized.cut(part) if isinstance(piece, str)]
         names = [*dict.fromkeys(name for piece in pieces for name in self._algorithm.absent(piece))]
         return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")

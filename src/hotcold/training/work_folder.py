@@ -40,7 +40,7 @@ class WorkFolder:
                 )
             else:
                 folder.write(_FACTS, json.dumps(dict(facts), indent=1).encode())
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError(f"{shown} cannot be used: {reason}; name another folder") from None
         return folder

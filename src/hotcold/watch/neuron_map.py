@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PAGE, mask_bits
 from hotcold.placement.profiles import read_profile
@@ -19,7 +20,6 @@ from hotcold.placement.sizes import sizes_of_file
 from hotcold.placement.split import SplitDevices
 from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.ffn import SplitWeights
-from hotcold.sparse.sidecar import SidecarError
 
 MOST_CELLS = 8192  #: limit for a whole model
 HOT_PART = 0.2  #: without a GPU, this part of a layer's neurons counts as hot: those that fire most
@@ -176,8 +176,8 @@ def _firing(model: LoadedModel) -> list[npt.NDArray[Any]] | None:
         sizes = sizes_of_file(file, model.config, positions, model.cache_type)
     try:
         return list(read_profile(path, sizes).firing)
-    except SidecarError:
-        return None  # another model's: loading says so
+    except UserError:
+        return None  # damaged, or another model's: placing, which needs it, says so
 
 
 def _hot(model: LoadedModel, firing: list[npt.NDArray[Any]] | None) -> tuple[list[Bools], str]:

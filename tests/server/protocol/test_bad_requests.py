@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.api_pieces import facts, tokenizer
+from support.api_pieces import facts
+from support.built_in import tokenizer
 
 from hotcold.engine.request import RequestError
 from hotcold.server.protocol import chat, completion, native, tokens

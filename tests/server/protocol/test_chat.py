@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.api_pieces import Marked, facts, likely, piece, pieces_of, tokenizer
+from support.api_pieces import Marked, facts, likely, piece, pieces_of
+from support.built_in import tokenizer
 
 from hotcold.chat.stream import ChatStream
 from hotcold.chat.thinking import Thinking

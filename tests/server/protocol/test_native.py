@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.api_pieces import facts, likely, piece, pieces_of, tokenizer
+from support.api_pieces import facts, likely, piece, pieces_of
+from support.built_in import tokenizer
 
 from hotcold.engine.request import Job
 from hotcold.runtime.sampling import SamplingParams

@@ -13,7 +13,9 @@ from hotcold.version import __version__
 _FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
     12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
-    25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16", 38: "MXFP4",
+    19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL",
+    26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0",
+    37: "TQ2_0", 38: "MXFP4", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0",
 }  # fmt: skip
 _NEVER = "9999-12-31T23:59:59.000000Z"  # the model stays as long as the server does
 
@@ -40,7 +42,7 @@ def show(facts: Facts, metadata: Mapping[str, Any], template: str, thinks: bool)
     return {
         "modelfile": f"FROM {facts.name}",
         "parameters": "\n".join(
-            f"{name} {value:g}"
+            f"{name} {value}" if isinstance(value, int) else f"{name} {value:g}"
             for name, value in (
                 ("num_ctx", facts.context),
                 ("temperature", params.temperature),
@@ -90,7 +92,8 @@ def _details(facts: Facts, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def quantisation(metadata: Mapping[str, Any]) -> str:
     """The name of the file's type, as it states it; empty where it does not, or none that is known."""
-    return _FILE_TYPES.get(metadata.get("general.file_type", -1), "")
+    number = metadata.get("general.file_type")
+    return _FILE_TYPES.get(number, "") if isinstance(number, int) else ""
 
 
 def _size(params: int) -> str:
