@@ -32,15 +32,6 @@ template <bool Short = false, class Fn> HC_INLINE void for_groups(int64_t blocks
                               [&](int lanes, int l, int n) HC_INLINE_LAMBDA { fn(block, lanes, l, n); });
 }
 
-// fn(block, lanes, l) for the vectors of a row that are full.
-template <class Fn> HC_INLINE void for_full_vectors(int64_t blocks, Fn&& fn) {
-    int64_t block = 0;
-    for (; block + kLanes <= blocks; block += kLanes)
-        for (int l = 0; l < kLanes; l += Vec::width) fn(block, kLanes, l);
-    const int lanes = int(blocks - block);
-    for (int l = 0; l + Vec::width <= lanes; l += Vec::width) fn(block, lanes, l);
-}
-
 // How a dot reads its input: a vector of lanes; or half of one twice, where two rows lie in a vector.
 struct EachLane {
     static HC_INLINE F load(const float* p) { return Vec::load(p); }
@@ -167,11 +158,14 @@ HC_INLINE void dot_two(const RowOf<B>* rows, const Input& in, int t0, float (&ou
     F sum[2];
     for (int r = 0; r < 2; ++r) {
         F own[1][1] = {{V::zero()}};
-        for_full_vectors(blocks, [&](int64_t block, int of, int at) HC_INLINE_LAMBDA {
+        // One copy of the code for all vectors, which is long.
+        for (int64_t full = 0; full + V::width <= blocks; full += V::width) {
+            const int64_t block = full / kLanes * kLanes;
+            const int of = int(smaller<int64_t>(kLanes, blocks - block)), at = int(full - block);
             const Group<B> group[1] = {{rows[r], blocks, block, of}};
             dot_group<B, 1, 1>(group, in, t0, block, at, V::width, own);
             if (at + V::width == of) fetch(stream, bytes_of<B>(rows[r], of));
-        });
+        }
         sum[r] = own[0][0];
     }
     const GroupOfTwo<B, V> group[1] = {{{rows[0], blocks, last, lanes}, {rows[1], blocks, last, lanes}}};
