@@ -198,7 +198,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("-m", "--model", type=Path, help="instead of the two")
-    parser.add_argument("--tokens", type=int, default=13_500, help="of all texts, whole ones (13500)")
+    parser.add_argument("--tokens", type=int, default=13_500, help="of all, if none is cancelled (13500)")
     parser.add_argument("--gpu", help="for the cases with one, or off (the first that there is)")
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:

@@ -12,6 +12,7 @@ A file may have a neuron's rows side by side: then they lie so in memory, too, a
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -33,6 +34,12 @@ def reading_bytes(row_bytes: Sequence[int]) -> int:
     return READERS * max(_native.Disk.staging_bytes(each, by_output=True) for each in row_bytes)
 
 
+@cache
+def _no_rings() -> int:
+    """errno of why this system has no io_uring; 0: it has. Asked once, as a ring must be made to know."""
+    return _native.why_no_rings()
+
+
 def asked_for_rings() -> bool | None:
     """Whether :data:`READS_VARIABLE` names io_uring; None: it names nothing. UserError: it names another, or
     the system lacks it."""
@@ -41,7 +48,7 @@ def asked_for_rings() -> bool | None:
         return None
     if asked not in ("io_uring", "threads"):
         raise UserError(f"{READS_VARIABLE} is {asked!r}: there are io_uring and threads")
-    if asked == "io_uring" and (error := _native.why_no_rings()):
+    if asked == "io_uring" and (error := _no_rings()):
         raise UserError(f"{READS_VARIABLE} is {asked!r}: this system has none here ({os.strerror(error)})")
     return asked == "io_uring"
 
@@ -49,7 +56,7 @@ def asked_for_rings() -> bool | None:
 def has_rings() -> bool:
     """Whether experts are read by io_uring; else by threads."""
     asked = asked_for_rings()
-    return not _native.why_no_rings() if asked is None else asked
+    return not _no_rings() if asked is None else asked
 
 
 def reads_at_once(nbytes: float) -> int:

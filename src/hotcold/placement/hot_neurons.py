@@ -8,18 +8,19 @@ The model's file has the neurons of each expert in the order in which they fire,
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.words import HOT_FIRST_KEY
-from hotcold.kernels.backend import SPARSE_ACTIVATIONS, FFNTensors, FFNWeights
+from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.cpu_disk import reading_bytes, way_of_reading
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
+from hotcold.placement.shelves import PartlyLoaded
 from hotcold.values import printable, size
 
 _PAGE = 4096  #: bytes that memory is given and taken by
@@ -166,8 +167,11 @@ class HotNeurons:
 
     def devices(self, one: Devices, name: str) -> Devices:
         """The backends of ``one``, with cold rows left in the file; ``name`` is the file's, for errors."""
-        cold_gates = [each is not None for each in self.named]
-        return _HotDevices(one.embedding, one.layers, one.head, self.hot, cold_gates, self.room, name)
+        facts = [
+            {"hot_neurons": hot, "cold_gates": named is not None, "room": room}
+            for hot, named, room in zip(self.hot, self.named, self.room, strict=True)
+        ]
+        return PartlyLoaded(one.embedding, one.layers, one.head, name, facts)
 
     def __str__(self) -> str:
         parts = [*self.bill.items(), ("gates and hot rows", self.expert_bytes)]
@@ -222,24 +226,3 @@ def _hottest(
     taken = np.cumsum(np.asarray(row_bytes)[owner[order] // experts]) <= room
     counts = np.bincount(owner[order][taken], minlength=len(neurons) * experts).reshape(-1, experts)
     return tuple(tuple(each.tolist()) if neurons[i] else () for i, each in enumerate(counts))
-
-
-@dataclass(frozen=True)
-class _HotDevices(Devices):
-    """One backend, in whose memory not all rows lie."""
-
-    hot: Sequence[tuple[int, ...]]  #: of each layer, as in :class:`HotNeurons`
-    cold_gates: Sequence[bool]
-    room: Sequence[int]
-    name: str
-
-    def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
-        label = f"{printable(self.name)}, layer {layer}"
-        some = replace(
-            tensors,
-            hot_neurons=self.hot[layer],
-            cold_gates=self.cold_gates[layer],
-            room=self.room[layer],
-            label=label,
-        )
-        return super().ffn_weights(layer, some)

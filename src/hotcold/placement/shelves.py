@@ -138,7 +138,11 @@ class Shelves:
             return one
         places = [0 if n == self.experts else n for n in self.places]
         hot, kept = self.hot or ((),) * len(places), self.kept or (0,) * len(places)
-        return ShelvedDevices(one.embedding, one.layers, one.head, places, hot, kept, name)
+        facts = [
+            {"places": own, "hot_experts": first, "kept": stay}
+            for own, first, stay in zip(places, hot, kept, strict=True)
+        ]
+        return PartlyLoaded(one.embedding, one.layers, one.head, name, facts)
 
     def __str__(self) -> str:
         parts = [*self.bill.items(), ("experts", self.expert_bytes)]
@@ -169,24 +173,15 @@ class Shelves:
 
 
 @dataclass(frozen=True)
-class ShelvedDevices(Devices):
-    """One backend, in whose memory not all experts lie."""
+class PartlyLoaded(Devices):
+    """One backend, in whose memory a part of the experts lies."""
 
-    places: Sequence[int]  #: of each layer; 0: all of its weights lie in memory
-    hot: Sequence[tuple[int, ...]]  #: of each layer, as in :class:`Shelves`, and so ``kept``
-    kept: Sequence[int]
-    name: str
+    name: str  #: of the model's file, for errors
+    facts: Sequence[Mapping[str, Any]]  #: of each layer, the fields of :class:`FFNTensors` that say which
 
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
         label = f"{printable(self.name)}, layer {layer}"
-        shelved = replace(
-            tensors,
-            places=self.places[layer],
-            hot_experts=self.hot[layer],
-            kept=self.kept[layer],
-            label=label,
-        )
-        return super().ffn_weights(layer, shelved)
+        return super().ffn_weights(layer, replace(tensors, label=label, **self.facts[layer]))
 
 
 def expert_bytes(file: GGUFFile, config: Config) -> tuple[int, ...]:

@@ -222,12 +222,13 @@ def _fit(
     the one beside the model is another model's, say, and the budget was ``asked`` for."""
     budget = options["ram_budget"]
     assert budget is not None
-    by_neuron, shelves = suits(file, config), None
+    by_neuron, shelves, lacking = suits(file, config), None, ""
     try:
         shelves = Shelves.fit(budget, bill, file, config)
-    except NoRoomError:
+    except NoRoomError as error:
         if not by_neuron:
             raise
+        lacking = str(error)
     assert config.experts is not None
     if shelves and (shelves.all_fit or not (by_neuron or file.path.with_suffix(".profile.gguf").exists())):
         return shelves, ""
@@ -237,12 +238,8 @@ def _fit(
     if by_neuron and (hot := HotNeurons.fit(budget, bill, file, config, profile, candidates)):
         return hot, note
     if shelves is None:
-        try:
-            shelves = Shelves.fit(budget, bill, file, config)  # says what it lacks
-        except NoRoomError as error:
-            if mode.predictors:
-                raise
-            raise NoRoomError(f"{error}; with a predictor (`sparsity=predicted`) less will do") from None
+        less = "" if mode.predictors else "; with a predictor (`sparsity=predicted`) less will do"
+        raise NoRoomError(f"{lacking}{less}")
     return shelves if profile.routing is None else shelves.by_profile(profile, config.experts.chosen), note
 
 
