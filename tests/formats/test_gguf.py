@@ -11,12 +11,13 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.llama_cpp_vectors import write_vocabulary
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor, quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
+from hotcold.formats.gguf_values import Cursor
 
 SCALARS = [
     (np.uint8(255), "UINT8"),
@@ -269,6 +270,22 @@ def test_strings_across_the_readers_window(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, {"a": words, "b": "end"}, {})
     assert open_gguf(path).metadata == {"a": words, "b": "end"}
+
+
+@settings(max_examples=150)
+@example(texts=["a", "", "b"] * 3)
+@example(texts=["a\0\0\0\0\0\0\0\0b", "c"])
+@example(texts=["a", "x" * 255, "y" * 256, "\x01\0\0\0\0\0\0\0z", "b"])
+@given(texts=st.lists(st.text("a\0\1\x08é字🦙", max_size=20) | st.just("ab" * 130), max_size=30))
+def test_strings_are_taken_apart_where_they_end(texts: list[str]) -> None:
+    """Whatever looks like a length within them, also where the reader's window or the file ends."""
+    data = b"".join(len(raw := text.encode()).to_bytes(8, "little") + raw for text in texts)
+    cursor = Cursor(lambda at, n: data[at : at + n], len(data))
+    assert cursor.strings(len(texts), "texts", "strict") == texts
+    assert cursor.remaining == 0
+    if texts:
+        with pytest.raises(GGUFError, match="the file ends inside"):
+            Cursor(lambda at, n: data[at : at + n], len(data) - 1).strings(len(texts), "texts", "strict")
 
 
 def test_tensors_made_on_demand(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ class CharacterBPE:
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-        self.pieces = vocabulary.pieces(spelled)
+        self.piece = vocabulary.speller(spelled)
         ids = vocabulary.ordinary()
         merges = read_merges(vocabulary.tokens, ids, metadata)
         self._characters = {token for token in ids if len(token) == 1}

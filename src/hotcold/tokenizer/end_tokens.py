@@ -4,6 +4,7 @@ Careless converters write only one id, or give these tokens any type; then only 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 #: Tokens that end a text if a vocabulary has them, whatever their type.
 _ENDS = frozenset((
@@ -60,9 +61,8 @@ def end_tokens(
     by the names in :data:`END_KEYS`; ``more`` further tokens that end a text."""
     wanted = _ENDS.union(*_FILLING.values(), _HTML)
     found: dict[str, set[int]] = {}
-    for id, token in enumerate(tokens):
-        if token in wanted:
-            found.setdefault(token, set()).add(id)
+    for id, token in compress(enumerate(tokens), map(wanted.__contains__, tokens)):
+        found.setdefault(token, set()).add(id)
     kinds = {name: {key} for name in (*END_KEYS, *_FILLING) if (key := _of_keys(name, ids)) is not None}
     for kind, names in _FILLING.items():
         if first := next((name for name in names if name in found), None):

@@ -32,13 +32,10 @@ def unescaped(token: str) -> bytes:
 
 class LongestMatch:
     def __init__(self, vocabulary: Vocabulary, _: Mapping[str, Any]) -> None:
-        self.pieces = vocabulary.pieces(unescaped)
-        never = {TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED}
-        self._ids = {
-            piece: id
-            for id, (piece, type) in enumerate(zip(self.pieces, vocabulary.types, strict=True))
-            if piece and type not in never
-        }
+        self.piece = vocabulary.speller(unescaped)
+        never = {*vocabulary.of_types(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)}
+        pieces = enumerate(map(self.piece, range(len(vocabulary.tokens))))
+        self._ids = {piece: id for id, piece in pieces if piece and id not in never}
         lengths: defaultdict[bytes, set[int]] = defaultdict(set)
         for piece in self._ids:
             lengths[piece[:2]].add(len(piece))

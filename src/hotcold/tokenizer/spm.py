@@ -6,12 +6,13 @@ becomes its bytes in UTF-8. Kudo and Richardson, arXiv 1808.06226; the same ids 
 SentencePiece."""
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hotcold.tokenizer.vocabulary import Vocabulary, token_bytes
 
@@ -27,18 +28,21 @@ def spelled(token: str) -> bytes:
     return token_bytes(token.replace(SPACE, " "))
 
 
+def _pairs(text: str) -> npt.NDArray[np.uint64]:
+    """Each two neighbouring characters of a text as one number."""
+    points = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.uint64)
+    pairs: npt.NDArray[np.uint64] = points[:-1] << np.uint64(32) | points[1:]
+    return pairs
+
+
 class SentencePieceBPE:
     def __init__(self, vocabulary: Vocabulary, _: Mapping[str, Any]) -> None:
         assert vocabulary.scores is not None
-        self.pieces = vocabulary.pieces(spelled)
+        self.piece = vocabulary.speller(spelled)
         # Without control tokens no sequence of merges can spell one.
         self._ids = vocabulary.ordinary()
         # Ranks order as scores do, equal for equal scores, and pack with a position into one integer.
-        ranks = np.unique(-vocabulary.scores, return_inverse=True)[1].tolist()
-        self._ranks = {token: ranks[id] for token, id in self._ids.items() if len(token) > 1}
-        self._neighbours: set[tuple[str, str]] = set()
-        for token in self._ranks:
-            self._neighbours.update(pairwise(token))
+        self._ranks: list[int] = np.unique(-vocabulary.scores, return_inverse=True)[1].tolist()
         byte_ids = vocabulary.byte_ids()
         self._bytes = [byte_ids.get(byte, vocabulary.unknown_id) for byte in range(256)]
         self.lacks = None in self._bytes
@@ -58,17 +62,26 @@ class SentencePieceBPE:
         return [f"U+{ord(symbol):04X}" for symbol in sorted(symbols) if not self._symbol_ids(symbol)]
 
     def _chunks(self, text: str) -> list[str]:
-        """Cuts a text where no token has the two neighbouring characters: no merge can cross such a place."""
-        neighbours = self._neighbours
-        cuts = [i for i, pair in enumerate(pairwise(text), 1) if pair not in neighbours]
+        """Cuts a text where no token has the two neighbouring characters: no merge can cross such a place.
+        A short text stays whole: it is merged sooner than the list of neighbours is made."""
+        if len(text) <= _CACHED_LENGTH:
+            return [text]
+        known, pairs = self._neighbours, _pairs(text)
+        cuts = (np.flatnonzero(known[np.searchsorted(known, pairs)] != pairs) + 1).tolist()
         return [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    @cached_property
+    def _neighbours(self) -> npt.NDArray[np.uint64]:
+        """Characters that are neighbours in tokens, as :func:`_pairs` gives them, in order, then a number
+        above all. NUL, which is between the tokens, counts as everybody's neighbour: a cut less."""
+        return np.append(np.unique(_pairs("\0".join(self._ids))), ~np.uint64(0))
 
     def _merge(self, chunk: str) -> tuple[int, ...]:
         return tuple(id for symbol in self._symbols(chunk) for id in self._symbol_ids(symbol))
 
     def _symbols(self, chunk: str) -> list[str]:
         """The symbols that the merges make of a chunk's characters."""
-        ranks = self._ranks
+        ids, ranks = self._ids, self._ranks
         symbols = list(chunk)
         end = len(symbols)
         previous = list(range(-1, end - 1))
@@ -76,7 +89,7 @@ class SentencePieceBPE:
         # An entry is rank and left position. It is stale unless the pair that stands there now has that rank;
         # every pair that ever stood there pushed its own entry, so equal ranks cannot confuse the order.
         pairs = enumerate(map("".join, pairwise(chunk)))
-        queue = [ranks[pair] << _POSITION_BITS | i for i, pair in pairs if pair in ranks]
+        queue = [ranks[ids[pair]] << _POSITION_BITS | i for i, pair in pairs if pair in ids]
         heapify(queue)
         while queue:
             entry = heappop(queue)
@@ -85,17 +98,17 @@ class SentencePieceBPE:
             if right == end or not symbols[left]:
                 continue
             merged = symbols[left] + symbols[right]
-            if ranks.get(merged) != entry >> _POSITION_BITS:
+            if (id := ids.get(merged)) is None or ranks[id] != entry >> _POSITION_BITS:
                 continue
             symbols[left], symbols[right] = merged, ""
             after = following[left] = following[right]
             before = previous[left]
             if after < end:
                 previous[after] = left
-                if (rank := ranks.get(merged + symbols[after])) is not None:
-                    heappush(queue, rank << _POSITION_BITS | left)
-            if before >= 0 and (rank := ranks.get(symbols[before] + merged)) is not None:
-                heappush(queue, rank << _POSITION_BITS | before)
+                if (id := ids.get(merged + symbols[after])) is not None:
+                    heappush(queue, ranks[id] << _POSITION_BITS | left)
+            if before >= 0 and (id := ids.get(symbols[before] + merged)) is not None:
+                heappush(queue, ranks[id] << _POSITION_BITS | before)
         return [symbol for symbol in symbols if symbol]
 
     def _symbol_ids(self, symbol: str) -> list[int]:

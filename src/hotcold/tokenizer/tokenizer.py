@@ -35,7 +35,7 @@ _Metadata: TypeAlias = Mapping[str, Any]
 class Algorithm(Protocol):
     """The part that differs between kinds of tokenizers."""
 
-    pieces: list[bytes]  # [V] the bytes that each token stands for
+    piece: Callable[[int], bytes]  # the bytes that a token stands for
 
     @property
     def lacks(self) -> bool: ...  # whether there are texts that it leaves something out of
@@ -68,7 +68,7 @@ class Tokenizer:
     ``add_bos`` and ``add_eos`` are those of :class:`Vocabulary`."""
 
     def __init__(self, vocabulary: Vocabulary, algorithm: Algorithm) -> None:
-        tokens, types = vocabulary.tokens, vocabulary.types
+        tokens = vocabulary.tokens
         self.vocab_size = len(tokens)
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
         self.stop_ids = vocabulary.stop_ids
@@ -79,8 +79,8 @@ class Tokenizer:
         self.notes = vocabulary.notes  #: what was guessed or left out, a line each, for the user
         flags = vocabulary.flags
         #: tokens that add nothing to a text, and those that the encoder finds before the algorithm runs
-        self._silent = {id for id, type in enumerate(types) if type in (TokenType.CONTROL, TokenType.UNKNOWN)}
-        user_defined = {id for id, type in enumerate(types) if type == TokenType.USER_DEFINED}
+        self._silent = {*vocabulary.of_types(TokenType.CONTROL, TokenType.UNKNOWN)}
+        user_defined = {*vocabulary.of_types(TokenType.USER_DEFINED)}
         normalized = flags.normalized & user_defined if vocabulary.add_space_prefix else frozenset()
         self._fences = self._silent | (user_defined - normalized)
 
@@ -186,7 +186,7 @@ class Tokenizer:
         if not 0 <= id < self.vocab_size:
             last = self.vocab_size - 1
             raise UserError(f"token id {id} is not in the vocabulary: allowed are 0 to {last}")
-        return self._algorithm.pieces[id]
+        return self._algorithm.piece(id)
 
 
 class StreamDecoder:

@@ -30,7 +30,7 @@ class Unigram:
         pieces = [(_UNKNOWN, max(scores)), *((token, scores[id]) for token, id in ids.items())]
         self._tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
         self._ids = [vocabulary.unknown_id, *ids.values()]
-        self.pieces = vocabulary.pieces(spelled)
+        self.piece = vocabulary.speller(spelled)
         byte_ids = vocabulary.byte_ids()
         self._byte_ids = byte_ids if len(byte_ids) == 256 else None
         self._prefix = SPACE if vocabulary.add_space_prefix else ""

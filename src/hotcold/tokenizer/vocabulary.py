@@ -7,6 +7,7 @@ import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class Defaults:
 @dataclass(frozen=True)
 class Vocabulary:
     tokens: list[str]  #: ``[V]`` as the file spells them
-    types: list[int]  #: ``[V]`` :class:`TokenType`, as plain integers
+    types: npt.NDArray[np.int8]  #: ``[V]`` :class:`TokenType`
     scores: npt.NDArray[np.float32] | None  #: ``[V]``, for kinds of tokenizer that have them
     bos_id: int | None
     eos_id: int | None
@@ -66,25 +67,37 @@ class Vocabulary:
 
     def ordinary(self, *excluded: TokenType) -> dict[str, int]:
         """Ids of the tokens that text may become, by spelling; the last of equal tokens counts."""
-        never = {TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE, *excluded}
-        found = ((token, id) for id, token in enumerate(self.tokens) if self.types[id] not in never)
+        allowed = np.ones(len(TokenType), np.bool_)
+        allowed[[TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE, *excluded]] = False
+        chosen = allowed[self.types]
+        found = dict(
+            zip(compress(self.tokens, chosen.tolist()), np.flatnonzero(chosen).tolist(), strict=True)
+        )
         # Tokens that are not UTF-8 occur in no text, and not every library accepts them as strings.
-        return {token: id for token, id in found if token.isascii() or not _SURROGATE.search(token)}
+        if _SURROGATE.search("".join(found)) is None:
+            return found
+        return {token: id for token, id in found.items() if not _SURROGATE.search(token)}
+
+    def of_types(self, *types: TokenType) -> list[int]:
+        """The ids of the tokens of these types."""
+        return _of_types(self.types, *types)
 
     def byte_ids(self) -> dict[int, int]:
         """The id of the token of each byte, such as ``<0x0A>``."""
-        ids = (id for id, type in enumerate(self.types) if type == TokenType.BYTE)
-        return {int(self.tokens[id][1:-1], 16): id for id in ids}
+        return {int(self.tokens[id][1:-1], 16): id for id in self.of_types(TokenType.BYTE)}
 
-    def pieces(self, spelled: Callable[[str], bytes]) -> list[bytes]:
-        """The bytes of all tokens, ``[V]``: names for special tokens, ``spelled`` for the others."""
+    def speller(self, spelled: Callable[[str], bytes]) -> Callable[[int], bytes]:
+        """Makes a function that gives a token's bytes: the name of a special one, what ``spelled`` makes of
+        any other."""
+        tokens, types = self.tokens, self.types.tolist()
 
-        def piece(token: str, type: int) -> bytes:
+        def piece(id: int) -> bytes:
+            token, type = tokens[id], types[id]
             if type == TokenType.BYTE:
                 return bytes([int(token[1:-1], 16)])
             return token_bytes(token) if type in _BY_NAME else spelled(token)
 
-        return [piece(token, type) for token, type in zip(self.tokens, self.types, strict=True)]
+        return piece
 
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -108,18 +121,19 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
             f"the file has no {PREFIX}token_type: which tokens are special is guessed by their names"
         )
     # Types are optional: the spelling shows byte tokens, and the special ids are marked below.
-    types = declared or [TokenType.BYTE if _BYTE_TOKEN.fullmatch(t) else TokenType.NORMAL for t in tokens]
+    types = _by_spelling(tokens) if declared is None else declared
     ids = _ids(metadata, tokens, notes)
     for name, default in zip(("bos", "eos", "unknown"), defaults.ids, strict=True):
         # A default counts only if the file agrees that this token is a special one.
-        if ids[name] is None and default is not None and default < len(tokens) and declared:
+        if ids[name] is None and default is not None and default < len(tokens) and declared is not None:
             ids[name] = default if types[default] in (TokenType.CONTROL, TokenType.UNKNOWN) else None
             if name == "eos" and ids[name] is not None:
                 guess = f"token {default}, {printable(tokens[default], 40)}, does, as in llama.cpp"
                 notes.append(f"the file does not say which token ends a text: {guess}")
     bos, eos, unknown = ids["bos"], ids["eos"], ids["unknown"]
-    control = [id for id, type in enumerate(types) if type == TokenType.CONTROL]
-    ends = end_tokens(tokens, control, ids, _more_ends(metadata, len(tokens), notes))
+    ends = end_tokens(
+        tokens, _of_types(types, TokenType.CONTROL), ids, _more_ends(metadata, len(tokens), notes)
+    )
     if not ends.stops:
         notes.append("no token of the vocabulary ends a text: answers end where their length does")
     # A user's text must never become one of these, whatever type the file gives them.
@@ -129,8 +143,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
     if unknown is not None and types[unknown] == TokenType.NORMAL:
         types[unknown] = TokenType.UNKNOWN
     scores = _scores(metadata, len(tokens)) if defaults.scores else None
-    named = [id for id, type in enumerate(types) if type in _BY_NAME]
-    flags = read_flags(metadata, tokens, named, TokenizerError)
+    flags = read_flags(metadata, tokens, _of_types(types, *_BY_NAME), TokenizerError)
     space_prefix = flag(metadata, "add_space_prefix", default=True) and defaults.space_prefix
     for id in flags.normalized if space_prefix else ():
         if types[id] == TokenType.USER_DEFINED:
@@ -167,7 +180,7 @@ def array(metadata: Mapping[str, Any], name: str, kinds: str, size: int | None =
     if size not in (None, len(value)):
         raise wrong(name, f"has {len(value)} entries for {size} tokens: one per token is needed")
     if kinds == "U":
-        for i, text in enumerate(value):
+        for i, text in enumerate(value if {*map(type, value)} != {str} else ()):
             if not isinstance(text, str):
                 raise wrong(f"{name}[{i}]", f"is {shown(text)}: only strings are allowed")
         return list(value)
@@ -183,7 +196,17 @@ def flag(metadata: Mapping[str, Any], name: str, *, default: bool) -> bool:
     return value
 
 
-def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int] | None:
+def _of_types(types: npt.NDArray[np.int8], *wanted: TokenType) -> list[int]:
+    ids: list[int] = np.flatnonzero(np.isin(types, wanted)).tolist()
+    return ids
+
+
+def _by_spelling(tokens: Sequence[str]) -> npt.NDArray[np.int8]:
+    kinds = [TokenType.BYTE if _BYTE_TOKEN.fullmatch(token) else TokenType.NORMAL for token in tokens]
+    return np.array(kinds, np.int8)
+
+
+def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> npt.NDArray[np.int8] | None:
     values = array(metadata, "token_type", "iu", len(tokens))
     if values is None:
         return None
@@ -192,7 +215,7 @@ def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int] | No
     for id in np.flatnonzero(values == TokenType.BYTE).tolist():
         if not _BYTE_TOKEN.fullmatch(tokens[id]):
             raise wrong(f"tokens[{id}]", f"is {shown(tokens[id])} of type byte: allowed are <0x00> to <0xFF>")
-    types: list[int] = values.tolist()
+    types: npt.NDArray[np.int8] = values.astype(np.int8)
     return types
 
 
