@@ -278,7 +278,7 @@ def test_strings_across_the_readers_window(tmp_path: Path) -> None:
 @example(texts=["a", "x" * 255, "y" * 256, "\x01\0\0\0\0\0\0\0z", "b"])
 @given(texts=st.lists(st.text("a\0\1\x08é字🦙", max_size=20) | st.just("ab" * 130), max_size=30))
 def test_strings_are_taken_apart_where_they_end(texts: list[str]) -> None:
-    """Whatever looks like a length within them, also where the reader's window or the file ends."""
+    """Texts may hold what looks like a length, and the file may end in the last of them."""
     data = b"".join(len(raw := text.encode()).to_bytes(8, "little") + raw for text in texts)
     cursor = Cursor(lambda at, n: data[at : at + n], len(data))
     assert cursor.strings(len(texts), "texts", "strict") == texts
