@@ -138,9 +138,12 @@ template <class B, int R, int T> HC_INLINE void dot_quantised(const RowOf<B>* ro
 }
 
 // Whether rows are taken two at a time where their last blocks are half a vector or less, of the types of
-// which that may be: half of those vectors is saved, and of the sums of lanes.
+// which that may be: half of those vectors is saved, and of the sums of lanes. Q5_1 and MXFP4, which no small
+// model has, would be 4 KB of code each.
 template <class B> constexpr bool takes_two() {
-    if constexpr (B::quantised)
+    if constexpr (std::is_same_v<B, BlockQ5_1> || std::is_same_v<B, BlockMXFP4>)
+        return false;
+    else if constexpr (B::quantised)
         return Vec::loads_first && !B::opened && !B::super && !B::halves;
     else
         return false;

@@ -75,13 +75,17 @@ template <int Units> HC_INLINE void load_units(const uint8_t* codes, int lanes, 
         unit[K] = load_unit(codes, K, lanes, n);
     });
 }
-// fn(load), where load(p) loads the n words at p: by a copy of its own for each number that needs no mask.
-template <class V, class Fn> HC_INLINE void with_load(int n, Fn&& fn) {
-    if (n == V::width) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::load_i(p); });
+// fn(load), where load(p) loads the n words at p, at most `Most`: by a copy of its own for each number that
+// needs no mask.
+template <class V, int Most = V::width, class Fn> HC_INLINE void with_load(int n, Fn&& fn) {
+    if constexpr (Most == V::width)
+        if (n == V::width) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::load_i(p); });
     if constexpr (V::loads_first) {
         if (n == 2) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::template load_first<2>(p); });
         if (n == 4) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::template load_first<4>(p); });
-        if (n == 6) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::template load_first<6>(p); });
+        if constexpr (Most == V::width)
+            if (n == 6)
+                return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::template load_first<6>(p); });
     }
     fn([n](const uint8_t* p) HC_INLINE_LAMBDA { return V::load_i(p, n); });
 }
@@ -140,7 +144,7 @@ template <class B, class V> struct GroupOfTwo {
 
     static constexpr bool has_minimum() { return B::has_minimum; }
     HC_INLINE void load(int l, int n, I (&unit)[B::units]) const {
-        with_load<V>(n, [&](auto load) HC_INLINE_LAMBDA {
+        with_load<V, V::width / 2>(n, [&](auto load) HC_INLINE_LAMBDA {
             unroll<0, B::units>([&](auto k) HC_INLINE_LAMBDA {
                 constexpr int K = decltype(k)::value;
                 const int at = K * 4 * a.lanes;

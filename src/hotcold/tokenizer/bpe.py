@@ -7,7 +7,6 @@ used."""
 
 import json
 from collections.abc import Mapping
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +117,6 @@ def read_merges(tokens: list[str], ids: Mapping[str, int], file: Mapping[str, An
     if merges is None:
         kind = file.get(PREFIX + "model")
         raise TokenizerError(f"the file has no {PREFIX}merges: {PREFIX}model {kind} needs them")
-    if len({*merges}) == len(merges):  # then most files have nothing to leave out
-        cut = [*map(str.partition, merges, repeat(" "))]
-        parts = (left for left, _, _ in cut), (right for _, _, right in cut), (a + b for a, _, b in cut)
-        if all(ids.keys() >= {*each} for each in parts):
-            return [(left, right) for left, _, right in cut]
     pairs: dict[tuple[str, str], None] = {}
     known: set[str] = set()
     for i, merge in enumerate(merges):
