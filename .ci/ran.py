@@ -1,5 +1,7 @@
 """Pytest plugin: notes the tests that pass, and leaves out those that passed in an earlier run.
 
+Tests that do more with --full (the fixture ``full``) are run again.
+
 HOTCOLD_RAN names a file that gets their names, HOTCOLD_RAN_BEFORE one that an earlier run has written.
 """
 
@@ -25,6 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not _BEFORE:
         return
     passed = {*Path(_BEFORE).read_text(encoding="utf-8").splitlines()}
-    again = [item for item in items if repr(item.nodeid) in passed]
-    items[:] = [item for item in items if repr(item.nodeid) not in passed]
+    again = [item for item in items if repr(item.nodeid) in passed and "full" not in getattr(item, "fixturenames", ())]
+    left_out = {*again}
+    items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=again)

@@ -21,7 +21,7 @@ from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
 from hotcold.tasks.scoring import Scorer, score
 
-pytestmark = pytest.mark.usefixtures("benchmarks")
+pytestmark = [pytest.mark.usefixtures("benchmarks"), pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

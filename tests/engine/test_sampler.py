@@ -313,6 +313,7 @@ def test_all_means_all(params: SamplingParams) -> None:
     assert_drawn_from([group[id] for id in ids], together)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("top_p", "min_p"), [(0.9, 0), (0.95, 0.05), (0.3, 0)])
 @pytest.mark.parametrize("spread", [0, 0.01, 1.5, 30])
 def test_both_ways_keep_the_same_tokens(spread: float, top_p: float, min_p: float) -> None:

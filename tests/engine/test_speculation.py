@@ -298,6 +298,7 @@ ZEN3 = [10, 13.1, 16.1, 19.2, 22.3, 25.4, 28.4, 31.5]
 STEEP = [10, 20, 30, 40, 50, 60, 70, 80]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("costs", [ZEN5, ZEN3, STEEP])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.7, 0.9])
 def test_the_number_of_guesses_is_nearly_the_best(costs: list[float], share: float) -> None:

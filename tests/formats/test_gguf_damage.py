@@ -113,6 +113,7 @@ def test_mutations_work_or_are_refused(
         outcome(tmp_path / "mutated.gguf", data)
 
 
+@pytest.mark.full
 def test_extreme_numbers_everywhere(sample: bytes, tmp_path: Path) -> None:
     """Every offset of the header, not only those that chance picks; most must be refused."""
     path = tmp_path / "mutated.gguf"

@@ -109,6 +109,7 @@ def python(toy: Path, *arguments: object, addopts: str = "") -> subprocess.Compl
     return subprocess.run(command, cwd=toy, env=env, stdout=subprocess.PIPE, text=True, check=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("tests", "killed"), [(STRONG, 6), (WEAK, 3)])
 def test_a_good_test_kills_and_a_poor_one_does_not(
     tests: str, killed: int, toy: Path, repository: Path
