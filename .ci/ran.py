@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not _BEFORE:
         return
     passed = {*Path(_BEFORE).read_text(encoding="utf-8").splitlines()}
-    again = [item for item in items if repr(item.nodeid) in passed and "full" not in getattr(item, "fixturenames", ())]
-    left_out = {*again}
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=again)
+    longer = [item for item in items if "full" in getattr(item, "fixturenames", ())]
+    again = {item for item in items if repr(item.nodeid) in passed}.difference(longer)
+    items[:] = [item for item in items if item not in again]
+    config.hook.pytest_deselected(items=[*again])

@@ -359,7 +359,7 @@ def test_the_python_of_the_page_on_grammars_runs(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.skipif(os.name == "nt" or shutil.which("bash") is None, reason="needs bash")
 def test_ci_runs_the_commands_of_the_readme() -> None:
-    """As they are, in a bare root, whose installation the desktop takes over; and at the end everything."""
+    """As they are, in a new bare root, whose installation the desktop takes over; at the end everything."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     (reads,) = [line for line in script if line.startswith("mapfile -t commands ")]
     program = f"{reads}\nprintf '%s\\n' \"${{commands[@]}}\""
@@ -367,7 +367,7 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     assert done.stdout.splitlines() == readme_commands()
     lines = "\n".join(script).replace("\\\n", "").splitlines()
     bare = [line for line in lines if line.startswith('"${bare[@]}" ')]
-    assert [re.findall(r"\$\{commands\[(\d)\]\}", line) for line in bare] == [["0", "1"], [], []]
+    assert [re.findall(r"\$\{commands\[(\d)\]\}", line) for line in bare] == [[], ["0", "1"], [], []]
     assert script[-1].startswith("pytest --full ")
 
 
