@@ -119,10 +119,11 @@ def test_experts_that_are_kept(seed: int, texts: list[int]) -> None:
 
     backend: Any = None
     firings.watch_routers([(backend, Chosen("ids", "factors")), None])
-    pairs = []
+    pairs, routes = [], []
     for length in texts:
         chosen = np.array([np.sort(random.permutation(6)[:2]) for _ in range(length)], np.int32)
         pairs += [(set(a), set(b)) for a, b in pairwise(chosen.tolist())]
+        routes += chosen.tolist()
         firings.restart()
         at = 0
         while at < length:
@@ -131,3 +132,4 @@ def test_experts_that_are_kept(seed: int, texts: list[int]) -> None:
             at = stop
     found = firings.figures()["kept_experts"]
     assert found == pytest.approx([sum(len(a & b) for a, b in pairs) / max(1, 2 * len(pairs)), 0])
+    assert firings.routes is not None and [each.tolist() for each in firings.routes] == [routes, []]

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
-from hotcold.formats.blocks import quantise
+from hotcold.formats.blocks import GGML_TYPES, Tensor, quantise
 from hotcold.formats.files import naming
-from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
 from hotcold.placement.sizes import SHAPES, Shape, Sizes, power_law
-from hotcold.sparse.profiler import KEPT_EXPERTS
 from hotcold.sparse.sidecar import SidecarError, check_model, read_numbers
 from hotcold.values import printable
 
 _KEY = "hotcold.profile."
+_I16 = next(type for type in GGML_TYPES.values() if type.name == "I16")
 
 #: The shape whose power law stands for an unknown model.
 _ASSUMED = SHAPES["mistral-7b"]
@@ -30,8 +30,8 @@ class Profile:
     source: str
     #: per layer ``[E]``: the share of tokens that choose each expert; None: not counted
     routing: Sequence[npt.NDArray[Any]] | None = field(default=None, kw_only=True)
-    #: per layer, the share of a token's experts that the token before chose, too; None: not counted
-    kept_experts: Sequence[float] | None = field(default=None, kw_only=True)
+    #: per layer ``[T, k]``: the experts that the tokens of a text chose, one after another; None: not counted
+    routes: Sequence[npt.NDArray[Any]] | None = field(default=None, kw_only=True)
     #: tokens that a file's shares are of, where it says so
     counted: int | None = field(default=None, kw_only=True)
 
@@ -92,26 +92,37 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
         ]
         if not any(each.any() for each in firing):
             raise SidecarError("no neuron fires in it: make another")
-        routing = None
+        routing = routes = None
         if sizes.experts > 1 and any(name.endswith(".routing") for name in file.tensors):
             routing = [
                 np.ones(1) if i in sizes.ordinary else read_numbers(file, f"blk.{i}.routing", sizes.experts)
                 for i in range(len(neurons))
             ]
+        if routing is not None and any(name.endswith(".routes") for name in file.tensors):
+            none = np.zeros((0, 0), np.int16)
+            routes = [
+                none if i in sizes.ordinary else _routes(file, f"blk.{i}.routes", sizes.experts)
+                for i in range(len(neurons))
+            ]
         source = printable(f"{path.name}: {file.metadata.get(f'{_KEY}source')}")
         tokens = file.metadata.get(f"{_KEY}tokens")
         counted = int(tokens) if isinstance(tokens, int | np.integer) and tokens > 0 else None
-        kept = file.metadata.get(f"{_KEY}{KEPT_EXPERTS}")
-        shares = None if routing is None or kept is None else _shares(kept, len(neurons))
-        return Profile(firing, source, routing=routing, kept_experts=shares, counted=counted)
+        return Profile(firing, source, routing=routing, routes=routes, counted=counted)
 
 
-def _shares(values: Any, layers: int) -> list[float]:
-    """One share for each layer. SidecarError: it is something else."""
-    found = np.asarray(values)
-    if found.shape != (layers,) or found.dtype.kind != "f" or not ((found >= 0) & (found <= 1)).all():
-        raise SidecarError(f"{_KEY}{KEPT_EXPERTS} must have a share for each of {layers} layers")
-    return [float(each) for each in found]
+def _routes(file: GGUFFile, name: str, experts: int) -> npt.NDArray[Any]:
+    """The experts that tokens chose, ``[T, k]``. SidecarError: they are missing, or no such numbers."""
+    if name not in file.tensors:
+        raise SidecarError(f"tensor {name} is missing: every layer of experts needs one")
+    found = file.load_integers(name)
+    if found.ndim != 2 or not 1 <= found.shape[1] <= experts:
+        raise SidecarError(f"tensor {name} has shape {found.shape}: (tokens, 1 to {experts}) is needed")
+    wrong = found[(found < 0) | (found >= experts)]
+    if wrong.size:
+        raise SidecarError(
+            f"tensor {name} holds {wrong[0]}: numbers of experts, 0 to {experts - 1}, are needed"
+        )
+    return found
 
 
 def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:
@@ -124,4 +135,7 @@ def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> Non
     }
     routing = {i: each for i, each in enumerate(profile.routing or ()) if each.size > 1}
     tensors |= {f"blk.{i}.routing": quantise(each, "F16") for i, each in routing.items()}
+    for i, each in enumerate(profile.routes or ()):
+        if each.size:
+            tensors[f"blk.{i}.routes"] = Tensor(_I16, each.shape, each.astype("<i2").view(np.uint8))
     write_gguf(path, metadata, tensors)

@@ -17,6 +17,7 @@ Doubles = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.uint64]
 
 KEPT_EXPERTS = "kept_experts"
+ROUTES = 1024  #: tokens whose experts are kept, the last ones of all
 SPANS = (2, 4, 8, 16, 32, 64)  #: lengths of runs, in tokens
 
 _ONES = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, np.uint8)
@@ -38,6 +39,7 @@ class Firings:
         self._chosen: list[tuple[Backend, Chosen] | None] = []
         self._routed = np.zeros((len(neurons), max(counts)), np.int64)
         self._last: list[npt.NDArray[np.int32] | None] = [None] * len(neurons)  # the last token's experts
+        self._routes: list[list[npt.NDArray[np.int32]]] = [[] for _ in neurons]
         self._kept = np.zeros(len(neurons), np.int64)  # experts that the token before chose, too
         self._next = np.zeros(len(neurons), np.int64)  # of how many, those of tokens after another one
         self._start = words.cumsum() - words  # each layer's first word
@@ -71,6 +73,7 @@ class Firings:
     def _route(self, layer: int, ids: npt.NDArray[np.int32]) -> None:
         """Counts the experts of the next tokens, ``[tokens, k]``."""
         self._routed[layer] += np.bincount(ids.ravel(), minlength=self._routed.shape[1])
+        self._routes[layer] = [np.concatenate([*self._routes[layer], ids])[-ROUTES:]]
         last = self._last[layer]
         run = ids if last is None else np.concatenate([last, ids])
         self._kept[layer] += int((run[1:, :, None] == run[:-1, None, :]).sum())
@@ -112,6 +115,13 @@ class Firings:
     def routing(self) -> list[Doubles] | None:
         """Returns, by layer, ``[E]``: the share of tokens that chose each expert; None without experts."""
         return [counts / self.tokens for counts in self._routed] if self._chosen else None
+
+    @property
+    def routes(self) -> list[npt.NDArray[np.int32]] | None:
+        """Returns, by layer, ``[T, k]``: the experts that each of the last tokens chose, at most
+        :data:`ROUTES`; ``[0, 0]`` in layers without. None without experts."""
+        none = np.zeros((0, 0), np.int32)
+        return [each[0] if each else none for each in self._routes] if self._chosen else None
 
     def figures(self) -> dict[str, list[float]]:
         """Figures by layer: ``overlap``, the share of a token's neurons that fired for the last one, too;

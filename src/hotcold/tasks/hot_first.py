@@ -22,8 +22,7 @@ from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
 from hotcold.quantize.reordering import Order, check_order
 from hotcold.runtime.loading import shelves_of
 from hotcold.sparse.predictor import PredictorFacts, check_predictors, read_predictor, write_sidecar
-from hotcold.sparse.profiler import KEPT_EXPERTS
-from hotcold.tasks.ram_planning import kept_share, missing_shares, routing_shares
+from hotcold.tasks.ram_planning import mean, missed_experts, routing_shares
 from hotcold.tasks.texts import new_file
 from hotcold.values import size
 from hotcold.version import __version__
@@ -105,8 +104,6 @@ def hot_first(
         _move_predictor(predictor, new.with_suffix(".predictor.gguf"), config, order, keys)
     if counted.counted is not None:
         keys["tokens"] = counted.counted
-    if counted.kept_experts is not None:
-        keys[KEPT_EXPERTS] = counted.kept_experts
     write_profile(beside, replace(counted, firing=moved, source=f"hot first, of {Path(profile).name}"), keys)
     return done, worth
 
@@ -150,11 +147,8 @@ def _worth(
         pass
     else:
         shares = routing_shares(config, profile)
-        missing = [
-            missing_shares(shelves, layer, each) * (1 - kept_share(profile, layer))
-            for layer, each in enumerate(shares)
-        ]
-        whole = sum(float(n.sum()) * unit for n, unit in zip(missing, shelves.unit_bytes, strict=True))
+        missed = [mean(missed_experts(shelves, layer, profile, each)) for layer, each in enumerate(shares)]
+        whole = sum(n * unit for n, unit in zip(missed, shelves.unit_bytes, strict=True))
     named = predictor and (predictor.candidates or [0.0] * config.layers)
     hot = HotNeurons.fit(budget, bill, file, config, profile, named or ())
     if hot is None:

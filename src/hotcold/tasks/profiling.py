@@ -139,7 +139,7 @@ def profile(
             columns |= {"most_chosen": [float(each.max()) for each in routing]}
             columns |= {"least_chosen": [float(each.min()) for each in routing], KEPT_EXPERTS: kept}
         facts = name, fingerprint, firings.tokens, columns, setup
-        found = ModelProfile(firings.firing, origin, *facts, routing=routing)
+        found = ModelProfile(firings.firing, origin, *facts, routing=routing, routes=firings.routes)
     if to_write is not None:
         found.write(to_write)
     return found

@@ -20,6 +20,7 @@ from hotcold.placement.expert_speed import ExpertSpeed, measure_experts
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, find_profile
+from hotcold.placement.routes import how_many, missed_by_token
 from hotcold.placement.shelves import Shelves
 from hotcold.placement.sizes import Sizes, sizes_of_file
 from hotcold.runtime.loading import shelves_of
@@ -36,8 +37,8 @@ _PARTS = 3  # reads of an expert: gate, up and down
 class RAMPlan:
     """A plan: what lies in memory, and the speed that follows; ``str()`` gives what ``hotcold plan`` prints.
 
-    The speed is of one sequence whose context is full. A profile says how many of a token's experts the one
-    before chose, too; without one, experts are expected to be chosen independently of that."""
+    The speed is of one sequence whose context is full. A profile has the experts that the tokens of a text
+    chose, one after another; without one, tokens are expected to choose independently of each other."""
 
     model: str
     context: int  #: positions
@@ -149,14 +150,11 @@ def plan_ram(
         return RAMPlan(**known | _by_neuron(shelves, given, sizes, speed, disk))
     bursts = _bursts(path, shelves, config, speed) if measured and not shelves.all_fit else {}
     costs = _Costs(sizes, shelves, speed, disk, bursts)
-    missing = [
-        missing_shares(shelves, layer, each) * (1 - kept_share(given, layer))
-        for layer, each in enumerate(shares)
-    ]
+    missing = [missed_experts(shelves, layer, given, each) for layer, each in enumerate(shares)]
     units = shelves.unit_bytes
-    missed = [float(each.sum()) for each in missing]
+    missed = [mean(each) for each in missing]
     chosen = sum(float(each.sum()) for each, unit in zip(shares, units, strict=True) if unit)
-    none = [np.zeros(1)] * len(missing)
+    none = [np.ones(1)] * len(missing)
     return RAMPlan(
         **known,
         burst_s=bursts,
@@ -222,14 +220,21 @@ def routing_shares(config: Config, profile: Profile) -> list[Floats]:
     ]
 
 
-def kept_share(profile: Profile, layer: int) -> float:
-    """The part of a token's experts that are those of the token before for no other reason, beyond those
-    that both choose because they are chosen often; 0 where that was not counted."""
-    if profile.kept_experts is None or profile.routing is None:
-        return 0.0
-    shares = np.asarray(profile.routing[layer], np.float64)
-    by_chance = float((shares**2).sum() / max(float(shares.sum()), 1e-9))
-    return min(1.0, max(0.0, (profile.kept_experts[layer] - by_chance) / max(1 - by_chance, 1e-9)))
+def missed_experts(shelves: Shelves, layer: int, profile: Profile, shares: Floats) -> Floats:
+    """The share of tokens that miss 0, 1, 2, ... of a layer's experts: as the profile's text did, where the
+    profile has the experts that its tokens chose, else with tokens that choose by ``shares`` alone."""
+    places = shelves.places[layer]
+    if not shelves.unit_bytes[layer] or places == shelves.experts:
+        return np.ones(1)
+    if profile.routes is None:
+        return how_many(missing_shares(shelves, layer, shares))
+    kept = shelves.kept[layer] if shelves.kept else 0
+    return missed_by_token(profile.routes[layer], shelves.experts, places, kept)
+
+
+def mean(spread: Floats) -> float:
+    """How many experts are missed on average, if 0, 1, 2, ... are by so many tokens."""
+    return float((np.arange(len(spread)) * spread).sum())
 
 
 def _steadied(shares: Floats, tokens: int | None) -> Floats:
@@ -270,14 +275,6 @@ def _there(shares: Floats, tokens: float) -> Floats:
     return found
 
 
-def _how_many(missing: Floats) -> Floats:
-    """How likely it is that a token misses 0, 1, 2, ... of a layer's experts, if each is missed by itself."""
-    found: Floats = np.ones(1)
-    for share in missing[missing > 0]:
-        found = np.convolve(found, [1 - share, share])
-    return found
-
-
 @dataclass(frozen=True)
 class _Costs:
     sizes: Sizes
@@ -301,8 +298,8 @@ class _Costs:
         return count * unit / (self.disk.gb_s(piece, depth) * 1e9)
 
     def disk_s(self, layer: int, missing: Floats) -> float:
-        """Seconds of reading for a token."""
-        return float(sum(p * self.read_s(layer, count) for count, p in enumerate(_how_many(missing))))
+        """Seconds of reading for a token, of which so many miss 0, 1, 2, ... experts."""
+        return float(sum(p * self.read_s(layer, count) for count, p in enumerate(missing)))
 
     def layer(self, layer: int, chosen: float, count: int) -> float:
         """Seconds of a layer's experts, of which so many are missed. Those at hand are computed while others
@@ -324,7 +321,7 @@ class _Costs:
                 total += self.sizes.neuron_bytes[layer] * self.sizes.neurons[layer] / memory
                 continue
             some = float(chosen.sum())
-            total += sum(p * self.layer(layer, some, count) for count, p in enumerate(_how_many(missed)))
+            total += sum(p * self.layer(layer, some, count) for count, p in enumerate(missed))
         return float(total)
 
 
