@@ -374,3 +374,31 @@ def test_a_disk_that_cannot_be_measured_leaves_no_figures(
         with pytest.raises(UserError, match=told):
             hotcold.doctor(gpu="off", disk=tmp_path / name, output=tmp_path / "figures.json")
     assert not (tmp_path / "figures.json").exists() and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("routes", "message"),
+    [
+        (np.full((5, 2), COUNT), r"tensor blk\.0\.routes holds 20: experts from 0 to 19 are needed"),
+        (np.full((5, 2), -1), r"tensor blk\.0\.routes holds -1: experts from 0 to 19 are needed"),
+        (
+            np.zeros((5, COUNT + 1)),
+            r"tensor blk\.0\.routes has shape \(5, 21\): \(tokens, 1 to 20\) is needed",
+        ),
+        (np.zeros((0, 0)), r"tensor blk\.0\.routes is missing: every layer of experts needs one"),
+    ],
+)
+def test_routes_that_cannot_be(routes: Routes, message: str, model: Path, tmp_path: Path) -> None:
+    with open_gguf(model) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        sizes = sizes_of_file(file, config, 128, "f16")
+    firing = [np.full(n, 0.1) for n in sizes.neurons.tolist()]
+    routing = [np.full(COUNT, 0.1)] * config.layers
+    own = [routes.astype(np.int64), *[np.zeros((5, 2), np.int64)] * (config.layers - 1)]
+    path = tmp_path / "text.profile.gguf"
+    profile = Profile(firing, "made up", routing=routing, routes=own)
+    write_profile(path, profile, {"model_fingerprint": sizes.fingerprint})
+    with pytest.raises(UserError, match=message):
+        plan_ram(
+            model, budget(model, 0.4, context=128), context=128, hardware=MACHINE, disk=disk(), profile=path
+        )

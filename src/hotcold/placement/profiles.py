@@ -119,9 +119,7 @@ def _routes(file: GGUFFile, name: str, experts: int) -> npt.NDArray[Any]:
         raise SidecarError(f"tensor {name} has shape {found.shape}: (tokens, 1 to {experts}) is needed")
     wrong = found[(found < 0) | (found >= experts)]
     if wrong.size:
-        raise SidecarError(
-            f"tensor {name} holds {wrong[0]}: numbers of experts, 0 to {experts - 1}, are needed"
-        )
+        raise SidecarError(f"tensor {name} holds {wrong[0]}: experts from 0 to {experts - 1} are needed")
     return found
 
 
@@ -137,5 +135,7 @@ def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> Non
     tensors |= {f"blk.{i}.routing": quantise(each, "F16") for i, each in routing.items()}
     for i, each in enumerate(profile.routes or ()):
         if each.size:
-            tensors[f"blk.{i}.routes"] = Tensor(_I16, each.shape, each.astype("<i2").view(np.uint8))
+            tensors[f"blk.{i}.routes"] = Tensor(
+                _I16, each.shape, np.ascontiguousarray(each, "<i2").view(np.uint8)
+            )
     write_gguf(path, metadata, tensors)

@@ -32,7 +32,8 @@ def missed_by_token(routes: Ids, experts: int, places: int, kept: int = 0) -> Do
         often = np.bincount(routes[chosen_by].ravel(), minlength=experts)
         stay = np.argsort(-often, kind="stable")[:kept]
         found += _replayed(routes, experts, stay, places - kept, counted)
-    return found / found.sum()
+    shares: Doubles = found / found.sum()
+    return shares
 
 
 def _replayed(routes: Ids, experts: int, stay: Ids, free: int, counted: slice) -> Doubles:
