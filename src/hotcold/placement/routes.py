@@ -84,3 +84,8 @@ def how_many(chances: Sequence[float] | Doubles) -> Doubles:
     for chance in np.asarray(chances)[np.asarray(chances) > 0]:
         found = np.convolve(found, [1 - chance, chance])
     return found
+
+
+def mean(spread: Doubles) -> float:
+    """How many experts are missed on average, if 0, 1, 2, ... are by so many tokens."""
+    return float((np.arange(len(spread)) * spread).sum())

@@ -39,7 +39,7 @@ class Firings:
         self._chosen: list[tuple[Backend, Chosen] | None] = []
         self._routed = np.zeros((len(neurons), max(counts)), np.int64)
         self._last: list[npt.NDArray[np.int32] | None] = [None] * len(neurons)  # the last token's experts
-        self._routes: list[list[npt.NDArray[np.int32]]] = [[] for _ in neurons]
+        self._routes: list[npt.NDArray[np.int32] | None] = [None] * len(neurons)
         self._kept = np.zeros(len(neurons), np.int64)  # experts that the token before chose, too
         self._next = np.zeros(len(neurons), np.int64)  # of how many, those of tokens after another one
         self._start = words.cumsum() - words  # each layer's first word
@@ -73,7 +73,8 @@ class Firings:
     def _route(self, layer: int, ids: npt.NDArray[np.int32]) -> None:
         """Counts the experts of the next tokens, ``[tokens, k]``."""
         self._routed[layer] += np.bincount(ids.ravel(), minlength=self._routed.shape[1])
-        self._routes[layer] = [np.concatenate([*self._routes[layer], ids])[-ROUTES:]]
+        known = self._routes[layer]
+        self._routes[layer] = (ids if known is None else np.concatenate([known, ids]))[-ROUTES:]
         last = self._last[layer]
         run = ids if last is None else np.concatenate([last, ids])
         self._kept[layer] += int((run[1:, :, None] == run[:-1, None, :]).sum())
@@ -121,7 +122,7 @@ class Firings:
         """Returns, by layer, ``[T, k]``: the experts that each of the last tokens chose, at most
         :data:`ROUTES`; ``[0, 0]`` in layers without. None without experts."""
         none = np.zeros((0, 0), np.int32)
-        return [each[0] if each else none for each in self._routes] if self._chosen else None
+        return [none if each is None else each for each in self._routes] if self._chosen else None
 
     def figures(self) -> dict[str, list[float]]:
         """Figures by layer: ``overlap``, the share of a token's neurons that fired for the last one, too;

@@ -16,13 +16,14 @@ from hotcold.kernels.backend import PAGE, PredictorTensors
 from hotcold.model.config import Config
 from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, read_profile, write_profile
+from hotcold.placement.routes import mean
 from hotcold.placement.shelves import NoRoomError, Shelves
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
 from hotcold.quantize.reordering import Order, check_order
 from hotcold.runtime.loading import shelves_of
 from hotcold.sparse.predictor import PredictorFacts, check_predictors, read_predictor, write_sidecar
-from hotcold.tasks.ram_planning import mean, missed_experts, routing_shares
+from hotcold.tasks.ram_planning import missed_experts, routing_shares
 from hotcold.tasks.texts import new_file
 from hotcold.values import size
 from hotcold.version import __version__

@@ -20,7 +20,7 @@ from hotcold.placement.expert_speed import ExpertSpeed, measure_experts
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, find_profile
-from hotcold.placement.routes import how_many, missed_by_token
+from hotcold.placement.routes import how_many, mean, missed_by_token
 from hotcold.placement.shelves import Shelves
 from hotcold.placement.sizes import Sizes, sizes_of_file
 from hotcold.runtime.loading import shelves_of
@@ -230,11 +230,6 @@ def missed_experts(shelves: Shelves, layer: int, profile: Profile, shares: Float
         return how_many(missing_shares(shelves, layer, shares))
     kept = shelves.kept[layer] if shelves.kept else 0
     return missed_by_token(profile.routes[layer], shelves.experts, places, kept)
-
-
-def mean(spread: Floats) -> float:
-    """How many experts are missed on average, if 0, 1, 2, ... are by so many tokens."""
-    return float((np.arange(len(spread)) * spread).sum())
 
 
 def _steadied(shares: Floats, tokens: int | None) -> Floats:
