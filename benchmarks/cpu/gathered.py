@@ -1,6 +1,6 @@
 """The time of an FFN layer by the share of its neurons that are active, beside the same layer computed whole.
 
-    python benchmarks/cpu/gathered.py --type Q4_0 --picture docs/active.svg
+    python benchmarks/cpu/gathered.py --type Q4_0 --llama-cpp --picture docs/active.svg
     python benchmarks/cpu/gathered.py --shares 10 --ways exact "exact p" --settings 3K:1 8K:2  # in turns
     python benchmarks/cpu/gathered.py --shape 4096 64 -t 1 --copies 1  # in a core's L2: what the sums take
 
@@ -13,6 +13,8 @@ row of the last step. Ways:
     exact        the same; of neurons that are not active the gate alone is read
     predicted    the same with a mask that names the active ones: nothing else is read
     off p, ...   these three with down in panels, as ordinary quantised files have it
+    llama.cpp    the dense layer there, with ``--llama-cpp``: two layers of this shape, less two with 256
+                 neurons, a layer's share of the difference
 
 All ways and settings take turns on the same share within a round, in an order that is drawn. Printed are
 medians over the rounds: milliseconds of a step, the speed over dense's in the same round, GB/s of what must
@@ -28,12 +30,13 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -45,13 +48,24 @@ from hotcold.kernels.cpu_weights import PackedFFN
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cpu.fetching import parsed
+from lib.contestants import DECODE, Plan
 from lib.curves import Curve, Panel, svg
+from lib.llama import LlamaCpp
 from lib.machine import commit
+from lib.models import Recipe, Shape, write
 
 SHARES = (5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0)
 WAYS = ("dense", "off", "exact", "predicted", "off p", "exact p", "predicted p")
+LLAMA_CPP = "llama.cpp"
+LAYERS, FEW = 2, 256  #: of llama.cpp's models, and the neurons of the one that is taken off
 STEPS = 6  #: of a sample
-COLOURS = {"dense": "#3b82f6", "off": "#8f96a3", "exact": "#10a37f", "predicted": "#e08a1e"}
+COLOURS = {
+    LLAMA_CPP: "#d64550",
+    "dense": "#3b82f6",
+    "off": "#8f96a3",
+    "exact": "#10a37f",
+    "predicted": "#e08a1e",
+}
 SURE = 1e4  #: a gate's bias that no product outweighs
 SCALES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}  #: where they begin
 
@@ -97,7 +111,13 @@ def layout_of(backend: CPUBackend, type: BlockType, shape: tuple[int, int], copi
     return Layout([backend.ffn_weights(each) for each in tensors], biases, dim)
 
 
-class Way:
+class Way(Protocol):
+    def run(self, step: int, active: np.ndarray, clock: Callable[[], float]) -> tuple[float, int]:
+        """Returns the seconds of a step with these neurons active, and the bytes that it must read."""
+        ...
+
+
+class OurWay:
     """One way to compute a row, with its buffers and a program for each copy of the layer."""
 
     def __init__(self, backend: CPUBackend, layout: Layout, *, skip: bool, masked: bool) -> None:
@@ -117,7 +137,6 @@ class Way:
         )
 
     def run(self, step: int, active: np.ndarray, clock: Callable[[], float]) -> tuple[float, int]:
-        """Seconds of a step with these neurons active, and the bytes that it must read."""
         which = step % len(self._programs)
         self._layout.biases[which][:] = np.where(active, SURE, -SURE)
         if self._mask is not None:
@@ -133,18 +152,39 @@ class Way:
         return seconds, gates * gate + ups * up + downs * down + runs * run
 
 
+class LlamaCppLayer:
+    """The dense layer of llama.cpp, which has no call for one: what it adds to a token's time."""
+
+    def __init__(self, type: BlockType, shape: tuple[int, int], threads: int) -> None:
+        dim, self._neurons = shape
+        self._bytes = 3 * type.row_bytes(dim) * self._neurons
+        plan = Plan(prompts=(), depths=(0,), sequences=1, generate=2, parallel_prompt=1, layers=LAYERS)
+        self._engines = []
+        for neurons in (self._neurons, FEW):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "layers.gguf"
+                write(path, Recipe(Shape(dim, neurons, LAYERS, dim // 128, dim // 512, 1024, 256), type.name))
+                self._engines.append(LlamaCpp(path, threads, plan))
+                self._engines[-1].warm(DECODE)
+
+    def run(self, step: int, active: np.ndarray, clock: Callable[[], float]) -> tuple[float, int]:
+        whole, rest = (1 / engine.prepare(DECODE, step)().tok_s for engine in self._engines)
+        seconds = (whole - rest) / LAYERS * self._neurons / (self._neurons - FEW)
+        return max(seconds, 1e-9), self._bytes
+
+
 def ways_of(
     backend: CPUBackend, type: BlockType, shape: tuple[int, int], copies: int, names: list[str]
 ) -> dict[str, Way]:
     layouts: dict[str, Layout] = {}
-    found = {}
+    found: dict[str, Way] = {}
     for name in names:
         kind = "dense" if name == "dense" else "panels" if name.endswith(" p") else "rows"
         if kind not in layouts:
             layouts[kind] = layout_of(backend, type, shape, copies, kind)
         what = name.removesuffix(" p")
         skip, masked = what in ("exact", "predicted"), what == "predicted"
-        found[name] = Way(backend, layouts[kind], skip=skip, masked=masked)
+        found[name] = OurWay(backend, layouts[kind], skip=skip, masked=masked)
     return found
 
 
@@ -160,7 +200,7 @@ class Sample:
 
 
 def measure(
-    ways: dict[str, Way], args: argparse.Namespace, probe: ReadProbe, clock: Callable[[], float]
+    ways: Mapping[str, Way], args: argparse.Namespace, probe: ReadProbe, clock: Callable[[], float]
 ) -> Iterator[Sample]:
     draw, neurons, step = np.random.default_rng(2), args.shape[1], 0
     until = time.perf_counter() + args.seconds
@@ -196,7 +236,9 @@ def summary(samples: list[Sample]) -> list[dict[str, Any]]:
     for each in samples:
         found.setdefault((each.share, each.way, each.setting), []).append(each)
     rows = []
-    for share, way, setting in sorted(found, key=lambda key: (key[0], WAYS.index(key[1]), key[2])):
+    for share, way, setting in sorted(
+        found, key=lambda key: (key[0], (*WAYS, LLAMA_CPP).index(key[1]), key[2])
+    ):
         some = found[share, way, setting]
         over = [whole[each.round] / each.seconds for each in some if each.round in whole]
         middle = statistics.quantiles(over * 2 if len(over) == 1 else over, n=4) if over else None
@@ -235,12 +277,18 @@ def picture(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         some = [row for row in rows if row["way"] == way and row["over_dense"]]
         return [(row["share"], 1 / row["over_dense"][1] if way != "dense" else 1.0) for row in some]
 
+    def level(way: str) -> list[tuple[float, float]]:
+        """The same at every share, since none matters to it."""
+        some = points(way)
+        middle = statistics.median(y for _, y in some) if some else 0.0
+        return [(x, middle) for x, _ in some]
+
     layouts = []
     for title, mark in (("down by neuron", ""), ("down in panels, as quantised files have it", " p")):
         curves = [
             Curve(name, colour, found)
             for name, colour in COLOURS.items()
-            if (found := points(name + mark if name != "dense" else name))
+            if (found := level(name) if name in ("dense", LLAMA_CPP) else points(name + mark))
         ]
         if curves:
             layouts.append(Panel(title, curves, 2.0))
@@ -263,8 +311,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="no round begins later")
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--own-time", action="store_true", help="of the processor, by threads")
+    parser.add_argument("--llama-cpp", action="store_true", help="llama.cpp's dense layer besides")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write the sweep as SVG")
     args = parser.parse_args()
+    if args.llama_cpp and args.own_time:
+        parser.error("--llama-cpp is timed by a clock: leave --own-time out")
     backend = CPUBackend(args.threads)
 
     def own_time() -> float:
@@ -272,6 +323,8 @@ def main() -> None:
 
     clock = own_time if args.own_time else time.perf_counter
     ways = ways_of(backend, BLOCK_TYPES[args.type], tuple(args.shape), args.copies, list(args.ways))
+    if args.llama_cpp:
+        ways[LLAMA_CPP] = LlamaCppLayer(BLOCK_TYPES[args.type], tuple(args.shape), backend.threads)
     rows = summary(list(measure(ways, args, ReadProbe(backend), clock)))
     show(rows)
     facts = {
