@@ -38,6 +38,7 @@ struct Weights {
     Rows rows;
     std::vector<uint8_t> plain, bytes;
     std::vector<double> values;
+    double largest = 0;
     double at(int64_t r, int64_t c) const { return values[size_t(r * rows.cols + c)]; }
 };
 

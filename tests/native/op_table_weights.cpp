@@ -144,6 +144,7 @@ Weights random_weights(Type type, int64_t count, int64_t cols) {
     for (int64_t r = 0; r < count; ++r)
         pack_row(type, &plain[size_t(r * size)], cols, &w.bytes[size_t(r * size)]);
     w.rows = {w.bytes.data(), size, count, cols, type};
+    w.largest = magnitude(w.values);
     return w;
 }
 
