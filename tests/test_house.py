@@ -366,7 +366,7 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     done = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == readme_commands()
     lines = "\n".join(script).replace("\\\n", "").splitlines()
-    bare = [line for line in lines if line.startswith('"${bare[@]}" ')]
+    bare = [line for line in lines if line.lstrip().startswith('"${bare[@]}" ')]
     assert [re.findall(r"\$\{commands\[(\d)\]\}", line) for line in bare] == [[], ["0", "1"], [], []]
     assert script[-1].startswith("pytest --full ")
 

@@ -290,12 +290,10 @@ def test_attention(backend: Backend, type: str, heads: int, kv_heads: int, head_
         out = filled(backend, batch.limits.tokens, heads, head_dim)
         scale = 1.5 * head_dim**-0.5
         backend.attention(buffers(backend, batch, q), k_cache, v_cache, batch, out, scale)
+        keys, values = cache_values(k_cache), cache_values(v_cache)
         for t, row in enumerate([*rows[0], *rows[1]]):
             own = batch.pages[row.sequence, : row.position // PAGE + 1]
-            k, v = (
-                np.concatenate([*cache_values(cache[own])], axis=1)[:, : row.position + 1]
-                for cache in (k_cache, v_cache)
-            )
+            k, v = (np.concatenate([*each[own]], axis=1)[:, : row.position + 1] for each in (keys, values))
             Answer(attention(q[t], k, v, scale)).check(out[t], row)
         assert (out[len(q) :] == 7).all()
 

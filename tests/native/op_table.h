@@ -17,6 +17,7 @@ using namespace hc;
 
 inline std::mt19937 random_bits(7);
 inline int failures = 0, checks = 0;
+inline bool with_truth = true;                  // or bits alone, for who knows the right ones
 inline uint64_t all_bits = 0xcbf29ce484222325;  // FNV-1a
 
 inline float uniform() { return float(random_bits() % 20001) / 10000.0f - 1.0f; }
@@ -32,11 +33,12 @@ uint16_t to_half(double v);
 double from_half(uint16_t h);
 double half_at(const uint8_t* p);
 
-// A weight matrix: packed rows for the kernels, values for the truth.
+// A weight matrix: packed rows for the kernels, and values if there is a truth.
 struct Weights {
     Rows rows;
     std::vector<uint8_t> plain, bytes;
     std::vector<double> values;
+    double largest = 0;
     double at(int64_t r, int64_t c) const { return values[size_t(r * rows.cols + c)]; }
 };
 
@@ -45,11 +47,16 @@ Weights random_weights(Type type, int64_t count, int64_t cols);
 std::vector<double> seen(Type type, const float* x, int64_t n);
 double dot(const Weights& w, int64_t r, const std::vector<double>& x);
 
+inline void note_bits(const std::vector<float>& values) {
+    for (float value : values) {
+        uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        all_bits = (all_bits ^ bits) * 0x100000001b3;
+    }
+}
+
 inline void check(const char* what, int type, int64_t n, double got, double want, double size) {
     ++checks;
-    uint64_t bits;
-    std::memcpy(&bits, &got, 8);
-    all_bits = (all_bits ^ bits) * 0x100000001b3;
     if (std::fabs(got - want) <= 2e-5 * size) return;
     if (failures++ < 20)
         std::printf("%s, type %d, size %d: got %g, want %g\n", what, type, int(n), got, want);

@@ -138,12 +138,13 @@ Weights random_weights(Type type, int64_t count, int64_t cols) {
             put_half(scale_at(type), block.weights == 256 ? d / 20 : d);
         if (type == Q2_K) put_half(82, d / 15);
         if (type == Q4_1 || type == Q5_1 || type == Q4_K || type == Q5_K) put_half(2, d / 3);
-        for (int e = 0; e < block.weights; ++e) w.values.push_back(weight(type, p, e));
+        for (int e = 0; with_truth && e < block.weights; ++e) w.values.push_back(weight(type, p, e));
     }
     w.bytes.resize(plain.size());
     for (int64_t r = 0; r < count; ++r)
         pack_row(type, &plain[size_t(r * size)], cols, &w.bytes[size_t(r * size)]);
     w.rows = {w.bytes.data(), size, count, cols, type};
+    w.largest = magnitude(w.values);
     return w;
 }
 

@@ -107,11 +107,11 @@ def page_count(batch: Batch) -> int:
 def random_cache(random: np.random.Generator, backend: Backend, shape: tuple[int, ...], type: str) -> Any:
     """A KV cache ``[page, K, PAGE, head_dim]`` of random values, as the backend holds it."""
     cache = backend.zeros(cache_shape(shape, type), CACHE_TYPES[type])
-    values = random.standard_normal(shape)
+    values = random.standard_normal(shape, np.float32)
     if type == "q8_0":
         import gguf  # not of those who take only inputs from here
 
-        row = values.astype(np.float32).reshape(1, -1)
+        row = values.reshape(1, -1)
         values = gguf.quants.quantize(row, gguf.GGMLQuantizationType.Q8_0).reshape(cache.shape)
     cache[:] = values
     return cache
