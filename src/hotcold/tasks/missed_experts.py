@@ -80,7 +80,9 @@ class Places:
             self._named[expert] = self._step
         for expert in sorted(read):
             if len(self._named) == self._places:
-                others = [each for each in self._named if each not in hits] or [*self._named]
+                used = [each for each in self._named if each in hits]
+                others = [each for each in self._named if each not in hits and each not in read]
+                others = others or used or [*self._named]  # what the first wave used makes room last
                 del self._named[min(others, key=lambda each: (self._named[each], each))]
             self._named[expert] = self._step
         return sorted([*hits, *read])
