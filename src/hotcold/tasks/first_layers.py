@@ -27,6 +27,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 _PROMPT, _TOKENS = 8, 12  #: of a round
 _LEAST_ROUNDS = 3
 _SECONDS = 3.0  # of both sizes together
+_LEAST_LAYERS = 2  # of each of the two sizes
 _MOST_PERIOD = 8  # layers after which a model's kinds of layers begin again
 
 
@@ -81,15 +82,16 @@ def _is_by_layer(key: str, value: Any, architecture: str, layers: int) -> bool:
 
 
 def sizes_to_time(file: GGUFFile, config: Config) -> tuple[int, int] | None:
-    """Two numbers of first layers: those that are like no later ones (at least one), and as many more as
-    have each kind of the others once, at least two. None: the model has no more than that."""
+    """Two numbers of first layers: those that are like no later ones (at least two, as one alone may stay in
+    the processor's cache), and as many more as have each kind of the others once, at least two. None: the
+    model has no more than that."""
     kinds = [*zip(config.mixers, expert_bytes(file, config), strict=True)]
-    first = 1
+    first = _LEAST_LAYERS
     while first < len(kinds) and kinds[first][1] != kinds[-1][1]:
         first += 1
     own = kinds[first:]
-    alike = [n for n in range(2, _MOST_PERIOD + 1) if own[n:] == own[:-n]]
-    more = alike[0] if alike else 2
+    alike = [n for n in range(_LEAST_LAYERS, _MOST_PERIOD + 1) if own[n:] == own[:-n]]
+    more = alike[0] if alike else _LEAST_LAYERS
     return (first, first + more) if first + more <= len(kinds) else None
 
 
