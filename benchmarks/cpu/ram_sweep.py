@@ -4,8 +4,8 @@
     python benchmarks/cpu/ram_sweep.py -m q30.gguf --profile q30.counted.gguf --svg sweep.svg
 
 Budgets take turns. Each measurement is a process of its own that begins with the file out of the system's
-cache, and has a plan before it and one after it, each of which measures the disk, and how fast experts are
-computed; the geometric mean of both is what was predicted. The profile serves the plans alone, unless `--hot`
+cache, and has a plan before it and one after it, each of which times tokens of the first layers, and reads of
+experts; the geometric mean of both is what was predicted. The profile serves the plans alone, unless `--hot`
 gives it to loading, too. The last column is predicted by measured.
 """
 
@@ -64,7 +64,8 @@ def one(args: argparse.Namespace, budget: int) -> dict[str, Any]:
         "expected_hit_share": plans[0].hit_share,
         "expected_disk_bytes_per_token": plans[0].disk_bytes_per_token,
         "memory_gb_s": [each.memory_gb_s for each in plans],
-        "disk_ms_per_token": [1e3 * each.disk_s_per_token for each in plans],
+        "resident_ms": [1e3 / each.resident_tok_s for each in plans],
+        "missed_ms": [1e3 * each.disk_s_per_token for each in plans],
     }
     del found["text"]
     print(json.dumps({"budget": budget} | found), file=sys.stderr, flush=True)

@@ -27,7 +27,7 @@ from hotcold.kernels import _native
 from hotcold.model.config import Config
 from hotcold.placement import disk_speed, expert_speed, shelves
 from hotcold.placement import routes as ram_routes
-from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads, measure_bursts, measure_disk
+from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads, measure_disk
 from hotcold.placement.expert_speed import measure_experts
 from hotcold.placement.hardware import find_hardware
 from hotcold.placement.profiles import Profile, write_profile
@@ -37,6 +37,8 @@ from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks import doctor, ram_planning
+from hotcold.tasks.first_layers import TokenTime
+from hotcold.tasks.missed_experts import Between, MissTime
 from hotcold.tasks.ram_planning import plan_ram
 
 COUNT = 20
@@ -261,43 +263,71 @@ def test_a_disk_is_measured(way: str, tmp_path: Path, monkeypatch: pytest.Monkey
         measure_disk(path)
 
 
-def test_bursts_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_speed, "_SECONDS", 0.0)
+def test_a_probe_reads_in_bursts(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(1 << 20)
-    found = measure_bursts(path, 5000, [3, 24], 0.001)
-    assert [*found] == [3, 24] and all(seconds > 0 for seconds in found.values())
-    with path.open("rb") as file, pytest.raises(ValueError, match="pauses for a second at most"):
-        _native.probe_disk(file.fileno(), 4096, 2, 0.0, False, 4, 1.5)
-    path.write_bytes(b"")
-    with pytest.raises(ValueError, match="shorter"):
-        measure_bursts(path, 5000, [3], 0.0)
-    monkeypatch.setattr(_native, "probe_disk", lambda *probe: (probe[1] * 1000, True))
-    assert measure_bursts(path, 5000, [3, 24], 0.0) == {3: 0.003, 24: 0.024}
+    with path.open("rb") as file:
+        assert _native.probe_disk(file.fileno(), 4096, 2, 0.0, False, 4, 0.001)[0] > 0
+        with pytest.raises(ValueError, match="pauses for a second at most"):
+            _native.probe_disk(file.fileno(), 4096, 2, 0.0, False, 4, 1.5)
 
 
-def test_a_plan_reads_in_bursts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, list[int], float]] = []
+def test_a_plan_measures_tokens_and_misses(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of the two layers takes 13 ms, and a missed expert adds 2."""
+    asked: list[Between] = []
 
-    def bursts(path: Path, nbytes: int, counts: list[int], pause_s: float) -> dict[int, float]:
-        asked.append((nbytes, counts, pause_s))
-        return {count: 0.001 * count**2 for count in counts}
+    def misses(file: Any, config: Any, own: Any, missing: Any, between: Between) -> MissTime:
+        asked.append(between)
+        missed = sum(mean(each) for each in missing)
+        return MissTime(0.013, 0.013 + 0.004 * missed, 2 * missed)  # twice as many as are expected
 
-    monkeypatch.setattr(ram_planning, "measure_disk", lambda path, advance: disk())
-    monkeypatch.setattr(ram_planning, "measure_bursts", bursts)
+    monkeypatch.setattr(ram_planning, "sizes_to_time", lambda file, config: (1, 3))
+    time_tokens = lambda file, sizes, options: TokenTime(1, 3, 0.01, 0.003, 128)  # noqa: E731
+    monkeypatch.setattr(ram_planning, "time_tokens", time_tokens)
+    monkeypatch.setattr(ram_planning, "time_misses", misses)
+    monkeypatch.setattr(
+        ram_planning, "measure_experts", lambda file, config: expert_speed.ExpertSpeed(10.0, 5.0)
+    )
     ram = budget(model, 0.4, context=128)
-    plan = plan_ram(model, ram, context=128, hardware=MACHINE)
-    ((nbytes, counts, pause_s),) = asked
-    unit = max(plan.shelves.unit_bytes)
-    assert nbytes == -(-unit // 3) and counts[0] == 3 and 0 < pause_s < 1
-    costs = ram_planning._Costs(None, plan.shelves, None, None, plan.burst_s)  # type: ignore[arg-type]
-    assert costs.read_s(0, 0) == 0
-    assert costs.read_s(0, 1) == pytest.approx(0.009)
-    last = counts[-1] // 3
-    assert costs.read_s(0, 2 * last) == pytest.approx(2 * 0.001 * counts[-1] ** 2)
-    assert "reads of missed experts, together after a pause: 3 in 9.0 ms" in str(plan)
-    assert plan_ram(model, ram, context=128, hardware=MACHINE, disk=disk()).burst_s == {}
+    told: list[str] = []
+    plan = plan_ram(model, ram, context=128, progress=lambda phase, done, total: told.append(phase))
+    missed = plan.disk_bytes_per_token / max(plan.shelves.unit_bytes)
+    assert 1 / plan.resident_tok_s == pytest.approx(0.013)
+    assert 1 / plan.predicted_tok_s == pytest.approx(0.013 + 0.002 * missed)
+    assert asked[0].layer_s == 0.003 and asked[0].besides_s == pytest.approx(0.007)
+    assert told == ["timing tokens"] * 2 + ["reading experts"] * 2 and plan.disk is None
+    assert "3.00 ms a layer" in str(plan) and "missed experts a token add" in str(plan)
+    assert json.loads(json.dumps(plan.report()))["misses"]["hits_s"] == 0.013
+    whole = plan_ram(model, budget(model, 1.0, context=128), context=128)
+    assert whole.misses is None and whole.disk is None and whole.predicted_tok_s == whole.resident_tok_s
+    # At position 128 there are no more keys and values to come; at 0 all of the context's.
+    monkeypatch.setattr(ram_planning, "time_tokens", lambda *given: TokenTime(1, 3, 0.01, 0.003, 0))
+    with open_gguf(model) as file:
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        kv = float(sizes_of_file(file, config, 128, "f16").kv.sum())
+    again = plan_ram(model, ram, context=128)
+    assert 1 / again.resident_tok_s == pytest.approx(0.013 + kv / 10e9)
+
+
+def test_a_plan_says_what_it_could_not_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> Any:
+        raise UserError("there is no room")
+
+    ram = budget(model, 0.4, context=128)
+    assert "too few layers to time some" in plan_ram(model, ram, context=128, disk=disk()).memory
+    monkeypatch.setattr(ram_planning, "sizes_to_time", lambda file, config: (1, 3))
+    monkeypatch.setattr(ram_planning, "time_tokens", fails)
+    plan = plan_ram(model, ram, context=128, disk=disk())
+    assert "experts alone: its first layers cannot be loaded (there is no room)" in plan.memory
+    assert plan.token is None and plan.predicted_tok_s > 0
+
+
+def test_processor_seconds_of_reads() -> None:
+    """Of the nearest measurement."""
+    reads = [Reads(n, d, False, 1.0, n + d) for n in SIZES for d in DEPTHS]
+    known = DiskSpeed("a disk", True, (Reads(SIZES[-1], 8, True, 1.0, 1e9), *reads))
+    assert known.cpu_s_gb(5000, 1) == 4097 and known.cpu_s_gb(3 << 20, 64) == (2 << 20) + DEPTHS[-1]
 
 
 @pytest.mark.parametrize(
@@ -333,8 +363,7 @@ def test_a_disk_that_fails_is_an_error(tmp_path: Path) -> None:
 def test_the_command(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ram_planning, "measure_disk", lambda path, advance: disk())
-    monkeypatch.setattr(ram_planning, "measure_bursts", lambda path, nbytes, counts, pause_s: {3: 0.01})
+    monkeypatch.setattr(ram_planning, "time_misses", lambda *given: MissTime(0.01, 0.02, 1.5))
     size = f"{-(-budget(model, 0.4, context=128) // 1024)}KiB"
     args = ["plan", "-m", str(model), "-c", "128", "--ram-budget", size, "--hardware", "rtx4090-i9"]
     assert cli.main(args) == 0
@@ -343,6 +372,8 @@ def test_the_command(
     assert "--ram-budget plans for the CPU alone: leave out --vram-budget" in capsys.readouterr().err
     assert cli.main(["plan", "-m", str(model_path()), "--ram-budget", "1GiB"]) == 2
     assert "this model has none" in capsys.readouterr().err
+    assert cli.main(["plan", "-m", str(model), "--sparsity", "exact"]) == 2
+    assert "--sparsity is for a plan with --ram-budget" in capsys.readouterr().err
 
 
 def test_doctor_measures_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Plans which parts of a model go to a GPU, and predicts the speed at a full context. Allocates nothing."""
+"""Plans which parts of a model go to a GPU, and predicts the speed at a full context."""
 
 import argparse
 
@@ -8,6 +8,7 @@ from hotcold.commands.progress import phases
 from hotcold.errors import UserError
 from hotcold.placement.hardware import DEFAULT, PRESETS
 from hotcold.placement.sizes import SHAPES
+from hotcold.runtime.options import SPARSITY_MODES
 from hotcold.tasks.planning import OBJECTIVES
 
 
@@ -38,8 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ram-budget",
         type=options.byte_size,
         metavar="SIZE",
-        help="instead, for the CPU alone and a model of experts: RAM that it may take; measures the disk of "
-        "the model's file for some seconds, and says what of the experts fits and how fast that is",
+        help="instead, for the CPU alone and a model of experts: RAM that it may take; loads the first "
+        "layers and reads some experts for some seconds, and says what of them fits and how fast that is",
+    )
+    add(
+        "--sparsity",
+        choices=SPARSITY_MODES,
+        help="for --ram-budget: the mode of a sparse model, which says what of its neurons stays in the file "
+        "(default: auto)",
     )
     add(
         "--profile",
@@ -69,6 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.ram_budget is not None:
         return _run_ram(args)
+    if args.sparsity is not None:
+        raise UserError("`sparsity` is for a plan with `ram_budget`: leave it out")
     plan = hotcold.plan(
         options.local_model(args.model),
         shape=args.shape,
@@ -101,6 +110,7 @@ def _run_ram(args: argparse.Namespace) -> int:
             args.ram_budget,
             context=args.ctx_size,
             cache_type=options.cache_type(args),
+            sparsity=args.sparsity,
             profile=args.profile,
             hardware=args.hardware[0] if args.hardware else None,
             progress=advance,

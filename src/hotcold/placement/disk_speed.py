@@ -1,7 +1,8 @@
 """Measures how fast a file's disk reads, past the system's cache where that can be."""
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from hotcold.values import printable, size
 SIZES = (4 << 10, 64 << 10, 512 << 10, 2 << 20)
 DEPTHS = (1, 4, READERS)
 _SECONDS = 0.25  # of each
-_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Reads:
     depth: int  #: reads under way at once
     sequential: bool
     gb_s: float  #: 1e9 bytes a second
+    cpu_s_gb: float = 0.0  #: seconds that processors are busy with 1e9 bytes
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,14 @@ class DiskSpeed:
 
     def _depths(self, nbytes: int) -> dict[int, float]:
         return {each.depth: each.gb_s for each in self.reads if each.nbytes == nbytes and not each.sequential}
+
+    def cpu_s_gb(self, nbytes: float, depth: float) -> float:
+        """Processor seconds of 1e9 bytes of random reads: of the nearest that were measured."""
+
+        def far(each: Reads) -> float:
+            return abs(math.log(each.nbytes / nbytes)) + abs(math.log(each.depth / depth))
+
+        return min((each for each in self.reads if not each.sequential), key=far).cpu_s_gb
 
     @property
     def sequential_gb_s(self) -> float:
@@ -71,24 +80,6 @@ class DiskSpeed:
             row = "".join(f"{own[depth]:12.3f}" if depth in own else f"{'-':>12}" for own in columns)
             lines.append(f"{f'{depth} at once':<14}{row}")
         return "\n".join(lines)
-
-
-def measure_bursts(path: Path, nbytes: int, counts: Sequence[int], pause_s: float) -> dict[int, float]:
-    """Seconds that so many random reads take together, as many at once as a model's are, where nothing was
-    read for a while before them: a disk may serve a few so much faster than many one after another.
-    UserError: the file cannot be read."""
-    file, found = RegularFile(path), {}
-    nbytes = -(-nbytes // _BLOCK) * _BLOCK
-    with file.descriptor() as number:
-        for count in counts:
-            at_once = reads_at_once(nbytes)
-            probe = number, nbytes, at_once, _SECONDS, False, count, pause_s, asked_for_rings()
-            try:
-                rate, _ = _native.probe_disk(*probe)
-            except _native.DiskError as error:
-                raise UserError(f"{printable(path.name)}: {error}") from None
-            found[count] = count * nbytes / rate
-    return found
 
 
 def _between(known: dict[int, float], at: float) -> float:
@@ -117,11 +108,13 @@ def measure_disk(path: Path, advance: Callable[[int, int], None] | None = None) 
                 advance(i, len(kinds))
             try:
                 probe = number, nbytes, depth, _SECONDS, sequential
+                before = time.process_time(), time.perf_counter()
                 rate, past_cache = _native.probe_disk(*probe, rings=asked_for_rings())
+                used, took = time.process_time() - before[0], time.perf_counter() - before[1]
             except _native.DiskError as error:
                 raise UserError(f"{printable(path.name)}: {error}") from None
             direct = direct and past_cache
-            found.append(Reads(nbytes, depth, sequential, rate / 1e9))
+            found.append(Reads(nbytes, depth, sequential, rate / 1e9, used / (rate * took / 1e9)))
     if advance is not None:
         advance(len(kinds), len(kinds))
     return DiskSpeed(str(path), direct, tuple(found), way_of_reading())

@@ -52,12 +52,17 @@ def load(path: Path | None, options: Mapping[str, Any], progress: Progress | Non
     not fit it or the machine (LoadError). Weights are read last, when a session has been found to fit."""
     wanted = complete(options)
     with open_gguf(located(path or model_path())) as file:
-        try:
-            return _load_as_it_fits(file, wanted, progress)
-        except UserError:
-            raise
-        except ValueError as error:  # a shape that is right and that a kernel has no room for, say
-            raise LoadError(f"{printable(file.path.name)} cannot run here: {error}") from error
+        return load_open(file, wanted, progress)
+
+
+def load_open(file: GGUFFile, options: Mapping[str, Any], progress: Progress | None = None) -> LoadedModel:
+    """Loads a file that is open, as :func:`load` does."""
+    try:
+        return _load_as_it_fits(file, complete(options), progress)
+    except UserError:
+        raise
+    except ValueError as error:  # a shape that is right and that a kernel has no room for, say
+        raise LoadError(f"{printable(file.path.name)} cannot run here: {error}") from error
 
 
 def _load_as_it_fits(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> LoadedModel:

@@ -1,9 +1,9 @@
-"""Plans what of a model of experts lies in a budget of RAM, and predicts the speed from the rates of its disk
-and of memory. Loads no weights."""
+"""Plans what of a model of experts lies in a budget of RAM, and predicts the speed: from tokens of its
+first layers and reads of its experts, which are measured here, or from rates of memory and of a disk."""
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.cpu_disk import READ_BYTES, WAVE, reads_at_once
 from hotcold.model.config import Config
-from hotcold.placement.disk_speed import DiskSpeed, measure_bursts, measure_disk
+from hotcold.placement.disk_speed import DiskSpeed, measure_disk
 from hotcold.placement.expert_speed import ExpertSpeed, measure_experts
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.placement.hot_neurons import HotNeurons
@@ -26,6 +26,8 @@ from hotcold.placement.sizes import Sizes, sizes_of_file
 from hotcold.runtime.loading import shelves_of
 from hotcold.runtime.opening import file_of
 from hotcold.runtime.options import Progress
+from hotcold.tasks.first_layers import TokenTime, sizes_to_time, time_tokens
+from hotcold.tasks.missed_experts import Between, MissTime, time_misses
 from hotcold.values import integer, printable, size
 
 Floats = npt.NDArray[Any]
@@ -46,21 +48,24 @@ class RAMPlan:
     memory: str  #: where its rate comes from
     memory_gb_s: float  #: at which weights in memory are computed
     packing_gb_s: float  #: at which experts that were read are packed
-    disk: DiskSpeed
+    disk: DiskSpeed | None  #: None where no rate of it was needed
     shelves: Shelves | HotNeurons
     #: of the experts that tokens choose, or of the neurons that fire: those that are in memory
     hit_share: float
     disk_bytes_per_token: float
-    disk_s_per_token: float  #: time of reading, of which a part is spent computing, too
+    #: what they add to a token's time; of a known disk, the time of reading, in which others are computed
+    disk_s_per_token: float
     predicted_tok_s: float
     resident_tok_s: float  #: with all experts in memory
-    #: seconds of so many reads that begin together after a pause; none where the disk was not measured here
-    burst_s: Mapping[int, float] = field(default_factory=dict)
+    token: TokenTime | None = None  #: of the model's first layers, where they were measured
+    misses: MissTime | None = None  #: where the file's disk was measured with experts
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""
-        own = {key: value for key, value in vars(self).items() if key not in ("disk", "shelves")}
-        return own | {"disk": self.disk.report(), "shelves": self.shelves.report()}
+        own = {key: value for key, value in vars(self).items() if key not in _WITH_FIELDS}
+        parts = {key: getattr(self, key) for key in _WITH_FIELDS}
+        told = {key: each if each is None else asdict(each) for key, each in parts.items()}
+        return own | told | {"shelves": self.shelves.report()}
 
     def __str__(self) -> str:
         shelves = self.shelves
@@ -72,7 +77,7 @@ class RAMPlan:
                 printable(f"{'model':<12}{self.model}", 80),
                 printable(f"{'routing':<12}{self.routing}", 80),
                 f"{'memory':<12}{self.memory_gb_s:.1f} GB/s, {self.memory}",
-                str(self.disk),
+                *([] if self.disk is None else [str(self.disk)]),
                 "",
                 f"{'context':<12}{self.context}",
                 f"{'budget':<12}{size(shelves.budget_bytes)}",
@@ -80,7 +85,8 @@ class RAMPlan:
                 f"{'total':<12}{size(sum(n for _, n in bill)):>12}",
                 f"{'':<12}{fit}",
                 "",
-                *([_told(self.burst_s)] if self.burst_s else []),
+                *([] if self.token is None else [str(self.token)]),
+                *([] if self.misses is None else [str(self.misses)]),
                 hits,
                 f"{size(round(self.disk_bytes_per_token))} from disk per token, "
                 f"{1e3 * self.disk_s_per_token:.1f} ms",
@@ -91,12 +97,16 @@ class RAMPlan:
         )
 
 
+_WITH_FIELDS = ("disk", "token", "misses")
+
+
 def plan_ram(
     model: Model,
     ram_budget: int,
     *,
     context: int | None = None,
     cache_type: str | None = None,
+    sparsity: str | None = None,
     profile: str | os.PathLike[str] | None = None,
     hardware: str | os.PathLike[str] | Hardware | None = None,
     disk: DiskSpeed | None = None,
@@ -111,82 +121,118 @@ def plan_ram(
         ram_budget: bytes, as the option of :class:`LLM`.
         context: positions; None: the file's, at most 4096; 0: all that the model has.
         cache_type: type of keys and values; None: ``f16``.
+        sparsity: as the option of :class:`LLM`, for files whose cold neurons can be left there.
         profile: a file of :func:`hotcold.profile`, for how often experts are chosen; None finds
             ``MODEL.profile.gguf`` beside the model, else assumes that all are chosen alike.
-        hardware: a file of ``hotcold doctor`` or a preset, for the rate of computing; None: a measurement of
-            a second with experts of this model's shape.
-        disk: what is known of the disk; None measures it on the model's file, for some seconds.
-        progress: is told of the phase ``measuring the disk``.
+        hardware: a file of ``hotcold doctor`` or a preset, for the rate of computing; None loads the model's
+            first layers, whole, and measures tokens of them for some seconds.
+        disk: what is known of the disk; None reads and computes some of the model's experts, for some
+            seconds.
+        progress: is told of the phases of measuring.
 
     UserError: the model has no experts, the budget does not hold two of each layer, or a file is damaged."""
     budget = integer("ram_budget", ram_budget)
-    path = file_of(source_of(model))
+    path, told = file_of(source_of(model)), progress or _nobody
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        options = {"ram_budget": budget, "context": context, "cache_type": cache_type}
-        shelves = shelves_of(file, config, options)
+        how = {"context": context, "cache_type": cache_type, "sparsity": sparsity}
+        shelves = shelves_of(file, config, how | {"ram_budget": budget})
         positions = min(config.context, 4096) if context is None else context or config.context
         sizes = sizes_of_file(file, config, positions, cache_type or "f16", gpu=False)
         given = find_profile(sizes, None if profile is None else Path(profile), path)
         if config.experts is None:
             raise UserError(f"{printable(file.path.name)} has no experts: all of it lies in memory")
-        shares = routing_shares(config, given)
-        routing = "all experts are chosen alike (assumed)" if given.routing is None else given.source
         speed, memory = _speed(file, config, hardware)
-    measured = disk is None
-    if disk is None:
-        disk = measure_disk(path, None if progress is None else lambda *n: progress(_MEASURING, *n))
-    known: dict[str, Any] = {
-        "model": sizes.name,
-        "context": positions,
-        "routing": routing,
-        "memory": memory,
-        "memory_gb_s": speed.gb_s,
-        "packing_gb_s": speed.packing_gb_s,
-        "disk": disk,
-        "shelves": shelves,
-    }
-    if isinstance(shelves, HotNeurons):
-        return RAMPlan(**known | _by_neuron(shelves, given, sizes, speed, disk))
-    bursts = _bursts(path, shelves, config, speed) if measured and not shelves.all_fit else {}
-    costs = _Costs(sizes, shelves, speed, disk, bursts)
-    missing = [missed_experts(shelves, layer, given, each) for layer, each in enumerate(shares)]
-    units = shelves.unit_bytes
-    missed = [mean(each) for each in missing]
+        known: dict[str, Any] = {
+            "model": sizes.name,
+            "context": positions,
+            "routing": "all experts are chosen alike (assumed)" if given.routing is None else given.source,
+            "memory_gb_s": speed.gb_s,
+            "packing_gb_s": speed.packing_gb_s,
+            "shelves": shelves,
+        }
+        if isinstance(shelves, HotNeurons):
+            if disk is None:
+                disk = measure_disk(path, lambda *n: told("measuring the disk", *n))
+            by_neuron = _by_neuron(shelves, given, sizes, speed, disk)
+            return RAMPlan(**known | {"memory": memory, "disk": disk} | by_neuron)
+        token, lacking = None, ""
+        if hardware is None:
+            token, lacking = _time_tokens(file, config, positions, how, told)
+        shares = routing_shares(config, given)
+        missing = [missed_experts(shelves, layer, given, each) for layer, each in enumerate(shares)]
+        costs = _Costs(sizes, shelves, speed, disk)
+        resident = costs.resident_s(shares)
+        if token is not None:
+            rest = sizes.kv.sum() * max(0.0, 1 - token.position / positions)  # of the whole context
+            resident = token.token_s(config.layers) + float(rest) / (speed.gb_s * 1e9)
+        misses = None
+        if disk is None and not shelves.all_fit:
+            between = costs.between(config, token)
+            told(_READING, 0, 1)
+            misses = time_misses(file, config, shelves, missing, between)
+            told(_READING, 1, 1)
+    units, missed = shelves.unit_bytes, [mean(each) for each in missing]
     chosen = sum(float(each.sum()) for each, unit in zip(shares, units, strict=True) if unit)
-    none = [np.ones(1)] * len(missing)
+    if misses is not None:
+        waits = more = misses.more_s * sum(missed) / max(misses.missed, 1e-9)
+    else:
+        more = costs.token(shares, missing) - costs.resident_s(shares)
+        waits = sum(costs.disk_s(layer, each) for layer, each in enumerate(missing))
     return RAMPlan(
         **known,
-        burst_s=bursts,
+        memory=memory + lacking,
+        disk=disk,
         hit_share=1 - sum(missed) / chosen,
         disk_bytes_per_token=sum(n * unit for n, unit in zip(missed, units, strict=True)),
-        disk_s_per_token=sum(costs.disk_s(layer, each) for layer, each in enumerate(missing)),
-        predicted_tok_s=1 / costs.token(shares, missing),
-        resident_tok_s=1 / costs.token(shares, none),
+        disk_s_per_token=waits,
+        predicted_tok_s=1 / (resident + more),
+        resident_tok_s=1 / resident,
+        token=token,
+        misses=misses,
     )
 
 
-def _told(bursts: Mapping[int, float]) -> str:
-    each = ", ".join(f"{count} in {1e3 * seconds:.1f} ms" for count, seconds in sorted(bursts.items()))
-    return f"reads of missed experts, together after a pause: {each}"
+_READING = "reading experts"
 
 
-_MEASURING = "measuring the disk"
+def _nobody(phase: str, done: int, total: int) -> None:
+    """Is told, where nobody else is."""
+
+
+def _time_tokens(
+    file: GGUFFile, config: Config, context: int, how: Mapping[str, Any], told: Progress
+) -> tuple[TokenTime | None, str]:
+    """Times tokens of the first layers; or why not, for what is printed."""
+    sizes = sizes_to_time(file, config)
+    if sizes is None:
+        return None, ", experts alone: the model has too few layers to time some of them"
+    told("timing tokens", 0, 1)
+    options = {**how, "context": min(context, 512), "gpu": "off", "draft_max": 0}
+    try:
+        return time_tokens(file, sizes, options), ""
+    except UserError as error:
+        return None, f", experts alone: its first layers cannot be loaded ({printable(str(error), 300)})"
+    finally:
+        told("timing tokens", 1, 1)
 
 
 def _by_neuron(
     hot: HotNeurons, profile: Profile, sizes: Sizes, speed: ExpertSpeed, disk: DiskSpeed
 ) -> dict[str, float]:
-    """The figures of a plan that leaves cold neurons in the file: nothing is computed while they are read."""
+    """The figures of a plan that leaves cold neurons in the file: nothing is computed while they are read,
+    but processors are as busy as reading and packing keep them."""
     fired = [float(np.sum(each)) if n else 0.0 for each, n in zip(profile.firing, hot.neurons, strict=True)]
     needed = [n * (named or 1.0) for n, named in zip(fired, hot.named, strict=True)]
     cold = hot.cold_per_token(profile)
     read = [hot.disk_bytes(layer, n) for layer, n in enumerate(cold)]
-    reading = sum(
-        nbytes / (disk.gb_s(each, reads_at_once(each)) * 1e9)
-        for layer, nbytes in enumerate(read)
-        if nbytes and (each := hot.disk_bytes(layer, 1) / hot.reads[layer])
-    )
+    reading = 0.0
+    for layer, nbytes in enumerate(read):
+        if nbytes and (each := hot.disk_bytes(layer, 1) / hot.reads[layer]):
+            at_once = reads_at_once(each)
+            busy = disk.cpu_s_gb(each, at_once) / (os.cpu_count() or 1)
+            packed = cold[layer] * hot.row_bytes[layer] / speed.packing_gb_s
+            reading += max(nbytes / disk.gb_s(each, at_once), nbytes * busy + packed) / 1e9
     computed = float(sizes.head + sizes.dense.sum())
     for layer, n in enumerate(hot.neurons):
         if not n:
@@ -272,25 +318,35 @@ def _there(shares: Floats, tokens: float) -> Floats:
 
 @dataclass(frozen=True)
 class _Costs:
+    """Seconds that follow from rates."""
+
     sizes: Sizes
     shelves: Shelves
     speed: ExpertSpeed
-    disk: DiskSpeed
-    bursts: Mapping[int, float]  #: seconds of so many reads of the largest expert's; none: rates are known
+    disk: DiskSpeed | None  #: None where what is missed was measured
 
     def read_s(self, layer: int, count: int) -> float:
         """Seconds of reading so many experts, as many reads at once as a model's are."""
         unit = self.shelves.unit_bytes[layer]
-        if not count:
+        if not count or self.disk is None:
             return 0.0
-        if self.bursts:
-            largest = max(self.shelves.unit_bytes)
-            reads, known = count * _reads_of(largest)[0], sorted(self.bursts)
-            seconds = float(np.interp(reads, known, [self.bursts[n] for n in known]))
-            return seconds * max(1.0, reads / known[-1]) * unit / largest
         piece = min(unit / _PARTS, READ_BYTES)
         depth = max(1.0, min(reads_at_once(piece), count * max(_PARTS, unit / READ_BYTES)))
         return count * unit / (self.disk.gb_s(piece, depth) * 1e9)
+
+    def between(self, config: Config, token: TokenTime | None) -> Between:
+        """What is computed between two reads."""
+        assert config.experts is not None
+        memory = self.speed.gb_s * 1e9
+        experts = config.experts.chosen * max(self.shelves.unit_bytes) / memory
+        if token is not None:
+            return Between(token.layer_s, experts, token.besides_s)
+        layer = float(self.sizes.dense.mean()) / memory + experts
+        return Between(layer, experts, self.sizes.head / memory)
+
+    def resident_s(self, shares: Sequence[Floats]) -> float:
+        """Seconds of a token with all in memory."""
+        return self.token(shares, [np.ones(1)] * len(shares))
 
     def disk_s(self, layer: int, missing: Floats) -> float:
         """Seconds of reading for a token, of which so many miss 0, 1, 2, ... experts."""
@@ -318,23 +374,6 @@ class _Costs:
             some = float(chosen.sum())
             total += sum(p * self.layer(layer, some, count) for count, p in enumerate(missed))
         return float(total)
-
-
-def _reads_of(unit: int) -> tuple[int, int]:
-    """How many reads an expert takes, and the bytes of each."""
-    each = -(-unit // _PARTS)
-    pieces = -(-each // READ_BYTES)
-    return _PARTS * pieces, -(-each // pieces)
-
-
-def _bursts(path: Path, shelves: Shelves, config: Config, speed: ExpertSpeed) -> dict[int, float]:
-    """Seconds of the reads that a layer begins together, by their number."""
-    assert config.experts is not None
-    largest = max(shelves.unit_bytes)
-    reads, nbytes = _reads_of(largest)
-    pause = min(1.0, config.experts.chosen * largest / (speed.gb_s * 1e9))  # while a layer is computed
-    missed = sorted({min(n, config.experts.chosen) for n in (1, 2, 4, 8)})
-    return measure_bursts(path, nbytes, [n * reads for n in missed], pause)
 
 
 def _speed(
