@@ -53,10 +53,13 @@ inline void skip_rows(SomeRows& rows, Sink& sink, int64_t n) {
     sink.out += n * sink.row_step;
 }
 
+// Rows of a quantised type that stay in L1 for several tiles of tokens, where these do so, too.
+constexpr int64_t kRowsInL1 = 16, kTokensInL1 = 16 << 10;
+
 // Dots of all rows with tokens [t, t1), a multiple of T; a function of its own for each T, as registers are
-// few. Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1. Only the
-// first tokens, from t0 on, read the rows from memory, along with the stream; of plain rows, what comes next
-// is fetched during all `turns` of tiles of tokens.
+// few. Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1, or some of
+// its rows in L1 where all tokens do. Only the first tokens, from t0 on, read the rows from memory, along with
+// the stream; of plain rows, what comes next is fetched during all `turns` of tiles of tokens.
 template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const Input& input, int t0, int t,
                                                      int t1, Stream& stream, Coming& coming, int turns,
                                                      const Sink& to) {
@@ -75,20 +78,29 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
         for (int i = 0; i < R; ++i)
             for (int j = 0; j < K; ++j) sink.put(r + i, token - t0 + j, rows.number(r + i), d[i][j]);
     };
+    if constexpr (B::quantised) {
+        const bool stay = (t1 - t) * Input::token_bytes(in.cols) <= kTokensInL1;
+        for (int64_t begin = 0, end; begin < rows.count; begin = end) {
+            end = stay ? smaller(begin + kRowsInL1, rows.count) : rows.count;
+            for (int at = t; at < t1; at += T) {
+                int64_t r = begin;
+                // A tile begins with all its rows at once: the stream must have come to the last of them.
+                const int64_t lead = at == t0 ? (RT - 1) * row_bytes(rows.rows) : 0;
+                fetch(stream, lead);
+                if constexpr (takes_two<B>(T))
+                    if (ends_in_half(in.cols))
+                        for (; r + 2 <= end; r += 2) tile(Constant<2>{}, Constant<T>{}, r, at);
+                for (; r + RT <= end; r += RT) tile(Constant<RT>{}, Constant<T>{}, r, at);
+                fetch(stream, -lead);
+                for (; r < end; ++r) tile(Constant<1>{}, Constant<T>{}, r, at);
+            }
+        }
+        return;
+    }
     for (; t < t1; t += T) {
         const bool cold = t == t0;
         int64_t r = 0;
-        if constexpr (B::quantised) {
-            // A tile begins with all its rows at once: the stream must have come to the last of them.
-            const int64_t lead = cold ? (RT - 1) * row_bytes(rows.rows) : 0;
-            fetch(stream, lead);
-            if constexpr (T == 1 && takes_two<B>())
-                if (ends_in_half(in.cols))
-                    for (; r + 2 <= rows.count; r += 2) tile(Constant<2>{}, Constant<1>{}, r, t);
-            for (; r + RT <= rows.count; r += RT) tile(Constant<RT>{}, Constant<T>{}, r, t);
-            fetch(stream, -lead);
-            for (; r < rows.count; ++r) tile(Constant<1>{}, Constant<T>{}, r, t);
-        } else {
+        if constexpr (!B::quantised) {
             // One or two tokens alone are read for row by row, which keeps memory busier.
             while ((T > 2 || (T == 2 && !cold)) && r + RT <= rows.count) {
                 const int tiles = int(smaller<int64_t>(kTiles, (rows.count - r) / RT));
@@ -180,7 +192,7 @@ template <class B>
 void dots_of(SomeRows rows, const Input& in, int t0, int t1, Stream& stream, Sink sink, uint8_t* local) {
     int64_t done = 0;
     if constexpr (B::quantised) {
-        if (t1 - t0 >= least_decoded<B>()) done = decoded_dots<B>(rows, in, t0, t1, sink);
+        if (t1 - t0 >= least_decoded<B>(in.cols)) done = decoded_dots<B>(rows, in, t0, t1, sink);
     } else {
         if (in.arranged && local && t1 - t0 >= kLeastArranged)
             done = arranged_dots<B>(rows, in, t0, t1, sink, local);

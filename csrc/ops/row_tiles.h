@@ -45,8 +45,10 @@ struct Coming {
     }
 };
 
-// Fewer tokens are not worth it; the least pay where products are quick and decoding is not.
-template <class B> constexpr int least_decoded() {
+// Fewer tokens are not worth it; the least pay where products are quick and decoding is not, and rows are not
+// quicker two at a time.
+template <class B> HC_INLINE int least_decoded(int64_t cols) {
+    if (takes_two<B>(kTokenTile) && ends_in_half(cols)) return 16;
     return B::opened ? 2 : B::code_bits <= 4 ? 8 : B::parts == 4 ? 12 : 16;
 }
 

@@ -138,9 +138,10 @@ template <class B, int R, int T> HC_INLINE void dot_quantised(const RowOf<B>* ro
 }
 
 // Whether rows are taken two at a time where their last blocks are half a vector or less, of the types of
-// which that may be: half of those vectors is saved, and of the sums of lanes. Q5_1 and MXFP4, which no small
-// model has, would be 4 KB of code each.
-template <class B> constexpr bool takes_two() {
+// which that may be: half of those vectors is saved, and of the sums of lanes. T tokens: one or a whole tile.
+// Q5_1 and MXFP4, which no small model has, would be 4 KB of code and more each.
+template <class B> constexpr bool takes_two(int T) {
+    if (T != 1 && T != Vec::token_tile) return false;
     if constexpr (std::is_same_v<B, BlockQ5_1> || std::is_same_v<B, BlockMXFP4>)
         return false;
     else if constexpr (B::quantised)
@@ -153,30 +154,34 @@ HC_INLINE bool ends_in_half(int64_t cols) {
     return last > 0 && 2 * last <= Vec::width;
 }
 
-// The dots of two such rows with one token: the same bits as those of one row.
-template <class B, class V>
-HC_INLINE void dot_two(const RowOf<B>* rows, const Input& in, int t0, float (&out)[2][1], Stream& stream) {
+// The dots of two such rows with T tokens: the same bits as those of one row.
+template <class B, class V, int T>
+HC_INLINE void dot_two(const RowOf<B>* rows, const Input& in, int t0, float (&out)[2][T], Stream& stream) {
     const int64_t blocks = in.cols / kBlock, last = blocks / kLanes * kLanes;
     const int lanes = int(blocks - last), l = lanes / V::width * V::width;
-    F sum[2];
+    F sum[2][T];
     for (int r = 0; r < 2; ++r) {
-        F own[1][1] = {{V::zero()}};
+        F own[1][T];
+        for (F& s : own[0]) s = V::zero();
         // One copy of the code for all vectors, which is long.
         for (int64_t full = 0; full + V::width <= blocks; full += V::width) {
             const int64_t block = full / kLanes * kLanes;
             const int of = int(smaller<int64_t>(kLanes, blocks - block)), at = int(full - block);
             const Group<B> group[1] = {{rows[r], blocks, block, of}};
-            dot_group<B, 1, 1>(group, in, t0, block, at, V::width, own);
+            dot_group<B, 1, T>(group, in, t0, block, at, V::width, own);
             if (at + V::width == of) fetch(stream, bytes_of<B>(rows[r], of));
         }
-        sum[r] = own[0][0];
+        for (int t = 0; t < T; ++t) sum[r][t] = own[0][t];
     }
     const GroupOfTwo<B, V> group[1] = {{{rows[0], blocks, last, lanes}, {rows[1], blocks, last, lanes}}};
-    F low[1][1] = {{V::low_halves(sum[0], sum[1])}};
-    dot_group<B, 1, 1, HalfTwice<V>>(group, in, t0, last, l, lanes - l, low);
-    // One row's last vector adds 0 to the high lanes.
-    const F high = V::add(V::high_halves(sum[0], sum[1]), V::zero());
-    V::sum_halves(low[0][0], high, out[0][0], out[1][0]);
+    F low[1][T];
+    for (int t = 0; t < T; ++t) low[0][t] = V::low_halves(sum[0][t], sum[1][t]);
+    dot_group<B, 1, T, HalfTwice<V>>(group, in, t0, last, l, lanes - l, low);
+    for (int t = 0; t < T; ++t) {
+        // One row's last vector adds 0 to the high lanes.
+        const F high = V::add(V::high_halves(sum[0][t], sum[1][t]), V::zero());
+        V::sum_halves(low[0][t], high, out[0][t], out[1][t]);
+    }
     fetch(stream, 2 * bytes_of<B>(rows[0], lanes));
 }
 
@@ -274,8 +279,8 @@ HC_INLINE void dot_tile(const RowOf<B>* rows, const Input& in, int t0, float (&o
     if constexpr (B::opened && R == 1 && T == 1)
         if (rows->opening->dot && rows->factor == 1)
             return rows->opening->dot(rows->at, in, t0, out[0][0], stream);
-    if constexpr (T == 1 && R == 2 && takes_two<B>())
-        dot_two<B, Vec>(rows, in, t0, out, stream);
+    if constexpr (R == 2 && takes_two<B>(T))
+        dot_two<B, Vec, T>(rows, in, t0, out, stream);
     else if constexpr (B::quantised)
         dot_quantised<B, R, T>(rows, in, t0, out, stream);
     else
