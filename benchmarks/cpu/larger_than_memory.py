@@ -9,6 +9,8 @@ whose routers prefer a quarter of the experts (57 % of all choices); or, with `-
 each: `sparse-mixtral` has neurons that fire as a power law says (10 % on average), the most active first, and
 a predictor beside it (`lib/experts.py`), which `--sparsity predicted` uses and `exact` does not; `mixtral` is
 the same in SiLU, for llama.cpp. `--side-by-side`: rows of a sparse model's neuron lie together in its file.
+`--change` multiplies what layers add to the residual stream: with more of it the next layer's experts are
+guessed less well.
 `--profile` counts routing on another text and adds rounds in which hot experts keep their places.
 
 Budgets take turns, each in a process of its own that begins with the file out of the system's cache
@@ -134,6 +136,7 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true", help="leave the file in the system's cache")
     parser.add_argument("--make", type=int, metavar="LAYERS", help="write the model, if it is not there")
     parser.add_argument("--shape", choices=MODELS, default="qwen3", help="of the model that is written")
+    parser.add_argument("--change", type=float, default=1, help="by its layers, multiplied (1)")
     parser.add_argument("--side-by-side", action="store_true", help="of a neuron's rows in that model")
     parser.add_argument("--sparsity", help="exact, predicted or off (auto)")
     parser.add_argument("--profile", action="store_true", help="each budget with a profile of routing, too")
@@ -152,7 +155,8 @@ def main() -> None:
     if args.side_by_side and args.shape != "sparse-mixtral":
         parser.error("--side-by-side is for --shape sparse-mixtral")
     if args.make and not args.model.exists():
-        write_experts(args.model, args.make, shape=args.shape, side_by_side=args.side_by_side)
+        more = {"side_by_side": args.side_by_side, "change": args.change}
+        write_experts(args.model, args.make, shape=args.shape, **more)
     ways = [(budget, False) for budget in budgets]
     if args.profile:
         count_routing(args.model, budgets[-1])

@@ -135,7 +135,8 @@ void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, con
 void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Floats& out, bool skip,
                  const Maybe<uint64_t>& mask, const Maybe<uint64_t>& fired, const Maybe<int64_t>& stats,
                  bool accumulate, const Maybe<const int32_t>& ids, const Maybe<const float>& factors,
-                 const Maybe<const float>& gates, const Maybe<uint64_t>& strongest) {
+                 const Maybe<const float>& gates, const Maybe<uint64_t>& strongest,
+                 const BoundLookAhead* ahead) {
     if (ids.has_value() != factors.has_value()) refuse("ffn: ids and factors must be given together");
     if (w.experts() > 1 && !ids) refuse("ffn: of several experts, ids must say which are chosen");
     Ffn f{};
@@ -173,7 +174,11 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
     if (strongest) marked = {data_of(*strongest, "ffn: strongest", decode, words), words};
     const float* values = data_of(x, "ffn: x", rows, dim);
     if (!ids) return p.program.ffn(f, values, marked);
-    p.program.ffn(f, values, chosen_of(w.ends, w.chosen, *ids, factors, rows, "ffn"), w.waves);
+    const auto chosen = chosen_of(w.ends, w.chosen, *ids, factors, rows, "ffn");
+    if (!ahead) return p.program.ffn(f, values, chosen, w.waves);
+    LookAhead of = ahead->of;
+    of.x = data_of(ahead->x, "ffn: ahead", rows, of.weights.cols);
+    p.program.ffn(f, values, chosen, w.waves, &of);
 }
 
 }  // namespace
@@ -187,7 +192,8 @@ void bind_ffn(nb::module_& m, nb::class_<BoundProgram>& program) {
         .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
              "mask"_exact, "ends"_a, "chosen"_a, "ids"_maybe)
         .def("ffn", &bind_ffn_op, "x"_exact, "weights"_a, "out"_exact, "skip"_a, "mask"_maybe, "fired"_maybe,
-             "stats"_maybe, "accumulate"_a, "ids"_maybe, "factors"_maybe, "gates"_maybe, "strongest"_maybe);
+             "stats"_maybe, "accumulate"_a, "ids"_maybe, "factors"_maybe, "gates"_maybe, "strongest"_maybe,
+             "ahead"_a.none());
 }
 
 }  // namespace hc

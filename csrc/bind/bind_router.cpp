@@ -1,36 +1,67 @@
-// The router op.
+// The router op, and a router that is tried within another layer's FFN op.
 #include "bind/bind.h"
+#include "disk/shelf.h"
 
 namespace hc {
 namespace {
 
-void bind_router_op(BoundProgram& p, const Floats& x, const WeightRows& weights,
-                    const Maybe<const float>& bias, const Array<int32_t>& ids, const Floats& factors,
-                    int64_t k, bool softmax, const Maybe<const float>& selection_bias, bool normalise,
-                    float scale, const Maybe<const float>& expert_scale, int64_t groups, int64_t used_groups,
-                    int64_t best) {
-    const Rows& w = plain_rows(weights, "router");
-    const int64_t rows = p.rows(kTokens);
+void check_router(const Rows& w, int64_t k, const ExpertGroups& of) {
     if (w.count < 1 || w.count > kMaxExperts || k < 1 || k > kMaxChosen || k > w.count)
         refuse("router: " + std::to_string(k) + " of " + std::to_string(w.count) +
                " experts; allowed: up to " + std::to_string(kMaxChosen) + " of up to " +
                std::to_string(kMaxExperts));
-    if (groups < 1 || groups > kMaxExpertGroups || w.count % groups || used_groups < 1 ||
-        used_groups > groups || w.count / groups * used_groups < k || best < 1 || best > 2)
-        refuse("router: " + std::to_string(used_groups) + " of " + std::to_string(groups) + " groups of " +
+    if (of.count < 1 || of.count > kMaxExpertGroups || w.count % of.count || of.used < 1 ||
+        of.used > of.count || w.count / of.count * of.used < k || of.best < 1 || of.best > 2)
+        refuse("router: " + std::to_string(of.used) + " of " + std::to_string(of.count) + " groups of " +
                std::to_string(w.count) + " experts");
+}
+
+void bind_router_op(BoundProgram& p, const Floats& x, const WeightRows& weights,
+                    const Maybe<const float>& bias, const Array<int32_t>& ids, const Floats& factors,
+                    int64_t k, bool softmax, const Maybe<const float>& selection_bias, bool normalise,
+                    float scale, const Maybe<const float>& expert_scale, int groups, int used_groups,
+                    int best) {
+    const Rows& w = plain_rows(weights, "router");
+    const int64_t rows = p.rows(kTokens);
+    const ExpertGroups of{groups, used_groups, best};
+    check_router(w, k, of);
     const Router r{int(w.count), int(k),
                    softmax,      vector_of(selection_bias, "router: selection bias", w.count),
                    normalise,    scale};
-    const ExpertGroups of{int(groups), int(used_groups), int(best)};
     p.program.router(data_of(x, "router: x", rows, w.cols), w, vector_of(bias, "router: bias", w.count), r,
                      vector_of(expert_scale, "router: expert scale", w.count),
                      data_of(ids, "router: ids", rows, k), data_of(factors, "router: factors", rows, k), of);
 }
 
+BoundLookAhead look_ahead_of(Floats x, const WeightRows& weights, Maybe<const float> bias, int64_t k,
+                             bool softmax, Maybe<const float> selection_bias, int groups, int used_groups,
+                             int best, bool normed, Maybe<const float> norm_weight,
+                             Maybe<const float> norm_bias, float eps, bool centre,
+                             std::shared_ptr<Shelf> shelf) {
+    const Rows& w = plain_rows(weights, "look ahead");
+    LookAhead of;
+    of.groups = {groups, used_groups, best};
+    check_router(w, k, of.groups);
+    if (!shelf || shelf->experts() != w.count) refuse("look ahead: a shelf of as many experts is needed");
+    of.weights = w;
+    of.bias = vector_of(bias, "look ahead: bias", w.count);
+    of.router = {int(w.count), int(k), softmax,
+                 vector_of(selection_bias, "look ahead: selection bias", w.count), false, 1};
+    of.normed = normed;
+    of.norm = {vector_of(norm_weight, "look ahead: norm weight", w.cols),
+               vector_of(norm_bias, "look ahead: norm bias", w.cols), eps, centre, w.cols};
+    of.waves = std::move(shelf);
+    return {std::move(x),         weights, std::move(bias), std::move(selection_bias), std::move(norm_weight),
+            std::move(norm_bias), std::move(of)};
+}
+
 }  // namespace
 
-void bind_router(nb::class_<BoundProgram>& program) {
+void bind_router(nb::module_& m, nb::class_<BoundProgram>& program) {
+    nb::class_<BoundLookAhead>(m, "LookAhead")
+        .def(nb::new_(&look_ahead_of), "x"_exact, "weights"_a, "bias"_maybe, "k"_a, "softmax"_a,
+             "selection_bias"_maybe, "groups"_a, "used_groups"_a, "best"_a, "normed"_a, "norm_weight"_maybe,
+             "norm_bias"_maybe, "eps"_a, "centre"_a, "shelf"_a);
     program.def("router", &bind_router_op, "x"_exact, "weights"_a, "bias"_maybe, "ids"_exact, "factors"_exact,
                 "k"_a, "softmax"_a, "selection_bias"_maybe, "normalise"_a, "scale"_a, "expert_scale"_maybe,
                 "groups"_a, "used_groups"_a, "best"_a);

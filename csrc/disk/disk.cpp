@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 
 #include "pool/wait.h"
 #include "simd/kernels.h"
@@ -144,7 +145,7 @@ void Disk::read(std::vector<DiskRead> reads) {
         std::lock_guard<std::mutex> lock(threads_->mutex);
         for (DiskRead& each : reads) {
             ++each.arrival->left;
-            queue_.push_back(std::move(each));
+            (each.arrival->guess ? guesses_ : queue_).push_back(std::move(each));
         }
         wake_those_that_wait();
     }
@@ -171,14 +172,38 @@ bool Disk::arrived(const Arrival& arrival) {
 
 void Disk::drop(const Arrival& arrival) {
     std::lock_guard<std::mutex> lock(threads_->mutex);
+    drop(queue_, arrival);
+}
+
+// Returns the bytes of what it drops.
+int64_t Disk::drop(std::deque<DiskRead>& reads, const Arrival& arrival) {
+    int64_t bytes = 0;
     const auto is_kept = [&](const DiskRead& each) {
         if (each.arrival.get() != &arrival) return true;
+        bytes += (each.end - each.first) * each.from.row_bytes;
         --each.arrival->left;
         each.arrival->error = kDropped;
         return false;
     };
-    queue_.erase(std::stable_partition(queue_.begin(), queue_.end(), is_kept), queue_.end());
+    reads.erase(std::stable_partition(reads.begin(), reads.end(), is_kept), reads.end());
     threads_->done.notify_all();
+    return bytes;
+}
+
+void Disk::promote(const Arrival& arrival) {
+    std::lock_guard<std::mutex> lock(threads_->mutex);
+    const auto stays = [&](const DiskRead& each) { return each.arrival.get() != &arrival; };
+    const auto needed = std::stable_partition(guesses_.begin(), guesses_.end(), stays);
+    queue_.insert(queue_.end(), std::make_move_iterator(needed), std::make_move_iterator(guesses_.end()));
+    guesses_.erase(needed, guesses_.end());
+}
+
+int64_t Disk::call_off(Arrival& arrival) {
+    std::unique_lock<std::mutex> lock(threads_->mutex);
+    const int64_t bytes = drop(guesses_, arrival) + drop(queue_, arrival);
+    arrival.called_off = true;
+    threads_->done.wait(lock, [&] { return arrival.packing == 0; });
+    return bytes;
 }
 
 int Disk::error_of(const Arrival& arrival) {
@@ -210,14 +235,14 @@ void Disk::wake_those_that_wait() {
 void Disk::loop(Packer& own) {
     std::unique_lock<std::mutex> lock(threads_->mutex);
     for (;;) {
-        if (own.idle()) threads_->work.wait(lock, [&] { return stop_ || (!queue_.empty() && !holds_); });
+        if (own.idle()) threads_->work.wait(lock, [&] { return stop_ || (waiting() && !holds_); });
         take(own);
         if (own.idle()) {
             if (stop_) return;
             continue;
         }
         // Others take their share, and if they are slow to wake, this one takes another.
-        const bool more = !own.begun.empty() && !queue_.empty() && !own.free.empty();
+        const bool more = !own.begun.empty() && waiting() && !own.free.empty();
         own.waits = !own.free.empty();
         const auto start = Clock::now();
         lock.unlock();
@@ -232,6 +257,7 @@ void Disk::loop(Packer& own) {
             own.trays.give_back(piece.tray);
             own.free.push_back(name);
             const std::shared_ptr<Arrival> arrival = std::move(piece.read.arrival);
+            if (piece.packing && --arrival->packing == 0) threads_->done.notify_all();
             settle(*arrival, error);
         }
     }
@@ -260,17 +286,19 @@ void Disk::settle(Arrival& arrival, int error) {
 // Takes its share of what waits, as far as it has room.
 void Disk::take(Packer& own) {
     own.begun.clear();
-    const size_t share = (queue_.size() + threads_->packers.size() - 1) / threads_->packers.size();
-    while (!stop_ && !holds_ && !queue_.empty() && own.begun.size() < share && !own.free.empty()) {
-        const std::shared_ptr<Arrival> arrival = queue_.front().arrival;
+    const size_t all = queue_.size() + guesses_.size(), threads = threads_->packers.size();
+    const size_t share = (all + threads - 1) / threads;
+    while (!stop_ && !holds_ && waiting() && own.begun.size() < share && !own.free.empty()) {
+        std::deque<DiskRead>& reads = queue_.empty() ? guesses_ : queue_;
+        const std::shared_ptr<Arrival> arrival = reads.front().arrival;
         int error = arrival->error;  // of another part: this one would not help
         if (!error) {
-            Piece piece = piece_of(queue_.front());
+            Piece piece = piece_of(reads.front());
             try {
                 if (!own.local) own.local = allocate_aligned(kLocalBytes);
                 piece.to = own.trays.take(piece.stop - piece.begin, piece.tray);
                 if (!piece.to) break;
-                piece.read = std::move(queue_.front());
+                piece.read = std::move(reads.front());
                 own.pieces[size_t(own.free.back())] = std::move(piece);
                 own.begun.push_back(own.free.back());
                 own.free.pop_back();
@@ -278,7 +306,7 @@ void Disk::take(Packer& own) {
                 error = ENOMEM;
             }
         }
-        queue_.pop_front();
+        reads.pop_front();
         if (error) settle(*arrival, error);
     }
 }
@@ -321,6 +349,10 @@ bool Disk::has_ended(Packer& own, const EndedRead& read, int64_t& bytes, int& er
         ask(own, read.name);
         return false;
     }
+    if (!may_pack(piece)) {
+        error = kDropped;
+        return true;
+    }
     try {
         error = pack(own, piece);
     } catch (const std::bad_alloc&) {
@@ -328,6 +360,17 @@ bool Disk::has_ended(Packer& own, const EndedRead& read, int64_t& bytes, int& er
     } catch (...) {  // nothing may leave a thread
         error = EIO;
     }
+    return true;
+}
+
+// Whether the place that a piece goes to is still its own, which it then is until the piece has ended.
+bool Disk::may_pack(Piece& piece) const {
+    Arrival& arrival = *piece.read.arrival;
+    if (!arrival.guess) return true;
+    std::lock_guard<std::mutex> lock(threads_->mutex);
+    if (arrival.called_off) return false;
+    piece.packing = true;
+    ++arrival.packing;
     return true;
 }
 

@@ -36,8 +36,12 @@ std::string why_not_read(int error);
 
 // Reads that belong together. The disk alone changes it.
 struct Arrival {
-    int left = 0;   // reads that are not done
-    int error = 0;  // the first one
+    explicit Arrival(bool is_guess = false) : guess(is_guess) {}
+    const bool guess;        // nobody needs them yet: others go first, and they may be called off
+    bool called_off = false;  // what is under way is not packed
+    int packing = 0;          // reads of a guess that are being packed
+    int left = 0;             // reads that are not done
+    int error = 0;            // the first one
 };
 
 // Rows [first, end) of a tensor of an open file, and where they go.
@@ -103,6 +107,11 @@ class Disk {
     bool arrived(const Arrival&);
     // Drops the reads that no thread has begun.
     void drop(const Arrival&);
+    // The reads of a guess are needed now: they go behind those that are needed already.
+    void promote(const Arrival&);
+    // The reads of a guess are not needed: as drop(), and what is under way comes to nothing, so that its room
+    // in memory is free at once. Returns the bytes that are not read.
+    int64_t call_off(Arrival&);
     int error_of(const Arrival&);
     Counts counts();
     // As long as it holds, no thread begins a read: for tests, a disk that has other work.
@@ -126,6 +135,7 @@ class Disk {
         int64_t at;           // up to here it has come
         uint8_t* to;
         int tray;
+        bool packing;  // its arrival counts it
     };
     struct Packer {
         Trays trays;
@@ -150,6 +160,9 @@ class Disk {
 
     void loop(Packer&);
     void take(Packer&);
+    bool waiting() const { return !queue_.empty() || !guesses_.empty(); }
+    int64_t drop(std::deque<DiskRead>&, const Arrival&);
+    bool may_pack(Piece&) const;
     Piece piece_of(const DiskRead&) const;
     void ask(Packer&, int name) const;
     int64_t wait(Packer&, bool more) const;
@@ -164,7 +177,7 @@ class Disk {
     bool rings_ = false;
     std::deque<File> files_;
     std::unique_ptr<Threads> threads_;
-    std::deque<DiskRead> queue_;
+    std::deque<DiskRead> queue_, guesses_;  // the latter are begun where the former is empty
     Counts counts_;
     std::atomic<int64_t> at_most_{std::numeric_limits<int64_t>::max()};
     bool stop_ = false, holds_ = false;

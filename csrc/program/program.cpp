@@ -310,6 +310,17 @@ void Program::attention(Attention args, int64_t pages) {
          });
 }
 
+void Program::choose(const Router& r, const ExpertGroups& groups, const float* logits, int32_t* ids,
+                     float* factors) const {
+    Router in_groups = r;
+    float bias_in_groups[kMaxExperts];
+    if (groups.used < groups.count) {
+        leave_groups_out(groups, r, logits, bias_in_groups);
+        in_groups.selection_bias = bias_in_groups;
+    }
+    k_.router(in_groups, logits, ids, factors);
+}
+
 void Program::router(const float* x, const Rows& weights, const float* bias, const Router& r,
                      const float* expert_scale, int32_t* ids, float* factors, const ExpertGroups& groups) {
     ScratchPlan plan(*this);
@@ -324,14 +335,7 @@ void Program::router(const float* x, const Rows& weights, const float* bias, con
               [logits](uint8_t* p) { (*logits)[0].out = reinterpret_cast<float*>(p); });
     products(in, logits, tokens);
     step(tokens, [=](int64_t t, const Scratch&) {
-        const float* own = (*logits)[0].out + t * r.experts;
-        Router in_groups = r;
-        float bias_in_groups[kMaxExperts];
-        if (groups.used < groups.count) {
-            leave_groups_out(groups, r, own, bias_in_groups);
-            in_groups.selection_bias = bias_in_groups;
-        }
-        k_.router(in_groups, own, ids + t * r.chosen, factors + t * r.chosen);
+        choose(r, groups, (*logits)[0].out + t * r.experts, ids + t * r.chosen, factors + t * r.chosen);
         for (int64_t i = t * r.chosen; expert_scale && i < (t + 1) * r.chosen; ++i)
             factors[i] *= expert_scale[ids[i]];
     });

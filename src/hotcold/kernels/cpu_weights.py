@@ -45,6 +45,7 @@ class PackedFFN:
     activation: str
     gated: bool
     dense: bool  #: whether down is a dot over all neurons
+    shelf: _native.Shelf | None = None  #: that experts are read to when they are named
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class Packer:
             activation=tensors.activation,
             gated=gate is not None,
             dense=dense,
+            shelf=shelf,
         )
 
     def _rows(

@@ -31,6 +31,7 @@ from hotcold.kernels.backend import (
     Floats,
     IndexedBy,
     Ints,
+    LookAhead,
     Mailbox,
     Masks,
     Matrix,
@@ -365,6 +366,7 @@ class ReferenceBackend(ReferenceStates):
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
         strongest: Buffer | None = None,
+        ahead: LookAhead | None = None,
     ) -> None:
         """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
 
