@@ -17,7 +17,8 @@ Budgets take turns, each in a process of its own that begins with the file out o
 (`--warm`: as it is). `--all` adds the whole model in memory. A round generates from the same prompt;
 the texts must be the same. Columns: tok/s of generation, the share of the experts that were named
 and in memory, MiB of the file for a token, the rate of the disk while computing waited for it, waits and ms
-of waiting for a token. Bound the memory of all of it with a cgroup, `systemd-run --scope -p MemoryMax=...`,
+of waiting for a token; experts that were read a layer ahead (`HOTCOLD_AHEAD=off` in the environment: none),
+the share of them that was needed, and MiB of the others. `h` behind a budget: hot ones stay. Bound the memory of all of it with a cgroup, `systemd-run --scope -p MemoryMax=...`,
 to see a machine that has no more; llama.cpp under the same bound is `llama-bench` with and without `-mmp 0`.
 """
 
@@ -83,6 +84,9 @@ def measure(
         "disk_bytes_per_token": counters.disk_bytes * per_token,
         "stalls_per_token": counters.stalls * per_token,
         "stall_s_per_token": counters.stall_s * per_token,
+        "ahead_per_token": counters.experts_ahead * per_token,
+        "ahead_right_share": counters.experts_ahead_right / max(1, counters.experts_ahead),
+        "vain_bytes_per_token": counters.disk_vain_bytes * per_token,
         "disk_gb_s": counters.disk_bytes / counters.stall_s / 1e9 if counters.stall_s else None,
         "most_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "sparsity": llm.session.sparsity,
@@ -167,7 +171,7 @@ def main() -> None:
             rounds[way].append(apart(args, *way))
     beside.unlink(missing_ok=True)
     report = []
-    print("budget GiB   tok/s  hits   MiB/token  GB/s waited for  waits  ms waiting  (h: hot ones stay)")
+    print("budget GiB   tok/s  hits   MiB/token  GB/s waited for  waits  ms waiting  ahead  right  MiB in vain")
     for (budget, hot), found in rounds.items():
         row: dict[str, Any] = {"budget_bytes": budget, "profile": hot}
         for key in found[0].keys() - {"text", "sparsity"}:
@@ -179,6 +183,8 @@ def main() -> None:
             f"{size:>10} {row['tok_s']:7.2f} {row['hit_share']:5.1%}",
             f"{row['disk_bytes_per_token'] / 2**20:11.2f} {row['disk_gb_s'] or 0:16.2f}",
             f"{row['stalls_per_token']:6.1f} {1e3 * row['stall_s_per_token']:11.2f}",
+            f"{row['ahead_per_token']:6.1f} {row['ahead_right_share']:6.1%}",
+            f"{row['vain_bytes_per_token'] / 2**20:12.2f}",
         ]
         print(" ".join(parts))
     texts = {each["text"] for found in rounds.values() for each in found}

@@ -44,7 +44,7 @@ class GuessRecord {
     bool few() const { return guesses_ < kFew; }
 
   private:
-    static constexpr int64_t kFew = 16, kMany = 128;
+    static constexpr int64_t kFew = 16, kMany = 64;
     static constexpr int64_t kPays = 2;  // a guess in so many must be right
     int64_t guesses_ = 0, right_ = 0;
 };

@@ -52,6 +52,9 @@ class Counters:
     disk_bytes: int = 0
     stalls: int = 0  #: how often computing waited for the disk
     stall_s: float = 0.0
+    experts_ahead: int = 0  #: experts that were asked for before their layer named them
+    experts_ahead_right: int = 0  #: those that it then named
+    disk_vain_bytes: int = 0  #: read for the others
 
     def add_disk(self, before: DiskCounts, after: DiskCounts | None) -> None:
         """Counts what a step read of experts."""
@@ -62,6 +65,9 @@ class Counters:
         self.disk_bytes += own.nbytes
         self.stalls += own.stalls
         self.stall_s += own.stall_s
+        self.experts_ahead += own.guessed
+        self.experts_ahead_right += own.right
+        self.disk_vain_bytes += own.vain_bytes
 
     def copy(self) -> Self:
         return replace(self, rows=self.rows.copy(), shared=self.shared.copy())
@@ -91,6 +97,11 @@ class Figures:
     disk_bytes_per_token: float | None = None
     stalls_per_token: float | None = None
     stall_s_per_token: float | None = None
+    #: how many of these experts were asked for before their layer named them, the share of those that it then
+    #: named, and bytes of the others
+    experts_ahead_per_token: float | None = None
+    experts_ahead_right_share: float | None = None
+    disk_vain_bytes_per_token: float | None = None
 
     @classmethod
     def of(cls, counters: Counters, footprint: Footprint) -> Self:
@@ -133,6 +144,9 @@ def _of_disk(counters: Counters) -> dict[str, float]:
         "disk_bytes_per_token": counters.disk_bytes / tokens,
         "stalls_per_token": counters.stalls / tokens,
         "stall_s_per_token": counters.stall_s / tokens,
+        "experts_ahead_per_token": counters.experts_ahead / tokens,
+        "experts_ahead_right_share": counters.experts_ahead_right / max(1, counters.experts_ahead),
+        "disk_vain_bytes_per_token": counters.disk_vain_bytes / tokens,
     }
 
 

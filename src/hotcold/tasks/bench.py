@@ -67,6 +67,9 @@ class Round:
     disk_bytes_per_token: float | None = None
     stalls_per_token: float | None = None
     stall_s_per_token: float | None = None
+    experts_ahead_per_token: float | None = None
+    experts_ahead_right_share: float | None = None
+    disk_vain_bytes_per_token: float | None = None
 
 
 @dataclass(frozen=True)

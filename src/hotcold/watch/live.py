@@ -39,6 +39,9 @@ class Rates:
     disk_bytes_per_token: float | None = None
     stalls_per_token: float | None = None
     stall_s_per_token: float | None = None
+    experts_ahead_per_token: float | None = None
+    experts_ahead_right_share: float | None = None
+    disk_vain_bytes_per_token: float | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,9 @@ class _Moment:
             disk_bytes_per_token=figures.disk_bytes_per_token,
             stalls_per_token=figures.stalls_per_token,
             stall_s_per_token=figures.stall_s_per_token,
+            experts_ahead_per_token=figures.experts_ahead_per_token,
+            experts_ahead_right_share=figures.experts_ahead_right_share,
+            disk_vain_bytes_per_token=figures.disk_vain_bytes_per_token,
         )
 
 
