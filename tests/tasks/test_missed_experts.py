@@ -133,6 +133,7 @@ def test_a_disk_that_falls_asleep(spread: tuple[float, ...], monkeypatch: pytest
 def test_misses_are_timed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(missed_experts, "_HITS_S", 0.0)
     monkeypatch.setattr(missed_experts, "_MISSES_S", 0.0)
+    monkeypatch.setattr(missed_experts, "_FILLER_S", 0.0)
     for share, asked in ((0.5, 1), (0.1, 2)):  # a half; two places, as many as a token chooses
         with open_gguf(model) as file:
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)
