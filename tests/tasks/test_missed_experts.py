@@ -1,4 +1,4 @@
-"""What missed experts add: tokens miss what they are asked to, and a disk of known habits costs what it costs
+"""Missed experts: tokens miss what they are asked to, and a disk of known habits costs what it costs
 in a simulation of whole tokens."""
 
 from __future__ import annotations
