@@ -286,6 +286,23 @@ def test_the_plan_knows_predictors(predicted: Path) -> None:
         )
 
 
+def test_the_plan_has_the_mode_of_the_run(predicted: Path) -> None:
+    """All gates stay where neurons are not predicted. Reads that keep processors busier than the disk take
+    what these need."""
+    reads = [Reads(n, d, False, d / 8, cpu_s_gb=1e4) for n in SIZES for d in DEPTHS]
+    disk = DiskSpeed("a disk", True, (Reads(SIZES[-1], 8, True, 1.0), *reads))
+    for sparsity in ("exact", "predicted"):
+        ram = budget(predicted, 0.6, context=128, sparsity=sparsity)
+        own = LoadOptions(threads=1, ram_budget=ram, context=128, sparsity=sparsity)
+        hardware = find_hardware("rtx4090-i9")
+        plan = plan_ram(predicted, ram, context=128, sparsity=sparsity, hardware=hardware, disk=disk)
+        assert plan.shelves == load(predicted, own).shelves and isinstance(plan.shelves, HotNeurons)
+        assert any(plan.shelves.gate_bytes) == (sparsity == "exact")
+        busy = plan.disk_bytes_per_token / 1e9 * 1e4 / (os.cpu_count() or 1)
+        assert plan.disk_s_per_token == pytest.approx(busy, rel=0.01) and busy > 0
+        assert 1 / plan.predicted_tok_s == pytest.approx(1 / plan.resident_tok_s + plan.disk_s_per_token)
+
+
 def test_the_most_active_neurons_are_hot(ordered: Path) -> None:
     own = opened(ordered, 0.6).model.shelves
     assert isinstance(own, HotNeurons)

@@ -1,4 +1,4 @@
-"""What missed experts add: tokens miss what they are asked to, and a disk of known habits costs what it costs
+"""Missed experts: tokens miss what they are asked to, and a disk of known habits costs what it costs
 in a simulation of whole tokens."""
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ def test_a_disk_that_falls_asleep(spread: tuple[float, ...], monkeypatch: pytest
 def test_misses_are_timed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(missed_experts, "_HITS_S", 0.0)
     monkeypatch.setattr(missed_experts, "_MISSES_S", 0.0)
+    monkeypatch.setattr(missed_experts, "_FILLER_S", 0.0)
     for share, asked in ((0.5, 1), (0.1, 2)):  # a half; two places, as many as a token chooses
         with open_gguf(model) as file:
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)

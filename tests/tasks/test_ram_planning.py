@@ -324,7 +324,7 @@ def test_a_plan_says_what_it_could_not_time(model: Path, monkeypatch: pytest.Mon
 
 
 def test_processor_seconds_of_reads() -> None:
-    """Of the nearest measurement."""
+    """They are those of the nearest measurement."""
     reads = [Reads(n, d, False, 1.0, n + d) for n in SIZES for d in DEPTHS]
     known = DiskSpeed("a disk", True, (Reads(SIZES[-1], 8, True, 1.0, 1e9), *reads))
     assert known.cpu_s_gb(5000, 1) == 4097 and known.cpu_s_gb(3 << 20, 64) == (2 << 20) + DEPTHS[-1]

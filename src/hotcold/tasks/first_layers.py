@@ -124,7 +124,7 @@ def _with_layers(model: LoadedModel, file: GGUFFile, count: int) -> LoadedModel:
 
 
 def in_turns(runs: Sequence[Callable[[], float]]) -> list[list[float]]:
-    """What each gives, round by round, after one that is not counted, for some seconds."""
+    """Calls each in turn, round by round, after one that is not counted, for some seconds."""
     for run in runs:
         run()
     start = time.perf_counter()

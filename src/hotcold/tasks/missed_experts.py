@@ -28,7 +28,7 @@ _ROUNDS = 5
 _HITS_S, _MISSES_S = 0.3, 1.3  # of a round
 _LEAST_TOKENS = 3
 _REST_BYTES = 1 << 20  # of what stands for all that is no expert
-_CALLS = 50
+_FILLER_S = 0.2
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -150,7 +150,7 @@ def _time_misses(
     picked = sorted({partly[i * len(partly) // _LAYERS] for i in range(_LAYERS)})
     layers = [_layer(file, config, shelves, i, backend, batch) for i in picked]
     compute = _filler(backend, batch, config.dim)
-    unit = statistics.median(_timed(compute) for _ in range(_CALLS))
+    unit = _mean(compute, _FILLER_S)[0]  # as times of layers are: a busy machine's, too
     rest = round((seconds.layer_s - seconds.experts_s) / unit)
     between = round((seconds.layer_s * (config.layers - len(partly)) + seconds.besides_s) / unit)
 
@@ -219,12 +219,6 @@ def _filler(backend: CPUBackend, batch: Batch, dim: int) -> Callable[[], None]:
     program = backend.record(lambda: backend.linear(x, [matrix], batch, [out]))
     program.run()
     return program.run
-
-
-def _timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def _mean(run: Callable[[], object], seconds: float) -> tuple[float, int]:

@@ -156,41 +156,49 @@ def plan_ram(
                 disk = measure_disk(path, lambda *n: told("measuring the disk", *n))
             by_neuron = _by_neuron(shelves, given, sizes, speed, disk)
             return RAMPlan(**known | {"memory": memory, "disk": disk} | by_neuron)
-        token, lacking = None, ""
+        costs = _Costs(sizes, shelves, speed, disk)
+        token, lacking, resident = None, "", costs.resident_s(routing_shares(config, given))
         if hardware is None:
             token, lacking = _time_tokens(file, config, positions, how, told)
-        shares = routing_shares(config, given)
-        missing = [missed_experts(shelves, layer, given, each) for layer, each in enumerate(shares)]
-        costs = _Costs(sizes, shelves, speed, disk)
-        resident = costs.resident_s(shares)
         if token is not None:
             rest = sizes.kv.sum() * max(0.0, 1 - token.position / positions)  # of the whole context
             resident = token.token_s(config.layers) + float(rest) / (speed.gb_s * 1e9)
-        misses = None
-        if disk is None and not shelves.all_fit:
-            between = costs.between(config, token)
-            told(_READING, 0, 1)
-            misses = time_misses(file, config, shelves, missing, between)
-            told(_READING, 1, 1)
+        known |= {"memory": memory + lacking, "disk": disk, "token": token}
+        return RAMPlan(**known | _by_expert(file, config, given, costs, token, resident, told))
+
+
+def _by_expert(
+    file: GGUFFile,
+    config: Config,
+    profile: Profile,
+    costs: "_Costs",
+    token: TokenTime | None,
+    resident_s: float,
+    told: Progress,
+) -> dict[str, Any]:
+    """The figures of a plan that leaves whole experts in the file; ``resident_s`` are seconds of a token with
+    all in memory."""
+    shelves, shares = costs.shelves, routing_shares(config, profile)
+    missing = [missed_experts(shelves, layer, profile, each) for layer, each in enumerate(shares)]
     units, missed = shelves.unit_bytes, [mean(each) for each in missing]
     chosen = sum(float(each.sum()) for each, unit in zip(shares, units, strict=True) if unit)
-    if misses is not None:
+    misses = None
+    if costs.disk is None and not shelves.all_fit:
+        told(_READING, 0, 1)
+        misses = time_misses(file, config, shelves, missing, costs.between(config, token))
+        told(_READING, 1, 1)
         waits = more = misses.more_s * sum(missed) / max(misses.missed, 1e-9)
     else:
         more = costs.token(shares, missing) - costs.resident_s(shares)
         waits = sum(costs.disk_s(layer, each) for layer, each in enumerate(missing))
-    return RAMPlan(
-        **known,
-        memory=memory + lacking,
-        disk=disk,
-        hit_share=1 - sum(missed) / chosen,
-        disk_bytes_per_token=sum(n * unit for n, unit in zip(missed, units, strict=True)),
-        disk_s_per_token=waits,
-        predicted_tok_s=1 / (resident + more),
-        resident_tok_s=1 / resident,
-        token=token,
-        misses=misses,
-    )
+    return {
+        "hit_share": 1 - sum(missed) / chosen,
+        "disk_bytes_per_token": sum(n * unit for n, unit in zip(missed, units, strict=True)),
+        "disk_s_per_token": waits,
+        "predicted_tok_s": 1 / (resident_s + more),
+        "resident_tok_s": 1 / resident_s,
+        "misses": misses,
+    }
 
 
 _READING = "reading experts"
@@ -335,7 +343,7 @@ class _Costs:
         return count * unit / (self.disk.gb_s(piece, depth) * 1e9)
 
     def between(self, config: Config, token: TokenTime | None) -> Between:
-        """What is computed between two reads."""
+        """Gives the times of computing between two reads."""
         assert config.experts is not None
         memory = self.speed.gb_s * 1e9
         experts = config.experts.chosen * max(self.shelves.unit_bytes) / memory
