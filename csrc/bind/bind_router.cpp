@@ -45,14 +45,17 @@ BoundLookAhead look_ahead_of(Floats x, const WeightRows& weights, Maybe<const fl
     if (!shelf || shelf->experts() != w.count) refuse("look ahead: a shelf of as many experts is needed");
     of.weights = w;
     of.bias = vector_of(bias, "look ahead: bias", w.count);
-    of.router = {int(w.count), int(k), softmax,
-                 vector_of(selection_bias, "look ahead: selection bias", w.count), false, 1};
+    of.router = {int(w.count), int(k),
+                 softmax,      vector_of(selection_bias, "look ahead: selection bias", w.count),
+                 false,        1};
     of.normed = normed;
     of.norm = {vector_of(norm_weight, "look ahead: norm weight", w.cols),
                vector_of(norm_bias, "look ahead: norm bias", w.cols), eps, centre, w.cols};
     of.waves = std::move(shelf);
-    return {std::move(x),         weights, std::move(bias), std::move(selection_bias), std::move(norm_weight),
-            std::move(norm_bias), std::move(of)};
+    return {std::move(x),           weights,
+            std::move(bias),        std::move(selection_bias),
+            std::move(norm_weight), std::move(norm_bias),
+            std::move(of)};
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ std::string why_not_read(int error);
 // Reads that belong together. The disk alone changes it.
 struct Arrival {
     explicit Arrival(bool is_guess = false) : guess(is_guess) {}
-    const bool guess;        // nobody needs them yet: others go first, and they may be called off
+    const bool guess;         // nobody needs them yet: others go first, and they may be called off
     bool called_off = false;  // what is under way is not packed
     int packing = 0;          // reads of a guess that are being packed
     int left = 0;             // reads that are not done
@@ -109,8 +109,8 @@ class Disk {
     void drop(const Arrival&);
     // The reads of a guess are needed now: they go behind those that are needed already.
     void promote(const Arrival&);
-    // The reads of a guess are not needed: as drop(), and what is under way comes to nothing, so that its room
-    // in memory is free at once. Returns the bytes that are not read.
+    // The reads of a guess are not needed: as drop(), and what is under way comes to nothing, so that its
+    // room in memory is free at once. Returns the bytes that are not read.
     int64_t call_off(Arrival&);
     int error_of(const Arrival&);
     Counts counts();

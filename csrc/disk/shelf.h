@@ -54,8 +54,8 @@ class GuessRecord {
 // smallest number; one that a wave is yet to use stays, and so do those that keep their places.
 //
 // A guess takes places by the same rule, but none of an expert that the last step named or that is guessed,
-// too. The next step is where it ends: what it names is waited for, and what it does not name leaves its place
-// at once, read or not. So a wrong guess is the first to make room.
+// too. The next step is where it ends: what it names is waited for, and what it does not name leaves its
+// place at once, read or not. So a wrong guess is the first to make room.
 class Shelf : public Waves {
   public:
     // `name` says in errors what it holds. There are two places at least.

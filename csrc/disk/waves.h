@@ -37,8 +37,8 @@ class Waves {
     virtual void begin(const std::vector<int32_t>& experts, const uint64_t* neurons, const Disk::GiveUp&) = 0;
     // Whether guess() shall be told what the next step is likely to need. Asked once before each such step.
     virtual bool wants_guess() { return false; }
-    // Some experts, ascending, that the next begin() is likely to name: reads of absent ones may begin, behind
-    // all that are needed. Waits for nothing.
+    // Some experts, ascending, that the next begin() is likely to name: reads of absent ones may begin,
+    // behind all that are needed. Waits for nothing.
     virtual void guess(const std::vector<int32_t>&) {}
     // Waits for the next wave, once the last one's experts were used. DiskError: one cannot be read.
     void next(const Disk::GiveUp&);

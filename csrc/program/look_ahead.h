@@ -1,5 +1,6 @@
-// The router of a later layer, tried on what an earlier one reads: a guess at the experts that will be needed.
-// Eliseev and Mazur, arXiv 2312.17238, section 3.2: the residual stream changes little from layer to layer.
+// The router of a later layer, tried on what an earlier one reads: a guess at the experts that will be
+// needed. Eliseev and Mazur, arXiv 2312.17238, section 3.2: the residual stream changes little from layer to
+// layer.
 #pragma once
 #include <memory>
 

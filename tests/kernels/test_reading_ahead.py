@@ -79,8 +79,8 @@ class Steps:
 
 
 class Lists:
-    """The places of a layer: the least recently named expert makes room, for a guess only if the last step did
-    not name it; guesses that a step does not name leave at once."""
+    """The places of a layer: the least recently named expert makes room, for a guess only if the last step
+    did not name it; guesses that a step does not name leave at once."""
 
     def __init__(self, places: int, hot: tuple[int, ...], kept: int, mode: str) -> None:
         self.for_good, self.free, self.mode = set(hot[:kept]), places - kept, mode
@@ -323,11 +323,15 @@ def layers_and_router(
     tensor: Tensor = random_tensor(rng("router"), "F32", EXPERTS, DIM)
     bias = None if kind["selection_bias"] is None else kind["selection_bias"].astype(np.float32)
     scale = np.asarray(rng("norm").uniform(0.2, 2, DIM), np.float32)
-    return first, second, LookAhead(
-        norm=Norm(scale, None, 1e-6) if normed else None,
-        weights=first.ops.matrix(tensor),
-        ffn=second.weights,
-        **kind | {"selection_bias": bias},
+    return (
+        first,
+        second,
+        LookAhead(
+            norm=Norm(scale, None, 1e-6) if normed else None,
+            weights=first.ops.matrix(tensor),
+            ffn=second.weights,
+            **kind | {"selection_bias": bias},
+        ),
     )
 
 

@@ -150,8 +150,8 @@ class ExpertGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class LookAhead:
-    """The router of a later layer, for :meth:`Backend.ffn` to try on ``x`` ``[T, D]``: what it chooses is likely
-    to be needed there. A backend may read that meanwhile; no value depends on it."""
+    """The router of a later layer, for :meth:`Backend.ffn` to try on ``x`` ``[T, D]``: what it chooses is
+    likely to be needed there. A backend may read that meanwhile; no value depends on it."""
 
     x: Buffer = None
     norm: Norm | None  #: between x and the router
