@@ -197,7 +197,7 @@ def test_a_wrong_guess_is_the_first_to_make_room(tmp_path: Path) -> None:
 
 
 def test_nothing_waits_for_a_guess(tmp_path: Path) -> None:
-    """What is under way when it turns out to be wrong does not reach its place."""
+    """A read that is under way when its guess turns out to be wrong does not reach its place."""
     _, lying = stored(tmp_path)
     steps = Steps(replace(lying, places=4))
     steps.run(*choose(0, 1), one_row("wait"))
@@ -336,7 +336,7 @@ def layers_and_router(
 
 
 def chosen_by(ops: CPUBackend, ahead: LookAhead, x: np.ndarray) -> set[int]:
-    """What the router op chooses."""
+    """Returns the choice of the router op."""
     batch = plain_batch(ops, len(x))
     x = np.pad(x, ((0, len(batch.tokens) - len(x)), (0, 0)))
     if ahead.norm is not None:
