@@ -58,8 +58,8 @@ constexpr int64_t kRowsInL1 = 16, kTokensInL1 = 16 << 10;
 
 // Dots of all rows with tokens [t, t1), a multiple of T; a function of its own for each T, as registers are
 // few. Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1, or some of
-// its rows in L1 where all tokens do. Only the first tokens, from t0 on, read the rows from memory, along with
-// the stream; of plain rows, what comes next is fetched during all `turns` of tiles of tokens.
+// its rows in L1 where all tokens do. Only the first tokens, from t0 on, read the rows from memory, along
+// with the stream; of plain rows, what comes next is fetched during all `turns` of tiles of tokens.
 template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const Input& input, int t0, int t,
                                                      int t1, Stream& stream, Coming& coming, int turns,
                                                      const Sink& to) {
