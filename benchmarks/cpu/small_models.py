@@ -100,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("builds", nargs="*", type=Path, metavar="OLD NEW", help="src folders")
     parser.add_argument("--vocab", nargs="*", type=int, default=[49152, 262144])
-    parser.add_argument("--rows", nargs="*", type=int, default=[1, 2, 4], help="of a step, for products")
+    parser.add_argument("--rows", nargs="*", type=int, default=[1, 2, 4, 8], help="of a step, for products")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--repeat", type=int, default=30, help="runs of a turn, of which the fastest counts")
     args = parser.parse_args()

@@ -189,15 +189,16 @@ def test_a_row_of_a_grid_is_the_same_opened_or_not(
 
 @pytest.mark.parametrize("type", [name for name, type in BLOCK_TYPES.items() if type.weights == 32])
 def test_rows_whose_blocks_end_within_a_vector(open_every: list[Callable[[int], Backend]], type: str) -> None:
-    """One token's dots may take two rows at once there, of which one is left over."""
+    """One token's dots and those of a tile may take two rows at once there, of which one is left over."""
     for open_cpu in open_every:
         backend = open_cpu(1)
         for columns in (64, 128, *range(544, 768, 32), 832):
-            tensor = random_tensor(rng("end", columns), type, 5, columns)
-            matrix, x = backend.matrix(tensor), random_rows(rng("x", columns), 3, columns)
-            outs = [products(backend, matrix, rows) for rows in (x, *x[:, None])]
-            dot(x, tensor).check(outs[0], columns)
-            same_bits(np.vstack(outs[1:]), outs[0])
+            tensor = random_tensor(rng("end", columns), type, 19, columns)
+            matrix, x = backend.matrix(tensor), random_rows(rng("x", columns), 16, columns)
+            alone = np.vstack([products(backend, matrix, row[None]) for row in x])
+            dot(x, tensor).check(alone, columns)
+            for rows in (3, 4, 8, 11, 16):
+                same_bits(products(backend, matrix, x[:rows]), alone[:rows])
 
 
 def run_attention(backend: Backend, rows: Iterable[tuple[Row, bool]], type: str = "f16") -> np.ndarray:
