@@ -40,8 +40,8 @@ enum class Guessing { kOff, kOn, kAuto };
 class GuessRecord {
   public:
     void add(int64_t guesses, int64_t right);
-    // Two of three were right: docs/results.md.
-    bool pays() const { return guesses_ >= kFew && 3 * right_ >= 2 * guesses_; }
+    // Three of four were right: docs/results.md.
+    bool pays() const { return guesses_ >= kFew && 4 * right_ >= 3 * guesses_; }
     bool few() const { return guesses_ < kFew; }
 
   private:

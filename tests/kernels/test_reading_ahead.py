@@ -93,7 +93,7 @@ class Lists:
     @property
     def pays(self) -> bool:
         all_of_them, right = self.record
-        return all_of_them >= 16 and 3 * right >= 2 * all_of_them
+        return all_of_them >= 16 and 4 * right >= 3 * all_of_them
 
     def drop(self, candidates: list[int]) -> None:
         del self.named[min(candidates, key=lambda e: (self.named[e], e))]
