@@ -93,7 +93,7 @@ class Lists:
     @property
     def pays(self) -> bool:
         all_of_them, right = self.record
-        return all_of_them >= 16 and 2 * right >= all_of_them
+        return all_of_them >= 16 and 4 * right >= 3 * all_of_them
 
     def drop(self, candidates: list[int]) -> None:
         del self.named[min(candidates, key=lambda e: (self.named[e], e))]
@@ -138,6 +138,7 @@ class Lists:
     seed=st.integers(0, 1000),
     hot=st.integers(0, 8),
     kept=st.integers(0, 4),
+    free=st.integers(4, 6),
     rows=st.integers(1, 2),
     how=st.sampled_from(["well", "badly", "all"]),
     mode=st.sampled_from(["on", "auto"]),
@@ -147,6 +148,7 @@ def test_guesses_take_places_by_the_layers_rule(
     seed: int,
     hot: int,
     kept: int,
+    free: int,
     rows: int,
     how: str,
     mode: str,
@@ -154,7 +156,9 @@ def test_guesses_take_places_by_the_layers_rule(
 ) -> None:
     """No step names more than there are free places; what it gives has the same bits."""
     whole, lying = stored(tmp_path_factory.mktemp("layer"))
-    order, places, kept = tuple(rng("hot", seed).permutation(EXPERTS)[:hot].tolist()), 9, min(kept, hot)
+    kept = min(kept, hot)
+    places = kept + free
+    order = tuple(rng("hot", seed).permutation(EXPERTS)[: min(hot, places)].tolist())
     resident = Steps(whole)
     shelved = Steps(replace(lying, places=places, hot_experts=order, kept=kept))
     shelved.weights.shelf.set_guessing(mode)
@@ -196,8 +200,18 @@ def test_a_wrong_guess_is_the_first_to_make_room(tmp_path: Path) -> None:
     assert before == (1, 5, 1, 0) and steps.counts() == (5, 5, 1, 0)
 
 
+def test_what_the_last_step_named_stays(tmp_path: Path) -> None:
+    _, lying = stored(tmp_path)
+    steps = Steps(replace(lying, places=3))
+    for pair in ((0, 1), (2, 3)):
+        steps.run(*choose(*pair), one_row("last"))
+    steps.guess([7, 8, 9])  # one has the place of expert 1
+    steps.run(*choose(2, 3), one_row("last"))
+    assert steps.counts() == (2, 4, 1, 0)
+
+
 def test_nothing_waits_for_a_guess(tmp_path: Path) -> None:
-    """A read that is under way when its guess turns out to be wrong does not reach its place."""
+    """A read under way that turns out to be wrong does not reach its place."""
     _, lying = stored(tmp_path)
     steps = Steps(replace(lying, places=4))
     steps.run(*choose(0, 1), one_row("wait"))

@@ -10,9 +10,8 @@ from hotcold.model.layer import FeedForward, LayerWeights
 
 
 def look_aheads(layers: Sequence[LayerWeights]) -> list[LookAhead | None]:
-    """Returns for each layer the router that it tries; its ``x``, the residual stream before the layer's FFN,
-    is left to the caller. None where no layer of experts follows, or where that layer's router reads something
-    else: rows that were moved, or one of several residual streams."""
+    """Returns what each layer tries, without its ``x``: the residual stream before its FFN. None where no
+    layer of experts follows, or where that one's router reads rows that were moved."""
     found: list[LookAhead | None] = [None] * len(layers)
     with_experts = [i for i, layer in enumerate(layers) if _router(layer) is not None]
     for before, after in pairwise(with_experts):
