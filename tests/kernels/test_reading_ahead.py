@@ -395,7 +395,7 @@ def test_guesses_are_tried_now_and_then_where_they_do_not_pay(
     monkeypatch.setenv(cpu_disk.AHEAD_VARIABLE, "auto")
     first, second, ahead = layers_and_router(tmp_path, ROUTERS[0], normed=True, places=4)
     x, guessed = one_row("auto"), []
-    for step in range(500):
+    for step in range(1000):
         stream = random_rows(rng("auto", step), 1, DIM)
         guess = sorted(chosen_by(first.ops, ahead, stream))
         first.run(*choose(0, 1), x, replace(ahead, x=stream))
