@@ -141,9 +141,9 @@ async def killed_under_load(cluster: tuple[str, int], client: ModuleType) -> Non
 
     for number, answer in enumerate(answers):
         if not answer.whole:  # it had begun
-            assert number % 2 == 0 and answer.moments and "replica_died" in answer.error, answer
+            assert number % 2 == 0 and answer.status == 200 and "replica_died" in answer.error, answer
     for answer, expected in zip(answers, alone, strict=False):
-        text = answer.texts[0]
+        text = answer.texts.get(0, "")  # a slow one may have sent a comment alone
         assert text == expected.texts[0] if answer.whole else expected.texts[0].startswith(text)
     assert sum(answer.whole for answer in answers) >= 12  # all that were not streamed
     assert victims[0] not in replicas(pid)

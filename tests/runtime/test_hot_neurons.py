@@ -250,7 +250,9 @@ def test_a_cut_file_and_an_interrupt_of_named_rows(predicted: Path, tmp_path: Pa
     session = opened(path, 0.2)
     expected, data, times = texts(session), path.read_bytes(), os.stat(path)
     os.truncate(path, len(data) // 3)
-    with pytest.raises(FileError, match=r"neurons of expert [0-9]+ cannot be read: the file is shorter"):
+    # Which of its threads comes first decides: rows that are left have changed, others are beyond the end.
+    cut = r"the file (is shorter|has changed since)"
+    with pytest.raises(FileError, match=rf"neurons of expert [0-9]+ cannot be read: {cut}"):
         texts(session)
     path.write_bytes(data)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
