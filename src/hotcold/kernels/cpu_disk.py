@@ -58,7 +58,7 @@ def asked_for_rings() -> bool | None:
 
 def reading_ahead() -> str:
     """Which of :data:`AHEAD` is in force. UserError: :data:`AHEAD_VARIABLE` names another."""
-    asked = os.environ.get(AHEAD_VARIABLE) or "auto"
+    asked = os.environ.get(AHEAD_VARIABLE) or "off"
     if asked not in AHEAD:
         raise UserError(f"{AHEAD_VARIABLE} is {asked!r}: there are {', '.join(AHEAD[:-1])} and {AHEAD[-1]}")
     return asked
