@@ -111,15 +111,13 @@ void bind_disk(nb::module_& m) {
     m.attr("EXPERTS_OF_A_WAVE") = kWave;
     m.def(
         "probe_disk",
-        [](int file, int64_t bytes, int depth, double seconds, bool sequential, int64_t burst, double pause,
-           std::optional<bool> rings) {
+        [](int file, int64_t bytes, int depth, double seconds, bool sequential, std::optional<bool> rings) {
             nb::gil_scoped_release release;
-            const DiskProbe probe{bytes, depth, seconds, sequential, burst, pause, way_of(rings)};
+            const DiskProbe probe{bytes, depth, seconds, sequential, way_of(rings)};
             const DiskSpeed speed = probe_disk(file, probe);
             return std::tuple{speed.bytes_per_s, speed.direct};
         },
-        "file"_a, "bytes"_a, "depth"_a, "seconds"_a, "sequential"_a, "burst"_a = 0, "pause"_a = 0.0,
-        "rings"_a = nb::none());
+        "file"_a, "bytes"_a, "depth"_a, "seconds"_a, "sequential"_a, "rings"_a = nb::none());
     nb::class_<Shelf>(m, "Shelf")
         .def(nb::init<std::shared_ptr<Disk>, std::string, int64_t, int64_t>(), "disk"_a, "name"_a,
              "experts"_a, "places"_a)

@@ -3,9 +3,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -42,9 +40,7 @@ uint64_t draw(uint64_t& state) {  // splitmix64
     return z ^ (z >> 31);
 }
 
-double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// Threads that read pieces of a file, burst by burst, as those of a Disk do.
+// Threads that read pieces of a file, as those of a Disk do.
 class Probers {
   public:
     Probers(int file, const DiskProbe& probe, int64_t pieces)
@@ -52,40 +48,25 @@ class Probers {
           probe_(probe),
           pieces_(pieces),
           rooms_(size_t(probe.depth)),
-          readers_(open_readers(probe.depth, probe.way)) {
-        const int count = int(readers_.each.size());
-        threads_.reserve(size_t(count));
-        try {
-            for (int i = 0; i < count; ++i) threads_.emplace_back([this, i, count] { loop(i, count); });
-        } catch (const std::system_error&) {
-            error_ = EAGAIN;
-        }
-    }
-    ~Probers() {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            stop_ = true;
-        }
-        work_.notify_all();
-        for (std::thread& each : threads_) each.join();
-    }
+          readers_(open_readers(probe.depth, probe.way)) {}
     Probers(const Probers&) = delete;
     Probers& operator=(const Probers&) = delete;
 
     // Returns the seconds that it took. DiskError: the file cannot be read.
-    double burst() {
+    double run() {
         const auto start = Clock::now();
         until_ = start +
                  std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(probe_.seconds));
-        taken_ = 0;
-        {
-            std::unique_lock<std::mutex> lock(mutex_);
-            left_ = int(threads_.size());
-            ++number_;
-            work_.notify_all();
-            ended_.wait(lock, [this] { return left_ == 0; });
+        const int count = int(readers_.each.size());
+        std::vector<std::thread> threads;
+        threads.reserve(size_t(count));  // so that nothing but a thread can fail from here on
+        try {
+            for (int i = 0; i < count; ++i) threads.emplace_back([this, i, count] { read_share(i, count); });
+        } catch (const std::system_error&) {
+            error_ = EAGAIN;
         }
-        const double took = since(start);
+        for (std::thread& each : threads) each.join();
+        const double took = std::chrono::duration<double>(Clock::now() - start).count();
         if (error_) throw DiskError(std::string("the file cannot be read: ") + strerror(error_));
         return took;
     }
@@ -100,28 +81,18 @@ class Probers {
         uint64_t drawn;
     };
 
-    void loop(int thread, int count) {
+    void read_share(int thread, int count) {
         Own own{*readers_.each[size_t(thread)], rooms_[size_t(thread)], (probe_.depth + thread) / count,
                 uint64_t(thread)};
-        int64_t number = 0;
-        std::unique_lock<std::mutex> lock(mutex_);
-        for (;;) {
-            work_.wait(lock, [&] { return stop_ || number_ != number; });
-            if (stop_) return;
-            number = number_;
-            lock.unlock();
-            try {
-                if (!own.room) own.room = allocate_aligned(size_t(own.pieces * probe_.bytes + kDiskBlock));
-                read(own);
-            } catch (...) {  // nothing may leave a thread
-                error_ = ENOMEM;
-            }
-            lock.lock();
-            if (--left_ == 0) ended_.notify_all();
+        try {
+            own.room = allocate_aligned(size_t(own.pieces * probe_.bytes + kDiskBlock));
+            read(own);
+        } catch (...) {  // nothing may leave a thread
+            error_ = ENOMEM;
         }
     }
     bool begin(Own& own, int name) {
-        if (error_ || (probe_.burst && taken_++ >= probe_.burst)) return false;
+        if (error_) return false;
         const int64_t piece = (probe_.sequential ? next_++ : int64_t(draw(own.drawn) >> 1)) % pieces_;
         uint8_t* to = first_block(own.room) + name * probe_.bytes;
         own.reader.begin(name, file_, to, probe_.bytes, piece * probe_.bytes);
@@ -137,7 +108,7 @@ class Probers {
                 error_ = ended.error;
             else
                 done_ += ended.bytes;
-            if ((!probe_.burst && Clock::now() >= until_) || !begin(own, ended.name)) --under_way;
+            if (Clock::now() >= until_ || !begin(own, ended.name)) --under_way;
         }
     }
 
@@ -146,15 +117,9 @@ class Probers {
     const int64_t pieces_;
     std::vector<AlignedBytes> rooms_;
     const Readers readers_;  // they are gone before their rooms
-    std::atomic<int64_t> next_{0}, taken_{0}, done_{0};
+    std::atomic<int64_t> next_{0}, done_{0};
     std::atomic<int> error_{0};
     Clock::time_point until_;
-    std::mutex mutex_;
-    std::condition_variable work_, ended_;
-    std::vector<std::thread> threads_;
-    int64_t number_ = 0;
-    int left_ = 0;
-    bool stop_ = false;
 };
 
 }  // namespace
@@ -166,19 +131,11 @@ DiskSpeed probe_disk(int file, const DiskProbe& probe) {
         throw std::invalid_argument("a probe has 1 to 64 reads under way");
     const int64_t pieces = state_of(file).bytes / probe.bytes;
     if (pieces < 1) throw std::invalid_argument("the file is shorter than what is read at once");
-    if (probe.burst < 0 || probe.pause < 0 || probe.pause > 1)
-        throw std::invalid_argument("a probe pauses for a second at most");
     const Opened opened(file);
     Probers probers(opened.own.number, probe, pieces);
-    const auto start = Clock::now();
-    double spent = 0;
-    do {
-        spent += probers.burst();
-        if (probe.burst && probe.pause)
-            std::this_thread::sleep_for(std::chrono::duration<double>(probe.pause));
-    } while (probe.burst && since(start) < probe.seconds);
+    const double took = probers.run();
     if (!probers.done()) throw DiskError("the file cannot be read: it has become shorter");
-    return {double(probers.done()) / spent, opened.own.direct};
+    return {double(probers.done()) / took, opened.own.direct};
 }
 
 }  // namespace hc

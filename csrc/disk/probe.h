@@ -11,8 +11,6 @@ struct DiskProbe {
     int depth = 1;            // pieces under way at once
     double seconds = 0;       // after which no thread begins another piece
     bool sequential = false;  // one piece after another from the file's beginning; else any, by a fixed draw
-    int64_t burst = 0;        // so many pieces, then a pause that is not counted; 0: one after another
-    double pause = 0;         // seconds
     ReadWay way = ReadWay::kBest;
 };
 

@@ -263,16 +263,6 @@ def test_a_disk_is_measured(way: str, tmp_path: Path, monkeypatch: pytest.Monkey
         measure_disk(path)
 
 
-def test_a_probe_reads_in_bursts(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    with path.open("wb") as file:
-        file.truncate(1 << 20)
-    with path.open("rb") as file:
-        assert _native.probe_disk(file.fileno(), 4096, 2, 0.0, False, 4, 0.001)[0] > 0
-        with pytest.raises(ValueError, match="pauses for a second at most"):
-            _native.probe_disk(file.fileno(), 4096, 2, 0.0, False, 4, 1.5)
-
-
 def test_a_plan_measures_tokens_and_misses(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of the two layers takes 13 ms, and a missed expert adds 2."""
     asked: list[Between] = []

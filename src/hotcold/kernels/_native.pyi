@@ -85,8 +85,6 @@ def probe_disk(
     depth: int,
     seconds: float,
     sequential: bool,
-    burst: int = 0,
-    pause: float = 0.0,
     rings: bool | None = None,
 ) -> tuple[float, bool]: ...
 
