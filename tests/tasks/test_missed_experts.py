@@ -19,7 +19,7 @@ from hotcold.kernels import _native
 from hotcold.kernels.backend import Batch, BatchLimits
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
-from hotcold.placement import shelves
+from hotcold.placement import measuring, shelves
 from hotcold.runtime.loading import shelves_of
 from hotcold.tasks import missed_experts
 from hotcold.tasks.missed_experts import Between, MissTime, Numbers, Places, mean_spread, time_misses
@@ -110,7 +110,7 @@ def test_a_disk_that_falls_asleep(spread: tuple[float, ...], monkeypatch: pytest
     monkeypatch.setattr(missed_experts, "_layer", lambda *given: own)
     monkeypatch.setattr(missed_experts, "_filler", lambda *given: clock.fill)
     monkeypatch.setattr(missed_experts, "_misses", lambda backend: clock.misses)
-    monkeypatch.setattr(missed_experts, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     config: Any = SimpleNamespace(layers=layers, dim=32)
     some: Any = SimpleNamespace(places=(9,) * layers, experts=20)
     seconds = Between(layer_s, 0.0015, besides_s)

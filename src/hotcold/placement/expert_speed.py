@@ -1,6 +1,5 @@
 """Measures how fast this machine computes experts of a model's shape, and packs those that it has read."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from hotcold.kernels import _native
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS, Batch, BatchLimits, FFNTensors
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
+from hotcold.placement.measuring import mean_time
 from hotcold.placement.sizes import ffn_types
 
 _BYTES = 128 << 20  # of weights that are computed in turns: more than caches hold
@@ -78,9 +78,4 @@ def _zeros(row_bytes: int, rows: int) -> np.ndarray[tuple[int, int], np.dtype[np
 def _rate(work: Callable[[], object], nbytes: int) -> float:
     """GB/s, once the first call is over."""
     work()
-    start, calls, elapsed = time.perf_counter(), 0, 0.0
-    while elapsed <= _SECONDS:
-        work()
-        calls += 1
-        elapsed = time.perf_counter() - start
-    return calls * nbytes / elapsed / 1e9
+    return nbytes / mean_time(work, _SECONDS)[0] / 1e9

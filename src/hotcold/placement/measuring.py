@@ -22,7 +22,6 @@ from hotcold.kernels.backend import (
     FFNTensors,
     FFNWeights,
     Masks,
-    Program,
 )
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.kernels.gpu import GPU, LinkSpeed
@@ -132,7 +131,7 @@ class NeuronProbe:
         program = backend.record(read_all)
         program.run()  # the first time takes longer
         read = self._bytes_read(backend, stats)
-        return [read / _seconds_of_a_run(program, seconds / RUNS) / 1e9 for _ in range(RUNS)]
+        return [read / mean_time(program.run, seconds / RUNS)[0] / 1e9 for _ in range(RUNS)]
 
     def _read(self, backend: Backend, layer: int, batch: Batch, stats: FFNStats, mask: Buffer | None) -> None:
         weights = self._layers[layer]
@@ -142,15 +141,14 @@ class NeuronProbe:
         return float(backend.read(stats.counts)[0, :3] @ self._layers[0].row_bytes[:3])
 
 
-def _seconds_of_a_run(program: Program, seconds: float) -> float:
-    """The mean time of a run, over ``seconds``."""
-    start = time.perf_counter()
-    runs, elapsed = 0, 0.0
-    while elapsed <= seconds:
-        program.run()
-        runs += 1
+def mean_time(run: Callable[[], object], seconds: float, least: int = 1) -> tuple[float, int]:
+    """Returns the mean time of a call, over ``seconds`` and ``least`` calls at least, and their number."""
+    start, calls, elapsed = time.perf_counter(), 0, 0.0
+    while calls < least or elapsed <= seconds:
+        run()
+        calls += 1
         elapsed = time.perf_counter() - start
-    return elapsed / runs
+    return elapsed / calls, calls
 
 
 def _one_row() -> Batch:

@@ -2,7 +2,6 @@
 memory, are computed token after token while the others are read of its file, as generation reads them."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from hotcold.kernels.backend import Batch, BatchLimits, Chosen, Program
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.model.weights import ffn_tensors
+from hotcold.placement.measuring import mean_time
 from hotcold.placement.shelves import Shelves
 from hotcold.values import printable
 
@@ -150,7 +150,7 @@ def _time_misses(
     picked = sorted({partly[i * len(partly) // _LAYERS] for i in range(_LAYERS)})
     layers = [_layer(file, config, shelves, i, backend, batch) for i in picked]
     compute = _filler(backend, batch, config.dim)
-    unit = _mean(compute, _FILLER_S)[0]  # as times of layers are: a busy machine's, too
+    unit = mean_time(compute, _FILLER_S, _LEAST_TOKENS)[0]  # as times of layers are: a busy machine's, too
     rest = round((seconds.layer_s - seconds.experts_s) / unit)
     between = round((seconds.layer_s * (config.layers - len(partly)) + seconds.besides_s) / unit)
 
@@ -168,9 +168,9 @@ def _time_misses(
     hits, misses = [], []
     read = tokens = 0
     for _ in range(_ROUNDS):
-        hits.append(_mean(lambda: token(at_hand), _HITS_S)[0])
+        hits.append(mean_time(lambda: token(at_hand), _HITS_S, _LEAST_TOKENS)[0])
         before = _misses(backend)
-        each, count = _mean(lambda: token(numbers.next), _MISSES_S)
+        each, count = mean_time(lambda: token(numbers.next), _MISSES_S, _LEAST_TOKENS)
         misses.append(each)
         tokens += count
         read += _misses(backend) - before
@@ -219,13 +219,3 @@ def _filler(backend: CPUBackend, batch: Batch, dim: int) -> Callable[[], None]:
     program = backend.record(lambda: backend.linear(x, [matrix], batch, [out]))
     program.run()
     return program.run
-
-
-def _mean(run: Callable[[], object], seconds: float) -> tuple[float, int]:
-    """Seconds of a call, and how many there were."""
-    start, calls, elapsed = time.perf_counter(), 0, 0.0
-    while calls < _LEAST_TOKENS or elapsed < seconds:
-        run()
-        calls += 1
-        elapsed = time.perf_counter() - start
-    return elapsed / calls, calls
