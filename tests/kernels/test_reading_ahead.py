@@ -405,6 +405,11 @@ def test_guesses_are_tried_now_and_then_where_they_do_not_pay(
     assert guessed[99] == (0, 0) and 0 < guessed[-1][0] == guessed[-1][1]
 
 
+def test_nothing_is_read_ahead_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cpu_disk.AHEAD_VARIABLE)
+    assert cpu_disk.reading_ahead() == "off"
+
+
 def test_the_variable_names_one_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cpu_disk.AHEAD_VARIABLE, "maybe")
     with pytest.raises(UserError, match="HOTCOLD_AHEAD is 'maybe': there are off, on and auto"):
