@@ -17,10 +17,10 @@ Budgets take turns, each in a process of its own that begins with the file out o
 (`--warm`: as it is). `--all` adds the whole model in memory. A round generates from the same prompt;
 the texts must be the same. Columns: tok/s of generation, the share of the experts that were named
 and in memory, MiB of the file for a token, the rate of the disk while computing waited for it, waits and ms
-of waiting for a token; experts that were read a layer ahead (none with `HOTCOLD_AHEAD=off` in the
-environment), the share of them that was needed, and MiB of the others. `h` behind a budget: hot ones stay.
-Bound the memory of all of it with a cgroup, `systemd-run --scope -p MemoryMax=...`, to see a machine that has
-no more; llama.cpp under the same bound is `llama-bench` with and without `-mmp 0`.
+of waiting for a token; experts that were read a layer ahead (none without `HOTCOLD_AHEAD=auto` or
+`on` in the environment), the share of them that was needed, and MiB of the others. `h` behind a budget: hot
+ones stay. Bound the memory of all of it with a cgroup, `systemd-run --scope -p MemoryMax=...`, to see a
+machine that has no more; llama.cpp under the same bound is `llama-bench` with and without `-mmp 0`.
 """
 
 from __future__ import annotations
