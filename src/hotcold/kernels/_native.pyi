@@ -80,12 +80,7 @@ DISK_READ_BYTES: int = 2097152
 EXPERTS_OF_A_WAVE: int = 4
 
 def probe_disk(
-    file: int,
-    bytes: int,
-    depth: int,
-    seconds: float,
-    sequential: bool,
-    rings: bool | None = None,
+    file: int, bytes: int, depth: int, seconds: float, sequential: bool, rings: bool | None = None
 ) -> tuple[float, bool]: ...
 
 class Shelf:
