@@ -11,16 +11,17 @@ a predictor beside it (`lib/experts.py`), which `--sparsity predicted` uses and 
 the same in SiLU, for llama.cpp. `--side-by-side`: rows of a sparse model's neuron lie together in its file.
 `--change` multiplies what layers add to the residual stream: with more of it the next layer's experts are
 guessed less well.
-`--profile` counts routing on another text and adds rounds in which hot experts keep their places.
+`--profile` counts routing on other texts and adds rounds in which hot experts keep their places.
 
 Budgets take turns, each in a process of its own that begins with the file out of the system's cache
-(`--warm`: as it is). `--all` adds the whole model in memory. A round generates from the same prompt;
-the texts must be the same. Columns: tok/s of generation, the share of the experts that were named
-and in memory, MiB of the file for a token, the rate of the disk while computing waited for it, waits and ms
-of waiting for a token; experts that were read a layer ahead (none without `HOTCOLD_AHEAD=auto` or
-`on` in the environment), the share of them that was needed, and MiB of the others. `h` behind a budget: hot
-ones stay. Bound the memory of all of it with a cgroup, `systemd-run --scope -p MemoryMax=...`, to see a
-machine that has no more; llama.cpp under the same bound is `llama-bench` with and without `-mmp 0`.
+(`--warm`: as it is). `--all` adds the whole model in memory. A round fills all places with a drawn text,
+then generates from the same prompt; the texts must be the same. Columns: tok/s of generation, the share of
+the experts that were named and in memory, MiB of the file for a token, the rate of the disk while computing
+waited for it, waits and ms of waiting for a token; experts that were read a layer ahead (none without
+`HOTCOLD_AHEAD=auto` or `on` in the environment), the share of them that was needed, and MiB of the others.
+`h` behind a budget: hot ones stay. Bound the memory of all of it with a cgroup, `systemd-run --scope -p
+MemoryMax=...`, to see a machine that has no more; llama.cpp under the same bound is `llama-bench` with and
+without `-mmp 0`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import shutil
 import statistics
@@ -42,9 +44,22 @@ from lib.experts import MODELS, write_experts
 
 #: Drawn, so that a made-up model does not repeat itself; the same in each round.
 HOW: dict[str, Any] = {"temperature": 1, "seed": 1, "ignore_eos": True}
-OTHER = "Once there was a town by the river, and nobody in it could sing. "
+#: Begin the texts whose routing is counted.
+OTHERS = (
+    "Once there was a town by the river, and nobody in it could sing. ",
+    "To sort a list, compare each item with the next one and swap them. ",
+    "The committee met on Tuesday; its report is due in the spring. ",
+)
 CONTEXT = 512  #: positions at least, that of the profile, too
-PROMPT = "The sea was calm that morning, and the boat lay still. "
+FILLING = 256  #: tokens
+#: Begin the texts that are measured: each seed has one.
+PROMPTS = (
+    "The sea was calm that morning, and the boat lay still. ",
+    "A function that returns another function keeps what it was given. ",
+    "My grandmother baked bread on Fridays, and the street smelled of it. ",
+    "Iron rusts in wet air, as its surface takes up oxygen. ",
+    "Who will win the election is a question that polls answer badly. ",
+)
 
 
 def parts(path: Path) -> list[Path]:
@@ -62,7 +77,7 @@ def forget(path: Path) -> None:
 
 
 def measure(
-    path: Path, budget: int | None, tokens: int, threads: int | None, sparsity: str | None
+    path: Path, budget: int | None, tokens: int, threads: int | None, sparsity: str | None, seed: int
 ) -> dict[str, Any]:
     """The figures of one round, in this process."""
     import resource
@@ -72,10 +87,12 @@ def measure(
     context = max(CONTEXT, tokens + 64)
     options: Any = {"gpu": "off", "context": context, "draft_max": 0, "sparsity": sparsity}
     llm = hotcold.LLM(path, ram_budget=budget, threads=threads, **options)
-    # A text of some 200 tokens first, as the places of a large budget fill slowly.
-    llm.generate(12 * OTHER, **HOW | {"seed": 2}, max_tokens=24)
+    # Tokens that were drawn fill all places; those of a large budget would else fill for thousands of tokens.
+    drawn = random.Random(2).choices(range(llm.session.model.config.vocab), k=FILLING)
+    llm.generate(drawn, **HOW | {"seed": 2}, max_tokens=24)
     before = llm.session.counters.copy()
-    answer = llm.generate(PROMPT, **HOW, max_tokens=tokens)
+    prompt = PROMPTS[(seed - 1) % len(PROMPTS)]
+    answer = llm.generate(prompt, **HOW | {"seed": seed}, max_tokens=tokens)
     counters = llm.session.counters.since(before)
     named = counters.expert_hits + counters.expert_misses
     per_token = 1 / max(1, counters.decode_tokens)
@@ -96,13 +113,13 @@ def measure(
 
 
 def count_routing(path: Path, budget: int | None) -> None:
-    """Writes a profile, of another text than :data:`PROMPT`, under a name of its own."""
+    """Writes a profile, of other texts than those that are measured, under a name of its own."""
     import hotcold
 
     counted(path).unlink(missing_ok=True)
     llm = hotcold.LLM(path, ram_budget=budget, gpu="off", context=CONTEXT, draft_max=0)
-    text = llm.generate(OTHER, **HOW | {"seed": 2}, max_tokens=200).text
-    hotcold.profile(llm, OTHER + text, output=counted(path))
+    texts = [each + llm.generate(each, **HOW | {"seed": 2}, max_tokens=200).text for each in OTHERS]
+    hotcold.profile(llm, "".join(texts), output=counted(path))
 
 
 def counted(path: Path) -> Path:
@@ -110,18 +127,22 @@ def counted(path: Path) -> Path:
 
 
 def apart(
-    args: argparse.Namespace, budget: int | None, hot: bool, enter: Callable[[], None] | None = None
+    args: argparse.Namespace,
+    budget: int | None,
+    hot: bool,
+    enter: Callable[[], None] | None = None,
+    seed: int = 1,
 ) -> dict[str, Any]:
     """:func:`measure` in a process of its own, which calls ``enter`` first.
 
-    ``hot``: with a profile beside the model."""
+    ``hot``: with a profile beside the model. ``seed`` draws the text."""
     beside = args.model.with_suffix(".profile.gguf")
     beside.unlink(missing_ok=True)
     if hot:
         shutil.copyfile(counted(args.model), beside)
     if not args.warm:
         forget(args.model)
-    given = json.dumps([str(args.model), budget, args.tokens, args.threads, args.sparsity])
+    given = json.dumps([str(args.model), budget, args.tokens, args.threads, args.sparsity, seed])
     command = [sys.executable, __file__, "--one", given]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, preexec_fn=enter)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -3,10 +3,11 @@
     python benchmarks/cpu/larger_than_memory.py -m q30.gguf --make 16 --gib 3 --profile  # makes both files
     python benchmarks/cpu/ram_sweep.py -m q30.gguf --profile q30.counted.gguf --svg sweep.svg
 
-Budgets take turns. Each measurement is a process of its own that begins with the file out of the system's
-cache, and has a plan before it and one after it, each of which times tokens of the first layers, and reads of
-experts; the geometric mean of both is what was predicted. The profile serves the plans alone, unless `--hot`
-gives it to loading, too. The last column is predicted by measured.
+Budgets take turns, and each round has a text of its own, as texts differ in hits. Each measurement is a
+process of its own that begins with the file out of the system's cache, and has a plan before it and one after
+it, each of which times tokens of the first layers, and reads of experts; the geometric mean of both is what
+was predicted. The profile serves the plans alone, unless `--hot` gives it to loading, too. The last column is
+predicted by measured.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def budgets(path: Path, shares: list[float]) -> dict[float, int]:
     return found
 
 
-def one(args: argparse.Namespace, budget: int) -> dict[str, Any]:
-    """A measurement between two plans."""
+def one(args: argparse.Namespace, budget: int, seed: int) -> dict[str, Any]:
+    """A measurement between two plans, of the text that ``seed`` draws."""
 
     def planned() -> RAMPlan:
         return plan_ram(args.model, budget, context=CONTEXT, profile=args.profile)
 
     before = planned()
-    found = apart(args, budget, hot=args.hot)
+    found = apart(args, budget, hot=args.hot, seed=seed)
     plans = before, planned()
     found |= {
         "predicted_tok_s": math.sqrt(math.prod(each.predicted_tok_s for each in plans)),
@@ -108,9 +109,9 @@ def main() -> None:
     args.warm, args.sparsity = False, None
     found = budgets(args.model, args.shares)
     rounds: dict[float, list[dict[str, Any]]] = {share: [] for share in found}
-    for _ in range(args.rounds):
+    for seed in range(1, args.rounds + 1):
         for share, budget in found.items():
-            rounds[share].append(one(args, budget))
+            rounds[share].append(one(args, budget, seed))
     rows = []
     print("    %  budget GiB   tok/s    plan    hits    plan  MiB/token    plan  plan/measured")
     for share, each in rounds.items():

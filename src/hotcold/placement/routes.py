@@ -61,7 +61,7 @@ def _depths(routes: Ids, experts: int, here: npt.NDArray[np.bool_]) -> tuple[Ids
     first = np.zeros(routes.shape, bool)
     for token, ids in enumerate(routes):
         own = np.flatnonzero(~here[ids])
-        uses = ids[own]
+        uses = ids[own].astype(np.int64)  # a file's are narrower than the numbers below
         depths[token, own] = (order[None, :] > order[uses, None]).sum(1)
         first[token, own] = order[uses] < 0
         order[uses] = token * experts + uses

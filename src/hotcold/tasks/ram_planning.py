@@ -13,6 +13,7 @@ import numpy.typing as npt
 from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
+from hotcold.kernels.cores import available_cores
 from hotcold.kernels.cpu_disk import READ_BYTES, WAVE, reads_at_once
 from hotcold.model.config import Config
 from hotcold.placement.disk_speed import DiskSpeed, measure_disk
@@ -238,7 +239,7 @@ def _by_neuron(
     for layer, nbytes in enumerate(read):
         if nbytes and (each := hot.disk_bytes(layer, 1) / hot.reads[layer]):
             at_once = reads_at_once(each)
-            busy = disk.cpu_s_gb(each, at_once) / (os.cpu_count() or 1)
+            busy = disk.cpu_s_gb(each, at_once) / available_cores()
             packed = cold[layer] * hot.row_bytes[layer] / speed.packing_gb_s
             reading += max(nbytes / disk.gb_s(each, at_once), nbytes * busy + packed) / 1e9
     computed = float(sizes.head + sizes.dense.sum())
