@@ -134,10 +134,10 @@ def test_pool(native: Path, threads: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["hotcold_pool_traffic", "hotcold_link", "hotcold_files"])
+@pytest.mark.parametrize("name", ["hotcold_pool_traffic", "hotcold_link", "hotcold_files", "hotcold_shelf"])
 def test_waits_and_files(native: Path, name: str) -> None:
-    """Programs touch what waiting threads touch, wait as a link does, and read a file of 5 GiB, most of it
-    a hole; one that waits for ever is killed."""
+    """Programs touch what waiting threads touch, wait as a link does, read a file of 5 GiB, most of it a
+    hole, and have experts come and go; one that waits for ever is killed."""
     command = [str(native.parent / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -157,13 +157,20 @@ def sanitizer(folder: Path) -> list[str]:
     return command
 
 
+#: What reads experts of a file, and packs them.
+SHELF = [f"disk/{name}" for name in ("disk", "reader", "shelf", "uring", "waves")]
+SHELF += ["pack/fill", "pack/pack", "pack/pack_panels", "pool/threads"]
+
+
 @pytest.mark.parametrize(
-    ("name", "source", "arguments"), [("pool", "pool/threads", ["3"]), ("link", "program/link", [])]
+    ("name", "sources", "arguments"),
+    [("pool", ["pool/threads"], ["3"]), ("link", ["program/link"], []), ("shelf", SHELF, [])],
 )
-def test_there_is_no_data_race(tmp_path: Path, name: str, source: str, arguments: list[str]) -> None:
+def test_there_is_no_data_race(tmp_path: Path, name: str, sources: list[str], arguments: list[str]) -> None:
     program = str(tmp_path / name)
-    sources = [f"-I{ROOT / 'csrc'}", str(ROOT / f"csrc/{source}.cpp"), str(ROOT / f"tests/native/{name}.cpp")]
-    subprocess.run([*sanitizer(tmp_path), *sources, "-o", program], check=True)
+    files = [ROOT / f"tests/native/{name}.cpp", *(ROOT / f"csrc/{source}.cpp" for source in sources)]
+    command = [*sanitizer(tmp_path), f"-I{ROOT / 'csrc'}", *map(str, files), "-o", program]
+    subprocess.run(command, check=True)
     done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -95,12 +95,10 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
                 for (; r < end; ++r) tile(Constant<1>{}, Constant<T>{}, r, at);
             }
         }
-        return;
-    }
-    for (; t < t1; t += T) {
-        const bool cold = t == t0;
-        int64_t r = 0;
-        if constexpr (!B::quantised) {
+    } else {
+        for (; t < t1; t += T) {
+            const bool cold = t == t0;
+            int64_t r = 0;
             // One or two tokens alone are read for row by row, which keeps memory busier.
             while ((T > 2 || (T == 2 && !cold)) && r + RT <= rows.count) {
                 const int tiles = int(smaller<int64_t>(kTiles, (rows.count - r) / RT));

@@ -132,7 +132,7 @@ def test_misses_of_a_replayed_text_are_those_of_a_longer_one(stays: float, place
     """A short text, in which many experts are named for the first time, beside many times as many tokens."""
     random = np.random.default_rng(7)
     shares = random.dirichlet(np.full(COUNT, 2.0))
-    long = drawn(shares, 3000, stays, random)
+    long = drawn(shares, 3000, stays, random).astype(np.int16)  # as in a file
     if not kept:  # nothing is estimated but first uses: exactly the simulation's
         whole = missed_by_token(long, COUNT, places)
         np.testing.assert_allclose(whole, simulated(long, places, set())[:4], atol=0.02)
