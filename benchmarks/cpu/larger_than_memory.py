@@ -87,7 +87,7 @@ def measure(
     context = max(CONTEXT, tokens + 64)
     options: Any = {"gpu": "off", "context": context, "draft_max": 0, "sparsity": sparsity}
     llm = hotcold.LLM(path, ram_budget=budget, threads=threads, **options)
-    # Tokens that were drawn fill all places; those of a large budget would else fill for thousands of tokens.
+    # Random tokens fill all places; a text fills those of a large budget only after thousands of tokens.
     drawn = random.Random(2).choices(range(llm.session.model.config.vocab), k=FILLING)
     llm.generate(drawn, **HOW | {"seed": 2}, max_tokens=24)
     before = llm.session.counters.copy()

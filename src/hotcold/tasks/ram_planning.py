@@ -235,11 +235,11 @@ def _by_neuron(
     needed = [n * (named or 1.0) for n, named in zip(fired, hot.named, strict=True)]
     cold = hot.cold_per_token(profile)
     read = [hot.disk_bytes(layer, n) for layer, n in enumerate(cold)]
-    reading = 0.0
+    reading, cores = 0.0, available_cores()
     for layer, nbytes in enumerate(read):
         if nbytes and (each := hot.disk_bytes(layer, 1) / hot.reads[layer]):
             at_once = reads_at_once(each)
-            busy = disk.cpu_s_gb(each, at_once) / available_cores()
+            busy = disk.cpu_s_gb(each, at_once) / cores
             packed = cold[layer] * hot.row_bytes[layer] / speed.packing_gb_s
             reading += max(nbytes / disk.gb_s(each, at_once), nbytes * busy + packed) / 1e9
     computed = float(sizes.head + sizes.dense.sum())
