@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.threads import begun_threads
 
 from hotcold import LLM
 from hotcold.demo import model_path
@@ -22,12 +22,12 @@ def test_closing_ends_the_cold_side_though_somebody_keeps_the_engine(tmp_path: P
         sizes = sizes_of_file(file, config, 256, "f16")
     hot = [np.arange(n) < n // 2 for n in sizes.neurons]
     write_placement(tmp_path / "half.gpuidx", sizes, Placement.on_one(hot, range(config.layers), True))
-    before = threading.active_count()
+    begun = begun_threads()
     llm = LLM(placement=tmp_path / "half.gpuidx", hot_backend="cpu", threads=1)
     engine = llm.engine
-    assert threading.active_count() == before + 1
+    assert len(begun()) == 1
     llm.close()
-    assert threading.active_count() == before
+    assert not begun()
     del engine
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from support.threads import begun_threads
 
 from hotcold.commands.interrupts import Interrupts
 
@@ -65,14 +66,14 @@ def test_what_an_interrupt_ends_is_not_interrupted_again() -> None:
 def test_afterwards_everything_is_as_before() -> None:
     names = [signal.SIGINT, signal.SIGUSR1]
     before = [signal.getsignal(name) for name in names]
-    threads = threading.active_count()
+    begun = begun_threads()
     for _ in range(3):
         with Interrupts() as interrupts:
             signal.raise_signal(signal.SIGINT)
             with pytest.raises(KeyboardInterrupt), interrupts.heard():
                 pass
     assert [signal.getsignal(name) for name in names] == before
-    assert threading.active_count() == threads
+    assert not begun()
     assert signal.set_wakeup_fd(-1) == -1
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

@@ -17,6 +17,7 @@ import pytest
 from support.buffers import cache_bytes
 from support.opaque_backend import OpaqueBackend
 from support.sidecars import with_sidecar
+from support.threads import begun_threads
 
 from hotcold import LLM
 from hotcold.demo import model_path
@@ -225,15 +226,15 @@ def test_ctrl_c_in_a_step(half: Path, hot: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_no_thread_outlives_its_model(half: Path) -> None:
     gc.collect()
-    before = threading.active_count()
+    begun = begun_threads()
     with LLM(placement=half, hot_backend="cpu", threads=1) as llm:
-        assert threading.active_count() == before + 1
+        assert len(begun()) == 1
         llm.generate("Once upon a time", max_tokens=3)
-    assert threading.active_count() == before
+    assert not begun()
     session = on_two(half)
     del session
     gc.collect()
-    assert threading.active_count() == before
+    assert not begun()
 
 
 def test_a_budget() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from support.buffers import cache_bytes
 from support.sidecars import with_sidecar
+from support.threads import begun_threads
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
@@ -101,25 +101,25 @@ def test_the_predictors_of_a_session_count(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_each_session_ends_its_own_cold_side_and_the_model_all(half: LoadedModel) -> None:
-    before = threading.active_count()
+    begun = begun_threads()
     first, second, third = (half.session() for _ in range(3))
-    assert threading.active_count() == before + 3
+    assert len(begun()) == 3
     first.close()
-    assert threading.active_count() == before + 2
+    assert len(begun()) == 2
     Engine(second).run([request := greedy(2)])
     assert len(request.output) == 2
     half.close()
-    assert threading.active_count() == before
+    assert not begun()
     del third
 
 
 def test_a_session_that_nobody_has_any_more_ends(half: LoadedModel) -> None:
-    before = threading.active_count()
+    begun = begun_threads()
     session: Session | None = half.session()
-    assert threading.active_count() == before + 1 and session is not None
+    assert len(begun()) == 1 and session is not None
     session = None
     gc.collect()
-    assert threading.active_count() == before
+    assert not begun()
 
 
 def test_loading_alone_allocates_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:

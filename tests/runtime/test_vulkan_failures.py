@@ -4,11 +4,11 @@ left, and the model can be loaded again."""
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
 
 import pytest
 from support.placed import on_two
+from support.threads import begun_threads
 from support.vulkan import faults
 from support.vulkan.devices import DRIVERS, FULL, device_index
 
@@ -30,10 +30,10 @@ def index() -> int:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    before = threading.active_count()
+    begun = begun_threads()
     yield
     gc.collect()
-    assert threading.active_count() == before
+    assert not begun()
 
 
 def loaded(index: int, share: float = 0.5) -> Session:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.threads import begun_threads
 
 from hotcold import AsyncLLM
 from hotcold.engine.generation import Piece
@@ -25,7 +25,7 @@ ENDLESS = Job([9], GREEDY, max_tokens=1000, ignore_eos=True)
 
 def run(program: Coroutine[Any, Any, Any]) -> Any:
     """In a new loop, which a test that hangs does not outlive; no task, child or thread may be left."""
-    threads, before = threading.active_count(), children()
+    begun, before = begun_threads(), children()
 
     async def bounded() -> Any:
         found = await asyncio.wait_for(program, LIMIT_S)
@@ -35,7 +35,7 @@ def run(program: Coroutine[Any, Any, Any]) -> Any:
 
     found = asyncio.run(bounded(), debug=True)
     assert children() <= before
-    assert threading.active_count() <= threads + 1  # one that waits for a child may be about to end
+    assert len(begun()) <= 1  # one that waits for a child may be about to end
     return found
 
 
