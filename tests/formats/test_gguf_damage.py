@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import struct
@@ -158,10 +159,11 @@ def test_no_descriptor_is_left_open(sample: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     if not Path("/dev/fd").is_dir():
         pytest.skip("no list of descriptors")
+    gc.collect()  # closes what earlier tests left
     before = len(os.listdir("/dev/fd"))
     for data in (sample, sample[:-1], b"GGUF", b""):
         path.write_bytes(data)
         for _ in range(5):
             with suppress(GGUFError):
                 open_gguf(path)
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) <= before
