@@ -8,7 +8,9 @@ nobody can take back, end with an error event."""
 
 import argparse
 import asyncio
+import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,10 @@ from hotcold.server.app import make_app
 from hotcold.server.protocol.errors import INVALID
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings, api_keys
+
+# Ray gives its proxy three times so many seconds to start before it ends it; its own 5 are too few for a busy
+# machine with two cores. The processes that Ray starts read this.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
 TRIES = 5
 DIED = {"message": "a replica died", "type": "server_error", "param": None, "code": "replica_died"}
@@ -120,6 +126,7 @@ if __name__ == "__main__":
     parser.add_argument("--api-key-file", type=Path)
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args()
-    serve.start(http_options={"host": "127.0.0.1", "port": given.port})
+    with suppress(TimeoutError):  # the proxy is late; the replicas need not wait for it
+        serve.start(http_options={"host": "127.0.0.1", "port": given.port})
     replicas = Replica.options(num_replicas=given.replicas).bind(given.model, given.api_key_file)
     serve.run(Front.bind(replicas), blocking=True)

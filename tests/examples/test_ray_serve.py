@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,9 +32,20 @@ REPLICA = b"ray::ServeReplica:default:Replica"
 PATIENCE_S = 900
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """The example in a process of its own."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
+
+
 @pytest.fixture(scope="module")
-def cluster(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """The example itself in a process of its own: its URL, and its process."""
+def cluster(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("ray")
     # Ray binds with SO_REUSEPORT as well; what is bound here and never listens keeps the port for it.
     with socket.socket() as held, (folder / "log").open("wb") as log:
@@ -44,7 +56,7 @@ def cluster(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         try:
-            yield f"http://127.0.0.1:{port}", process.pid
+            yield Cluster(f"http://127.0.0.1:{port}", process, folder / "log")
         finally:
             started = below(process.pid)
             process.send_signal(signal.SIGINT)
@@ -56,7 +68,6 @@ def cluster(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             for pid in started:
                 if is_ray(pid):
                     os.kill(pid, signal.SIGKILL)
-            print((folder / "log").read_text(errors="replace")[-4000:])
 
 
 @pytest.fixture
@@ -86,7 +97,7 @@ def replicas(pid: int) -> list[int]:
     return [each for each in below(pid) if command_line(each).startswith(REPLICA)]
 
 
-async def until_ready(server: Any) -> None:
+async def until_ready(server: Any, cluster: Cluster) -> None:
     ends = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -95,7 +106,8 @@ async def until_ready(server: Any) -> None:
                 return
         except (OSError, EOFError, TimeoutError):
             pass
-        assert time.monotonic() < ends, "the replicas did not start"
+        assert cluster.process.poll() is None, f"the example has ended: {cluster.said()}"
+        assert time.monotonic() < ends, f"the replicas did not start: {cluster.said()}"
         await asyncio.sleep(0.5)
 
 
@@ -104,16 +116,16 @@ async def one(client: ModuleType, server: Any, request: Any, stream: bool) -> An
         return await client.ask(connection, server, request, stream)
 
 
-def test_replicas_behind_one_url(cluster: tuple[str, int], client: ModuleType) -> None:
+def test_replicas_behind_one_url(cluster: Cluster, client: ModuleType) -> None:
     """Their API is that of a server alone. When one is killed under load, answers that had not begun are
     whole, streams that had begun end with an event that says so, and none is wrong."""
-    asyncio.run(ask_for_what_a_server_has(cluster[0], client))
+    asyncio.run(ask_for_what_a_server_has(cluster, client))
     asyncio.run(killed_under_load(cluster, client))
 
 
-async def ask_for_what_a_server_has(url: str, client: ModuleType) -> None:
-    server = client.Server(url)
-    await until_ready(server)
+async def ask_for_what_a_server_has(cluster: Cluster, client: ModuleType) -> None:
+    server = client.Server(cluster.url)
+    await until_ready(server, cluster)
     status, models = await server.get("/v1/models")
     assert status == 200 and json.loads(models)["data"][0]["id"].startswith("fable")
     status, missing = await server.get("/v1/nothing")
@@ -122,10 +134,9 @@ async def ask_for_what_a_server_has(url: str, client: ModuleType) -> None:
     assert (await one(client, server, client.Ask(client.CHAT, body), True)).whole
 
 
-async def killed_under_load(cluster: tuple[str, int], client: ModuleType) -> None:
-    url, pid = cluster
-    server = client.Server(url)
-    await until_ready(server)
+async def killed_under_load(cluster: Cluster, client: ModuleType) -> None:
+    server = client.Server(cluster.url)
+    await until_ready(server, cluster)
     body = {"prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": True, "temperature": 0.8}
     asks = [client.Ask(client.COMPLETIONS, {**body, "seed": seed}) for seed in range(24)]
     alone = [await one(client, server, each, False) for each in asks[:6]]
@@ -134,7 +145,7 @@ async def killed_under_load(cluster: tuple[str, int], client: ModuleType) -> Non
     running = [asyncio.create_task(one(client, server, each, i % 2 == 0)) for i, each in enumerate(asks)]
     while not any(task.done() for task in running):  # both are in the middle of their answers
         await asyncio.sleep(0.01)
-    victims = replicas(pid)
+    victims = replicas(cluster.process.pid)
     assert len(victims) == 2
     os.kill(victims[0], signal.SIGKILL)
     answers = await asyncio.wait_for(asyncio.gather(*running), PATIENCE_S)
@@ -146,13 +157,13 @@ async def killed_under_load(cluster: tuple[str, int], client: ModuleType) -> Non
         text = answer.texts.get(0, "")  # a slow one may have sent a comment alone
         assert text == expected.texts[0] if answer.whole else expected.texts[0].startswith(text)
     assert sum(answer.whole for answer in answers) >= 12  # all that were not streamed
-    assert victims[0] not in replicas(pid)
-    await until_ready(server)
-    await both_killed(client, server, pid, asks[0])
+    assert victims[0] not in replicas(cluster.process.pid)
+    await until_ready(server, cluster)
+    await both_killed(client, server, cluster, asks[0])
     assert (await one(client, server, asks[0], True)).texts == alone[0].texts
 
 
-async def both_killed(client: ModuleType, server: Any, pid: int, request: Any) -> None:
+async def both_killed(client: ModuleType, server: Any, cluster: Cluster, request: Any) -> None:
     """While a stream comes: it ends with the error event, and who asks next waits for new replicas."""
     answer = client.Answer()
     async with client.Connection(server) as connection:
@@ -160,8 +171,8 @@ async def both_killed(client: ModuleType, server: Any, pid: int, request: Any) -
         while not answer.moments:
             assert not asking.done()
             await asyncio.sleep(0.005)
-        for victim in replicas(pid):
+        for victim in replicas(cluster.process.pid):
             os.kill(victim, signal.SIGKILL)
         await asyncio.wait_for(asking, PATIENCE_S)
     assert not answer.whole and "replica_died" in answer.error and "server_error" in answer.error, answer
-    await until_ready(server)
+    await until_ready(server, cluster)
