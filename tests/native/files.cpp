@@ -15,6 +15,7 @@
 #include "disk/probe.h"
 #include "expect.h"
 #include "pack/memory.h"
+#include "test_file.h"
 #if defined(_WIN32)
 #include <winioctl.h>
 #endif
@@ -31,58 +32,32 @@ uint8_t value_at(int64_t at) {
     return uint8_t((n * 2654435761u >> 7) ^ (n >> 32));
 }
 
-// A file in a folder of its own, both with names beyond any code page, opened to be read.
-class TestFile {
-  public:
-    TestFile() {
-        const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
-        folder_ =
-            std::filesystem::temp_directory_path() /
-            std::filesystem::u8path("hotcold \xc3\xa9\xe6\xa8\xa1\xf0\x9f\xa6\x99 " + std::to_string(now));
-        std::filesystem::create_directory(folder_);
-        path_ = folder_ / std::filesystem::u8path("\xce\xbc\xe2\x9d\x84.gguf");
-        std::ofstream(path_).flush();
+// Writes both ends of the file; what is between them is a hole.
+void write_ends(const std::filesystem::path& path) {
+    std::ofstream(path).flush();
 #if defined(_WIN32)  // else the hole would be written
-        const HANDLE made = CreateFileW(path_.c_str(), GENERIC_WRITE, 0, nullptr, OPEN_EXISTING,
-                                        FILE_ATTRIBUTE_NORMAL, nullptr);
-        DWORD unused = 0;
-        expect(DeviceIoControl(made, FSCTL_SET_SPARSE, nullptr, 0, nullptr, 0, &unused, nullptr), "no holes");
-        CloseHandle(made);
+    const HANDLE made =
+        CreateFileW(path.c_str(), GENERIC_WRITE, 0, nullptr, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, nullptr);
+    DWORD unused = 0;
+    expect(DeviceIoControl(made, FSCTL_SET_SPARSE, nullptr, 0, nullptr, 0, &unused, nullptr), "no holes");
+    CloseHandle(made);
 #endif
-        std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
-        for (const int64_t first : {int64_t(0), kBytes - kEnds}) {
-            file.seekp(first);
-            for (int64_t at = first; at < first + kEnds; ++at) file.put(char(value_at(at)));
-        }
-        expect(bool(file.flush()), "the file cannot be written");
-#if defined(_WIN32)
-        number_ = _wopen(path_.c_str(), _O_RDONLY | _O_BINARY);
-#else
-        number_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-#endif
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    for (const int64_t first : {int64_t(0), kBytes - kEnds}) {
+        file.seekp(first);
+        for (int64_t at = first; at < first + kEnds; ++at) file.put(char(value_at(at)));
     }
-    ~TestFile() {
-        close_file(number_);
-        std::error_code ignored;
-        std::filesystem::remove_all(folder_, ignored);
-    }
-    TestFile(const TestFile&) = delete;
-    TestFile& operator=(const TestFile&) = delete;
+    expect(bool(file.flush()), "the file cannot be written");
+}
 
-    int number() const { return number_; }
-    const std::filesystem::path& path() const { return path_; }
-    int64_t position() const {
+// Where it is read on.
+int64_t position_of(int number) {
 #if defined(_WIN32)
-        return _lseeki64(number_, 0, SEEK_CUR);
+    return _lseeki64(number, 0, SEEK_CUR);
 #else
-        return int64_t(lseek(number_, 0, SEEK_CUR));
+    return int64_t(lseek(number, 0, SEEK_CUR));
 #endif
-    }
-
-  private:
-    std::filesystem::path folder_, path_;
-    int number_ = -1;
-};
+}
 
 // Reads as the disk does: whole blocks to the first block of some room.
 int64_t wrong_bytes(int number, int64_t at, int64_t bytes, int64_t wanted) {
@@ -159,7 +134,7 @@ void test_readers(int number, ReadWay way) {
 }
 
 void test_file() {
-    TestFile file;
+    const TestFile file(write_ends);
     expect(file.number() >= 0, "the file cannot be opened");
     expect(state_of(file.number()).bytes == kBytes, "its size is wrong");
     test_reads(file.number(), "as it was opened");
@@ -167,7 +142,7 @@ void test_file() {
     expect(read_at(file.number(), some, 100, kBytes - 60) == 60 && some[59] == value_at(kBytes - 1),
            "its last bytes");
     for (const bool direct : {false, true}) {
-        const int64_t before = file.position();
+        const int64_t before = position_of(file.number());
         const OwnFile own = open_again(file.number(), direct);
         const std::string what = own.direct ? "opened past the cache" : "opened again";
         if (direct && !own.direct) std::printf("no file here is read past the cache\n");
@@ -175,7 +150,7 @@ void test_file() {
         test_reads(own.number, what);
         test_readers(own.number, ReadWay::kThreads);
         if (!why_no_rings()) test_readers(own.number, ReadWay::kRings);
-        expect(file.position() == before, what + ": it moves where the file is read on");
+        expect(position_of(file.number()) == before, what + ": it moves where the file is read on");
         expect(state_of(own.number) == state_of(file.number()), what + ": it is another file");
         close_file(own.number);
     }

@@ -1,19 +1,20 @@
 // Experts that come from a file into places and go again, for the thread sanitizer too:
 //     hotcold_shelf      exit 0: what steps use are the experts that they named, read by threads and by
 //     rings, with guesses that are right, wrong and given up; 1: not so
-#include "disk/shelf.h"
-#include "expect.h"
-
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "disk/shelf.h"
+#include "expect.h"
+#include "test_file.h"
 
 using namespace hc;
 
@@ -33,39 +34,12 @@ int64_t offset_of(int64_t layer, int64_t part, int64_t expert) {
 }
 uint8_t value_at(int64_t at) { return uint8_t(uint64_t(at) * 2654435761u >> 11); }
 
-// A file of all layers' experts, opened to be read.
-class TestFile {
-  public:
-    TestFile() {
-        const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
-        path_ = std::filesystem::temp_directory_path() / ("hotcold shelf " + std::to_string(now));
-        std::vector<uint8_t> bytes(size_t(offset_of(kLayers, 0, 0)));
-        for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = value_at(int64_t(i));
-        std::FILE* file = std::fopen(path_.string().c_str(), "wb");
-        expect(file && std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size(), "it is not written");
-        if (file) std::fclose(file);
-        file_ = std::fopen(path_.string().c_str(), "rb");
-    }
-    ~TestFile() {
-        std::fclose(file_);
-        std::error_code ignored;
-        std::filesystem::remove(path_, ignored);
-    }
-    TestFile(const TestFile&) = delete;
-    TestFile& operator=(const TestFile&) = delete;
-
-    int number() const {
-#if defined(_WIN32)
-        return _fileno(file_);
-#else
-        return fileno(file_);
-#endif
-    }
-
-  private:
-    std::filesystem::path path_;
-    std::FILE* file_;
-};
+// Writes all layers' experts.
+void write_experts(const std::filesystem::path& path) {
+    std::ofstream file(path, std::ios::binary);
+    for (int64_t at = 0; at < offset_of(kLayers, 0, 0); ++at) file.put(char(value_at(at)));
+    expect(bool(file.flush()), "the file cannot be written");
+}
 
 struct Layer {
     int64_t number;
@@ -161,7 +135,8 @@ void steps(int file, ReadWay way, bool direct, Guessing guessing) {
 }  // namespace
 
 int main() {
-    TestFile file;
+    const TestFile file(write_experts);
+    expect(file.number() >= 0, "the file cannot be opened");
     for (const ReadWay way : {ReadWay::kThreads, ReadWay::kRings}) {
         if (way == ReadWay::kRings && why_no_rings()) continue;
         for (const bool direct : {false, true})
