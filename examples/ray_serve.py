@@ -25,8 +25,8 @@ from hotcold.server.protocol.errors import INVALID
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings, api_keys
 
-# Ray gives its proxy three times so many seconds to start before it ends it; its own 5 are too few for a busy
-# machine with two cores. The processes that Ray starts read this.
+# Ray waits three times so many seconds for its proxy to start, and then ends it. Its default, 5, is too short
+# on a busy machine with two cores. The processes that Ray starts read this variable.
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
 TRIES = 5
@@ -126,7 +126,7 @@ if __name__ == "__main__":
     parser.add_argument("--api-key-file", type=Path)
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args()
-    with suppress(TimeoutError):  # the proxy is late; the replicas need not wait for it
+    with suppress(TimeoutError):  # the proxy still starts, and the replicas need not wait for it
         serve.start(http_options={"host": "127.0.0.1", "port": given.port})
     replicas = Replica.options(num_replicas=given.replicas).bind(given.model, given.api_key_file)
     serve.run(Front.bind(replicas), blocking=True)

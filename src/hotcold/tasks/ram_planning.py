@@ -235,7 +235,8 @@ def _by_neuron(
     needed = [n * (named or 1.0) for n, named in zip(fired, hot.named, strict=True)]
     cold = hot.cold_per_token(profile)
     read = [hot.disk_bytes(layer, n) for layer, n in enumerate(cold)]
-    reading, cores = 0.0, available_cores()
+    cores = available_cores()
+    reading = 0.0
     for layer, nbytes in enumerate(read):
         if nbytes and (each := hot.disk_bytes(layer, 1) / hot.reads[layer]):
             at_once = reads_at_once(each)
