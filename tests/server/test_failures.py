@@ -95,7 +95,7 @@ class FailingLLM(MadeUpLLM):
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
         if self.when == "before":
-            raise self.error
+            raise self.error.with_traceback(None)
         async for piece in super().stream(job):
             last = piece.finish_reason is not None
             if self.when in ("with", "no error") and last:
@@ -103,9 +103,9 @@ class FailingLLM(MadeUpLLM):
             if self.when != "no end" or not last:
                 yield piece
             if self.when == "amid":
-                raise self.error
+                raise self.error.with_traceback(None)
         if self.when in ("with", "after"):
-            raise self.error
+            raise self.error.with_traceback(None)
 
 
 def ask(app: Any, path: str, stream: bool, n: int = 50) -> Client:
@@ -218,7 +218,7 @@ def _reply_classes(kind: type) -> list[type]:
 @pytest.mark.parametrize("error", [TemplateError("no role"), RuntimeError("a defect"), MemoryError()])
 def test_an_error_in_the_template(error: Exception, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def ids(*_: Any, **__: Any) -> Any:
-        raise error
+        raise error.with_traceback(None)
 
     monkeypatch.setattr(Chat, "ids", ids)
     for path in [path for path in ROUTES if path in ("/v1/completions", "/completion")]:
