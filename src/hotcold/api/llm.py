@@ -62,8 +62,8 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine that runs the requests. A program that runs its steps itself uses the LLM from one thread
-        alone: other threads would take events of its requests."""
+        """The engine that runs the requests. A program that runs its steps itself uses the LLM from one
+        thread: another thread's step would take events of its requests."""
         engine = self._engine  # another thread may close this LLM
         if engine is None:
             raise UserError("this LLM is closed: make another")
@@ -179,8 +179,8 @@ class LLM:
         return self._request(self._of(prompt, job), options.get("constraint"))
 
     def close(self) -> None:
-        """Frees the model, unless others share it. Using the LLM afterwards is a ValueError. Requests of other
-        threads end with one, too."""
+        """Frees the model, unless others share it. Using the LLM afterwards is a ValueError. Requests of
+        other threads end with one, too."""
         with self._making:
             engine, self._engine = self._engine, None
         if engine is not None and self._shared:

@@ -142,7 +142,7 @@ class _Change(Generic[_Result]):
         self.done = True
 
     def outcome(self) -> _Result:
-        """Returns the result, or raises the error; once, since a kept error and its traceback form a cycle."""
+        """Returns the result or raises the error, once: a kept error and its traceback form a cycle."""
         if self._error is None:
             return self._result[0]
         error, self._error = self._error, None
