@@ -164,7 +164,7 @@ def test_a_constraint_that_uses_the_same_model(llm: LLM) -> None:
         return llm.generate("The king", max_tokens=1)
 
     with pytest.raises(UserError, match="a step of a model uses the same model"):
-        llm.generate(PROMPT, constraint=constraint, max_tokens=3)
+        Running(lambda: llm.generate(PROMPT, constraint=constraint, max_tokens=3)).result()
     assert_nothing_is_left(llm)
 
 
@@ -232,7 +232,7 @@ def test_a_step_that_fails_before_any_request_runs_is_not_tried_for_ever(
 ) -> None:
     monkeypatch.setattr(llm.engine.scheduler, "_admit", lambda step: fail(ZeroDivisionError("at once")))
     with pytest.raises(ZeroDivisionError, match="at once"):
-        llm.generate(PROMPT)
+        Running(lambda: llm.generate(PROMPT)).result()
     assert_nothing_is_left(llm)
 
 

@@ -119,7 +119,7 @@ def test_a_step_that_waits_for_another_step_is_refused(use: str) -> None:
             lock.run_until(lambda: False, lambda: None)
 
     with pytest.raises(UserError, match="a step of a model uses the same model"):
-        lock.run_until(lambda: False, step)
+        Running(lambda: lock.run_until(lambda: False, step)).result()
     assert lock.run(lambda: 3) == 3
 
 
