@@ -18,6 +18,7 @@ from hotcold.kernels.backend import DECODE_ROWS, PAGE, Batch, BatchLimits
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.kv_cache import PagePool, SequenceState, SlotPool
 from hotcold.runtime.counters import Counters
+from hotcold.runtime.session_lock import SessionLock
 
 VOCAB = 50
 STOP = 7
@@ -180,6 +181,8 @@ def history_model(
         state=state,
         cache=state.pages,
         slots=slots,
+        lock=SessionLock(),
+        closed=False,
         claim=lambda user: None,
         counters=Counters(np.zeros((1, 4), np.int64)),
         run=transformer.run,

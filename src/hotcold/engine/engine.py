@@ -1,13 +1,14 @@
 """The loop: schedule rows, run the model, choose tokens.
 
-An engine is pure token ids and knows no text. It is not safe for use from several threads at once. An
-exception out of one of its methods, Ctrl-C at any moment included, leaves an engine that works:
-:meth:`Engine.step` says what becomes of the requests."""
+An engine is pure token ids and knows no text. Several threads may use it: a method waits for the step that
+another thread runs, and no longer. An exception out of one of its methods, Ctrl-C at any moment included,
+leaves an engine that works: :meth:`Engine.step` says what becomes of the requests."""
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,9 @@ class Engine:
         self.check(request)
         if request.job.grammar is not None and request.constraint is None:
             raise ValueError("the job has a grammar: give the request the constraint that comes of it")
+        self.session.lock.run(partial(self._add, request))
+
+    def _add(self, request: Request) -> None:
         self.session.claim(self)
         if request.job.ignore_eos and self._stop_ids:
             bias = {**request.params.logit_bias, **dict.fromkeys(self._stop_ids, -math.inf)}
@@ -140,14 +144,26 @@ class Engine:
         A request whose token cannot be chosen ends alone, with :attr:`Request.error`, and so does one whose
         expert cannot be read, unless layers keep states, which a step cannot compute again. An exception
         from here is one of the model, or Ctrl-C. It cancels the requests that ran: they keep their tokens,
-        their error says why they ended, and their pages are free. Those that wait start in the next step."""
+        their error says why they ended, and their pages are free. Those that wait start in the next step.
+
+        A step that another thread runs returns its events there: of several threads that use an engine, all
+        had better wait by :meth:`run_until`. On a closed session, requests end with a UserError."""
+        return self.session.lock.run(self._step)
+
+    def _step(self, requests: Sequence[Request] = ()) -> list[Event]:
+        """Runs a step. Where only others than ``requests`` ran in it, these get its exception."""
         try:
-            return self._step()
+            return self._run_step()
         except BaseException as error:
-            self.scheduler.drop(f"ended with {type(error).__name__}")
+            dropped = self.scheduler.drop(f"ended with {type(error).__name__}")
+            of_others = requests and dropped and not any(request in dropped for request in requests)
+            if of_others and isinstance(error, Exception):
+                return _ends(dropped)
             raise
 
-    def _step(self) -> list[Event]:
+    def _run_step(self) -> list[Event]:
+        if self.session.closed:
+            return _ends(self.scheduler.fail_all(self.session.closed_error))
         start = time.perf_counter()
         step = self.scheduler.schedule()  # fills the batch
         if not step.decode and not step.prompts:
@@ -183,6 +199,9 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """How it is now, and what it did so far; between two steps."""
+        return self.session.lock.run(self._stats)
+
+    def _stats(self) -> EngineStats:
         scheduler, pool, slots = self.scheduler, self.session.cache, self.session.slots
         counters = self.session.counters
         figures = Figures.of(counters, self.session.footprint)
@@ -219,8 +238,7 @@ class Engine:
         try:
             for request in requests:
                 self.add(request)
-            while not all(request.finished for request in requests):
-                self.step()
+            self.run_until(lambda: all(request.finished for request in requests), requests)
         finally:
             for request in requests:
                 self.abort(request)
@@ -228,17 +246,27 @@ class Engine:
             if request.error is not None:
                 raise request.error
 
+    def run_until(self, done: Callable[[], bool], requests: Sequence[Request]) -> None:
+        """Runs steps until ``done``, or waits while other threads run them. An exception of a step is raised
+        if one of these requests ran in the step, and otherwise left to those that did."""
+
+        self.session.lock.run_until(done, partial(self._step, requests))
+
     def finish(self, request: Request, reason: FinishReason = "stop") -> None:
         """Ends a request from outside, between two steps, whether it waits, reads its prompt or decodes: its
         pages are free at once, its tokens stay, and it gets no more. ``stop`` is for who found a stop string
         in its text. Harmless when it has finished, and then the reason stays as it was."""
+        self.session.lock.run(partial(self._finish, request, reason))
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
         if not request.finished:
             request.finish(reason)
         self.scheduler.remove(request)
 
     def abort(self, request: Request) -> None:
-        """:meth:`finish` as ``cancelled``."""
-        self.finish(request, "cancelled")
+        """:meth:`finish` as ``cancelled``, without waiting: after the step that another thread, or a caller
+        of this, runs."""
+        self.session.lock.run_soon(partial(self._finish, request, "cancelled"))
 
     @property
     def in_use(self) -> str:

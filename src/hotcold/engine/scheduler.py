@@ -24,7 +24,7 @@ request enters the new list before it leaves the old one."""
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -147,10 +147,10 @@ class Scheduler:
         self._settle()
         self._changing = False
 
-    def drop(self, why: str = "was interrupted") -> None:
-        """Cancels the requests that run, with an error, and takes their pages back; those that wait go on
-        waiting. Where an exception came while pages changed hands, the cache begins anew, without the pages
-        that were kept for others."""
+    def drop(self, why: str = "was interrupted") -> list[Request]:
+        """Cancels the requests that run, with an error, and takes their pages back; returns them. Those that
+        wait go on waiting. Where an exception came while pages changed hands, the cache begins anew, without
+        the pages that were kept for others."""
         whole = not self._changing
         self._changing = True  # so that whoever comes after an interrupt from here on does this again
         for request in self.running:
@@ -168,8 +168,17 @@ class Scheduler:
                 self.states.slots.clear()
         if self.speculation is not None:
             self.speculation.drop()
-        self.running, self.suspects = [], []
+        dropped, self.running, self.suspects = self.running, [], []
         self._changing = False
+        return dropped
+
+    def fail_all(self, make_error: Callable[[], Exception]) -> list[Request]:
+        """Ends all requests, each with an error of its own; returns them."""
+        unfinished = [request for request in (*self.running, *self.waiting) if not request.finished]
+        for request in unfinished:
+            request.fail(make_error())
+        self.drop()
+        return unfinished
 
     def _begin(self) -> None:
         """Begins a change of pages and lists, after what an exception broke off has been dropped."""
