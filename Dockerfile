@@ -17,6 +17,7 @@ RUN pip wheel --no-cache-dir --require-hashes --wheel-dir /wheels -r requirement
 COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
 COPY csrc csrc
 COPY src src
+COPY third_party third_party
 # Every instruction set is compiled, and chosen when it runs.
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 

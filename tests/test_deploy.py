@@ -124,6 +124,11 @@ def test_the_dockerfile_copies_what_there_is() -> None:
     for line in lines:
         for source in line.split()[:-1]:
             assert (ROOT / source).exists() and f"!{source}" in ignored
+    scripts = [ROOT / "CMakeLists.txt", *(ROOT / "csrc").rglob("CMakeLists.txt")]
+    named = {
+        each for script in scripts for each in re.findall(r"PROJECT_SOURCE_DIR}/(\w+)", script.read_text())
+    }
+    assert named <= {source for line in lines for source in line.split()[:-1]}
 
 
 def test_the_container_has_no_rights_and_says_how_it_is() -> None:
