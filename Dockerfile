@@ -1,20 +1,25 @@
-# A server in a container; docs/deploy.md says how it is started. What it needs beyond this file is a model.
+# A server in a container; docs/deploy.md describes its options. It needs a file of keys, which user 10001 can read.
 #
 #     docker build -t hotcold .
-#     docker run -p 127.0.0.1:8080:8080 -v hotcold-models:/models -e HOTCOLD_API_KEY=... hotcold
+#     docker run -p 127.0.0.1:8080:8080 -v hotcold-models:/models -v /etc/hotcold/keys:/run/secrets/keys:ro hotcold
 
-# No version is pinned: Debian's security fixes are wanted, and the wheels were just built.
+# Debian's packages are not pinned, because their security fixes are wanted. `python tools/lock.py` renews the
+# versions of Python's packages, all of which requirements.lock states with their hashes.
 FROM python:3.12-slim-bookworm AS build
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
+COPY requirements.lock ./
+RUN pip wheel --no-cache-dir --require-hashes --wheel-dir /wheels -r requirements.lock \
+    && pip install --no-cache-dir --no-index --find-links /wheels --require-hashes -r requirements.lock
 COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
 COPY csrc csrc
 COPY src src
-# cmake and ninja come as wheels; every instruction set is compiled, and chosen when it runs.
-RUN pip wheel --no-cache-dir --wheel-dir /wheels '.[serve]'
+COPY third_party third_party
+# Every instruction set is compiled, and chosen when it runs.
+RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM python:3.12-slim-bookworm
 # libvulkan1 finds a GPU's driver where the container is given one.
@@ -41,4 +46,4 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --retries=3 \
 # SIGTERM, which `docker stop` sends, lets running requests finish: give it more time than --drain.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["hotcold"]
-CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]
+CMD ["serve", "--host", "0.0.0.0", "--port", "8080", "--api-key-file", "/run/secrets/keys"]

@@ -1,4 +1,5 @@
-"""The page on deployment and the Dockerfile say what the commands take, and what systemd accepts."""
+"""The page on deployment and the Dockerfile have commands that Hotcold understands, and settings that systemd
+and nginx accept. The container's packages are locked."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from hotcold.commands.command_line import parser_of
 
@@ -119,6 +124,11 @@ def test_the_dockerfile_copies_what_there_is() -> None:
     for line in lines:
         for source in line.split()[:-1]:
             assert (ROOT / source).exists() and f"!{source}" in ignored
+    scripts = [ROOT / "CMakeLists.txt", *(ROOT / "csrc").rglob("CMakeLists.txt")]
+    named = {
+        each for script in scripts for each in re.findall(r"PROJECT_SOURCE_DIR}/(\w+)", script.read_text())
+    }
+    assert named - {"tests"} <= {source for line in lines for source in line.split()[:-1]}
 
 
 def test_the_container_has_no_rights_and_says_how_it_is() -> None:
@@ -129,3 +139,69 @@ def test_the_container_has_no_rights_and_says_how_it_is() -> None:
     assert check
     compile(json.loads(check[1])[2], "healthcheck", "exec")
     assert "/health" in check[1] and ":8080/" in check[1]
+
+
+def test_examples_pass_keys_by_a_file() -> None:
+    """The list of a machine's processes and ``docker inspect`` show what is passed otherwise."""
+    arguments = instruction("CMD")
+    file = arguments[arguments.index("--api-key-file") + 1]
+    runs = [*re.findall(r"^#     (docker run .*)$", DOCKERFILE, re.MULTILINE)]
+    runs += [
+        line
+        for block in blocks("sh")
+        for line in block.replace("\\\n", " ").splitlines()
+        if "docker run" in line
+    ]
+    assert len(runs) == 2 and all(f":{file}:ro" in run for run in runs)
+    workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8")
+    assert "API_KEY=" not in PAGE + DOCKERFILE + workflow and f":{file}:ro" in workflow
+
+
+def locked() -> dict[str, str]:
+    """The version of each package in the container. Each must have hashes."""
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    found = {}
+    for entry in re.findall(r"^[^\s#](?:.*\\\n)*.*$", text, re.MULTILINE):
+        line, *hashes = entry.replace("\\\n", " ").split()
+        name, pinned = line.split("==")
+        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), line
+        found[name] = pinned
+    return found
+
+
+IMAGE = {"python_version": "3.12", "python_full_version": "3.12.0", "sys_platform": "linux", "extra": ""}
+IMAGE |= {"platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix"}
+IMAGE |= {"platform_python_implementation": "CPython", "implementation_name": "cpython"}
+
+
+def needed(requirement: Requirement, versions: dict[str, str]) -> set[str]:
+    """The packages that a requirement brings into the image. Packages that are installed here in another
+    version do not say what they bring."""
+    name = canonicalize_name(requirement.name)
+    if requirement.marker is not None and not requirement.marker.evaluate(IMAGE):
+        return set()
+    try:
+        below = (requires(name) or []) if version(name) == versions.get(name) else []
+    except PackageNotFoundError:
+        below = []
+    return {name}.union(*(needed(Requirement(each), versions) for each in below))
+
+
+def test_the_lock_has_all_that_the_container_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    roots = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["serve"]]
+    roots += [*project["build-system"]["requires"], "cmake", "ninja"]
+    versions = locked()
+    for each in map(Requirement, roots):
+        assert needed(each, versions) <= versions.keys(), f"{each}: run `python tools/lock.py`"
+        locked_version = versions[canonicalize_name(each.name)]
+        assert each.specifier.contains(locked_version), f"{each}: run `python tools/lock.py`"
+
+
+def test_the_container_installs_only_what_the_lock_has() -> None:
+    runs = re.findall(r"^RUN (.*)$", DOCKERFILE.replace("\\\n", " "), re.MULTILINE)
+    commands = [each for run in runs for each in run.split("&&") if re.search("pip (wheel|install) ", each)]
+    assert len(commands) == 4
+    for words in map(str.split, commands):
+        local = "--no-index" in words or {"--no-deps", "--no-build-isolation"} <= {*words}
+        assert local or ("--require-hashes" in words and words[-2:] == ["-r", "requirements.lock"])

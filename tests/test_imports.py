@@ -19,6 +19,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: layer -> layers that it may import. The key "" is the package itself.
 ALLOWED = {
     "errors": set(),
+    "extras": set(),
     "version": set(),
     "values": {"errors"},
     "windows": set(),
@@ -147,7 +148,7 @@ def violations(module: str, imported: Iterable[str]) -> list[str]:
     for name in imported:
         if name.split(".")[0] != "hotcold" or name in FOR_ALL:
             continue
-        if name.startswith(("hotcold.values.", "hotcold.windows.")):
+        if name.startswith(("hotcold.values.", "hotcold.windows.", "hotcold.extras.")):
             continue
         if module in OLD_NAMES and name == "hotcold":
             continue
@@ -198,7 +199,7 @@ def test_the_drawing_has_these_arrows() -> None:
 def test_every_folder_has_a_layer() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders <= ALLOWED.keys() - {""}
-    files = {"__init__.py", "__main__.py", "errors.py", "values.py", "version.py", "windows.py"}
+    files = {"__init__.py", "__main__.py", "errors.py", "extras.py", "values.py", "version.py", "windows.py"}
     assert {relative(path) for path in PACKAGE.glob("*.py")} == files
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import socket
 from pathlib import Path
@@ -94,14 +93,6 @@ def test_a_key_in_the_environment_that_no_client_can_send(
     monkeypatch.setenv("HOTCOLD_API_KEY", "two words")
     text = refused(capsys)
     assert "$HOTCOLD_API_KEY" in text and "two words" not in text
-
-
-def test_an_extra_that_is_not_installed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name))
-    assert "pip install 'hotcold[serve]'" in refused(capsys)
 
 
 def test_help_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,11 +62,16 @@ def test_depth_is_bounded(value: Any, allowed: int) -> None:
         (b'{"a": 1, "b": 2, "a": 1}', "'a' is twice"),
         (b'[{"x": {"a": 1, "a": 2}}]', "'a' is twice"),
         (b'[{"a": 1, "a": 2}' + b",1" * 50_000 + b"]", "a name is twice in an object"),
-        (b'{"a": "\\ud800"}', "not JSON"),
-        (b'{"a": "\\ud800 and so on"}', "not JSON"),
-        (b'{"\\udc00": 1}', "not JSON: invalid utf-16 surrogate pair"),
+        (b'{"a": "\\ud800"}', r"lone surrogate, U\+D800 at byte 7"),
+        (b'{"a": "\\ud800 and so on"}', r"lone surrogate, U\+D800 at byte 7"),
+        (b'{"\\udc00": 1}', r"lone surrogate, U\+DC00 at byte 2"),
+        (b'{"a": "\\ud83d\\ude00\\\\ud800", "b": "\\uDBFF"}', r"lone surrogate, U\+DBFF at byte 35"),
+        (b'{"a": ["\\ud800' + b"a" * 50_000 + b'"]}', r"lone surrogate, U\+D800 at byte 8"),
+        (b'{a: "\\ud800"}', "not JSON"),
+        (b'{"a": "\\ud83d\\ude00', "not JSON: Input data was truncated"),
         (b'{"a": "\xff"}', "not UTF-8"),
-        (b'{"a": "\xed\xa0\x80"}', "not UTF-8"),
+        (b'{"a": "\xed\xa0\x80"}', r"lone surrogate, U\+D800 at byte 7"),
+        (b'{"a": "\xed\xa0"}', "not UTF-8"),
         (b"\xef\xbb\xbf", "empty"),
         (b"\xef\xbb\xbf\xef\xbb\xbf{}", "not JSON"),
         (b"\xff\xfe{\x00}\x00", "not UTF-8"),
@@ -103,6 +108,51 @@ def test_a_name_that_is_twice_is_found_anywhere(value: Any, ascii: bool, name: s
     twice = written.replace('"other": ', f"{json.dumps(name)}: ", 1)
     with pytest.raises(APIError, match="is twice in an object"):
         parse(twice.encode(), 100)
+
+
+ESCAPES = ["\\ud800", "\\uDbFf", "\\uDC00", "\\udfff", "\\\\", "\\n", "\\ud7ff", "\\ue000", "u", "d800", "é"]
+
+
+@given(st.lists(st.sampled_from(ESCAPES), max_size=6).map("".join), st.booleans())
+def test_lone_surrogates_are_found_as_python_finds_them(text: str, name: bool) -> None:
+    body = f'{{"{text}": 1}}' if name else f'[["{text}"]]'
+    value = json.loads(body)
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        with pytest.raises(APIError, match="lone surrogate"):
+            parse(body.encode(), DEPTH)
+    else:
+        assert parse(body.encode(), DEPTH) == value
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/responses",
+            "/v1/embeddings",
+            "/completion",
+            "/infill",
+        ),
+        *(
+            "/tokenize",
+            "/apply-template",
+            "/v1/messages",
+            "/v1/messages/count_tokens",
+            "/api/chat",
+            "/api/generate",
+        ),
+    ],
+)
+@pytest.mark.parametrize("body", [rb'{"messages": "\ud800"}', rb'{"\udfff": 1}'], ids=["value", "name"])
+def test_every_dialect_names_a_lone_surrogate(app: Any, path: str, body: bytes) -> None:
+    reply = app.client.post(path, content=body, headers={"Content-Type": "application/json"})
+    error = reply.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert reply.status_code == 400 and "lone surrogate" in message and "both halves" in message
 
 
 def test_pairs_of_surrogates_are_characters() -> None:

@@ -217,16 +217,6 @@ def test_nonsense_is_refused(live: Any, connect: Connect) -> None:
     check_healthy(server, connect)
 
 
-def test_a_broken_chunk_amid_a_body(live: Any, connect: Connect) -> None:
-    server = live()
-    connection = connect(server)
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    connection.send(f"{head}Transfer-Encoding: chunked\r\n\r\n4\r\n{{}}  \r\nnonsense\r\n".encode())
-    answer = connection.rest()
-    assert not answer or status_of(answer) == 400
-    check_healthy(server, connect)
-
-
 @pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 def test_heads_that_do_not_arrive(live: Any, connect: Connect, begun: bytes) -> None:
     server = live(head_s=0.3)

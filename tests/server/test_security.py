@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import string
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from hotcold.server.security import host_name
 from hotcold.server.settings import digest
 
 KEYS = (digest("first-key"), digest("second-key"))
@@ -123,6 +128,25 @@ def test_keys_that_are_wrong(app_with: Callable[..., Any], headers: list[tuple[s
         ("127.0.0.1@evil.com", 403),
         ("[evil]", 403),
         ("", 403),
+        ("localhost.", 200),
+        ("localhost:80@evil", 403),
+        ("localhost:80@evil.com:80", 403),
+        ("localhost:", 403),
+        ("localhost:80:80", 403),
+        ("localhost:8o", 403),
+        ("localhost:80/", 403),
+        ("localhost/evil.com", 403),
+        ("localhost evil.com", 403),
+        ("evil.com,localhost", 403),
+        ("evil.com@x.localhost", 403),
+        ("x..localhost", 403),
+        ("[::1]evil.com", 403),
+        ("[::1]evil.com:80", 403),
+        ("[::1", 403),
+        ("::1", 403),
+        ("[::1%eth0]", 403),
+        ("[127.0.0.1]", 403),
+        ("127.0.0.1:80@evil", 403),
     ],
 )
 def test_names_that_the_server_answers_to(app_with: Callable[..., Any], host: str, status: int) -> None:
@@ -137,6 +161,58 @@ def test_names_that_the_server_answers_to(app_with: Callable[..., Any], host: st
 def test_any_name_where_that_is_wanted(app_with: Callable[..., Any]) -> None:
     client = app_with(allow_hosts=("*",)).client
     assert client.get("/v1/models", headers={"Host": "evil.com"}).status_code == 200
+    assert client.get("/v1/models", headers={"Host": "evil.com:80@localhost"}).status_code == 403
+
+
+def name_in(host: str) -> str | None:
+    """The name in Host, found without patterns."""
+    if host.startswith("["):
+        inner, bracket, port = host[1:].partition("]")
+        try:
+            socket.inet_pton(socket.AF_INET6, inner)
+        except (OSError, UnicodeError, ValueError):
+            return None
+        name = inner if bracket else ""
+    else:
+        name, colon, rest = host.partition(":")
+        port = colon + rest
+        name = name.removesuffix(".")
+        letters = set(string.ascii_letters + string.digits + "-_")
+        if not all(label and letters >= set(label) for label in name.split(".")):
+            return None
+    if port and (port[0] != ":" or not port[1:] or not set(port[1:]) <= set(string.digits)):
+        return None
+    return name.lower() or None
+
+
+PIECES = [
+    "localhost",
+    "[::1]",
+    "[2001:DB8::7]",
+    "127.0.0.1",
+    "x.y",
+    "A",
+    "1",
+    ":80",
+    ":",
+    "@",
+    ".",
+    "[",
+    "]",
+    "%",
+    " ",
+]
+PIECES += ["/", "#", "\\", ",", "\t", "é", "²"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=6).map("".join))
+@example("localhost:80@evil")
+@example("[::1]evil.com")
+@example("[::1]:80")
+@example("localhost.")
+@example("localhost..")
+def test_hosts_are_read_as_strictly_as_their_grammar(host: str) -> None:
+    assert host_name(host) == name_in(host)
 
 
 PAGES = [
@@ -156,6 +232,10 @@ PAGES = [
     ("", False),
     ("http://localhost:port", False),
     ("http://localhost/", False),
+    ("http://localhost:80@evil", False),
+    ("http://[::1]evil.com", False),
+    ("http://evil.com@x.localhost", False),
+    ("http://llm.example.org:8080@evil.com", False),
 ]
 
 

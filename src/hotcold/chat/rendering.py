@@ -3,13 +3,13 @@
 A process starts when it is first needed, and is kept. A process that takes too long or too much memory is
 killed: only that rendering fails, and the next one starts another. While one hangs, others serve the rest."""
 
-import importlib.util
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 from hotcold.engine.request import RequestError
 from hotcold.errors import UserError
+from hotcold.extras import check
 from hotcold.processes.guarded import GuardedProcess, ProcessDied, ProcessLost
 
 MODULE = "hotcold.chat.renderer"
@@ -97,8 +97,7 @@ class TemplateProcess:
 
 def check_extra() -> None:
     """Raises TemplateError if Jinja is not installed."""
-    if importlib.util.find_spec("jinja2") is None:
-        raise TemplateError("chat templates need the extra: pip install 'hotcold[serve]'")
+    check("serve", "a chat template", "jinja2", kind=TemplateError)
 
 
 def _new_process(seconds: float) -> GuardedProcess:

@@ -5,12 +5,11 @@ second signal ends the server at once. Exit codes: 0 stopped; 2 a mistake, such 
 that cannot be loaded; 70 the engine process died."""
 
 import argparse
-import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands import options
-from hotcold.errors import UserError
+from hotcold.extras import check, importing
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.opening import file_of
 from hotcold.runtime.options import complete
@@ -18,8 +17,6 @@ from hotcold.runtime.options import complete
 if TYPE_CHECKING:
     from hotcold.server.run import Listening
     from hotcold.server.settings import Settings
-
-_NEEDED = ("starlette", "uvicorn", "prometheus_client", "jinja2", "llguidance")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,8 +162,7 @@ def _body_size(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-        raise UserError(f"serve needs the extra: pip install 'hotcold[serve]' (there is no {missing[0]})")
+    check("serve", "serve")
     found: Any = {
         **options.model_options(args),
         **options.draft_options(args),
@@ -181,7 +177,9 @@ def run(args: argparse.Namespace) -> int:
         pass
 
     from hotcold.api.async_llm import AsyncLLM
-    from hotcold.server.run import serve
+
+    with importing("serve", "serve"):
+        from hotcold.server.run import serve
 
     llm = AsyncLLM(model, max_waiting=args.max_waiting, **found)
     return serve(llm, settings, args.alias, _say_ready)

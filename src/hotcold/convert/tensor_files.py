@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy.typing as npt
 
 from hotcold.convert.settings import ConvertError, Settings, read_settings
+from hotcold.extras import importing
 from hotcold.formats.torch_file import TorchFileError, TorchState
 from hotcold.values import printable, shown
 
@@ -67,8 +68,8 @@ class _Torch:
         return self._state.tensors[name].dtype
 
     def read(self, name: str) -> Array:
-        import ml_dtypes
-
+        with importing("convert", "conversion", ConvertError):
+            import ml_dtypes
         values = self._state.read(name)
         return values.view(ml_dtypes.bfloat16) if self.dtype(name) == "BF16" else values
 
@@ -102,11 +103,9 @@ def stored_in(file: TensorFile) -> dict[str, Stored]:
 
 def open_safetensors(path: Path) -> Any:
     """The file as the safetensors library opens it, which reads and checks the header alone."""
-    try:
+    with importing("convert", "conversion", ConvertError):
         import ml_dtypes  # noqa: F401  (gives NumPy the type bfloat16)
         from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ConvertError(f"{error}: conversion needs pip install 'hotcold[convert]'") from None
     try:
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:

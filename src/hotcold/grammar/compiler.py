@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.errors import UserError
+from hotcold.extras import importing
 from hotcold.grammar.error import GrammarError
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import printable
@@ -118,10 +118,8 @@ def escaped_regex(regex: str) -> str:
 
 
 def _llguidance() -> ModuleType:
-    try:
+    with importing("serve", "constrained output"):
         import llguidance
-    except ImportError:
-        raise UserError("constrained output needs the extra: pip install 'hotcold[serve]'") from None
     return llguidance
 
 

@@ -31,7 +31,8 @@ from hotcold.hosting.messages import (
 )
 from hotcold.hosting.model_file import ModelFile
 from hotcold.hosting.state import ModelInfo, ProcessStats
-from hotcold.processes.guarded import apart, import_path
+from hotcold.processes.environment import engine_environment
+from hotcold.processes.guarded import apart
 from hotcold.processes.plain_data import PlainDataError, Unpacker
 from hotcold.runtime.options import LoadOptions, complete
 from hotcold.runtime.sampling import SamplingParams
@@ -130,7 +131,7 @@ class EngineFront:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=None,
-                env={**os.environ, **import_path()},
+                env=engine_environment(),
                 **apart(),
             )
         except BaseException:

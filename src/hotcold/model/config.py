@@ -16,7 +16,7 @@ from hotcold.model.experts import Experts, dense_layers, layer_neurons, read_exp
 from hotcold.model.families import FAMILIES, Every, Family, Scales
 from hotcold.model.gate_cut import cut_rooms, read_cuts
 from hotcold.model.hidden_input import hidden_rooms
-from hotcold.model.keys import Keys, is_number, whole
+from hotcold.model.keys import Keys, check_drafting, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
 from hotcold.model.layer_inputs import input_rooms, read_width
 from hotcold.model.mixers.attention import AttentionShape
@@ -202,7 +202,7 @@ class Config:
             if isinstance(value, np.ndarray | list) or value != harmless:
                 raise ModelError(f"{keys.name(key)} is {shown(value)}: this is not supported yet")
         layers = keys.whole("block_count", 1 + keys.drafting, MAX_LAYERS) - keys.drafting
-        _check_complete(keys, tensors)
+        check_drafting(keys, layers, tensors)
         dim = keys.whole("embedding_length", 1, MAX_DIM)
         heads = _heads(keys, family, dim, layers)
         context = _context(keys, family, tensors)
@@ -267,12 +267,6 @@ def _gated(tensors: Mapping[str, TensorInfo]) -> bool:
     """Whether the first layer with an FFN has a gate."""
     first = min((int(found[1]) for name in tensors if (found := _UP.fullmatch(name))), default=0)
     return any(f"blk.{first}.ffn_{part}.weight" in tensors for part in _GATES)
-
-
-def _check_complete(keys: Keys, tensors: Mapping[str, TensorInfo]) -> None:
-    """ModelError: the file holds only blocks that draft tokens."""
-    if keys.drafting and tensors and not any(name.startswith("blk.0.") for name in tensors):
-        raise ModelError(f"the file has no blk.0: it holds {keys.drafting} blocks that only draft tokens")
 
 
 def _eps(keys: Keys, family: Family) -> float:

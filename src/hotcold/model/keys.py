@@ -1,6 +1,7 @@
 """Reads values of GGUF metadata, and checks them before anything is sized by them."""
 
 import numbers
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ import numpy as np
 
 from hotcold.errors import UserError
 from hotcold.values import shown
+
+_OF_BLOCK = re.compile(r"blk\.(?P<block>\d{1,9})\.(?P<nextn>nextn\.)?")
 
 
 class ModelError(UserError):
@@ -123,3 +126,22 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def check_drafting(keys: Keys, layers: int, tensors: Iterable[str]) -> None:
+    """ModelError: the file holds only blocks that draft tokens, or counts a layer of the model as one."""
+    if not keys.drafting:
+        return
+    found = [each for name in tensors if (each := _OF_BLOCK.match(name))]
+    present = {int(each["block"]) for each in found}
+    if found and 0 not in present:
+        raise ModelError(f"the file has no blk.0: it holds {keys.drafting} blocks that only draft tokens")
+    drafting = {int(each["block"]) for each in found if each["nextn"]}
+    if wrong := present.intersection(range(layers, layers + keys.drafting)) - drafting:
+        names = f"{keys.name('block_count')} and {keys.name('nextn_predict_layers')}"
+        seen = f"{names} are {layers + keys.drafting} and {keys.drafting}"
+        fix = "gguf-set-metadata changes them, or convert the checkpoint again"
+        raise ModelError(
+            f"{seen}, but blk.{max(wrong)} has no nextn tensors, so it is a layer of the model: "
+            f"{max(present) + 1} and {len(drafting)} are needed ({fix})"
+        )

@@ -15,6 +15,7 @@ import weakref
 from typing import IO, Any
 
 from hotcold.errors import UserError
+from hotcold.processes.environment import minimal_environment
 from hotcold.values import shown
 
 _START_S = 120.0  # seconds by the clock for an interpreter and its imports, on a busy machine
@@ -139,7 +140,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a traceback may quote what was asked
             # Arenas of malloc take address space, and address space is bounded.
-            env={**os.environ, **import_path(), "MALLOC_ARENA_MAX": "2"},
+            env={**minimal_environment(), "MALLOC_ARENA_MAX": "2"},
             **apart(),
         )
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -190,11 +191,6 @@ class _Child:
             with contextlib.suppress(OSError):  # written, but not read
                 pipe.close()
         self.process.wait()
-
-
-def import_path() -> dict[str, str]:
-    """Environment variables that let another interpreter import the same modules."""
-    return {"PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
 
 
 def apart(platform: str = sys.platform) -> dict[str, Any]:

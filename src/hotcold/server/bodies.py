@@ -3,8 +3,10 @@ could understand otherwise is refused: a name twice in an object, NaN, half a ch
 
 import asyncio
 import codecs
+import contextlib
 import gc
 import json
+import re
 from collections import Counter
 from itertools import chain
 from typing import Any
@@ -18,6 +20,10 @@ from hotcold.server.settings import Settings
 
 #: Smaller bodies are read at once: a thread would take longer.
 AT_ONCE = 32 << 10
+#: Escapes in JSON; ``half`` is a surrogate without the other one of its pair.
+_ESCAPES = re.compile(
+    rb"\\(?:u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|u(?P<half>[Dd][89A-Fa-f][0-9A-Fa-f]{2})|.)", re.DOTALL
+)
 #: Types that programs state for a body whose sender gave none, as ``curl -d``. A page's browser may send
 #: these without asking whether it may, so they are taken from programs alone.
 _OF_PROGRAMS = ("", "application/x-www-form-urlencoded", "text/plain")
@@ -115,13 +121,25 @@ async def _read(request: Request, settings: Settings) -> bytes:
 
 
 def _what_is_wrong(body: bytes, error: Exception) -> str:
+    if "surrogate" in str(error) or "truncated" in str(error):
+        for escape in _ESCAPES.finditer(body):
+            if half := escape["half"]:
+                return _half(half.decode(), escape.start())
     try:
         body.decode()
     except UnicodeDecodeError as wrong:
+        with contextlib.suppress(UnicodeDecodeError):
+            bits = body[wrong.start : wrong.start + 3].decode("utf-8", "surrogatepass")
+            return _half(f"{ord(bits):04x}", wrong.start)
         return f"the body is not UTF-8: byte {wrong.start}"
     if isinstance(error, msgspec.ValidationError):
         return "the body has a number that is too large or too long"
     return f"the body is not JSON: {str(error).removeprefix('JSON is malformed: ')}"
+
+
+def _half(digits: str, place: int) -> str:
+    seen = f"a lone surrogate, U+{digits.upper()} at byte {place}, which is half of a character"
+    return f"the body has {seen}: write both halves, or the character itself in UTF-8"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> None:

@@ -1,19 +1,27 @@
-"""A connection as uvicorn has it, with what it lacks against clients that open many, send slowly or stop
-reading: bounds on their number and on the time that a request's head may take, and a way to drop one."""
+"""uvicorn's connection, with bounds against clients that open many, send slowly or stop reading, and with a
+strict reading of where each request ends."""
 
 import asyncio
-import json
-from collections.abc import Callable
+import re
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from hotcold.server.protocol.dialects import error_body
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.replies import to_json
 from hotcold.server.settings import Settings
 
-#: Where a request's scope has the function that drops its connection.
-DROP = "hotcold.drop"
+#: The key of a request's scope under which its connection is stored.
+_CONNECTION = "hotcold.connection"
+_NOT_HTTP = "this is no HTTP request that the server understands"
+_TWO_LENGTHS = "Transfer-Encoding is for HTTP/1.1 alone, and never with Content-Length: send one of the two"
+_BAD_CHUNKS = "the body's chunks are broken: each has a hexadecimal size, CRLF, its data, CRLF"
+#: Limit of empty lines before a request line. Old clients end a body with one (RFC 9112, 2.2).
+_EMPTY_LINES = 8
+#: What an incomplete line before a chunk may be: its size, and extensions, which are ignored.
+_CHUNK_LINE = re.compile(rb"[0-9A-Fa-f]{1,20}[ \t]*(;[^\n]*)?\r?")
 _MOST_PIPELINED = 64 << 10
 _LINGER_S = 1.0
 _PHRASES = {
@@ -29,10 +37,51 @@ def bounded(settings: Settings) -> type[H11Protocol]:
     return type("BoundedConnection", (_Connection,), {"settings": settings})
 
 
+class _Framing(h11.Connection):
+    """h11's connection with rules of RFC 9112 that h11 lacks: a request states its length in one way, empty
+    lines may precede it, and data after the last request is ignored."""
+
+    reason = _NOT_HTTP  #: what is wrong with a request that next_event() refuses
+    _empty_lines = 0  # before the next request
+
+    def _extract_next_receive_event(self) -> Any:
+        state, buffer = self.their_state, self._receive_buffer
+        self.reason = _BAD_CHUNKS if state is h11.SEND_BODY else _NOT_HTTP
+        if state is h11.MUST_CLOSE:
+            buffer.maybe_extract_at_most(len(buffer))
+        elif state is h11.IDLE and self._empty_lines < _EMPTY_LINES:
+            if bytes(buffer) == b"\r":
+                return h11.NEED_DATA
+            if bytes(buffer).startswith(b"\r\n"):
+                buffer.maybe_extract_at_most(2)
+                self._empty_lines += 1
+                return self._extract_next_receive_event()
+        event = super()._extract_next_receive_event()
+        if isinstance(event, h11.Request):
+            self._empty_lines = 0
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                self.reason = _TWO_LENGTHS
+                raise h11.RemoteProtocolError(self.reason)
+        elif event is h11.NEED_DATA and state is h11.SEND_BODY and not self._line_may_go_on():
+            raise h11.RemoteProtocolError(self.reason)
+        return event
+
+    def _line_may_go_on(self) -> bool:
+        """False if no further data can make a valid line before a chunk; h11 waits for the line's end."""
+        waiting = bytes(self._receive_buffer)  # never data of the body, which h11 takes out at once
+        in_trailers = getattr(self._reader, "_reading_trailer", False)
+        return not waiting or in_trailers or _CHUNK_LINE.fullmatch(waiting) is not None
+
+
 class _Connection(H11Protocol):
     settings: Settings
+    refused: APIError | None = None  #: the answer that was sent without the application
     _timer: asyncio.TimerHandle | None = None
-    _refused = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn: _Framing = _Framing(h11.SERVER, self.settings.head_bytes)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,7 +102,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self.refused is not None:
             return
         if self.conn.their_state is h11.IDLE and self._head_too_long(data):
             message = f"the request's head is too long: {self.settings.head_bytes} bytes are allowed"
@@ -68,13 +117,13 @@ class _Connection(H11Protocol):
     def _head_too_long(self, data: bytes) -> bool:
         """h11 looks at heads that are incomplete only."""
         allowed = self.settings.head_bytes
-        before = self.conn.trailing_data[0]
-        return len(before) + len(data) > allowed and b"\r\n\r\n" not in (before + data)[: allowed + 4]
+        head = (self.conn.trailing_data[0] + data).lstrip(b"\r\n")
+        return len(head) > allowed and b"\r\n\r\n" not in head[: allowed + 4]
 
     def handle_events(self) -> None:
         super().handle_events()
         if self.scope is not None:
-            self.scope[DROP] = self.transport.abort  # type: ignore[literal-required]
+            self.scope[_CONNECTION] = self  # type: ignore[literal-required]
         # uvicorn stops reading where another request follows, and would not see that the client goes.
         if self.flow.read_paused and len(self.conn.trailing_data[0]) <= _MOST_PIPELINED:
             self.flow.resume_reading()
@@ -84,17 +133,28 @@ class _Connection(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(APIError("this is no HTTP request that the server understands", code="invalid_http"))
+        self._refuse(APIError(self.conn.reason, code="invalid_http"))
+
+    def shutdown(self) -> None:
+        if self.refused is None:
+            super().shutdown()
+        else:
+            self.transport.abort()
 
     def _watch(self) -> None:
         """A client that has the word must use it in time."""
+        if self.refused is not None:
+            return
         answered = self.cycle is None or self.cycle.response_complete
-        if not answered or self.transport.is_closing():
+        if not answered or self.transport.is_closing() or self._between_requests():
             self._stop_timer()
-        elif self.conn.their_state is h11.IDLE and self.cycle is not None and not self.conn.trailing_data[0]:
-            self._stop_timer()  # between two requests: uvicorn's own timer runs
         elif self._timer is None and self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self._timer = self.loop.call_later(self.settings.head_s, self._late)
+
+    def _between_requests(self) -> bool:
+        """True while uvicorn's own timer runs, which any data stops."""
+        idle = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        return idle and self.timeout_keep_alive_task is not None
 
     def _late(self) -> None:
         if self.conn.our_state is not h11.IDLE or not self.conn.trailing_data[0]:
@@ -104,13 +164,19 @@ class _Connection(H11Protocol):
         self._refuse(APIError(message, status=408, type="timeout_error", code="request_timeout"))
 
     def _refuse(self, error: APIError) -> None:
-        """Answers without the application, and closes."""
-        self._refused = True
+        """Answers instead of the application, unless that has begun to answer, and closes."""
+        self.refused = error
         self._stop_timer()
-        if self.conn.our_state is not h11.IDLE:  # amid another answer
+        path = ""
+        if self.conn.our_state is h11.SEND_RESPONSE:  # the application still reads the request
+            path = self.scope["path"]
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(_response(error, path))
+        elif self.conn.our_state is not h11.DONE:  # a part of an answer must not look whole
             self.transport.abort()
             return
-        self.transport.write(_response(error))
         if len(self.connections) > 2 * self.settings.connections:
             self.transport.close()
             return
@@ -125,8 +191,8 @@ class _Connection(H11Protocol):
             self._timer = None
 
 
-def _response(error: APIError) -> bytes:
-    body = json.dumps(error.body()).encode()
+def _response(error: APIError, path: str) -> bytes:
+    body = to_json(error_body(error, path))
     head = [
         f"HTTP/1.1 {error.status} {_PHRASES[error.status]}",
         "Content-Type: application/json",
@@ -139,7 +205,12 @@ def _response(error: APIError) -> bytes:
 
 
 def drop(scope: Any) -> None:
-    """Closes a request's connection at once, without what is still to be sent."""
-    abort: Callable[[], None] | None = scope.get(DROP)
-    if abort is not None:
-        abort()
+    """Closes a request's connection at once and discards unsent data."""
+    if _CONNECTION in scope:
+        scope[_CONNECTION].transport.abort()
+
+
+def refused_status(scope: Any) -> int | None:
+    """The status of the answer that the connection sent instead of the application; None if it sent none."""
+    refused: APIError | None = scope[_CONNECTION].refused if _CONNECTION in scope else None
+    return None if refused is None else refused.status

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotcold.server.connections import refused_status
 from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.replies import error_reply
@@ -108,7 +109,7 @@ class Logged:
                 await error_reply(failure, scope["path"])(scope, receive, with_id)
         finally:
             seconds = time.perf_counter() - begun
-            status = int(str(notes.pop("status", status or 499)))
+            status = refused_status(scope) or int(str(notes.pop("status", status or 499)))
             self._metrics.request(_route(scope), status, seconds)
             if self._log is not None and not (scope["path"] in _QUIET and status < 500):
                 more = [

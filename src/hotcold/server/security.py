@@ -10,7 +10,6 @@ import ipaddress
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
@@ -19,11 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hotcold.server.origins import Origins
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.replies import error_reply
-from hotcold.server.settings import Settings, digest
+from hotcold.server.settings import HOST_NAME, Settings, digest
 
 _MARKS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode")
 _METHODS = "GET, HEAD, POST, OPTIONS"
 _EXPOSED = "X-Request-Id, X-Hotcold-Left-Out, X-Hotcold-Not-Enforced, Retry-After"
+_HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+))(:[0-9]+)?")
 _BEARER = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)
 #: Names by which programs in containers call the machine that runs them. Nobody can register such a name
 #: (public DNS has no ``.internal``); only someone who controls this machine's names could put a page there. A
@@ -93,7 +93,9 @@ class Guard:
         host = headers.get("host")
         if host is None:  # HTTP/1.0, which no browser speaks
             return
-        name = _host_name(host)
+        name = host_name(host)
+        if name is None:
+            raise _forbidden("Host is to be `name`, `name:port` or `[address]:port`", "host_not_allowed")
         if "*" in self._hosts or name in self._hosts or name.endswith(".localhost") or _is_address(name):
             return
         if name in _OF_CONTAINERS and (self._keys or not from_browser(headers)):
@@ -104,17 +106,13 @@ class Guard:
     def _origin_allowed(self, origin: str, host: str | None) -> bool:
         if origin in self._origins:
             return True
-        try:
-            parts = urlsplit(origin)
-            name = (parts.hostname or "").lower()
-            _ = parts.port  # ValueError: not a port
-        except ValueError:
-            return False
-        if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}":
+        scheme, _, place = origin.partition("://")
+        name = host_name(place)
+        if name is None or scheme not in ("http", "https"):
             return False
         if name == "localhost" or name.endswith(".localhost") or _is_loopback(name):
             return True
-        return host is not None and parts.netloc.lower() == host.lower()  # the server's own page
+        return host is not None and place.lower() == host.lower()  # the server's own page
 
     def _check_key(self, headers: "_Headers") -> None:
         given = []
@@ -184,11 +182,15 @@ def _preflight(headers: _Headers) -> Response:
     return Response(status_code=204, headers=allow)
 
 
-def _host_name(host: str) -> str:
-    """The host without a port: ``localhost`` from ``localhost:8080``, ``::1`` from ``[::1]:8080``."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.rpartition(":")[0].lower().rstrip(".") if ":" in host else host.lower().rstrip(".")
+def host_name(host: str) -> str | None:
+    """The name in ``name``, ``name:port`` or ``[address]:port``, in lower case and without a final dot. None:
+    the text has another form."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return None
+    name, address = found["name"], found["address"]
+    known = HOST_NAME.fullmatch(name) if address is None else ":" in address and _is_address(address)
+    return (address or name.removesuffix(".")).lower() if known else None
 
 
 def _is_address(name: str) -> bool:

@@ -18,7 +18,7 @@ KEY_VARIABLE = "HOTCOLD_API_KEY"
 MOST_KEYS = 10_000
 LONGEST_FILE = 1 << 20  #: limit of a file of keys, in bytes
 _KEY = re.compile(r"[!-~]{1,512}")
-_HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
+HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _digest(key: str, place: str) -> bytes:
 
 def check_host(name: str) -> str:
     """Checks a name for ``--allow-host``, and returns it in lower case."""
-    if name != "*" and not _HOST_NAME.fullmatch(name):
+    if name != "*" and not HOST_NAME.fullmatch(name):
         raise UserError(f"host {name!r:.80}: a name such as llm.example.org, without a port, or * for any")
     return name.lower().rstrip(".")
 

@@ -6,18 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hotcold.extras import EXTRAS
 from hotcold.kernels.gpu import GPU
 from hotcold.placement.disk_speed import DiskSpeed
 from hotcold.placement.hardware import Hardware
 from hotcold.placement.measuring import RUNS
 from hotcold.values import printable, size
 
-#: Modules of the optional extras, and what these are for.
-EXTRAS = {
-    "convert": (("ml_dtypes", "safetensors"), "hotcold convert"),
-    "test": (("gguf", "hypothesis", "pytest", "scipy", "sentencepiece"), "the tests"),
-    "bench": (("llama_cpp",), "benchmarks beside llama.cpp"),
-}
 _UNMEASURED = ["GPU stream and masked rows", "link", "handshake"]  #: without a GPU
 
 _TEXT = """\
@@ -77,7 +72,7 @@ class Diagnosis:
         if self.gpu_reason:
             lines += textwrap.wrap(f"{'GPU':<12}{self.gpu_reason}", 80, subsequent_indent=12 * " ")
         for extra in self.machine["missing_extras"]:
-            lines.append(f"{'missing':<12}for {EXTRAS[extra][1]}: pip install '.[{extra}]'")
+            lines.append(f"{'missing':<12}for {EXTRAS[extra].purpose}: pip install '.[{extra}]'")
         lines += ["", self.hardware.source, *_HEADING.split("\n"), *tables(self.hardware), ""]
         if self.disk is not None:
             lines += [*str(self.disk).split("\n"), ""]

@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hotcold.errors import UserError
+from hotcold.extras import EXTRAS, missing
 from hotcold.formats.files import replacing
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
 from hotcold.kernels.cpu import default_isa, fetching
@@ -26,7 +26,7 @@ from hotcold.placement.measuring import Bandwidth, GPUSpeed, buffer_bytes, measu
 from hotcold.runtime.machine import cache_path, machine_name, processor
 from hotcold.runtime.memory import available_memory
 from hotcold.runtime.options import Progress
-from hotcold.tasks.diagnosis import EXTRAS, Diagnosis, tables
+from hotcold.tasks.diagnosis import Diagnosis, tables
 from hotcold.tasks.texts import new_file
 from hotcold.values import size
 from hotcold.version import __version__
@@ -95,7 +95,6 @@ def _gpus(asked: str | None, notes: list[str]) -> tuple[list[GPU], GPU | None, s
 def _facts(gpu: GPU | None) -> dict[str, Any]:
     """Returns the report's facts about this machine; ``name`` has all that the figures depend on."""
     cores = find_cores()
-    missing = [name for name, (modules, _) in EXTRAS.items() if not all(map(find_spec, modules))]
     huge_pages = re.findall(r"\[(\w+)\]", read_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
     return {
         "name": machine_name(gpu),
@@ -113,7 +112,7 @@ def _facts(gpu: GPU | None) -> dict[str, Any]:
         "hotcold": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "missing_extras": missing,
+        "missing_extras": [name for name in EXTRAS if missing(name)],
     }
 
 

@@ -4,22 +4,16 @@ The other modules of the room take ``torch`` from here, so import them where a c
 
 from typing import Any
 
-from hotcold.errors import UserError
+from hotcold.extras import importing
 
 __all__ = ["torch", "transformers"]
 
-_FIX = "training needs pip install 'hotcold[train]'"
-
-try:
+with importing("train", "training"):
     import torch
-except ImportError as error:
-    raise UserError(f"{error}: {_FIX}") from None
 
 
 def transformers() -> Any:
     """The package `transformers`, which takes seconds to import. UserError: it is missing."""
-    try:
+    with importing("train", "training"):
         import transformers as package
-    except ImportError as error:
-        raise UserError(f"{error}: {_FIX}") from None
     return package

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
 from hotcold.convert.layouts import activation, find_layout
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.errors import UserError
+from hotcold.extras import importing
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.training.libraries import torch, transformers
 from hotcold.training.sparse_ffn import Kind, SparseActivation, decoder_layers, put_in, uses_experts
 from hotcold.values import printable, shown
+
+with importing("train", "training"):
+    from safetensors import SafetensorError
 
 #: Files that belong to the model whatever its weights are.
 _KEPT = ("generation_config.json", "*token*", "vocab.json", "merges.txt", "chat_template*", "LICENSE*")
