@@ -31,6 +31,7 @@ class Facts:
     size_bytes: int = 0
     fingerprint: str = ""  #: identifies the model, its mode and the program
     max_tokens: int | None = None  #: limit of an answer if the request sets none; None: the route's
+    thinking_budget: int | None = None  #: tokens of thinking if the request sets none; None: no limit
     deadline_s: float | None = None  #: time limit of each request
     tool_format: ToolFormat = GENERAL  #: how the model writes calls
     call_ids: CallIds = "openai"  #: form of call ids that the template wants
