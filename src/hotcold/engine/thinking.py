@@ -216,7 +216,7 @@ class ThoughtConstraint:
             self._phases.resume()
 
     def _skip_space(self, id: int) -> None:
-        """Whitespace before an answer is no part of its form."""
+        """Leaves whitespace before the answer out of its form."""
         size = self._spelling.whitespace(id)
         if size and self._spaces + size <= _SPACES:
             self._start, self._spaces = self._n, self._spaces + size
@@ -258,7 +258,7 @@ class ThoughtConstraint:
         return possible is None or possible((), tokens) == len(tokens)
 
     def _may_begin(self, form: Constraint, output: Sequence[int]) -> _Mask | None:
-        """What a thought or the answer may begin with."""
+        """Returns the tokens with which a thought or the answer may begin."""
         begun = self._phases.tail.lstrip()
         mask = self._spelling.beginning(self._thought.start.removeprefix(begun))
         if self._spaces_before(output):

@@ -158,8 +158,8 @@ class ChannelPhases(Phases):
                 self.phase = "thought" if thinks else "answer"
             else:
                 answers = self.phase == "answer"
-                at, mark = min(((n, each) for each in _CHANNEL_ENDS if (n := known.find(each)) >= 0),
-                               default=(-1, ""))  # fmt: skip
+                ends = ((n, each) for each in _CHANNEL_ENDS if (n := known.find(each)) >= 0)
+                at, mark = min(ends, default=(-1, ""))
                 if at < 0:
                     self._tail = known[-max(map(len, _CHANNEL_ENDS)) :]
                     yield answers, text
