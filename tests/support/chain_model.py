@@ -1,7 +1,7 @@
 """A model that says a given chain of tokens, behind everything of Hotcold but the weights.
 
-The vocabulary has the bytes, control tokens, and one token for each text that a chain may have. A chain has
-each of them once: the model says the successor of the last token, whoever chose that."""
+The vocabulary has the bytes, control tokens, and one token for each text that a chain may have. Where another
+token of the chain was chosen than the next one, the model goes on behind that; it ignores other tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -72,10 +71,7 @@ class ChainLLM(MadeUpLLM):
 
     def say(self, *texts: str, guesses: bool = False) -> None:
         """The chain of tokens that comes next; with ``guesses`` the engine guesses tokens."""
-        chain = [self.id_of(text) for text in texts]
-        assert len(set(chain)) == len(chain), "each token once"
-        self._chain = dict(pairwise(chain))
-        self._first = chain[0]
+        self._chain = [self.id_of(text) for text in texts]
         session = history_model(context=CONTEXT, chunk=256)
         session.model.tokenizer = self.tokenizer
         session.model.config.vocab = vocab = self.tokenizer.vocab_size
@@ -86,9 +82,11 @@ class ChainLLM(MadeUpLLM):
 
     def _logits(self, history: list[int]) -> np.ndarray:
         logits = np.zeros(self.tokenizer.vocab_size, np.float32)
-        at_start = len(history) == self._prompt_tokens
-        said = self._first if at_start else self._chain.get(history[-1], self.id_of(EOS))
-        logits[said] = 8
+        place = 0
+        for id in history[self._prompt_tokens :]:
+            if id in self._chain[place:]:
+                place = self._chain.index(id, place) + 1
+        logits[self._chain[place] if place < len(self._chain) else self.id_of(EOS)] = 8
         return logits
 
     def pieces(self, job: Job) -> Iterator[Piece]:
