@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.chain_model import EOS, Chain, chain
-from support.thinking_styles import JSON, MESSAGES, SCHEMA, STYLES, TOOL, WORDS, Style, parts_of, request, texts_of
+from support.thinking_styles import JSON, SCHEMA, STYLES, TOOL, Style, parts_of, request, says, texts_of
 
 from hotcold.engine.request import Grammar
 
@@ -16,145 +16,198 @@ DIALECTS = ("chat", "responses", "anthropic", "ollama")
 THOUGHT = (" w1", " w2", "\n", " w3")
 SAID = "w1 w2\n w3"
 CALLS = [("f", {"a": 1})]
-_MODELS: dict[tuple[str, bool], Any] = {}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def closing() -> Iterator[None]:
-    yield
-    for context in _MODELS.values():
-        context[0].__exit__(None, None, None)
-    _MODELS.clear()
+@pytest.fixture(scope="module", params=STYLES)
+def found(request: pytest.FixtureRequest) -> Iterator[Chain]:
+    style = STYLES[request.param]
+    with chain(style.template(), style.controls, texts_of(style, ("END", "\n\n"))) as found:
+        found.style = style
+        yield found
 
 
-def model(name: str, opens: bool) -> Chain:
-    """The model of a style, one for all tests."""
-    if (name, opens) not in _MODELS:
-        style = STYLES[name]
-        context = chain(style.template(opens), style.controls, texts_of(style, ("END", "\n\n")))
-        _MODELS[name, opens] = context, context.__enter__()
-    found: Chain = _MODELS[name, opens][1]
-    return found
-
-
-def asked(found: Chain, dialect: str, stream: bool, **fields: Any) -> Any:
-    path, body = request(dialect, stream=stream, **fields)
+def asked(found: Chain, dialect: str, stream: bool, said: str, **fields: Any) -> Any:
+    path, body = request(dialect, said, stream=stream, **fields)
     return parts_of(dialect, found.client.post(path, json=body), stream)
 
 
-def begun(style: Style, opens: bool) -> tuple[str, ...]:
+def begun(style: Style, said: str) -> tuple[str, ...]:
     """What the model says before its thought."""
-    return () if opens else style.start
+    return style.start if said == "starts" else ()
 
 
-EACH = pytest.mark.parametrize(
-    ("name", "opens"), [(name, opens) for name in STYLES for opens in (True, False)]
-)
+EACH = pytest.mark.parametrize("said", ["opens", "starts"])
 
 
 @EACH
-def test_thinks_then_answers_in_form(name: str, opens: bool) -> None:
-    style, found = STYLES[name], model(name, opens)
-    start = begun(style, opens)
+def test_thinks_then_answers_in_form(found: Chain, said: str) -> None:
+    style = found.style
+    start = begun(style, said)
     for i, dialect in enumerate(DIALECTS):
         for behind in ((*style.end, "\n\n"), style.end):
             found.llm.say(*start, *THOUGHT, *behind, *JSON, EOS, guesses=i % 2 == 0)
-            assert asked(found, dialect, i > 1, schema=SCHEMA) == (SAID, '{"ok": true}', [])
+            assert asked(found, dialect, i > 1, said, schema=SCHEMA) == (SAID, '{"ok": true}', [])
         found.llm.say(*start, *THOUGHT, *style.end, "\n\n", *style.call, EOS)
         if dialect != "ollama":
-            assert asked(found, dialect, i < 2, tools=[TOOL], required=True) == (SAID, "", CALLS)
-        assert asked(found, dialect, i < 2, tools=[TOOL]) == (SAID, "", CALLS)
+            assert asked(found, dialect, i < 2, said, tools=[TOOL], required=True) == (SAID, "", CALLS)
+        assert asked(found, dialect, i < 2, said, tools=[TOOL]) == (SAID, "", CALLS)
     for grammar in (Grammar("regex", r'\{"ok": true\}'), Grammar("gbnf", 'root ::= "{\\"ok\\": true}"')):
         found.llm.say(*start, *THOUGHT, *style.end, *JSON, EOS)
-        answer = found.llm.chat(MESSAGES, grammar=grammar)
+        answer = found.llm.chat(says(said), grammar=grammar)
         assert (answer.reasoning, answer.text, answer.finish_reason) == (SAID, '{"ok": true}', "stop")
 
 
 @EACH
-def test_the_form_begins_at_once_without_a_thought(name: str, opens: bool) -> None:
+def test_the_form_begins_at_once_without_a_thought(found: Chain, said: str) -> None:
     """The model would say more than its form allows."""
-    found = model(name, opens)
     found.llm.say(*JSON, " w1", EOS)
     for i, dialect in enumerate(DIALECTS):
-        if not opens:
-            assert asked(found, dialect, i > 1, schema=SCHEMA) == ("", '{"ok": true}', [])
-        assert asked(found, dialect, i < 2, schema=SCHEMA, thinks=False) == ("", '{"ok": true}', [])
+        if said == "starts":
+            assert asked(found, dialect, i > 1, said, schema=SCHEMA) == ("", '{"ok": true}', [])
+        assert asked(found, dialect, i < 2, said, schema=SCHEMA, thinks=False) == ("", '{"ok": true}', [])
     values = {"enable_thinking": False}
-    answer = found.llm.chat(MESSAGES, grammar=Grammar("json_object"), template_values=values)
+    answer = found.llm.chat(says(said), grammar=Grammar("json_object"), template_values=values)
     assert (answer.reasoning, answer.text) == ("", '{"ok": true}')
 
 
 @EACH
-def test_an_answer_in_form_follows_a_thought_that_does_not_end(name: str, opens: bool) -> None:
+def test_an_answer_in_form_follows_a_thought_that_does_not_end(found: Chain, said: str) -> None:
     """The model ends its text within the thought."""
-    style, found = STYLES[name], model(name, opens)
-    found.llm.say(*begun(style, opens), *THOUGHT, EOS, *style.end, *JSON)
-    reasoning, content, _ = asked(found, "chat", False, schema=SCHEMA, max_tokens=80, budget=20)
+    style = found.style
+    found.llm.say(*begun(style, said), *THOUGHT, EOS, *style.end, *JSON)
+    reasoning, content, _ = asked(found, "chat", False, said, schema=SCHEMA, max_tokens=80, budget=20)
     assert reasoning.startswith(SAID) and content == '{"ok": true}'
 
 
 @EACH
 @pytest.mark.parametrize("budget", [1, 3])
-def test_budgets(name: str, opens: bool, budget: int) -> None:
-    style, found = STYLES[name], model(name, opens)
+def test_budgets(found: Chain, said: str, budget: int) -> None:
+    style = found.style
     thought = (" w1", " w2", " w3", " w4")
-    said = "".join(thought[:budget]).strip()
+    cut = "".join(thought[:budget]).strip()
     for dialect in DIALECTS[:3]:
-        found.llm.say(*begun(style, opens), *thought, *style.end, "\n\n", *JSON, EOS)
-        reply = asked(found, dialect, budget == 1, schema=SCHEMA, budget=budget)
-        assert reply == (said, '{"ok": true}', [])
-        assert asked(found, dialect, budget == 1, budget=budget) == (said, '{"ok": true}', [])
-    answer = found.llm.chat(MESSAGES, thinking_budget=budget)
-    assert (answer.reasoning, answer.text) == (said, '{"ok": true}')
-    assert asked(found, "chat", False, budget=5) == ("w1 w2 w3 w4", '{"ok": true}', [])
+        found.llm.say(*begun(style, said), *thought, *style.end, "\n\n", *JSON, EOS)
+        reply = asked(found, dialect, budget == 1, said, schema=SCHEMA, budget=budget)
+        assert reply == (cut, '{"ok": true}', [])
+        assert asked(found, dialect, budget == 1, said, budget=budget) == (cut, '{"ok": true}', [])
+    answer = found.llm.chat(says(said), thinking_budget=budget)
+    assert (answer.reasoning, answer.text) == (cut, '{"ok": true}')
+    assert asked(found, "chat", False, said, budget=5) == ("w1 w2 w3 w4", '{"ok": true}', [])
 
 
 @EACH
-def test_a_call_ends_a_thought(name: str, opens: bool) -> None:
-    style, found = STYLES[name], model(name, opens)
+def test_a_call_ends_a_thought(found: Chain, said: str) -> None:
+    style = found.style
     for i, dialect in enumerate(DIALECTS):
         for ahead in ((" w1", "\n"), (" w1", "\n\n")):
-            found.llm.say(*begun(style, opens), *ahead, *style.call, EOS, guesses=i == 0)
-            assert asked(found, dialect, i % 2 == 0, tools=[TOOL]) == ("w1", "", CALLS)
-    found.llm.say(*begun(style, opens), *style.call, EOS)
-    assert asked(found, "chat", True, tools=[TOOL], required=True) == ("", "", CALLS)
-    answer = found.llm.chat(MESSAGES, tools=[TOOL])
+            found.llm.say(*begun(style, said), *ahead, *style.call, EOS, guesses=i == 0)
+            assert asked(found, dialect, i % 2 == 0, said, tools=[TOOL]) == ("w1", "", CALLS)
+    found.llm.say(*begun(style, said), *style.call, EOS)
+    assert asked(found, "chat", True, said, tools=[TOOL], required=True) == ("", "", CALLS)
+    answer = found.llm.chat(says(said), tools=[TOOL])
     assert [(each.name, json.loads(each.arguments)) for each in answer.tool_calls] == CALLS
 
 
 @EACH
-def test_a_mark_in_a_sentence_is_text(name: str, opens: bool) -> None:
-    style, found = STYLES[name], model(name, opens)
-    mentions = ((" w1", style.mark, " w2"), (" w1", "\n", style.mark, " w2"), (" w1", style.mark, "\n", " w2"))
-    if style.mark not in style.controls and name != "qwen-xml":  # whose calls need no mark
+def test_a_mark_in_a_sentence_is_text(found: Chain, said: str) -> None:
+    style = found.style
+    mark = style.mark
+    mentions = ((" w1", mark, " w2"), (" w1", "\n", mark, " w2"), (" w1", mark, "\n", " w2"))
+    if mark not in style.controls and style != STYLES["qwen-xml"]:  # whose calls need no mark
         mentions += ((" w1", *style.call, " w2"),)
     for i, mention in enumerate(mentions):
         for dialect in DIALECTS:
-            found.llm.say(*begun(style, opens), *mention, *style.end, "\n\n", " w3", EOS)
+            found.llm.say(*begun(style, said), *mention, *style.end, "\n\n", " w3", EOS)
             expected = ("".join(mention).strip(), "w3", [])
-            assert asked(found, dialect, i % 2 == 0, tools=[TOOL]) == expected
-        answer = found.llm.chat(MESSAGES, tools=[TOOL])
+            assert asked(found, dialect, i % 2 == 0, said, tools=[TOOL]) == expected
+        answer = found.llm.chat(says(said), tools=[TOOL])
         assert (answer.reasoning, answer.text, answer.tool_calls) == (*expected[:2], ())
 
 
 @EACH
-def test_stop_strings_are_of_the_answer(name: str, opens: bool) -> None:
-    style, found = STYLES[name], model(name, opens)
+def test_stop_strings_are_of_the_answer(found: Chain, said: str) -> None:
+    style = found.style
     for i, dialect in enumerate(("chat", "anthropic", "ollama")):
-        found.llm.say(*begun(style, opens), " w1", "END", " w2", *style.end, " w3", "END", " w4", EOS)
-        reply = asked(found, dialect, i % 2 == 0, stop=["END", "never"])
+        found.llm.say(*begun(style, said), " w1", "END", " w2", *style.end, " w3", "END", " w4", EOS)
+        reply = asked(found, dialect, i % 2 == 0, said, stop=["END", "never"])
         assert reply == ("w1END w2", "w3", [])
-    answer = found.llm.chat(MESSAGES, stop="END")
+    answer = found.llm.chat(says(said), stop="END")
     assert (answer.reasoning, answer.text, answer.stop) == ("w1END w2", "w3", "END")
-    assert found.llm.chat(MESSAGES, stop="w3").text == ""
+    assert found.llm.chat(says(said), stop="w3").text == ""
 
 
-def test_lengths_count_thinking_and_answer() -> None:
-    found = model("think", True)
-    found.llm.say(*THOUGHT, "</think>", " w5", " w6", " w7", EOS)
-    assert asked(found, "chat", False, max_tokens=7) == (SAID, "w5 w6", [])
-    assert asked(found, "anthropic", False, max_tokens=3) == ("w1 w2", "", [])
-    reply = found.client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 7}).json()
-    assert reply["choices"][0]["finish_reason"] == "length"
+def test_lengths_count_thinking_and_answer(found: Chain) -> None:
+    end = found.style.end
+    found.llm.say(*THOUGHT, *end, " w5", " w6", " w7", EOS)
+    n = len(THOUGHT) + len(end) + 2
+    body = {"messages": says("opens"), "max_tokens": n}
+    reply = found.client.post("/v1/chat/completions", json=body).json()
+    (choice,) = reply["choices"]
+    assert choice["finish_reason"] == "length"
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == (SAID, "w5 w6")
     details = reply["usage"]["completion_tokens_details"]
-    assert reply["usage"]["completion_tokens"] == 7 and 4 <= details["reasoning_tokens"] <= 5
+    assert reply["usage"]["completion_tokens"] == n and 4 <= details["reasoning_tokens"] <= 4 + len(end)
+    assert asked(found, "anthropic", False, "opens", max_tokens=2) == ("w1 w2", "", [])
+
+
+def test_a_template_that_always_opens_the_thought(found: Chain) -> None:
+    """Where thinking is forbidden its end is inserted at once."""
+    for i, dialect in enumerate(DIALECTS):
+        found.llm.say(*THOUGHT, *found.style.end, "\n\n", *JSON, EOS)
+        assert asked(found, dialect, i < 2, "always", schema=SCHEMA) == (SAID, '{"ok": true}', [])
+        reply = asked(found, dialect, i > 1, "always", schema=SCHEMA, thinks=False)
+        assert reply == ("", '{"ok": true}', [])
+        assert asked(found, dialect, i > 1, "always", thinks=False) == ("", '{"ok": true}', [])
+
+
+def test_a_call_in_a_thought_is_held_to_its_tool(found: Chain) -> None:
+    """The model would give a text where the tool wants a number."""
+    call = [*found.style.call]
+    call[call.index("1")] = " w4"
+    for said in ("opens", "starts"):
+        found.llm.say(*begun(found.style, said), " w1", "\n", *call, EOS)
+        path, body = request("chat", said, tools=[TOOL])
+        reply = found.client.post(path, json={**body, "parallel_tool_calls": False})
+        reasoning, content, calls = parts_of("chat", reply, False)
+        assert (reasoning, content) == ("w1", "")
+        assert calls
+        for name, arguments in calls:
+            assert name == "f" and arguments.keys() == {"a"} and type(arguments["a"]) is int
+
+
+def test_a_call_of_an_unknown_tool_in_a_thought_is_text(found: Chain) -> None:
+    other = {**TOOL, "function": {**TOOL["function"], "name": "g"}}
+    found.llm.say(" w1", "\n", *found.style.call, "\n", *found.style.end, " w2", EOS)
+    said = f"w1\n{''.join(found.style.call)}"
+    for stream in (False, True):
+        assert asked(found, "chat", stream, "opens", tools=[other]) == (said, "w2", [])
+
+
+def test_a_form_that_the_call_cannot_take_leaves_it_in_the_thought(found: Chain) -> None:
+    """Where the answer must be content, no call of the model's is one."""
+    found.llm.say(" w1", "\n", *found.style.call, "\n", *found.style.end, *JSON, EOS)
+    said = f"w1\n{''.join(found.style.call)}"
+    assert asked(found, "chat", True, "opens", schema=SCHEMA) == (said, '{"ok": true}', [])
+
+
+def test_a_beginning_of_an_answer_is_no_thought(found: Chain) -> None:
+    last = {"role": "assistant", "content": "The answer: "}
+    found.llm.say(*JSON, EOS)
+    body = {"messages": [*says("opens"), last], "json_schema": SCHEMA}
+    message = found.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert message["content"] == '{"ok": true}' and "reasoning_content" not in message
+
+
+def test_efforts_are_budgets(found: Chain) -> None:
+    chat = found.llm.template
+    ids = chat.ids(says("opens"))
+    for effort, budget in (("minimal", 512), ("low", 1024), ("medium", 8192), ("high", 24576), ("max", None)):
+        thought = chat.thought(ids, kwargs={"reasoning_effort": effort})
+        assert thought is not None and thought.budget == budget
+        thought = chat.thought(ids, kwargs={"reasoning_effort": effort}, budget=3)
+        assert thought is not None and thought.budget == 3
+    for values in ({"enable_thinking": False}, {"thinking": False}, {"reasoning_effort": "none"}):
+        thought = chat.thought(ids, kwargs=values, budget=3)
+        assert thought is not None and thought.budget == 0
+    with pytest.raises(ValueError, match="budget of thinking tokens is -1"):
+        found.llm.chat(says("opens"), thinking_budget=-1)

@@ -40,7 +40,7 @@ EOS = "<|im_end|>"
 def metadata_of(template: str, controls: Sequence[str], texts: Sequence[str]) -> dict[str, Any]:
     """A vocabulary with the tokens that end a text and begin a turn, these control tokens and texts."""
     spelled = ["".join(ALPHABET[byte] for byte in text.encode()) for text in texts]
-    special = [(name, CONTROL) for name in ("<|im_start|>", EOS, *controls)]
+    special = [(name, CONTROL) for name in ("<|im_start|>", EOS, *controls) if name != "<|end|>"]
     special += [(text, NORMAL) for text in dict.fromkeys(spelled) if len(text) > 1]
     eos = 257 + 1  # behind the bytes, the vocabulary's own end and the beginning of a turn
     metadata = vocabularies.bpe("gpt-2", "", special, eos_token_id=eos, add_bos_token=False)
@@ -113,6 +113,7 @@ class Chain:
 
     llm: ChainLLM
     client: TestClient
+    style: Any = None  #: how the template marks thinking
 
 
 @contextmanager

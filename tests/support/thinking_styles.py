@@ -41,23 +41,23 @@ class Style:
     call: tuple[str, ...]  #: tokens of a call ``f`` with ``{"a": 1}``
     mark: str  #: the first of them
     controls: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()  #: what the model says before its answer, behind the thought
-    opens: bool = True  #: whether there are templates that open the thought
-    form: tuple[str, ...] = ()  #: beginning of a message that is an answer in form
 
-    def template(self, opens: bool) -> str:
-        """A ChatML template. It opens the thought, or leaves that to the model; it closes an empty one where
-        thinking is forbidden."""
+    def template(self) -> str:
+        """A ChatML template. It opens the thought where the user says ``opens`` or ``always``, and leaves
+        that to the model else. Where thinking is forbidden it closes an empty one, but for ``always``."""
         start, end = "".join(self.start), "".join(self.end)
-        begin = f"{{{{ '{start}\\n' }}}}" if opens else ""
         return (
-            "{% if tools %}<|im_start|>system\n{{ tools | tojson }}{% if false %}" + self.signs + "{% endif %}"
+            "{% if tools %}<|im_start|>system\n{{ tools | tojson }}{% if false %}"
+            + self.signs
+            + "{% endif %}"
             "<|im_end|>\n{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}\n"
             "{{ message.content }}{% if message.tool_calls %}{{ message.tool_calls | tojson }}"
             '"arguments"{% endif %}<|im_end|>\n{% endfor %}'
             "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
-            "{% if enable_thinking is defined and not enable_thinking %}"
-            f"{{{{ '{start}\n\n{end}\n\n' }}}}{{% else %}}{begin}{{% endif %}}{{% endif %}}"
+            "{% set said = messages[-1].content %}"
+            "{% if enable_thinking is defined and not enable_thinking and said != 'always' %}"
+            f"{{{{ '{start}\n\n{end}\n\n' }}}}"
+            f"{{% elif said in ('opens', 'always') %}}{{{{ '{start}\n' }}}}{{% endif %}}{{% endif %}}"
         )
 
 
@@ -109,23 +109,26 @@ def texts_of(style: Style, more: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(each for each in dict.fromkeys(found) if each not in style.controls)
 
 
-MESSAGES = [{"role": "user", "content": "x"}]
+def says(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
 
 
-def request(dialect: str, *, max_tokens: int = 200, stream: bool = False, **fields: Any) -> tuple[str, Any]:
-    """Path and body of a request. ``fields`` are ``schema``, ``tools``, ``required``, ``stop``, ``budget``
-    and ``thinks``, in no dialect's words."""
+def request(
+    dialect: str, said: str, *, max_tokens: int = 200, stream: bool = False, **fields: Any
+) -> tuple[str, Any]:
+    """Path and body of a request with one message. ``fields`` are ``schema``, ``tools``, ``required``,
+    ``stop``, ``budget`` and ``thinks``, in no dialect's words."""
     if dialect == "chat":
-        return "/v1/chat/completions", _chat(max_tokens, stream, fields)
+        return "/v1/chat/completions", _chat(said, max_tokens, stream, fields)
     if dialect == "responses":
-        return "/v1/responses", _responses(max_tokens, stream, fields)
+        return "/v1/responses", _responses(said, max_tokens, stream, fields)
     if dialect == "anthropic":
-        return "/v1/messages", _anthropic(max_tokens, stream, fields)
-    return "/api/chat", _ollama(max_tokens, stream, fields)
+        return "/v1/messages", _anthropic(said, max_tokens, stream, fields)
+    return "/api/chat", _ollama(said, max_tokens, stream, fields)
 
 
-def _chat(max_tokens: int, stream: bool, fields: dict[str, Any]) -> dict[str, Any]:
-    body: dict[str, Any] = {"messages": MESSAGES, "max_tokens": max_tokens, "stream": stream}
+def _chat(said: str, max_tokens: int, stream: bool, fields: dict[str, Any]) -> dict[str, Any]:
+    body: dict[str, Any] = {"messages": says(said), "max_tokens": max_tokens, "stream": stream}
     if "schema" in fields:
         body["response_format"] = {"type": "json_schema", "json_schema": {"schema": fields["schema"]}}
     if "tools" in fields:
@@ -141,8 +144,8 @@ def _chat(max_tokens: int, stream: bool, fields: dict[str, Any]) -> dict[str, An
     return body
 
 
-def _responses(max_tokens: int, stream: bool, fields: dict[str, Any]) -> dict[str, Any]:
-    body: dict[str, Any] = {"input": "x", "max_output_tokens": max_tokens, "stream": stream}
+def _responses(said: str, max_tokens: int, stream: bool, fields: dict[str, Any]) -> dict[str, Any]:
+    body: dict[str, Any] = {"input": said, "max_output_tokens": max_tokens, "stream": stream}
     if "schema" in fields:
         format = {"type": "json_schema", "name": "a", "schema": fields["schema"]}
         body["text"] = {"format": format}
@@ -158,15 +161,13 @@ def _responses(max_tokens: int, stream: bool, fields: dict[str, Any]) -> dict[st
     return body | ({"reasoning": reasoning} if reasoning else {})
 
 
-def _anthropic(max_tokens: int, stream: bool, fields: dict[str, Any]) -> dict[str, Any]:
-    body: dict[str, Any] = {"messages": MESSAGES, "max_tokens": max_tokens, "stream": stream}
+def _anthropic(said: str, max_tokens: int, stream: bool, fields: dict[str, Any]) -> dict[str, Any]:
+    body: dict[str, Any] = {"messages": says(said), "max_tokens": max_tokens, "stream": stream}
     if "schema" in fields:
         body["output_config"] = {"format": {"type": "json_schema", "schema": fields["schema"]}}
     if "tools" in fields:
         functions = (each["function"] for each in fields["tools"])
-        body["tools"] = [
-            {"name": each["name"], "input_schema": each["parameters"]} for each in functions
-        ]
+        body["tools"] = [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
     if fields.get("required"):
         body["tool_choice"] = {"type": "any"}
     if "stop" in fields:
@@ -178,9 +179,9 @@ def _anthropic(max_tokens: int, stream: bool, fields: dict[str, Any]) -> dict[st
     return body
 
 
-def _ollama(max_tokens: int, stream: bool, fields: dict[str, Any]) -> dict[str, Any]:
+def _ollama(said: str, max_tokens: int, stream: bool, fields: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"num_predict": max_tokens}
-    body: dict[str, Any] = {"messages": MESSAGES, "stream": stream, "options": options}
+    body: dict[str, Any] = {"messages": says(said), "stream": stream, "options": options}
     if "schema" in fields:
         body["format"] = fields["schema"]
     if "tools" in fields:

@@ -152,7 +152,10 @@ class Matcher:
 
     def forced(self) -> bytes:
         """The bytes that come next because nothing else may."""
-        found: bytes = b"" if self._matcher.is_stopped() else self._matcher.compute_ff_bytes()
+        if self._matcher.is_stopped():
+            return b""
+        # Where a control token comes next, the call leaves the matcher in a state that allows no token.
+        found: bytes = self._matcher.deep_copy().compute_ff_bytes()
         return found
 
     def possible(self, tokens: Sequence[int]) -> int:
