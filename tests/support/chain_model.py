@@ -96,6 +96,9 @@ class ChainLLM(MadeUpLLM):
             constraint = self.grammars.constraint(self.grammars.check(job.grammar))
         return stream(self.engine, Request(job, constraint))
 
+    def check_length(self, job: Job) -> None:
+        assert len(job.prompt) < CONTEXT
+
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
         self.jobs.append(job)
         for piece in self.pieces(job):

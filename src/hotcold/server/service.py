@@ -162,8 +162,7 @@ class Service:
         )
         jobs = [replace(job, shown=chat.shown, thought=thought) for job in call.jobs(ids)]
         opened, tools = thought is not None and thought.opened, call.callable or False
-        form = call.job.grammar is not None
-        return jobs, call.reply(lambda: chat.stream(opened, tools, sure=True, form=form))
+        return jobs, call.reply(lambda: chat.stream(opened, tools, sure=True, form=call.form))
 
     async def in_thread(self, function: Callable[..., T], *values: Any) -> T:
         """Calls a function in a thread, since it takes long enough to hold up others' events."""

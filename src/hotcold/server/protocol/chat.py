@@ -112,6 +112,7 @@ class ChatCall:
     add_generation_prompt: bool
     continue_last: bool  #: whether the last message is the beginning of the answer
     thinking_budget: int | None  #: the most tokens of its thinking; None: no limit but that of the effort
+    form: bool  #: whether what is no call must match a format
     job: Job  #: of each answer, without its prompt
     n: int
     stream: bool
@@ -165,6 +166,7 @@ def parse(body: object, facts: Facts) -> ChatCall:
         add_generation_prompt=values["add_generation_prompt"] and not continue_last,
         continue_last=continue_last,
         thinking_budget=thinking.budget(values, facts),
+        form=content is not None,
         job=sampling.job(
             values,
             facts,
