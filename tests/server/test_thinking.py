@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +46,7 @@ def test_thinks_then_answers_in_form(found: Chain, said: str) -> None:
     style = found.style
     start = begun(style, said)
     for i, dialect in enumerate(DIALECTS):
-        for behind in ((*style.end, "\n\n"), style.end):
+        for behind in ((*style.end, "\n\n"), style.end, ("".join(style.end) + "\n\n",)):
             found.llm.say(*start, *THOUGHT, *behind, *JSON, EOS, guesses=i % 2 == 0)
             assert asked(found, dialect, i > 1, said, schema=SCHEMA) == (SAID, '{"ok": true}', [])
         found.llm.say(*start, *THOUGHT, *style.end, "\n\n", *style.call, EOS)
@@ -55,6 +57,23 @@ def test_thinks_then_answers_in_form(found: Chain, said: str) -> None:
         found.llm.say(*start, *THOUGHT, *style.end, *JSON, EOS)
         answer = found.llm.chat(says(said), grammar=grammar)
         assert (answer.reasoning, answer.text, answer.finish_reason) == (SAID, '{"ok": true}', "stop")
+
+
+def test_a_token_may_end_the_thought_and_begin_the_answer(found: Chain) -> None:
+    """It must begin what the form allows; else it is not chosen, as the end mark of the budget is then."""
+    end = "".join(found.style.end)
+    found.llm.say(*THOUGHT, f'{end}\n{{"ok": ', *JSON[1:], EOS)
+    assert asked(found, "chat", True, "opens", schema=SCHEMA) == (SAID, '{"ok": true}', [])
+    found.llm.say(*THOUGHT, f"{end} no", *JSON, EOS)
+    assert asked(found, "chat", True, "opens") == (SAID, 'no{"ok": true}', [])
+    reasoning, content, _ = asked(found, "chat", False, "opens", schema=SCHEMA, budget=6)
+    assert reasoning.startswith(SAID) and json.loads(content).keys() == {"ok"}
+
+
+def test_whitespace_before_the_answer_is_bounded(found: Chain) -> None:
+    found.llm.say(*THOUGHT, *found.style.end, *["\n\n"] * 50, *JSON, EOS)
+    reasoning, content, _ = asked(found, "chat", True, "opens", schema=SCHEMA, max_tokens=60)
+    assert reasoning == SAID and json.loads(content).keys() == {"ok"}
 
 
 @EACH
@@ -211,3 +230,27 @@ def test_efforts_are_budgets(found: Chain) -> None:
         assert thought is not None and thought.budget == 0
     with pytest.raises(ValueError, match="budget of thinking tokens is -1"):
         found.llm.chat(says("opens"), thinking_budget=-1)
+
+
+# --- docs/chat.md -------------------------------------------------------------------------------------
+
+_PAGE = (Path(__file__).resolve().parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
+_SECTION = _PAGE.partition("## Thinking, and then an answer in form")[2].partition("\n## ")[0]
+EXAMPLES = re.findall(r"curl localhost:8080(\S+) -d '(.*?)'\n```", _SECTION, re.DOTALL)
+
+
+def test_each_dialect_has_an_example() -> None:
+    chat = "/v1/chat/completions"
+    assert [path for path, _ in EXAMPLES] == [chat, "/v1/responses", "/v1/messages", "/api/chat", chat]
+
+
+@pytest.mark.parametrize(("path", "body"), EXAMPLES)
+def test_documented_examples(path: str, body: str, found: Chain) -> None:
+    """The model writes a thought, an answer in form, and more."""
+    paths = {"/v1/responses": "responses", "/v1/messages": "anthropic", "/api/chat": "ollama"}
+    dialect = paths.get(path, "chat")
+    found.llm.say(*found.style.start, *THOUGHT, *found.style.end, "\n\n", *JSON, " w5", EOS)
+    reply = found.client.post(path, json=json.loads(body))
+    assert parts_of(dialect, reply, False) == (SAID, '{"ok": true}', [])
+    thought = found.llm.jobs[-1].thought
+    assert thought is not None and (thought.budget is not None) is (dialect != "ollama")

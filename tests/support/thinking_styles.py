@@ -103,9 +103,14 @@ STYLES = {
 WORDS = tuple(f" w{i}" for i in range(12))
 
 
+#: What a token may have behind the end mark.
+BEHIND = ("\n\n", '\n{"ok": ', " no")
+
+
 def texts_of(style: Style, more: Sequence[str] = ()) -> tuple[str, ...]:
     """All tokens of chains that are no control tokens."""
-    found = (*style.start, *style.end, *style.call, *JSON, *WORDS, *more, "".join(style.end) + "\n\n")
+    end = "".join(style.end)
+    found = (*style.start, *style.end, *style.call, *JSON, *WORDS, *more, *(end + text for text in BEHIND))
     return tuple(each for each in dict.fromkeys(found) if each not in style.controls)
 
 
