@@ -18,12 +18,15 @@ DIALECTS = ("chat", "responses", "anthropic", "ollama")
 THOUGHT = (" w1", " w2", "\n", " w3")
 SAID = "w1 w2\n w3"
 CALLS = [("f", {"a": 1})]
+TIGHT = '{"name":"f","arguments":{"a":1}}'
 
 
 @pytest.fixture(scope="module", params=STYLES)
 def found(request: pytest.FixtureRequest) -> Iterator[Chain]:
     style = STYLES[request.param]
-    with chain(style.template(), style.controls, texts_of(style, ("END", "\n\n"))) as found:
+    with chain(
+        style.template(), style.controls, texts_of(style, ("END", "\n\n", TIGHT, " E", "ND"))
+    ) as found:
         found.style = style
         yield found
 
@@ -86,6 +89,9 @@ def test_the_form_begins_at_once_without_a_thought(found: Chain, said: str) -> N
         assert asked(found, dialect, i < 2, said, schema=SCHEMA, thinks=False) == ("", '{"ok": true}', [])
     values = {"enable_thinking": False}
     answer = found.llm.chat(says(said), grammar=Grammar("json_object"), template_values=values)
+    found.llm.say(*found.style.start, " w1", *found.style.end, *JSON, EOS)  # a second thought
+    reasoning, content, _ = asked(found, "chat", False, said, schema=SCHEMA, thinks=False, max_tokens=60)
+    assert reasoning == "" and json.loads(content).keys() == {"ok"}
     assert (answer.reasoning, answer.text) == ("", '{"ok": true}')
 
 
@@ -118,7 +124,10 @@ def test_budgets(found: Chain, said: str, budget: int) -> None:
 def test_a_call_ends_a_thought(found: Chain, said: str) -> None:
     style = found.style
     for i, dialect in enumerate(DIALECTS):
-        for ahead in ((" w1", "\n"), (" w1", "\n\n")):
+        places = [(" w1", "\n"), (" w1", "\n\n")]
+        if style.mark in style.controls:  # which no thought only mentions
+            places.append((" w1",))
+        for ahead in places:
             found.llm.say(*begun(style, said), *ahead, *style.call, EOS, guesses=i == 0)
             assert asked(found, dialect, i % 2 == 0, said, tools=[TOOL]) == ("w1", "", CALLS)
     found.llm.say(*begun(style, said), *style.call, EOS)
@@ -153,6 +162,22 @@ def test_stop_strings_are_of_the_answer(found: Chain, said: str) -> None:
     answer = found.llm.chat(says(said), stop="END")
     assert (answer.reasoning, answer.text, answer.stop) == ("w1END w2", "w3", "END")
     assert found.llm.chat(says(said), stop="w3").text == ""
+
+
+def test_a_budget_cuts_no_character(found: Chain) -> None:
+    found.llm.say(*(bytes([byte]) for byte in "🦊".encode()), " w2", *found.style.end, *JSON, EOS)
+    assert asked(found, "chat", False, "opens", budget=1) == ("🦊", '{"ok": true}', [])
+
+
+def test_a_stop_string_is_not_half_in_a_thought(found: Chain) -> None:
+    """It begins in an answer, and its rest stands in a thought behind that, or the other way round."""
+    start, end = found.style.start, found.style.end
+    found.llm.say(" E", *end, "ND", EOS)
+    for stream in (False, True):
+        assert asked(found, "chat", stream, "opens", stop=["END"]) == ("E", "ND", [])
+    if found.style == STYLES["gemma"]:  # which may think anywhere
+        found.llm.say(" w1", "E", *start, "ND", *end, "ND", " w2", EOS)
+        assert asked(found, "chat", True, "starts", stop=["END"]) == ("ND", " w1END w2", [])
 
 
 def test_lengths_count_thinking_and_answer(found: Chain) -> None:
@@ -200,6 +225,17 @@ def test_a_call_of_an_unknown_tool_in_a_thought_is_text(found: Chain) -> None:
     said = f"w1\n{''.join(found.style.call)}"
     for stream in (False, True):
         assert asked(found, "chat", stream, "opens", tools=[other]) == (said, "w2", [])
+
+
+def test_a_call_that_its_grammar_does_not_take_is_read_when_it_is_whole(found: Chain) -> None:
+    """Its first token has the name, and a spelling of what follows that the grammar does not know."""
+    if found.style.mark != "<tool_call>" or found.style == STYLES["qwen-xml"]:
+        call = found.style.call  # one that it takes
+    else:
+        call = ("<tool_call>", "\n", TIGHT, "\n</tool_call>")
+    for stream in (False, True):
+        found.llm.say(" w1", "\n", *call, EOS)
+        assert asked(found, "chat", stream, "opens", tools=[TOOL]) == ("w1", "", CALLS)
 
 
 def test_a_form_that_the_call_cannot_take_leaves_it_in_the_thought(found: Chain) -> None:

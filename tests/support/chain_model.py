@@ -57,8 +57,7 @@ class ChainLLM(MadeUpLLM):
         self.sampling = SamplingParams(temperature=0)
         self.grammars = Grammars(self.tokenizer)
         self.template = Chat(self.tokenizer, self.metadata)
-        self._ids = {self.tokenizer.piece(id).decode("latin-1"): id
-                     for id in reversed(range(self.tokenizer.vocab_size))}  # fmt: skip
+        self._ids = {self.tokenizer.piece(id): id for id in reversed(range(self.tokenizer.vocab_size))}
         self._prompt_tokens = 0
         self.say(EOS)
 
@@ -66,10 +65,10 @@ class ChainLLM(MadeUpLLM):
     def info(self) -> Any:
         return replace(super().info, context=CONTEXT, template=self.metadata["tokenizer.chat_template"])
 
-    def id_of(self, text: str) -> int:
-        return self._ids[text.encode().decode("latin-1")]
+    def id_of(self, text: str | bytes) -> int:
+        return self._ids[text.encode() if isinstance(text, str) else text]
 
-    def say(self, *texts: str, guesses: bool = False) -> None:
+    def say(self, *texts: str | bytes, guesses: bool = False) -> None:
         """The chain of tokens that comes next; with ``guesses`` the engine guesses tokens."""
         self._chain = [self.id_of(text) for text in texts]
         session = history_model(context=CONTEXT, chunk=256)
