@@ -18,15 +18,12 @@ DIALECTS = ("chat", "responses", "anthropic", "ollama")
 THOUGHT = (" w1", " w2", "\n", " w3")
 SAID = "w1 w2\n w3"
 CALLS = [("f", {"a": 1})]
-TIGHT = '{"name":"f","arguments":{"a":1}}'
 
 
 @pytest.fixture(scope="module", params=STYLES)
 def found(request: pytest.FixtureRequest) -> Iterator[Chain]:
     style = STYLES[request.param]
-    with chain(
-        style.template(), style.controls, texts_of(style, ("END", "\n\n", TIGHT, " E", "ND"))
-    ) as found:
+    with chain(style.template(), style.controls, texts_of(style, ("END", "\n\n", " E", "ND"))) as found:
         found.style = style
         yield found
 
@@ -228,14 +225,19 @@ def test_a_call_of_an_unknown_tool_in_a_thought_is_text(found: Chain) -> None:
 
 
 def test_a_call_that_its_grammar_does_not_take_is_read_when_it_is_whole(found: Chain) -> None:
-    """Its first token has the name, and a spelling of what follows that the grammar does not know."""
-    if found.style.mark != "<tool_call>" or found.style == STYLES["qwen-xml"]:
-        call = found.style.call  # one that it takes
-    else:
-        call = ("<tool_call>", "\n", TIGHT, "\n</tool_call>")
+    """One token has the name and a spelling of what follows that the grammar does not know."""
     for stream in (False, True):
-        found.llm.say(" w1", "\n", *call, EOS)
+        found.llm.say(" w1", "\n", *(found.style.tight or found.style.call), EOS)
         assert asked(found, "chat", stream, "opens", tools=[TOOL]) == ("w1", "", CALLS)
+
+
+def test_a_beginning_of_a_call_that_is_none_is_text(found: Chain) -> None:
+    """The thought goes on behind it, whatever the answer must be."""
+    thought = (" w1", "\n", *found.style.broken, " w2")
+    found.llm.say(*thought, *found.style.end, "\n\n", *found.style.call, EOS)
+    for stream in (False, True):
+        reply = asked(found, "chat", stream, "opens", tools=[TOOL], required=True)
+        assert reply == ("".join(thought).strip(), "", CALLS)
 
 
 def test_a_form_that_the_call_cannot_take_leaves_it_in_the_thought(found: Chain) -> None:

@@ -41,6 +41,10 @@ class Style:
     call: tuple[str, ...]  #: tokens of a call ``f`` with ``{"a": 1}``
     mark: str  #: the first of them
     controls: tuple[str, ...] = ()
+    #: tokens of a call up to one that brings more behind the name than its grammar takes, where there are
+    #: such tokens: right but for its spaces, and wrong
+    tight: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
 
     def template(self) -> str:
         """A ChatML template. It opens the thought where the user says ``opens`` or ``always``, and leaves
@@ -63,9 +67,14 @@ class Style:
 
 _HERMES = ("<tool_call>", "\n", '{"name": "f", ', '"arguments": {"a": ', "1", "}}", "\n</tool_call>")
 _HERMES_SIGNS = '<tool_call>\n{\\"name\\": \\"arguments\\"}'
+_TIGHT = ("<tool_call>", "\n", '{"name":"f","arguments":{"a":1}}', "\n</tool_call>")
+_BROKEN = ("<tool_call>", "\n", '{"name":"f", no')
+_HERMES_CALLS: dict[str, Any] = {
+    "signs": _HERMES_SIGNS, "call": _HERMES, "mark": "<tool_call>", "tight": _TIGHT, "broken": _BROKEN,
+}  # fmt: skip
 STYLES = {
-    "think": Style(("<think>",), ("</think>",), _HERMES_SIGNS, _HERMES, "<tool_call>"),
-    "spelled": Style(("<th", "ink", ">"), ("</", "think", ">"), _HERMES_SIGNS, _HERMES, "<tool_call>"),
+    "think": Style(("<think>",), ("</think>",), **_HERMES_CALLS),
+    "spelled": Style(("<th", "ink", ">"), ("</", "think", ">"), **_HERMES_CALLS),
     "mistral": Style(
         ("[THINK]",),
         ("[/THINK]",),
@@ -73,16 +82,15 @@ STYLES = {
         ("[TOOL_CALLS]", "f", "[ARGS]", '{"a": ', "1", "}"),
         "[TOOL_CALLS]",
         ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"),
+        broken=("[TOOL_CALLS]", "f", " no"),
     ),
     "command-a": Style(
         ("<|START_THINKING|>",),
         ("<|END_THINKING|>",),
-        _HERMES_SIGNS,
-        _HERMES,
-        "<tool_call>",
-        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        controls=("<|START_THINKING|>", "<|END_THINKING|>"),
+        **_HERMES_CALLS,
     ),
-    "seed": Style(("<seed:think>",), ("</seed:think>",), _HERMES_SIGNS, _HERMES, "<tool_call>"),
+    "seed": Style(("<seed:think>",), ("</seed:think>",), **_HERMES_CALLS),
     "qwen-xml": Style(
         ("<think>",),
         ("</think>",),
@@ -110,7 +118,17 @@ BEHIND = ("\n\n", '\n{"ok": ', " no")
 def texts_of(style: Style, more: Sequence[str] = ()) -> tuple[str, ...]:
     """All tokens of chains that are no control tokens."""
     end = "".join(style.end)
-    found = (*style.start, *style.end, *style.call, *JSON, *WORDS, *more, *(end + text for text in BEHIND))
+    found = (
+        *style.start,
+        *style.end,
+        *style.call,
+        *style.tight,
+        *style.broken,
+        *JSON,
+        *WORDS,
+        *more,
+        *(end + text for text in BEHIND),
+    )
     return tuple(each for each in dict.fromkeys(found) if each not in style.controls)
 
 

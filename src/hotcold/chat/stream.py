@@ -84,7 +84,7 @@ class ChatStream(AnswerStream):
         self._tools = tools
         self._sure = sure
         self._opening = opening
-        self._before = "\n"  # the last character of the thought that was given out
+        self._before = "\n"  # what comes before the text that is held: a line break, or " " for any text
         self._in_thought = False  # whether text that looks like a call stands in a thought
         self._fresh = opened or form  # whether spaces at the beginning are dropped
         self._call: CallReader | None = None
@@ -120,7 +120,7 @@ class ChatStream(AnswerStream):
         text = before[: len(before) - keep]
         shown = text if end else text.rstrip()
         self._held = before[len(shown) :]
-        self._before = shown[-1:] or self._before
+        self._before = " " if shown else self._before
         yield Part("reasoning", shown.rstrip() if end else shown)
 
     def _may_call(self, text: str) -> int:
@@ -225,13 +225,8 @@ class ChatStream(AnswerStream):
                 self._raw += character
             if call.name is not None and self._tools is not None and call.name not in self._tools:
                 call.broken = True
-            if (
-                self._sure
-                and not self._in_thought
-                and call.streams
-                and call.name is not None
-                and not call.broken
-            ):
+            streams = self._sure and call.streams and not self._in_thought
+            if streams and call.name is not None and not call.broken:
                 yield from self._given(call)
             if call.done or call.broken:
                 self._held = self._held[n:]
@@ -268,9 +263,10 @@ class ChatStream(AnswerStream):
     def _give_up(self, end: bool = False) -> Iterable[Part]:
         """Gives text as content that was held back as a possible call, but not the beginning of another call
         that was cut off."""
-        if self._in_thought:
-            self._before = self._raw[-1:]
-            yield Part("reasoning", self._raw)
+        if self._in_thought:  # the end of the thought may be in it
+            first = len(self._raw) - len(self._raw.lstrip()) + 1
+            yield Part("reasoning", self._raw[:first])
+            self._before, self._held = " ", self._raw[first:] + self._held
         elif not (end and self._sure and self.calls):
             yield Part("content", self._raw)
         self._state = self._think if self._in_thought else self._content
