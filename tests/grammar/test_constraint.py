@@ -357,6 +357,18 @@ def test_forced_tokens_spell_what_alone_may_come(grammars: Grammars) -> None:
     )
 
 
+def test_a_question_about_forced_tokens_changes_nothing_before_a_control_token(grammars: Grammars) -> None:
+    id = next(iter(tokenizer().control_names.keys() - tokenizer().stop_ids))
+    grammar = Grammar("lark", f'start: <[{id}]> ("the" | "dog") <[{id}]> "sat"\n')
+    constraint = grammars.constraint(grammars.check(grammar))
+    output: list[int] = []
+    for token in [id, *tokens_of("the"), id, *tokens_of("sat")]:
+        assert token in ids_in(constraint(output).mask)
+        output.append(token)
+        constraint.forced(output)
+    constraint(output)
+
+
 def test_questions_do_not_wait_for_a_mask_that_is_being_made(grammars: Grammars) -> None:
     constraint = grammars.constraint(grammars.check(Grammar("regex", "abc[0-9]+")))
     assert isinstance(constraint, GrammarConstraint)

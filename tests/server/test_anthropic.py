@@ -112,7 +112,8 @@ def test_thinking_is_the_templates() -> None:
         assert parse(thinking={"type": kind}).template_kwargs == {"enable_thinking": wanted}
     named = {"type": "tool", "name": "look"}
     call = parse(thinking={"type": "enabled"}, tools=[TOOL], tool_choice=named)
-    assert call.template_kwargs == {"enable_thinking": False}
+    assert call.template_kwargs == {"enable_thinking": True} and call.thinking_budget is None
+    assert parse(thinking={"type": "enabled", "budget_tokens": 9}).thinking_budget == 9
     assert parse(output_config={"effort": "low"}).template_kwargs == {"reasoning_effort": "low"}
 
 

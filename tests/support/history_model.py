@@ -66,6 +66,7 @@ class HistoryTransformer:
         self.decoded = 0 if alike else VOCAB  # added to the tokens of decode rows
         self.head = ReferenceBackend()
         self.logits = np.zeros((limits.logits, VOCAB), np.float32)
+        self.logits_after = logits_after
         self.kept = np.full(pages * PAGE, -1)
         self.row_counts: list[tuple[int, int]] = []
         self.interrupt_in: int | None = None
@@ -94,7 +95,7 @@ class HistoryTransformer:
                 self.interrupt_in = None
                 raise self.interrupt
         for i in range(n_logits):
-            self.logits[i] = logits_after(self.history(int(batch.logits_rows[i])))
+            self.logits[i] = self.logits_after(self.history(int(batch.logits_rows[i])))
         self.row_counts.append((n_decode, n - n_decode))
 
     def write_states(self) -> None:

@@ -51,6 +51,7 @@ class ChatOptions(Options, total=False):
     tools: Sequence[Mapping[str, Any]]
     #: what the model's chat template may ask for, such as ``{"enable_thinking": False}``
     template_values: Mapping[str, TemplateValue] | None
+    thinking_budget: int | None  #: the most tokens of thinking; then the answer follows (None: no limit)
     continue_last: bool  #: the last message, an assistant's, is the beginning of the answer (False)
 
 
@@ -73,11 +74,13 @@ def chat_job(
     rest = {"max_tokens": ANSWER_TOKENS, **options}
     tools = check_tools(rest.pop("tools", ()))
     values = check_values(rest.pop("template_values", None) or {})
-    go_on = rest.pop("continue_last", False)
+    go_on, budget = rest.pop("continue_last", False), rest.pop("thinking_budget", None)
     job = job_of(rest, base)
     ids = chat.ids(check_messages(messages), tools, kwargs=values, continue_last=go_on)
-    parts = chat.stream(chat.opens_thinking(ids), tools)
-    return replace(job, prompt=ids, shown=chat.shown), parts
+    thought = chat.thought(ids, tools, kwargs=values, continue_last=go_on, budget=budget)
+    opened = thought is not None and thought.opened
+    parts = chat.stream(opened, tools, form=job.grammar is not None)
+    return replace(job, prompt=ids, shown=chat.shown, thought=thought), parts
 
 
 def refused(job: Job, error: UserError) -> Generation:

@@ -13,9 +13,17 @@ from hotcold.chat.stand_ins import StandIns, encode_rendered, stand_ins, texts_o
 from hotcold.chat.stream import AnswerStream as AnswerStream
 from hotcold.chat.stream import ChatStream as ChatStream
 from hotcold.chat.stream import Part as Part
-from hotcold.chat.thinking import opens_thinking, thinking_of
+from hotcold.chat.thinking import (
+    EFFORT_BUDGETS,
+    CallOpening,
+    call_opening,
+    is_off,
+    opens_thinking,
+    thinking_of,
+)
 from hotcold.chat.tool_formats import GENERAL, HARMONY, ToolFormat, is_harmony, knows_tools, tool_format
 from hotcold.chat.traits import Traits, needs_parts, needs_tools, probes, traits_of
+from hotcold.engine.thought import Thought
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import shown
@@ -144,11 +152,45 @@ class Chat:
 
     def opens_thinking(self, ids: Sequence[int]) -> bool:
         """Whether this prompt of :meth:`ids` has begun the thinking, so that the answer goes on with it."""
-        names = self._tokenizer.control_names
-        tail = b"".join(
-            names[id].encode() if id in names else self._tokenizer.piece(id) for id in ids[-_TAIL:]
+        return opens_thinking(self._end_of(ids), self._thinking)
+
+    def thought(
+        self,
+        ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        kwargs: Mapping[str, TemplateValue] | None = None,
+        continue_last: bool = False,
+        budget: int | None = None,
+    ) -> Thought | None:
+        """The thought that may come before the answer to this prompt of :meth:`ids`; None: none can.
+
+        A call of one of ``tools`` ends it. ``kwargs`` that forbid thinking end it at once, and an effort
+        that the template does not know bounds it, unless there is a ``budget`` of tokens."""
+        values = kwargs or {}
+        template, off = self.template or "", is_off(values)
+        if budget is None and "reasoning_effort" not in template:
+            budget = EFFORT_BUDGETS.get(str(values.get("reasoning_effort")))
+        if self._harmony:
+            return None if continue_last else Thought(channels=True, budget=0 if off else budget)
+        thinking = self._thinking
+        if thinking is None:
+            return None
+        opened = self.opens_thinking(ids)
+        begun = continue_last or self._end_of(ids).rstrip().endswith(thinking.end)
+        if off:
+            budget = None if begun and not thinking.anywhere else 0
+        opening = self._opening(tools)
+        return Thought(
+            thinking.start,
+            thinking.end,
+            opened=opened,
+            may_begin=not off and not begun,
+            anywhere=thinking.anywhere,
+            budget=budget,
+            call=opening.pattern if opening else "",
+            call_head=opening.head if opening else "",
         )
-        return opens_thinking(tail.decode(errors="replace"), self._thinking)
 
     def stream(
         self,
@@ -156,12 +198,14 @@ class Chat:
         tools: bool | Sequence[Mapping[str, Any]] = False,
         *,
         sure: bool = False,
+        form: bool = False,
     ) -> AnswerStream:
         """Divides the text of an answer, whose control tokens :attr:`shown` must be in it. Calls are looked
         for where there are ``tools``; given the tools themselves, only calls of these count. ``sure`` says
-        that a grammar holds the calls to the tools' schemas."""
-        schemas = None
+        that a grammar holds the calls to the tools' schemas, ``form`` that one holds the answer."""
+        schemas = opening = None
         if not isinstance(tools, bool):
+            opening = self._opening(tools)
             functions = [tool["function"] for tool in tools]
             schemas = {each["name"]: each.get("parameters") for each in functions}
         if self._harmony:
@@ -172,11 +216,24 @@ class Chat:
             opened=prompt_opens_thinking,
             tools=schemas,
             sure=sure,
+            opening=opening,
+            form=form and self._thinking is not None,
         )
 
     def close(self) -> None:
         """Ends the processes that render."""
         self._process.close()
+
+    def _opening(self, tools: Sequence[Mapping[str, Any]]) -> CallOpening | None:
+        names = (tool["function"]["name"] for tool in tools)
+        return call_opening(self.tool_format, names, set(self._tokenizer.control_names.values()))
+
+    def _end_of(self, ids: Sequence[int]) -> str:
+        """The end of a prompt's text, with the names of control tokens."""
+        names = self._tokenizer.control_names
+        last = ids[-_TAIL:]
+        pieces = (names[id].encode() if id in names else self._tokenizer.piece(id) for id in last)
+        return b"".join(pieces).decode(errors="replace")
 
     def _values(self, kwargs: Mapping[str, TemplateValue] | None) -> dict[str, TemplateValue]:
         values = dict(kwargs or {})

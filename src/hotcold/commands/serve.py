@@ -96,6 +96,14 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         "(default: 2048; 16 for /v1/completions)",
     )
     add(
+        "--reasoning-budget",
+        type=options.whole_number(-1),
+        default=-1,
+        metavar="N",
+        help="at most N tokens of thinking per answer, if the request sets no limit; 0: none, -1: no limit "
+        "(default: -1)",
+    )
+    add(
         "--max-waiting",
         type=options.whole_number(0, 100_000),
         default=64,
@@ -204,6 +212,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         body_bytes=args.max_body,
         sampling=options.sampling_given(args),
         max_tokens=args.n_predict,
+        thinking_budget=None if args.reasoning_budget < 0 else args.reasoning_budget,
     )
 
 

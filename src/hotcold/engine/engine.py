@@ -19,6 +19,7 @@ from hotcold.engine.request import FinishReason, Request
 from hotcold.engine.sampler import Sampler
 from hotcold.engine.scheduler import Scheduler, Step
 from hotcold.engine.speculation import Speculation
+from hotcold.engine.thinking import Spelling, ThoughtConstraint
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DiskCounts, ExpertReadError
 from hotcold.runtime.counters import Figures
@@ -99,6 +100,7 @@ class Engine:
         self.sampler = Sampler(session.transformer.head)
         self._stop_ids = model.tokenizer.stop_ids
         self._steps = self._generated = 0
+        self._spelling: Spelling | None = None  # made for the first request with a thought
         self._live: Live | None = None  # made for the first request with a viewer
 
     def check(self, request: Request) -> None:
@@ -128,6 +130,7 @@ class Engine:
 
     def _add(self, request: Request) -> None:
         self.session.claim(self)
+        self._think_first(request)
         if request.job.ignore_eos and self._stop_ids:
             bias = {**request.params.logit_bias, **dict.fromkeys(self._stop_ids, -math.inf)}
             request.params = replace(request.params, logit_bias=bias)
@@ -135,6 +138,16 @@ class Engine:
             self._live = self._live or Live(self.session)
             request.viewer.live = self._live
         self.scheduler.add(request)
+
+    def _think_first(self, request: Request) -> None:
+        """Leaves a request's thought to the model, up to its budget. A constraint that is not of a grammar
+        holds the thought, too."""
+        job, thought = request.job, request.job.thought
+        if thought is None or (job.grammar is None and (thought.budget is None or request.constraint)):
+            return
+        if self._spelling is None or self._spelling.shown != job.shown:
+            self._spelling = Spelling(self.model.tokenizer, job.shown)
+        request.constraint = ThoughtConstraint(self._spelling, job, request.constraint)
 
     def step(self) -> list[Event]:
         """Runs the model once; returns a :class:`Token` for each that a request got, then a

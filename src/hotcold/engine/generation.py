@@ -70,7 +70,7 @@ class Continuation:
         self.request = request
         self._engine = engine
         job = request.job
-        self._text = TextStream(engine.model.tokenizer, job.prompt, job.stop, job.shown)
+        self._text = TextStream(engine.model.tokenizer, job.prompt, job.stop, job.shown, job.thought)
         self._pushed = 0  # tokens whose text was taken; none follows a stop string
         self._told = 0  # tokens of the pieces so far
         self._scored = 0  # tokens of the prompt whose log-probabilities pieces had

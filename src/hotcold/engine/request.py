@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, Self
 from hotcold.engine.pooling import Pool
 from hotcold.engine.sampler import Allowed, Logprobs, splitmix64
 from hotcold.engine.text import stop_strings
+from hotcold.engine.thought import Thought
 from hotcold.errors import UserError
 from hotcold.runtime.pooling import Pooling
 from hotcold.runtime.sampling import SamplingParams
@@ -93,13 +94,14 @@ class Job:
     prompt: Sequence[int] = ()  #: token ids, at least one
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 200  #: the most tokens to generate, 1 or more; 0 where the prompt is :attr:`scored`
-    stop: tuple[str, ...] = ()  #: strings that end the text where they come up, and are no part of it
+    stop: tuple[str, ...] = ()  #: strings that end the answer where they come up, and are no part of it
     ignore_eos: bool = False  #: never choose a token that would end the text
     #: how many of the likeliest tokens to state beside each token's probability, 0 to 20; None states nothing
     logprobs: int | None = None
     #: with ``logprobs``: the prompt's tokens get log-probabilities, too, by the decode rule of the mode
     echo: bool = False
-    grammar: Grammar | None = None  #: what the text must match
+    grammar: Grammar | None = None  #: what the answer must match
+    thought: Thought | None = None  #: what may come before the answer; None: the whole text is the answer
     cache: bool = True  #: whether its pages may be those of other requests, and theirs its own
     #: seconds in which the request must end, waiting included; after these it ends with an error
     deadline_s: float | None = None

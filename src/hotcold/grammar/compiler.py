@@ -162,8 +162,12 @@ class Matcher:
         """The bytes that come next because nothing else may. GrammarError: they are too many."""
         if not self._bounded:
             self.mask()
-        found: bytes = b"" if self._matcher.is_stopped() else self._matcher.compute_ff_bytes()
-        _refuse_errors(self._matcher, "the grammar cannot go on")
+        if self._matcher.is_stopped():
+            return b""
+        # Where a control token comes next, the call leaves the matcher in a state that allows no token.
+        matcher = self._matcher.deep_copy()
+        found: bytes = matcher.compute_ff_bytes()
+        _refuse_errors(matcher, "the grammar cannot go on")
         return found
 
     def possible(self, tokens: Sequence[int]) -> int:

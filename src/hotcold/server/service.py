@@ -90,6 +90,7 @@ class Service:
             call_ids=self._chat.call_ids,
             meta=_meta(self.llm.metadata),
             max_tokens=self.settings.max_tokens,
+            thinking_budget=self.settings.thinking_budget,
             sampling=replace(self.llm.sampling, **self.settings.sampling),
             sparsity=info.sparsity,
             pooling=pooling,
@@ -153,9 +154,16 @@ class Service:
             add_generation_prompt=call.add_generation_prompt,
             continue_last=call.continue_last,
         )
-        jobs = [replace(job, shown=chat.shown) for job in call.jobs(ids)]
-        opened = call.may_think and chat.opens_thinking(ids)
-        return jobs, call.reply(lambda: chat.stream(opened, call.callable or False, sure=True))
+        thought = chat.thought(
+            ids,
+            call.callable,
+            kwargs=call.template_kwargs,
+            continue_last=call.continue_last,
+            budget=call.thinking_budget,
+        )
+        jobs = [replace(job, shown=chat.shown, thought=thought) for job in call.jobs(ids)]
+        opened, tools = thought is not None and thought.opened, call.callable or False
+        return jobs, call.reply(lambda: chat.stream(opened, tools, sure=True, form=call.form))
 
     async def in_thread(self, function: Callable[..., T], *values: Any) -> T:
         """Calls a function in a thread, since it takes long enough to hold up others' events."""

@@ -49,6 +49,7 @@ class Settings:
     #: defaults of requests, as fields of ``SamplingParams``
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None  #: limit of an answer if the request sets none; None: the route's
+    thinking_budget: int | None = None  #: limit of its thinking if the request sets none; None: no limit
 
 
 def digest(key: str) -> bytes:

@@ -201,6 +201,11 @@ class StreamDecoder:
         self._at_start = tokenizer._space_prefix
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
+    @property
+    def whole(self) -> bool:
+        """Whether no character is unfinished."""
+        return not self._utf8.getstate()[0]
+
     def push(self, id: int) -> str:
         """The text that a token completes, which may be empty. ValueError: the id is out of range."""
         return self._utf8.decode(self.next_bytes(id))

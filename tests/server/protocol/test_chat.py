@@ -222,7 +222,6 @@ def test_calls_or_content_of_a_format(format: dict[str, Any]) -> None:
     for choice, may in (("auto", content), ("required", content)):
         found = parse(tools=[TOOL], tool_choice=choice, **format)
         assert found.job.grammar == tools_grammar([TOOL], choice, True, HERMES, ids, may)
-        assert not found.may_think
     assert parse(tools=[TOOL], tool_choice="none", **format).job.grammar == content
     assert parse(tools=[TOOL], **format).job.grammar != parse(tools=[TOOL]).job.grammar
 
@@ -230,29 +229,53 @@ def test_calls_or_content_of_a_format(format: dict[str, Any]) -> None:
 def test_calls_match_a_grammar_of_their_own() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     ids = {name: id for id, name in tokenizer().control_names.items()}
-    for choice, free in (("auto", True), ("required", False)):
+    for choice in ("auto", "required"):
         found = parse(tools=tools, tool_choice=choice)
         (job,) = found.jobs([1])
         assert job.grammar == tools_grammar(tools, choice, True, HERMES, ids)
-        assert found.may_think is free
     assert parse(tools=tools, tool_choice="none").job.grammar is None
     broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": 5}}}
     assert refused(tools=[broken]).param == "tools"
     assert refused(tools=[broken]).code == "invalid_grammar"
 
 
+_FORBIDDEN = {"enable_thinking": False}
+_WANTED = {"enable_thinking": True}
+
+
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("fields", "kwargs", "budget"),
     [
-        ({}, {}),
-        ({"response_format": {"type": "json_object"}}, {"enable_thinking": False}),
-        ({"regex": "a", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
-        ({"response_format": {"type": "text"}}, {}),
+        ({}, {}, None),
+        ({"response_format": {"type": "json_object"}}, {}, None),  # the template's default
+        ({"regex": "a", "chat_template_kwargs": _WANTED}, _WANTED, None),
+        ({"reasoning_effort": "none"}, _FORBIDDEN | {"reasoning_effort": "none"}, None),
+        ({"reasoning": {"effort": "none"}}, _FORBIDDEN | {"reasoning_effort": "none"}, None),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}, None),
+        ({"reasoning_effort": "none", "chat_template_kwargs": _WANTED},
+         _WANTED | {"reasoning_effort": "none"}, None),
+        ({"enable_thinking": False}, _FORBIDDEN, None),
+        ({"thinking": False}, _FORBIDDEN, None),
+        ({"thinking": {"type": "disabled"}}, _FORBIDDEN, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 7}}, _WANTED | {"thinking_budget": 7}, 7),
+        ({"reasoning": {"max_tokens": 7, "enabled": True}}, _WANTED | {"thinking_budget": 7}, 7),
+        ({"thinking_token_budget": 0}, _FORBIDDEN | {"thinking_budget": 0}, 0),
+        ({"thinking_token_budget": 9, "thinking_budget": 8}, {"thinking_budget": 9}, 9),
+        ({"thinking_budget_tokens": 8}, {"thinking_budget": 8}, 8),
+        ({"thinking_budget": "8"}, {"thinking_budget": 8}, 8),
+        ({"reasoning_budget": -1}, {}, None),
     ],
-)
-def test_a_format_has_no_room_for_thinking(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+)  # fmt: skip
+def test_names_of_thinking(fields: dict[str, Any], kwargs: dict[str, Any], budget: int | None) -> None:
     call = parse(**fields)
-    assert call.template_kwargs == expected and call.may_think is (call.job.grammar is None)
+    assert call.template_kwargs == kwargs and call.thinking_budget == budget
+
+
+def test_the_servers_budget_of_thinking() -> None:
+    known = facts(thinking_budget=5)
+    assert chat.parse({"messages": HELLO}, known).thinking_budget == 5
+    assert chat.parse({"messages": HELLO, "thinking_budget": 9}, known).thinking_budget == 9
+    assert chat.parse({"messages": HELLO, "thinking_budget": -1}, known).thinking_budget is None
 
 
 @pytest.mark.parametrize(

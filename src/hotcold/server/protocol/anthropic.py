@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotcold.chat.stream import AnswerStream
-from hotcold.server.protocol import chat, sampling
+from hotcold.server.protocol import chat, sampling, thinking
 from hotcold.server.protocol.anthropic_reply import MessagesReply
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.dialects import translated
@@ -94,14 +94,6 @@ _TOOL_CHOICE = Tagged(
         "none": Shape({}),
     },
 )
-_THINKING = Tagged(
-    "type",
-    {
-        "enabled": Shape({"budget_tokens": Field(Whole(0, LARGEST), None, "Has no effect.")}),
-        "adaptive": Shape({}),
-        "disabled": Shape({}),
-    },
-)
 _FORMAT = Tagged("type", {"json_schema": Shape({"schema": Field(Anything(), required=True)})})
 _OUTPUT = Shape(
     {
@@ -122,11 +114,7 @@ COUNT: Fields = {
     "system": Field(_TEXTS, None, "What comes before all messages."),
     "tools": Field(Items(_TOOL, 0, MAX_TOOLS), None, "Functions that the model may call."),
     "tool_choice": Field(_TOOL_CHOICE, None, "auto where there are tools."),
-    "thinking": Field(
-        _THINKING,
-        None,
-        "For the model's template. No effect where the answer must be a call or match a schema.",
-    ),
+    "thinking": Field(thinking.THINKING, None, "For the model's template; disabled forbids thinking."),
     "output_config": Field(_OUTPUT, None, "The form of the answer, and the effort."),
     "mcp_servers": Field(Neutral(([],))),
     "container": Field(Neutral()),
@@ -184,6 +172,7 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
         "stop": values.get("stop_sequences"),
         "stream": values.get("stream"),
         "reasoning_effort": output.get("effort"),
+        "thinking": values["thinking"],
         **{name: values.get(name) for name in sampling.SHARED},
     }
     if values["tools"]:
@@ -194,9 +183,6 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
         body["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
     if format is not None:
         body["response_format"] = {"type": "json_schema", "json_schema": {"schema": format["schema"]}}
-    may_think = format is None and choice.get("type") not in ("any", "tool")
-    if values["thinking"] is not None and may_think:
-        body["chat_template_kwargs"] = {"enable_thinking": values["thinking"]["type"] != "disabled"}
     return body
 
 

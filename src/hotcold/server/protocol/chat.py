@@ -9,12 +9,11 @@ from hotcold.chat.tool_formats import GENERAL, HARMONY
 from hotcold.chat.tool_grammar import framed, tools_grammar
 from hotcold.engine.request import Grammar, Job
 from hotcold.grammar.error import GrammarError
-from hotcold.server.protocol import constraints, sampling
+from hotcold.server.protocol import constraints, sampling, thinking
 from hotcold.server.protocol.chat_reply import ChatReply
 from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
-    Choice,
     Field,
     Fields,
     Flag,
@@ -78,9 +77,7 @@ FIELDS: Fields = {
         "Whether an answer may have several calls: true where the template has calls and no tool is named.",
     ),
     "chat_template_kwargs": Field(TemplateKwargs(), None, "Values for the model's chat template."),
-    "reasoning_effort": Field(
-        Choice(("none", "minimal", "low", "medium", "high", "xhigh", "max")), None, "For its template."
-    ),
+    **thinking.FIELDS,
     "add_generation_prompt": Field(Flag(), True, "False leaves out the beginning of an answer."),
     **EXTENSIONS,
     **sampling.UNSUPPORTED,
@@ -114,7 +111,8 @@ class ChatCall:
     template_kwargs: dict[str, Value]
     add_generation_prompt: bool
     continue_last: bool  #: whether the last message is the beginning of the answer
-    may_think: bool  #: whether it may begin with thinking; no format has room for that
+    thinking_budget: int | None  #: the most tokens of its thinking; None: no limit but that of the effort
+    form: bool  #: whether what is no call must match a format
     job: Job  #: of each answer, without its prompt
     n: int
     stream: bool
@@ -157,12 +155,6 @@ def parse(body: object, facts: Facts) -> ChatCall:
         raise invalid(message, "messages")
     if continue_last and facts.tool_format is HARMONY and choice == "auto":
         callable = []  # the channel of the answer was chosen before
-    may_think = content is None and choice in ("none", "auto")
-    kwargs = dict(values["chat_template_kwargs"] or {})
-    if not may_think:
-        kwargs.setdefault("enable_thinking", False)
-    if values["reasoning_effort"] is not None:
-        kwargs.setdefault("reasoning_effort", values["reasoning_effort"])
     grammar = _grammar(values, facts, callable, choice, content, continue_last)
     if grammar is not None:
         grammar = replace(grammar, param="tools" if callable or content is None else content.param)
@@ -173,10 +165,11 @@ def parse(body: object, facts: Facts) -> ChatCall:
         callable=callable,
         tool_choice=choice,
         parallel_tool_calls=_parallel(values, facts, choice),
-        template_kwargs=kwargs,
+        template_kwargs=thinking.template_kwargs(values, facts),
         add_generation_prompt=values["add_generation_prompt"] and not continue_last,
         continue_last=continue_last,
-        may_think=may_think,
+        thinking_budget=thinking.budget(values, facts),
+        form=content is not None,
         job=sampling.job(
             values,
             facts,

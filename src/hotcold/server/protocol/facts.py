@@ -33,6 +33,7 @@ class Facts:
     max_tokens: int | None = None  #: limit of an answer if the request sets none; None: the route's
     timeout_s: float | None = None  #: as of :class:`~hotcold.engine.request.Job`
     deadline_s: float | None = None  #: likewise
+    thinking_budget: int | None = None  #: tokens of thinking if the request sets none; None: no limit
     tool_format: ToolFormat = GENERAL  #: how the model writes calls
     call_ids: CallIds = "openai"  #: form of call ids that the template wants
     meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models

@@ -81,7 +81,7 @@ OPTIONS: Fields = {
 _COMMON: Fields = {
     "format": Field(_FORMAT, None, "json, or a JSON Schema that the answer fits."),
     "options": Field(Shape(OPTIONS), None, "Sampling and length."),
-    "think": Field(_THINK, None, "For the model's template. No effect beside format."),
+    "think": Field(_THINK, None, "For the model's template; false forbids thinking."),
     "stream": Field(Flag(), True, "Sends the answer piece by piece, a line of JSON each."),
     "logprobs": Field(Neutral((False,))),
     "top_logprobs": Field(Neutral((0,))),
@@ -180,7 +180,7 @@ def parse_show(body: object, facts: Facts) -> Facts:
 def _chat(values: Mapping[str, Any], messages: list[dict[str, Any]], facts: Facts, key: str) -> OllamaChat:
     body = {"messages": messages, "tools": values.get("tools"), **_common(values, "max_tokens")}
     think = values["think"]
-    if think is not None and "response_format" not in body:
+    if think is not None:
         body["chat_template_kwargs"] = {"enable_thinking": think is not False}
         body["reasoning_effort"] = think if isinstance(think, str) else None
     return OllamaChat(**vars(translated(chat.parse, body, facts, _NAMES)), key=key)
