@@ -20,7 +20,7 @@ from hotcold.chat.tool_formats import (
     QWEN_XML,
     ToolFormat,
 )
-from hotcold.chat.tool_grammar import framed, tools_grammar
+from hotcold.chat.tool_grammar import without_calls, tools_grammar
 from hotcold.engine.request import Grammar
 from hotcold.grammar.constraint import Grammars
 from hotcold.grammar.error import GrammarError
@@ -169,10 +169,10 @@ def test_calls_or_content_of_a_format(form: ToolFormat, content: Grammar, right:
 
 def test_content_of_a_format_alone_stands_between_the_marks_of_its_channel() -> None:
     content = Grammar("json_object")
-    assert framed(content, HERMES, {}) is content
+    assert without_calls(content, HERMES, {}) is content
     gbnf = Grammar("gbnf", 'root ::= "a"')
-    assert framed(gbnf, HARMONY, {}) is gbnf
-    found = lark_of(framed(content, HARMONY, {}), {})
+    assert without_calls(gbnf, HARMONY, {}) is gbnf
+    found = lark_of(without_calls(content, HARMONY, {}), {})
     final, think = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     check(
         found, [final + "{}", think + final + "{}"], ["{}", final, final + "[]", think, final + "{}<|end|>"]

@@ -154,7 +154,7 @@ class Service:
         )
         jobs = [replace(job, shown=chat.shown) for job in call.jobs(ids)]
         opened = call.may_think and chat.opens_thinking(ids)
-        return jobs, call.reply(lambda: chat.stream(opened, call.callable or False, sure=True))
+        return jobs, call.reply(lambda: chat.stream(opened, call.callable, sure=True))
 
     async def in_thread(self, function: Callable[..., T], *values: Any) -> T:
         """Calls a function in a thread, since it takes long enough to hold up others' events."""
