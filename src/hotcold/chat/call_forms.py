@@ -4,8 +4,9 @@ A form is the text up to the name of a known tool. One description of it serves 
 in the grammar of an answer, and to match a text that is still arriving."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from hotcold.chat.tool_formats import ToolFormat
@@ -132,15 +133,15 @@ class CallForms:
         #: What stands between two calls, and before the name of the second.
         self.between: Pattern = (Options((self.behind,), 0), *self.before)
         self._names = {name_text(name): name for name in names}
-        self._named: Pattern = (Options(tuple((text,) for text in self._names)),)
+        self._before, self._between = _Matcher(self.before), _Matcher(self.between)
 
     def first(self, text: str) -> tuple[Head | None, bool]:
         """The head of the first call, with which a text begins, and whether more text may still make one."""
-        return self._head((*self.before, *self._named), text)
+        return self._head(self._before, text)
 
-    def next(self, text: str) -> tuple[Head | None, bool]:
-        """The same of a further call."""
-        return self._head((*self.between, *self._named), text)
+    def further(self, text: str) -> tuple[Head | None, bool]:
+        """The same of a call that follows another one."""
+        return self._head(self._between, text)
 
     def closed(self, text: str, opened: str) -> int:
         """How much of the text behind calls only closes the wrappers that ``opened`` has open."""
@@ -159,13 +160,15 @@ class CallForms:
                 return at
             at, opened = len(text) - len(rest) + len(closing), opened + closing
 
-    def _head(self, pattern: Pattern, text: str) -> tuple[Head | None, bool]:
-        found = set(ends(pattern, text))
-        for end in found - {None}:
-            assert end is not None
-            written = max((each for each in self._names if text[:end].endswith(each)), key=len)
-            return Head(self._names[written], end), False
-        return None, bool(found)
+    def _head(self, before: "_Matcher", text: str) -> tuple[Head | None, bool]:
+        end = before.end(text)
+        if end is None:
+            return None, before.unsettled(text)
+        for written, name in self._names.items():
+            if text.startswith(written, end):
+                return Head(name, end + len(written)), False
+        rest = text[end:]
+        return None, any(written.startswith(rest) for written in self._names)
 
 
 def _is_open(wrapper: Wrapper, text: str) -> bool:
@@ -176,29 +179,21 @@ def _is_open(wrapper: Wrapper, text: str) -> bool:
     return text.count(opening) > text.count(wrapper.closing)
 
 
-def ends(pattern: Pattern, text: str, at: int = 0) -> Iterator[int | None]:
-    """Yields each place where the pattern may end, if it begins at this one; None if the text ends first."""
-    if not pattern:
-        yield at
-        return
-    first, *others = pattern
-    rest: Pattern = tuple(others)
-    if isinstance(first, str):
-        if text.startswith(first, at):
-            yield from ends(rest, text, at + len(first))
-        elif first.startswith(text[at:]):
-            yield None
-    elif isinstance(first, Run):
-        while at < len(text) and text[at] in first.characters:
-            at += 1
-        yield from ends(rest, text, at)
-    else:
-        if first.least <= 0:
-            yield from ends(rest, text, at)
-        if first.most > 0:
-            again = Options(first.sequences, first.least - 1, first.most - 1)
-            for sequence in first.sequences:
-                yield from ends((*sequence, again, *rest), text, at)
+class _Matcher:
+    """Matches a pattern with the beginning of a text that is still arriving."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self._whole = re.compile(regex(pattern, re.escape))
+        self._part = re.compile(_part(pattern))
+
+    def end(self, text: str) -> int | None:
+        """Where the pattern ends."""
+        found = self._whole.match(text)
+        return None if found is None else found.end()
+
+    def unsettled(self, text: str) -> bool:
+        """Whether the whole text may be the beginning of what matches."""
+        return self._part.match(text) is not None
 
 
 def regex(pattern: Pattern, escaped: Callable[[str], str]) -> str:
@@ -213,3 +208,20 @@ def regex(pattern: Pattern, escaped: Callable[[str], str]) -> str:
             inner = "|".join(regex(sequence, escaped) for sequence in each.sequences)
             parts.append(f"({inner}){{{each.least},{each.most}}}")
     return "".join(parts)
+
+
+def _part(pattern: Pattern, behind: str = r"(?!)") -> str:
+    """A regular expression of texts that end within the pattern; ``behind`` is what else may follow it."""
+    found = behind
+    for each in reversed(pattern):
+        if isinstance(each, str):
+            for character in reversed(each):
+                found = rf"(?:\Z|{re.escape(character)}{found})"
+        elif isinstance(each, Run):
+            found = rf"{regex((each,), re.escape)}(?:\Z|{found})"
+        else:
+            parts = "|".join(_part(sequence) for sequence in each.sequences)
+            # Some of the options are whole, and the text ends within another one or behind all of them.
+            some = regex((replace(each, least=0),), re.escape)
+            found = rf"(?:{regex((each,), re.escape)}{found}|{some}(?:{parts}))"
+    return found

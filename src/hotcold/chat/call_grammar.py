@@ -34,7 +34,7 @@ def content_term(content: Grammar) -> str:
 def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object], most: int) -> list[str]:
     """Returns the rules of ``forms``: a call of one of these tools at the start of an answer, in any form,
     and up to ``most`` more. ``FORMED`` is any text that begins as a call does; ``NAMED`` begins with the name
-    of one of these tools."""
+    of one of these tools. The rules of :func:`argument_rules` belong to them."""
     space = regex((SPACE,), terms.escaped)
     keys = "|".join(f'"{key}"' for key in ARGUMENT_KEYS)
     names = "|".join(terms.escaped(name_text(name)) for name in named)
@@ -48,15 +48,12 @@ def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object], most
         f"KEY: /{space},{space}({keys}){space}:{space}/",
         f"END: /{space}\\}}/",
         "form: " + " | ".join(f"form{i}" for i in range(len(named))),
-        *(
-            f"form{i}: {terms.quoted(name_text(name))} KEY {json_term(schema)} END"
-            for i, (name, schema) in enumerate(named.items())
-        ),
+        *(f"form{i}: {terms.quoted(name_text(name))} KEY arguments{i} END" for i, name in enumerate(named)),
     ]
 
 
 def content_or_form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object]) -> list[str]:
-    """Returns the rules of ``forms`` where an answer is a call or content of another form, such as JSON. They
+    """Returns the rules of ``forms`` where an answer is a call or content of a grammar, such as JSON. They
     are made of the lexemes of JSON: a longer lexeme would hide the other reading."""
     quoted, space = terms.quoted, "SPACE?"
     keys = " | ".join(quoted(f'"{key}"') for key in ARGUMENT_KEYS)
@@ -70,11 +67,16 @@ def content_or_form_rules(terms: Terms, forms: CallForms, named: Mapping[str, ob
         *(
             f"form{i}: "
             + f" {space} ".join(
-                (quoted(f'"{name_text(name)}'), '","', f"({keys})", '":"', json_term(schema), '"}"')
+                (quoted(f'"{name_text(name)}'), '","', f"({keys})", '":"', f"arguments{i}", '"}"')
             )
-            for i, (name, schema) in enumerate(named.items())
+            for i, name in enumerate(named)
         ),
     ]
+
+
+def argument_rules(named: Mapping[str, object]) -> list[str]:
+    """Returns the rules of each tool's arguments as JSON."""
+    return [f"arguments{i}: {json_term(schema)}" for i, schema in enumerate(named.values())]
 
 
 def call_rules(terms: Terms, kind: CallKind, named: Mapping[str, object]) -> list[str]:
@@ -84,10 +86,10 @@ def call_rules(terms: Terms, kind: CallKind, named: Mapping[str, object]) -> lis
         if isinstance(kind, JSONCall):
             head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, {json.dumps(kind.key)}: '
             id = "" if kind.id is None else f"""(", \\"id\\": \\"" /{kind.id}/ "\\"")? """
-            lines.append(f'call{i}: {terms.quoted(head)} {json_term(schema)} {id}"}}"')
+            lines.append(f'call{i}: {terms.quoted(head)} arguments{i} {id}"}}"')
         elif isinstance(kind, NamedCall):
             head = f"{terms.literal(kind.prefix)} {terms.quoted(name)} {_mark(terms, kind.mark)}"
-            lines.append(f"call{i}: {head} {terms.literal(kind.separator)} {json_term(schema)}")
+            lines.append(f"call{i}: {head} {terms.literal(kind.separator)} arguments{i}")
         elif isinstance(kind, LiteralCall):
             assert isinstance(schema, Mapping)
             lines += literal_rules(terms, kind, f"call{i}", name, schema)

@@ -301,7 +301,7 @@ class JSONReader:
 
     @property
     def streams(self) -> bool:
-        return "arguments" in self._keys
+        return self._any or bool(self._fragment)
 
     def take(self) -> str:
         if self.name is None:

@@ -137,7 +137,7 @@ class ChatStream(AnswerStream):
     def _behind_formed(self, end: bool) -> Iterable[Part]:
         """Behind a call in another form: a further one begins, or content."""
         assert self._forms is not None
-        head, unsettled = self._forms.next(self._held)
+        head, unsettled = self._forms.further(self._held)
         if head is not None:
             self._begin_formed(head)
         elif end or not unsettled:

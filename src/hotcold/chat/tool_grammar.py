@@ -4,7 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotcold.chat.call_forms import CallForms
-from hotcold.chat.call_grammar import call_rules, content_or_form_rules, content_term, form_rules
+from hotcold.chat.call_grammar import (
+    argument_rules,
+    call_rules,
+    content_or_form_rules,
+    content_term,
+    form_rules,
+)
 from hotcold.chat.grammar_terms import Terms
 from hotcold.chat.harmony_grammar import harmony_rules
 from hotcold.chat.tool_formats import HARMONY, ToolFormat
@@ -115,7 +121,7 @@ def _rules(
     more = f" ({terms.literal(format.between or '')} call){{0,{most}}}" if several else ""
     calls = f"calls: call{more} {terms.literal(format.after)}"
     begin = f"{terms.literal(format.before)} calls"
-    rules = [calls, *call_rules(terms, format.call, named)]
+    rules = [calls, *call_rules(terms, format.call, named), *argument_rules(named)]
     if not free:
         return [f"start: {begin}", *rules]
     forms = CallForms(format, named)

@@ -254,7 +254,8 @@ def _tools(
     values: Mapping[str, Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], ToolChoice]:
     """The tools that the prompt describes, the tools that the model may call, and what it must do with them.
-    Tools that it may not call stay in the prompt: earlier calls keep their meaning, and its pages are reused."""
+    Tools that it may not call stay in the prompt, so that earlier calls keep their meaning and pages of the
+    prompt are reused."""
     tools = [_as_given(each) for each in values["tools"] or []]
     choice: ToolChoice = values["tool_choice"] or ("auto" if tools else "none")
     names = [each["function"]["name"] for each in tools]
