@@ -161,7 +161,8 @@ def texts(name: str, arguments: str) -> list[str]:
     more = [
         f"\n ```json\n{calls[1]}\n```\n", f"```\n<tools>[{calls[0]}, {calls[0]}]</tools>\n```",
         f"{calls[0]}\n{calls[0]}", f"```json\n{calls[0]}\n```\n\n```json\n{calls[4]}\n```",
-        f"{calls[0]}; {calls[3]}", f'<tools>\n{{"tool_calls": [{calls[4]}]}}</tools>', f"[{calls[0]},\n {calls[2]}]",
+        f"{calls[0]}; {calls[3]}", f'<tools>\n{{"tool_calls": [{calls[4]}]}}</tools>',
+        f"[{calls[0]},\n {calls[2]}]",
     ]  # fmt: skip
     return [*calls, *wrapped, *more]
 
