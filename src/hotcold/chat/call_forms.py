@@ -44,7 +44,7 @@ class Wrapper:
     source: str  #: where a model wrote it
 
 
-_HERMES_2_PRO = "https://github.com/ggml-org/llama.cpp/issues/18183"  # the handler's list is quoted there
+_HERMES_2_PRO = "https://github.com/ggml-org/llama.cpp/pull/12034"  # common_chat_parse_hermes_2_pro
 WRAPPERS = (
     Wrapper(("```", LANGUAGE), "```", "https://github.com/ardanlabs/kronk/pull/950"),
     Wrapper(("<tool_call>",), "</tool_call>", "https://github.com/NousResearch/hermes-agent/pull/83023"),
