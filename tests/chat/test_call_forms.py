@@ -248,6 +248,39 @@ def test_text_is_held_back_until_it_is_decided() -> None:
     assert ChatStream(None, HERMES, tools=TOOLS).push("``` is") == [Part("content", "``` is")]
 
 
+NOW = '{"name": "weather_now", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (f"{NOW}] x", "] x"),
+        (f"{NOW}}} x", "} x"),
+        (f"[{NOW}]] x", "] x"),
+        (f"[{NOW}, {NOW}] x", "x"),
+        (f"{NOW}</tools>", "</tools>"),
+        (f"```\n{NOW}\n```\n\nDone.", "Done."),
+        (f"```\n{NOW}\n```\n```\ncode\n```", "```\ncode\n```"),
+        (f"{NOW}\n```js\ncode\n```", "```js\ncode\n```"),
+        (f"```json\n{NOW}\n```\n```json\n{{}}", "```json\n{}"),
+        (f'{{"tool_calls": [{NOW}]}} x', "x"),
+        ('{"function": {"name": "weather_now", "arguments": {}}}} x', "} x"),
+    ],
+)
+def test_what_only_closes_a_call_is_no_content(text: str, content: str) -> None:
+    found, calls = answer([*text], HERMES)
+    assert (found, {name for name, _ in calls}) == (content, {"weather_now"}) and (found, calls) == reference(
+        text, HERMES
+    )
+
+
+def test_wrappers_within_each_other_and_names_that_are_not_ascii() -> None:
+    call = '{"name": "an \\"é\\"", "arguments": {}}'
+    text, deeper = f"```\n<tools>\n[{{{call}}}]</tools>\n```", f"```<xml><tools>[{{{call}}}]</tools></xml>```"
+    assert answer([*text], HERMES) == ("", [['an "é"', {}]]) and allows(grammar(), text)
+    assert answer([*deeper], HERMES) == (deeper, []) and allows(grammar(), deeper)
+
+
 def test_a_call_behind_a_thought() -> None:
     text = f'<think>Hm {{"name": "weather", </think>\n\n```json\n{texts("weather", PARIS)[0]}\n```'
     for pieces in ([text], [*text]):
