@@ -20,7 +20,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import jsonschema_rs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.server import serving
@@ -104,12 +104,18 @@ TEN = (
     (tool("play_song", "Plays a song.", ("title", "artist"), title=TEXT, artist=TEXT),
      "Play Blackbird by the Beatles."),
 )  # fmt: skip
+#: So that the model answers plain questions itself.
+ANSWER = "Answer in plain text. Call a tool only if the user asks for weather, a file, a sum or a mail."
 _NAMES = "|".join(each["function"]["name"] for each in FOUR)
 #: Wrappers in which calls were seen, braces and brackets, and then a known name.
 _CALL = re.compile(
     r'\s*(?:(?:```\w*|</?[\w|]+>|\[/?\w+\])\s*)*[\[{\s]*(?:"type"\s*:\s*"function"\s*,\s*)?'
     rf'(?:"function"\s*:\s*\{{?\s*)?"(?:name|function)"\s*:\s*"(?:{_NAMES})"'
 )
+
+
+KINDS = {"four_tools": (ASKED, ""), "plain": (PLAIN, ""), "plain_with_system": (PLAIN, ANSWER)}
+HEATS = (0.0, 0.8)
 
 
 class Client:
@@ -122,20 +128,25 @@ class Client:
         with urllib.request.urlopen(request, timeout=900) as answer:
             return json.load(answer)
 
-    def chat(self, question: str, tools: list[dict[str, Any]], **body: Any) -> dict[str, Any]:
+    def chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **body: Any
+    ) -> dict[str, Any]:
         """The chat's message, and the reason of its end."""
-        messages = [{"role": "user", "content": question}]
         more = {"tools": tools} if tools else {}
         sent = {"messages": messages, "max_tokens": self.most, **more, **body}
         choice = self.post("/v1/chat/completions", sent)["choices"][0]
         return {**choice["message"], "finish_reason": choice["finish_reason"]}
 
-    def plain(self, question: str, tools: list[dict[str, Any]], **body: Any) -> str:
+    def plain(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **body: Any) -> str:
         """What the model writes after the same prompt without a grammar."""
-        messages = [{"role": "user", "content": question}]
         prompt = self.post("/apply-template", {"messages": messages, "tools": tools})["prompt"]
         found: str = self.post("/completion", {"prompt": prompt, "n_predict": self.most, **body})["content"]
         return found
+
+
+def asking(question: str, system: str = "") -> list[dict[str, Any]]:
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": question}]
 
 
 def calls(message: dict[str, Any]) -> list[list[str]]:
@@ -149,18 +160,20 @@ def wrong_calls(found: list[list[str]], tools: list[dict[str, Any]]) -> list[str
     reasons = []
     for name, arguments in found:
         try:
-            jsonschema.validate(json.loads(arguments), schemas[name])
-        except (ValueError, KeyError, jsonschema.ValidationError) as error:
+            jsonschema_rs.validate(schemas[name], json.loads(arguments))
+        except (ValueError, KeyError, jsonschema_rs.ValidationError) as error:
             reasons.append(f"{name}({arguments}): {str(error)[:100]}")
     return reasons
 
 
-def asked(client: Client, questions: tuple[str, ...], temperature: float) -> list[dict[str, Any]]:
+def asked(
+    client: Client, questions: tuple[str, ...], temperature: float, system: str
+) -> list[dict[str, Any]]:
     found = []
     for seed, question in enumerate(questions):
         sampling = {"temperature": temperature, "seed": seed}
-        written = client.plain(question, FOUR, **sampling)
-        message = client.chat(question, FOUR, **sampling)
+        written = client.plain(asking(question, system), FOUR, **sampling)
+        message = client.chat(asking(question, system), FOUR, **sampling)
         entry = {
             "question": question,
             "temperature": temperature,
@@ -182,34 +195,38 @@ def ten(client: Client) -> dict[str, Any]:
     found: dict[str, Any] = {"auto": [], "required": [], "schemas": []}
     for each, question in TEN:
         for choice in ("auto", "required"):
-            message = client.chat(question, tools, tool_choice=choice, temperature=0)
+            message = client.chat(asking(question), tools, tool_choice=choice, temperature=0)
             found[choice].append({"question": question, "calls": calls(message), "text": message["content"],
                                   "wrong": wrong_calls(calls(message), tools)})  # fmt: skip
         schema = each["function"]["parameters"]
         format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-        message = client.chat(f"{question} Answer as JSON.", [], response_format=format, temperature=0)
+        messages = asking(f"{question} Answer as JSON.")
+        message = client.chat(messages, [], response_format=format, temperature=0)
         name = each["function"]["name"]
         wrong = wrong_calls([[name, message["content"]]], tools)
         found["schemas"].append({"question": question, "text": message["content"], "wrong": wrong})
     return found
 
 
-def counts(found: dict[str, Any]) -> dict[str, int]:
-    four, plain = found["four_tools"], found["plain_questions"]
-    begun = [each for each in four if each["begins_with_call"]]
-    return {
-        "requests": len(four),
-        "begin_with_call": len(begun),
-        "of_them_reported": sum(bool(each["calls"]) for each in begun),
-        "reported": sum(bool(each["calls"]) for each in four),
-        "arguments_wrong": sum(bool(each["wrong"]) for each in four),
-        "plain_questions": len(plain),
-        "plain_reported": sum(bool(each["calls"]) for each in plain),
-        "plain_begin_with_call": sum(each["begins_with_call"] for each in plain),
-        "auto_called": sum(bool(each["calls"]) for each in found["ten"]["auto"]),
-        "required_called": sum(bool(each["calls"]) for each in found["ten"]["required"]),
-        "ten_wrong": sum(bool(each["wrong"]) for kind in found["ten"].values() for each in kind),
-    }
+def counts(found: dict[str, Any]) -> dict[str, Any]:
+    summary: dict[str, Any] = {}
+    for kind in KINDS:
+        entries = found.get(kind, [])
+        begun = [each for each in entries if each["begins_with_call"]]
+        summary[kind] = {
+            "requests": len(entries),
+            "begin_with_call": len(begun),
+            "of_them_reported": sum(bool(each["calls"]) for each in begun),
+            "others_reported": sum(bool(each["calls"]) for each in entries if not each["begins_with_call"]),
+            "arguments_wrong": sum(bool(each["wrong"]) for each in entries),
+        }
+    if ten := found.get("ten"):
+        called = {
+            f"{kind}_called": sum(bool(each["calls"]) for each in ten[kind]) for kind in ("auto", "required")
+        }
+        wrong = sum(bool(each["wrong"]) for kind in ten.values() for each in kind)
+        summary["ten"] = {**called, "wrong": wrong}
+    return summary
 
 
 def main() -> None:
@@ -217,23 +234,20 @@ def main() -> None:
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("-n", "--tokens", type=int, default=120, help="the most tokens of an answer")
     parser.add_argument("-o", "--output", type=Path, help="a file for all texts")
-    parser.add_argument("--questions", type=int, default=len(ASKED), help="questions of each kind")
+    parser.add_argument("--only", choices=[*KINDS, "ten"], help="one kind of requests")
     options = parser.parse_args()
+    found: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(["-m", options.model, "-c", "4096"], Path(folder) / "log") as server,
     ):
         server.wait_until_ready()
         client = Client(server.url, options.tokens)
-        found: dict[str, Any] = {
-            kind: [
-                entry
-                for temperature in (0.0, 0.8)
-                for entry in asked(client, questions[: options.questions], temperature)
-            ]
-            for kind, questions in (("four_tools", ASKED), ("plain_questions", PLAIN))
-        }
-        found["ten"] = ten(client)
+        for kind, (questions, system) in KINDS.items():
+            if options.only in (None, kind):
+                found[kind] = [each for heat in HEATS for each in asked(client, questions, heat, system)]
+        if options.only in (None, "ten"):
+            found["ten"] = ten(client)
     summary = {"model": Path(options.model).name, **counts(found)}
     if options.output is not None:
         text = json.dumps({**summary, **found}, ensure_ascii=False, indent=1)

@@ -87,6 +87,8 @@ def reference(text: str, own: ToolFormat) -> tuple[str, list[list[Any]]]:
         )
         left["}"] -= 1
         at = found.end() + parsed[1]
+    if calls and re.fullmatch(rf"(?:{closing}|[,;\s]){{1,16}}", text[at:], re.ASCII):
+        return "", calls
     while calls and (found := re.compile(rf"\s*({closing})").match(text, at)) and left[found[1]] > 0:
         left[found[1]] -= 1
         at = found.end()
@@ -258,7 +260,8 @@ NOW = '{"name": "weather_now", "arguments": {}}'
         (f"{NOW}}} x", "} x"),
         (f"[{NOW}]] x", "] x"),
         (f"[{NOW}, {NOW}] x", "x"),
-        (f"{NOW}</tools>", "</tools>"),
+        (f"{NOW}}}]</tools>", ""),
+        (f"{NOW}</tools> x", "</tools> x"),
         (f"```\n{NOW}\n```\n\nDone.", "Done."),
         (f"```\n{NOW}\n```\n```\ncode\n```", "```\ncode\n```"),
         (f"{NOW}\n```js\ncode\n```", "```js\ncode\n```"),
@@ -269,9 +272,10 @@ NOW = '{"name": "weather_now", "arguments": {}}'
 )
 def test_what_only_closes_a_call_is_no_content(text: str, content: str) -> None:
     found, calls = answer([*text], HERMES)
-    assert (found, {name for name, _ in calls}) == (content, {"weather_now"}) and (found, calls) == reference(
-        text, HERMES
-    )
+    assert (found, calls) == reference(text, HERMES)
+    assert (found, {name for name, _ in calls}) == (content, {"weather_now"})
+    # A grammar lets a model go on as it likes, rather than bend what it writes into another call.
+    assert allows(grammar(), text) and answer([*text], HERMES, sure=True) == (found, calls)
 
 
 def test_wrappers_within_each_other_and_names_that_are_not_ascii() -> None:
@@ -348,12 +352,14 @@ def test_a_grammar_and_a_stream_read_any_text_in_the_same_way(text: str) -> None
     if HERMES.marker in text:
         return
     lark = grammar()
-    _, calls = reference(text, HERMES)
+    expected = reference(text, HERMES)
     head, _ = CallForms(HERMES, TOOLS).first(text)
     if head is None:
         assert allows(lark, text)
     elif allows(lark, text):
-        assert calls and answer([*text], HERMES, sure=True) == ("", calls)
+        content, calls = answer([*text], HERMES, sure=True)
+        cut_off = not content and CallForms(HERMES, TOOLS).further(expected[0])[1]
+        assert calls == expected[1] != [] and (cut_off or content == expected[0])
 
 
 @given(PIECES)

@@ -134,6 +134,7 @@ class CallForms:
         self.between: Pattern = (Options((self.behind,), 0), *self.before)
         self._names = {name_text(name): name for name in names}
         self._before, self._between = _Matcher(self.before), _Matcher(self.between)
+        self._behind = re.compile(regex(self.behind, re.escape))
 
     def first(self, text: str) -> tuple[Head | None, bool]:
         """The head of the first call, with which a text begins, and whether more text may still make one."""
@@ -144,7 +145,10 @@ class CallForms:
         return self._head(self._between, text)
 
     def closed(self, text: str, opened: str) -> int:
-        """How much of the text behind calls only closes the wrappers that ``opened`` has open."""
+        """How much of the text behind calls only closes the wrappers that ``opened`` has open, or wrappers
+        of any kind where that is the whole text."""
+        if self._behind.fullmatch(text):
+            return len(text)
         at = 0
         while True:
             rest = text[at:].lstrip(SPACE.characters)

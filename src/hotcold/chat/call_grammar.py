@@ -31,19 +31,20 @@ def content_term(content: Grammar) -> str:
     return f"/{escaped_regex(content.source)}/" if content.source else '""'
 
 
-def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object], most: int) -> list[str]:
-    """Returns the rules of ``forms``: a call of one of these tools at the start of an answer, in any form,
-    and up to ``most`` more. ``FORMED`` is any text that begins as a call does; ``NAMED`` begins with the name
-    of one of these tools. The rules of :func:`argument_rules` belong to them."""
+def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object]) -> list[str]:
+    """Returns the rules of ``form``: a call of one of these tools from its name on, behind ``BEFORE``, or
+    ``BETWEEN`` where it follows another call. ``FORMED`` and ``FOLLOWED`` are all texts that begin so,
+    ``NAMED`` begins with the name of one of these tools. The rules of :func:`argument_rules` belong to
+    them."""
     space = regex((SPACE,), terms.escaped)
     keys = "|".join(f'"{key}"' for key in ARGUMENT_KEYS)
     names = "|".join(terms.escaped(name_text(name)) for name in named)
     return [
-        f"forms: BEFORE form (BETWEEN form){{0,{most}}} BEHIND?" if most else "forms: BEFORE form BEHIND?",
         f"BEFORE: /{regex(forms.before, terms.escaped)}/",
+        f"BETWEEN: /{regex(forms.between, terms.escaped)}/",
         f"BEHIND: /{regex(forms.behind, terms.escaped)}/",
-        *([f"BETWEEN: /{regex(forms.between, terms.escaped)}/"] if most else ()),
         "FORMED: BEFORE /(?s:.*)/",
+        "FOLLOWED: BETWEEN /(?s:.*)/",
         f"NAMED: /({names})(?s:.*)/",
         f"KEY: /{space},{space}({keys}){space}:{space}/",
         f"END: /{space}\\}}/",

@@ -143,8 +143,8 @@ class ChatStream(AnswerStream):
         elif end or not unsettled:
             self._held = self._held[self._forms.closed(self._held, self._around) :].lstrip()
             self._state = self._content
-            if end and self._sure:
-                self._held = ""  # a further call, cut off before its arguments
+            if unsettled and self._sure:
+                self._held = ""  # the beginning of a further call, cut off before its name
         yield from ()
 
     def _begin_formed(self, head: Head) -> None:
