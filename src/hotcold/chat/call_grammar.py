@@ -20,6 +20,8 @@ from hotcold.engine.request import Grammar
 from hotcold.grammar.compiler import escaped_regex
 from hotcold.grammar.json_schema import WHITESPACE
 
+MOST_TAIL = 128  #: characters behind calls in another form than the format's
+
 
 def content_term(content: Grammar) -> str:
     """A grammar of content, of a kind that can stand beside calls, as a term."""
@@ -31,21 +33,25 @@ def content_term(content: Grammar) -> str:
     return f"/{escaped_regex(content.source)}/" if content.source else '""'
 
 
-def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object]) -> list[str]:
-    """Returns the rules of ``form``: a call of one of these tools from its name on, behind ``BEFORE``, or
-    ``BETWEEN`` where it follows another call. ``FORMED`` and ``FOLLOWED`` are all texts that begin so,
-    ``NAMED`` begins with the name of one of these tools. The rules of :func:`argument_rules` belong to
+def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object], most: int) -> list[str]:
+    """Returns the rules of ``forms``: a call of one of these tools at the start of an answer, in any form,
+    and up to ``most`` more. ``FORMED`` is any text that begins as a call does; ``NAMED`` begins with the name
+    of one of these tools. Behind the calls a model may write whatever ends the answer soon: a rule without
+    that text would bend its beginning into another call. The rules of :func:`argument_rules` belong to
     them."""
     space = regex((SPACE,), terms.escaped)
     keys = "|".join(f'"{key}"' for key in ARGUMENT_KEYS)
     names = "|".join(terms.escaped(name_text(name)) for name in named)
+    any_text = f"/(?s:.{{1,{MOST_TAIL}}})/"
+    more = f"(BETWEEN form){{0,{most}}} (TAIL | BETWEEN UNNAMED?)?" if most else "TAIL?"
     return [
+        f"forms: BEFORE form {more}",
         f"BEFORE: /{regex(forms.before, terms.escaped)}/",
         f"BETWEEN: /{regex(forms.between, terms.escaped)}/",
-        f"BEHIND: /{regex(forms.behind, terms.escaped)}/",
         "FORMED: BEFORE /(?s:.*)/",
-        "FOLLOWED: BETWEEN /(?s:.*)/",
         f"NAMED: /({names})(?s:.*)/",
+        f"TAIL: {any_text} & ~(BETWEEN /(?s:.*)/)",
+        f"UNNAMED: {any_text} & ~NAMED",
         f"KEY: /{space},{space}({keys}){space}:{space}/",
         f"END: /{space}\\}}/",
         "form: " + " | ".join(f"form{i}" for i in range(len(named))),

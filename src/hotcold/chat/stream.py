@@ -135,7 +135,8 @@ class ChatStream(AnswerStream):
         yield from ()
 
     def _behind_formed(self, end: bool) -> Iterable[Part]:
-        """Behind a call in another form: a further one begins, or content."""
+        """Behind a call in another form: a further one begins, or text. Under a grammar no text follows
+        calls, as behind the format's own: models go on with results that they invent."""
         assert self._forms is not None
         head, unsettled = self._forms.further(self._held)
         if head is not None:
@@ -143,9 +144,14 @@ class ChatStream(AnswerStream):
         elif end or not unsettled:
             self._held = self._held[self._forms.closed(self._held, self._around) :].lstrip()
             self._state = self._content
-            if unsettled and self._sure:
-                self._held = ""  # the beginning of a further call, cut off before its name
+            if self._sure:
+                self._held, self._state = "", self._left_out
         yield from ()
+
+    def _left_out(self, end: bool) -> Iterable[Part]:
+        """Text that is no part of the answer."""
+        self._held = ""
+        return ()
 
     def _begin_formed(self, head: Head) -> None:
         """Reads the call that the held text begins with."""

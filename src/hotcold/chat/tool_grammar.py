@@ -130,39 +130,26 @@ def _rules(
         options = f"content | {begin} | forms" if format.before else "content | forms"
         lines = [f"start: {options}", f"content: {content_term(content)}"]
         return [*lines, *content_or_form_rules(terms, forms, named), *rules]
-    return [*_free(terms, format, most), *form_rules(terms, forms, named), *rules]
+    return [*_free(terms, format), *form_rules(terms, forms, named, most), *rules]
 
 
-def _free(terms: Terms, format: ToolFormat, most: int) -> list[str]:
+def _free(terms: Terms, format: ToolFormat) -> list[str]:
     """Returns the rules of text in which nothing begins a call, or calls from where one begins: in a form at
-    the start, with up to ``most`` more behind it, or at the format's mark. The lexemes allow one reading of
-    any text. Between its parts there may be control tokens, which are no text: a model may have some for its
-    thinking."""
+    the start, or at the format's mark. The lexemes allow one reading of any text. Between its parts there may
+    be control tokens, which are no text: a model may have some for its thinking."""
     marker = format.marker
     rest = terms.literal(format.before.removeprefix(marker))
     silent = terms.other_tokens(format.tokens)
     unmarked = _unmarked(terms, format)
     is_token = terms.is_token(marker)
-
-    def marked(rule: str, lexeme: str, head: str) -> str:
-        before = (
-            f"{rule}? {terms.literal(marker)}" if is_token else f"({lexeme}_MARKED | {head} OTHER_MARKED)"
-        )
-        return f"{before} {rest} calls"
-
     parts = f"(text? <[{silent}]>)*" if silent else ""
+    marked = f"text? {terms.literal(marker)}" if is_token else "(FREE_MARKED | BEFORE OTHER_MARKED)"
     lines = [
-        f"start: {parts} text? | {parts} forms | {parts} {marked('text', 'FREE', 'BEFORE')}",
+        f"start: {parts} text? | {parts} forms | {parts} {marked} {rest} calls",
         "text: FREE | BEFORE OTHER?",
-        "later: LATER | BETWEEN OTHER?",
     ]
-    if most:
-        more = f"(BETWEEN form){{0,{most}}} (later? | {marked('later', 'LATER', 'BETWEEN')})"
-        lines.append(f"forms: BEFORE form {more}")
-    else:
-        lines.append("forms: BEFORE form BEHIND?")
     # Free text does not begin as a call does. Behind such a beginning, other text begins with no known name.
-    for lexeme, excluded in (("FREE", "FORMED"), ("LATER", "FOLLOWED"), ("OTHER", "NAMED")):
+    for lexeme, excluded in (("FREE", "FORMED"), ("OTHER", "NAMED")):
         lines.append(f"{lexeme}: /(?s:.+)/ & ~{excluded}{unmarked}")
         if not is_token:
             lines.append(f"{lexeme}_PART: /(?s:.*)/ & ~{excluded}{unmarked}")
