@@ -138,7 +138,7 @@ class Client:
         return {**choice["message"], "finish_reason": choice["finish_reason"]}
 
     def plain(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **body: Any) -> str:
-        """What the model writes after the same prompt without a grammar."""
+        """Returns the text that the model writes after the same prompt without a grammar."""
         prompt = self.post("/apply-template", {"messages": messages, "tools": tools})["prompt"]
         found: str = self.post("/completion", {"prompt": prompt, "n_predict": self.most, **body})["content"]
         return found

@@ -127,7 +127,7 @@ def answer(pieces: list[str], own: ToolFormat, *, sure: bool = False) -> tuple[s
 
 
 def allows(lark: str, text: str) -> bool:
-    """What ``matches`` says, for texts of which many are asked."""
+    """Answers as ``matches`` does, for many texts."""
     matcher, tokens = compiled(lark).copy(), tokens_of(text)
     return matcher.possible(tokens) == len(tokens) and matcher.consume(tokens) and matcher.complete()
 

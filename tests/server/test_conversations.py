@@ -52,7 +52,7 @@ class Server:
         return {**choice["message"], "reason": choice["finish_reason"]}
 
     def post(self, route: str, words: Iterable[str], body: dict[str, Any]) -> str:
-        """What any route answers."""
+        """Returns the text of the answer on any route."""
         self.llm.words = tuple(words)
         answer = self._client.post(route, json=body)
         assert answer.status_code == 200, answer.text

@@ -192,8 +192,8 @@ class _Matcher:
 
     def end(self, text: str) -> int | None:
         """Where the pattern ends."""
-        found = self._whole.match(text)
-        return None if found is None else found.end()
+        match = self._whole.match(text)
+        return None if match is None else match.end()
 
     def unsettled(self, text: str) -> bool:
         """Whether the whole text may be the beginning of what matches."""
@@ -216,16 +216,16 @@ def regex(pattern: Pattern, escaped: Callable[[str], str]) -> str:
 
 def _part(pattern: Pattern, behind: str = r"(?!)") -> str:
     """A regular expression of texts that end within the pattern; ``behind`` is what else may follow it."""
-    found = behind
+    expression = behind
     for each in reversed(pattern):
         if isinstance(each, str):
             for character in reversed(each):
-                found = rf"(?:\Z|{re.escape(character)}{found})"
+                expression = rf"(?:\Z|{re.escape(character)}{expression})"
         elif isinstance(each, Run):
-            found = rf"{regex((each,), re.escape)}(?:\Z|{found})"
+            expression = rf"{regex((each,), re.escape)}(?:\Z|{expression})"
         else:
             parts = "|".join(_part(sequence) for sequence in each.sequences)
             # Some of the options are whole, and the text ends within another one or behind all of them.
             some = regex((replace(each, least=0),), re.escape)
-            found = rf"(?:{regex((each,), re.escape)}{found}|{some}(?:{parts}))"
-    return found
+            expression = rf"(?:{regex((each,), re.escape)}{expression}|{some}(?:{parts}))"
+    return expression
