@@ -195,19 +195,17 @@ class Chat:
     def stream(
         self,
         prompt_opens_thinking: bool = False,
-        tools: bool | Sequence[Mapping[str, Any]] = False,
+        tools: Sequence[Mapping[str, Any]] = (),
         *,
         sure: bool = False,
         form: bool = False,
     ) -> AnswerStream:
-        """Divides the text of an answer, whose control tokens :attr:`shown` must be in it. Calls are looked
-        for where there are ``tools``; given the tools themselves, only calls of these count. ``sure`` says
-        that a grammar holds the calls to the tools' schemas, ``form`` that one holds the answer."""
-        schemas = opening = None
-        if not isinstance(tools, bool):
-            opening = self._opening(tools)
-            functions = [tool["function"] for tool in tools]
-            schemas = {each["name"]: each.get("parameters") for each in functions}
+        """Divides the text of an answer, whose control tokens :attr:`shown` must be in it. Only calls of
+        these ``tools`` count. ``sure`` says that a grammar holds the calls to the tools' schemas, ``form``
+        that one holds the answer."""
+        opening = self._opening(tools)
+        functions = [tool["function"] for tool in tools]
+        schemas = {each["name"]: each.get("parameters") for each in functions}
         if self._harmony:
             return HarmonyStream(schemas, sure=sure)
         return ChatStream(

@@ -15,8 +15,9 @@ MOST_DEPTH = 64  #: of JSON within JSON, names of properties and constants inclu
 #: How answers are written. A space, or a line break and an indent of a few steps: as much white space as JSON
 #: allows would let a model write nothing else. No characters by their numbers, with which a name could be
 #: spelt in a second way and pass for another one.
+WHITESPACE = r" |\r?\n((  ){0,6}|\t{0,3})"
 _WRITTEN = {
-    "whitespace_pattern": r" |\r?\n((  ){0,6}|\t{0,3})",
+    "whitespace_pattern": WHITESPACE,
     "json_allowed_escapes": 'nrbtf\\"',
 }
 

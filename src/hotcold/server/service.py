@@ -162,7 +162,7 @@ class Service:
             budget=call.thinking_budget,
         )
         jobs = [replace(job, shown=chat.shown, thought=thought) for job in call.jobs(ids)]
-        opened, tools = thought is not None and thought.opened, call.callable or False
+        opened, tools = thought is not None and thought.opened, call.callable
         return jobs, call.reply(lambda: chat.stream(opened, tools, sure=True, form=call.form))
 
     async def in_thread(self, function: Callable[..., T], *values: Any) -> T:

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from hotcold.chat.stream import AnswerStream
 from hotcold.chat.tool_formats import GENERAL, HARMONY
-from hotcold.chat.tool_grammar import framed, tools_grammar
+from hotcold.chat.tool_grammar import tools_grammar, without_calls
 from hotcold.engine.request import Grammar, Job
 from hotcold.grammar.error import GrammarError
 from hotcold.server.protocol import constraints, sampling, thinking
@@ -145,7 +145,7 @@ def parse(body: object, facts: Facts) -> ChatCall:
     values = BODY.read(body, "")
     content = constraints.grammar(values, facts)
     tools, callable, choice = _tools(values)
-    if content is not None and content.kind == "gbnf" and tools:
+    if content is not None and content.kind == "gbnf" and callable:
         message = "tools and a grammar of the answer are both given: one is allowed, or tool_choice none"
         raise invalid(message, "tools")
     last = values["messages"][-1]
@@ -188,21 +188,23 @@ def parse(body: object, facts: Facts) -> ChatCall:
 def _grammar(
     values: Mapping[str, Any],
     facts: Facts,
-    tools: Sequence[Mapping[str, Any]],
+    callable: Sequence[Mapping[str, Any]],
     choice: ToolChoice,
     content: Grammar | None,
     continue_last: bool,
 ) -> Grammar | None:
     """Returns the grammar of calls, of content, or of either. APIError: a tool's schema is broken or not
     supported."""
+    format = facts.tool_format
     token_ids = {name: id for id, name in facts.tokenizer.control_names.items()}
-    if not tools:
-        return content if content is None or continue_last else framed(content, facts.tool_format, token_ids)
+    if not callable:
+        free = content is None and not values["tools"]
+        if free or (continue_last and format is HARMONY):  # its channel was chosen before
+            return content
+        return without_calls(content, format, token_ids)
     parallel = _parallel(values, facts, choice)
     try:
-        return tools_grammar(
-            tools, choice, parallel, facts.tool_format, token_ids, content, open=facts.open_schemas
-        )
+        return tools_grammar(callable, choice, parallel, format, token_ids, content, open=facts.open_schemas)
     except GrammarError as error:
         raise invalid(str(error), "tools", "invalid_grammar") from None
 
@@ -247,7 +249,9 @@ def _logprobs(values: Mapping[str, Any]) -> int | None:
 def _tools(
     values: Mapping[str, Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], ToolChoice]:
-    """The tools that the model is told of, those which it may call, and what it must do with them."""
+    """The tools that the prompt describes, the tools that the model may call, and what it must do with them.
+    Tools that it may not call stay in the prompt, so that earlier calls keep their meaning and pages of the
+    prompt are reused."""
     tools = [_as_given(each) for each in values["tools"] or []]
     choice: ToolChoice = values["tool_choice"] or ("auto" if tools else "none")
     names = [each["function"]["name"] for each in tools]
@@ -266,7 +270,7 @@ def _tools(
             raise invalid("tool_choice is required and there are no tools: give some", "tool_choice")
         choice = "none"
     if choice == "none":
-        return [], [], choice
+        allowed = []
     return tools, [each for each in tools if each["function"]["name"] in allowed], choice
 
 
