@@ -100,6 +100,7 @@ class Job:
     echo: bool = False
     grammar: Grammar | None = None  #: what the text must match
     cache: bool = True  #: whether its pages may be those of other requests, and theirs its own
+    borders: tuple[int, ...] = ()  #: positions of the prompt up to which later prompts are likely to be equal
     deadline_s: float | None = None  #: after so many seconds the request ends with an error
     shown: tuple[int, ...] = ()  #: control tokens whose names are part of its text; others add nothing to it
     picture: bool = False  #: whether pieces bring frames of which neurons fired
