@@ -73,9 +73,10 @@ def chat_job(
     values = check_values(rest.pop("template_values", None) or {})
     go_on = rest.pop("continue_last", False)
     job = job_of(rest, base)
-    ids = chat.ids(check_messages(messages), tools, kwargs=values, continue_last=go_on)
+    checked = check_messages(messages)
+    ids = chat.ids(checked, tools, kwargs=values, continue_last=go_on)
     parts = chat.stream(chat.opens_thinking(ids), tools)
-    return replace(job, prompt=ids, shown=chat.shown), parts
+    return replace(job, prompt=ids, shown=chat.shown, borders=chat.borders(ids, checked)), parts
 
 
 def refused(job: Job, error: UserError) -> Generation:

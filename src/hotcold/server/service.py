@@ -145,14 +145,16 @@ class Service:
         refuses the conversation."""
         chat = self._chat
         assert chat is not None  # what was asked before draining began is answered
+        messages = [normal(each) for each in call.messages]
         ids = chat.ids(
-            [normal(each) for each in call.messages],
+            messages,
             call.tools,
             kwargs=call.template_kwargs,
             add_generation_prompt=call.add_generation_prompt,
             continue_last=call.continue_last,
         )
-        jobs = [replace(job, shown=chat.shown) for job in call.jobs(ids)]
+        borders = chat.borders(ids, messages)
+        jobs = [replace(job, shown=chat.shown, borders=borders) for job in call.jobs(ids)]
         opened = call.may_think and chat.opens_thinking(ids)
         return jobs, call.reply(lambda: chat.stream(opened, call.callable or False, sure=True))
 
