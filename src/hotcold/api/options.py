@@ -76,11 +76,13 @@ def chat_job(
     values = check_values(rest.pop("template_values", None) or {})
     go_on, budget = rest.pop("continue_last", False), rest.pop("thinking_budget", None)
     job = job_of(rest, base)
-    ids = chat.ids(check_messages(messages), tools, kwargs=values, continue_last=go_on)
+    checked = check_messages(messages)
+    ids = chat.ids(checked, tools, kwargs=values, continue_last=go_on)
     thought = chat.thought(ids, tools, kwargs=values, continue_last=go_on, budget=budget)
     opened = thought is not None and thought.opened
     parts = chat.stream(opened, tools, form=job.grammar is not None)
-    return replace(job, prompt=ids, shown=chat.shown, thought=thought), parts
+    borders = chat.borders(ids, checked)
+    return replace(job, prompt=ids, shown=chat.shown, thought=thought, borders=borders), parts
 
 
 def refused(job: Job, error: UserError) -> Generation:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hotcold.chat.borders import borders_of, openings_of
 from hotcold.chat.call_ids import CallIds, call_ids_of
 from hotcold.chat.harmony import EFFORTS, HarmonyStream
 from hotcold.chat.messages import Message, TemplateValue, content_text
@@ -123,6 +124,11 @@ class Chat:
         if not ids:
             raise TemplateError("the model's chat template made an empty prompt of these messages")
         return ids
+
+    def borders(self, ids: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
+        """Positions in a prompt of :meth:`ids` up to which later prompts are likely to be equal
+        (``Job.borders``); none where the template has no control tokens there."""
+        return borders_of(ids, messages, openings_of(self._tokenizer, self.traits()))
 
     def text(
         self,

@@ -107,7 +107,10 @@ class Terminal:
     def _answer_and_figures(self, go_on: bool) -> None:
         messages = self.conversation.messages
         ids = self._prompt(go_on)
-        request = Request(Job(ids, self.params, max_tokens=self.max_tokens, shown=self.chat.shown))
+        borders = self.chat.borders(ids, messages)
+        request = Request(
+            Job(ids, self.params, max_tokens=self.max_tokens, shown=self.chat.shown, borders=borders)
+        )
         self._engine.check(request)
         divide = self.chat.stream(self.chat.opens_thinking(ids))
         before = self.session.counters.copy()

@@ -50,7 +50,8 @@ class PrefixCache:
         At least its last token is left to be computed, which gives the next one."""
         if not shares(request):
             return Found()
-        pages = list(self._found(request, range(first, self.last_page(request))))
+        last = min((request.length - 1) // PAGE, self.full_pages(request))
+        pages = list(self._found(request, range(first, last)))
         known = first + len(pages)
         if self._slots is None:
             return Found(pages, known=known)
@@ -61,15 +62,15 @@ class PrefixCache:
             pages.pop()
         return Found(known=known)
 
-    def last_page(self, request: Request) -> int:
-        """Pages of a request that another with the same tokens could begin with."""
-        return min((request.length - 1) // PAGE, self._most(request))
+    def full_pages(self, request: Request) -> int:
+        """Counts the pages that a request fills, and that a later one with the same tokens can share."""
+        return (request.length if self._generated else len(request.job.prompt)) // PAGE
 
     def state_key(self, request: Request, position: int) -> bytes | None:
         """Where a request's tokens before a position end with a page: what the state after them is found
         under, if others may find it."""
         pages, rest = divmod(position, PAGE)
-        if rest or not shares(request) or not 0 < pages <= self._most(request):
+        if rest or not shares(request) or not 0 < pages <= self.full_pages(request):
             return None
         return self._key(request, pages - 1)
 
@@ -77,13 +78,9 @@ class PrefixCache:
         """Keeps the full pages of a request that has them, for others."""
         if not shares(request):
             return
-        for i in range(request.kept, min(request.computed // PAGE, self._most(request))):
+        for i in range(request.kept, min(request.computed // PAGE, self.full_pages(request))):
             self._pool.keep(request.pages[i], self._key(request, i))
             request.kept = i + 1
-
-    def _most(self, request: Request) -> int:
-        """Pages, of those that a request fills, that are like those of any other."""
-        return (request.length if self._generated else len(request.job.prompt)) // PAGE
 
     def _found(self, request: Request, pages: range) -> Iterator[int]:
         for i in pages:

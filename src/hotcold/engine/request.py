@@ -103,6 +103,7 @@ class Job:
     grammar: Grammar | None = None  #: what the answer must match
     thought: Thought | None = None  #: what may come before the answer; None: the whole text is the answer
     cache: bool = True  #: whether its pages may be those of other requests, and theirs its own
+    borders: tuple[int, ...] = ()  #: positions of the prompt up to which later prompts are likely to be equal
     #: seconds in which the request must end, waiting included; after these it ends with an error
     deadline_s: float | None = None
     #: seconds that the request may wait in the queue, and after that without a new token; it then ends with

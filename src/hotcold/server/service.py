@@ -147,8 +147,9 @@ class Service:
         refuses the conversation."""
         chat = self._chat
         assert chat is not None  # what was asked before draining began is answered
+        messages = [normal(each) for each in call.messages]
         ids = chat.ids(
-            [normal(each) for each in call.messages],
+            messages,
             call.tools,
             kwargs=call.template_kwargs,
             add_generation_prompt=call.add_generation_prompt,
@@ -161,7 +162,10 @@ class Service:
             continue_last=call.continue_last,
             budget=call.thinking_budget,
         )
-        jobs = [replace(job, shown=chat.shown, thought=thought) for job in call.jobs(ids)]
+        borders = chat.borders(ids, messages)
+        jobs = [
+            replace(job, shown=chat.shown, thought=thought, borders=borders) for job in call.jobs(ids)
+        ]
         opened, tools = thought is not None and thought.opened, call.callable
         return jobs, call.reply(lambda: chat.stream(opened, tools, sure=True, form=call.form))
 

@@ -1,5 +1,6 @@
 """Anthropic's ``/v1/messages``: the request, as one of the chat route's."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +112,7 @@ COUNT: Fields = {
     "messages": Field(
         Items(_MESSAGE, 1, MAX_MESSAGES), None, "A last one of the assistant is continued.", required=True
     ),
-    "system": Field(_TEXTS, None, "What comes before all messages."),
+    "system": Field(_TEXTS, None, "What comes before all messages; Claude Code's billing line is left out."),
     "tools": Field(Items(_TOOL, 0, MAX_TOOLS), None, "Functions that the model may call."),
     "tool_choice": Field(_TOOL_CHOICE, None, "auto where there are tools."),
     "thinking": Field(thinking.THINKING, None, "For the model's template; disabled forbids thinking."),
@@ -130,6 +131,11 @@ FIELDS: Fields = {
 }  # fmt: skip
 BODY, COUNT_BODY = Shape(FIELDS), Shape(COUNT)
 _NAMES = {"response_format": "output_config"}
+#: The line at the beginning of a text that Claude Code writes for Anthropic's billing:
+#: ``x-anthropic-billing-header: cc_version=2.1.100.f2a; cc_entrypoint=cli; cch=0a1b2;``
+_BILLING_LINE = re.compile(
+    r"x-anthropic-billing-header:(?:[ \t]*\w+=[^;\s]*;)*[ \t]*\w+=[^;\s]*;?[ \t]*(?:\r?\n|\Z)"
+)
 
 
 @dataclass(frozen=True)
@@ -187,8 +193,27 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _system(content: str | list[dict[str, Any]] | None) -> Iterator[dict[str, Any]]:
-    if content:
+    if content := _without_billing_line(content or []):
         yield {"role": "system", "content": _text(content)}
+
+
+def _without_billing_line(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Leaves out Claude Code's billing line: a block of its own, or the first line of the first block.
+
+    The line changes with each request, so no prompt would begin like the one before it."""
+    if isinstance(content, str):
+        line = _BILLING_LINE.match(content)
+        return content[line.end() :] if line else content
+    blocks: list[dict[str, Any]] = []
+    for block in content:
+        text = block["text"]
+        line = _BILLING_LINE.match(text)
+        if line and not text[line.end() :].strip():
+            continue
+        if line and not blocks:
+            block = {**block, "text": text[line.end() :]}
+        blocks.append(block)
+    return blocks
 
 
 def _text(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
