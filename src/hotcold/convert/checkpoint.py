@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 from hotcold.convert.settings import ConvertError, Settings, read_settings
 from hotcold.convert.tensor_files import Array, Stored, open_tensors
 
@@ -28,6 +30,13 @@ class Checkpoint:
     def load(self, name: str, rearrange: Rearrange = lambda values: values) -> Array:
         """Reads one tensor as it is stored: float32, float16 or bfloat16; ConvertError for others."""
         return rearrange(self._read(name, LOADABLE))
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two tensors have the same type, shape and bytes."""
+        if self.shape(name) != self.shape(other):
+            return False
+        first, second = (np.ascontiguousarray(self.load(each)) for each in (name, other))
+        return first.dtype == second.dtype and np.array_equal(first.view(np.uint8), second.view(np.uint8))
 
     def load_bytes(self, name: str) -> Array:
         """Reads one tensor of uint8."""

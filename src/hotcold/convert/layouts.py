@@ -12,6 +12,7 @@ from typing import Any
 from hotcold.convert import adapting, bitnet, gemma3n, gemma4, hybrids, latent, rwkv, stateful
 from hotcold.convert import adapting_recent as recent
 from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.known_keys import complete
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source
 from hotcold.formats.words import MAX_EXPERTS
@@ -291,15 +292,15 @@ LAYOUTS = {
         llama_cpp="gelu", eps="layer_norm_epsilon", layer_norm=True,
     ),
     "nemotron": Layout(
-        "nemotron", "NemotronForCausalLM", _RELU2, _rules("llama", **_NORM_BIAS), adapting.nemotron,
-        llama_cpp="relu2", eps="norm_eps", layer_norm=True, norms_less_one=True,
+        "nemotron", "NemotronForCausalLM", _RELU2, _rules("llama", **_NORM_BIAS), llama_cpp="relu2",
+        eps="norm_eps", layer_norm=True, norms_less_one=True,
     ),
     "arcee": Layout(
         "arcee", "ArceeForCausalLM", _RELU2, _rules("llama", **_UNGATED), llama_cpp="relu2", interleaved=True
     ),
     "jais2": Layout(
-        "jais2", "Jais2ForCausalLM", _RELU2, _rules("llama", **_NORM_BIAS), adapting.jais2,
-        llama_cpp="relu2", eps="layer_norm_eps", layer_norm=True,
+        "jais2", "Jais2ForCausalLM", _RELU2, _rules("llama", **_NORM_BIAS), llama_cpp="relu2",
+        eps="layer_norm_eps", layer_norm=True,
     ),
     "gemma3_text": _GEMMA3,
     "gemma3": replace(_GEMMA3, implementation="Gemma3ForConditionalGeneration"),
@@ -329,14 +330,13 @@ LAYOUTS = {
         recent.gemma2_keys, llama_cpp="gelu", norms_less_one=True, full_attention=(2, False),
     ),
     "glm4": Layout(
-        "glm4", "Glm4ForCausalLM", _SILU, _rules("glm4"), recent.glm4, interleaved=True, already=True
+        "glm4", "Glm4ForCausalLM", _SILU, _rules("glm4"), interleaved=True, already=True
     ),
     "seed_oss": Layout(
         "seed_oss", "SeedOssForCausalLM", _SILU,
         _renamed(
             _rules("llama", **_PLAIN | {"o_bias": "attention_out_bias"}), ffn_norm="post_attention_norm"
         ),
-        recent.seed_oss,
     ),
     "starcoder2": Layout(
         "starcoder2", "Starcoder2ForCausalLM", _GELU,
@@ -344,11 +344,11 @@ LAYOUTS = {
             _rules("llama", **_BIASED | {"norm_bias": True, "gated": False}), up_proj="c_fc",
             down_proj="c_proj",
         ),
-        recent.starcoder2, recent.starcoder2_keys, llama_cpp="gelu", eps="norm_epsilon", layer_norm=True,
+        adapting.mistral, recent.starcoder2_keys, llama_cpp="gelu", eps="norm_epsilon", layer_norm=True,
     ),
     "cohere": Layout(
-        "command-r", "CohereForCausalLM", _SILU, _rules("llama", "command-r", **_BESIDE), recent.cohere,
-        recent.cohere_keys, eps="layer_norm_eps", layer_norm=True, interleaved=True, already=True,
+        "command-r", "CohereForCausalLM", _SILU, _rules("llama", "command-r", **_BESIDE),
+        extra=recent.cohere_keys, eps="layer_norm_eps", layer_norm=True, interleaved=True, already=True,
     ),
     "cohere2": Layout(
         "cohere2", "Cohere2ForCausalLM", _SILU, _rules("llama", **_BESIDE), recent.cohere2,
@@ -356,7 +356,7 @@ LAYOUTS = {
         full_attention=(4, False),
     ),
     "ernie4_5": Layout(
-        "ernie4_5", "Ernie4_5ForCausalLM", _SILU, _rules("llama", **_BIASED), recent.ernie4_5,
+        "ernie4_5", "Ernie4_5ForCausalLM", _SILU, _rules("llama", **_BIASED),
         interleaved=True, already=True,
     ),
     "ernie4_5_moe": Layout(
@@ -461,11 +461,9 @@ _LARGEST = {
 
 def _check_sizes(config: Settings) -> None:
     """Checks sizes before anything of such a size is made; later readers check that they are integers."""
-    text = config.values.get("text_config")
-    for part in (config, Settings(config.path, text if isinstance(text, dict) else {})):
-        for key, largest in _LARGEST.items():
-            if type(value := part.values.get(key)) is int and value > largest:
-                raise part.error(key, f"at most {largest}")
+    for key, largest in _LARGEST.items():
+        if type(value := config.values.get(key)) is int and value > largest:
+            raise config.error(key, f"at most {largest}")
 
 
 def find_layout(config: Settings) -> tuple[Layout, Settings]:
@@ -474,16 +472,16 @@ def find_layout(config: Settings) -> tuple[Layout, Settings]:
     if model_type not in LAYOUTS:
         raise config.error("model_type", f"one of {', '.join(LAYOUTS)}")
     layout = LAYOUTS[model_type]
-    if config.values.get("architectures") not in (None, [layout.implementation]):
+    if config.get("architectures") not in (None, [layout.implementation]):
         raise config.error("architectures", f"[{layout.implementation!r}]")
+    config = complete(config)
     _check_sizes(config)
-    config = Settings(config.path, {**config.values, **layout.adapt(config)})
+    config = config.having(layout.adapt(config))
     if model_type == "nemotron_h" and config.flag("experts", False):
         layout = replace(layout, architecture="nemotron_h_moe")
     if "quantization_config" in config:
         raise ConvertError(f"{config.path} describes quantised weights: convert the original checkpoint")
-    own_head = not config.flag("tie_word_embeddings", False)
-    return layout, Settings(config.path, {**config.values, "own_head": own_head})
+    return layout, config
 
 
 def activation(config: Settings, layout: Layout) -> tuple[str, float]:

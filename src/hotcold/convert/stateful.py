@@ -19,7 +19,7 @@ def short_conv(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: st
     hf, blk = f"model.layers.{layer}.", f"blk.{layer}."
     found = []
     if config.values["state_layers"][layer]:
-        taps, conv = config.integer("conv_L_cache", 3), f"{hf}conv.conv.weight"
+        taps, conv = config.integer("conv_L_cache"), f"{hf}conv.conv.weight"
         target, shape = f"{blk}shortconv.conv.weight", (dim, 1, taps)
         found.append(loaded(checkpoint, target, [conv], shape, _columns, (dim, taps)))
         parts = {"in_proj": (3 * dim, dim), "out_proj": (dim, dim)}
@@ -95,7 +95,7 @@ def _of_qwen35(checkpoint: Checkpoint, hf: str, blk: str, dim: int) -> list[Sour
 def _rest(checkpoint: Checkpoint, hf: str, blk: str, dim: int, order: Array) -> list[Source]:
     """The tensors that are alike in both, with v heads in this order."""
     config, values = checkpoint.config, len(order)
-    keys, taps = config.integer("linear_num_key_heads"), config.integer("linear_conv_kernel_dim", 4)
+    keys, taps = config.integer("linear_num_key_heads"), config.integer("linear_conv_kernel_dim")
     key_dim, value_dim = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
     rows = _rows_of_heads(order, value_dim)
     before = 2 * keys * key_dim
@@ -136,7 +136,7 @@ def mamba(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) ->
     inner, taps, heads, groups = ssm["heads"] * ssm["head_dim"], ssm["taps"], ssm["heads"], ssm["groups"]
     channels = inner + 2 * groups * ssm["state"]
     rows = inner + channels + heads
-    factors = config.values.get("factors", {})
+    factors = config.get("factors", {})
 
     def into(array: Array) -> Array:
         if not factors:

@@ -163,7 +163,7 @@ def _from_json(
     _check_size(tokenizer.path, max(found.tokens, default=0) + 1, len(tokens))
     for id, piece in found.tokens.items():
         tokens[id] = piece
-    entries = tokenizer.values.get("added_tokens") or []
+    entries = tokenizer.get("added_tokens") or []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise tokenizer.error("added_tokens", "a list of objects")
     _add(tokens, tokenizer, [(entry.get("id"), entry) for entry in entries], 0, beyond)
@@ -182,7 +182,7 @@ def _from_json(
 
 def _special(settings: Settings, name: str) -> str | None:
     """The text of the special token of this name in ``tokenizer_config.json``, or None."""
-    token = settings.values.get(f"{name}_token")
+    token = settings.get(f"{name}_token")
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
