@@ -183,7 +183,15 @@ def granite_keys(config: Settings) -> Facts:
     return {key: np.float32(config.number(theirs)) for key, theirs in keys.items()}
 
 
+def check_nested(config: Settings) -> None:
+    """ConvertError: the rotation is not described for each kind of layers, which the class ignores."""
+    rope, kinds = config.section("rope_parameters"), ("full_attention", "sliding_attention")
+    if rope.values and not all(isinstance(rope.get(kind), dict) for kind in kinds):
+        raise config.error("rope_parameters", f"an object with {' and '.join(kinds)}")
+
+
 def gemma3(config: Settings) -> Facts:
+    check_nested(config)
     refuse_others(config, use_bidirectional_attention=False, attn_logit_softcapping=None)
     period, layers = config.integer("sliding_window_pattern", 6), config.integer("num_hidden_layers")
     return {
@@ -209,6 +217,9 @@ def phi3_keys(config: Settings) -> Facts:
 
 
 def olmo3(config: Settings) -> Facts:
+    check_nested(config)
+    if "rope_parameters" not in config:
+        refuse_others(config, rope_theta=500000.0)  # the class takes it for layers without a window alone
     layers = config.integer("num_hidden_layers")
     return {"windows": windows_of(config, [(i + 1) % 4 != 0 for i in range(layers)])}
 

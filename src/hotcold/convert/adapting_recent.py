@@ -93,7 +93,7 @@ def mistral3_keys(config: Settings) -> Facts:
 def hunyuan(config: Settings) -> Facts:
     refuse_others(config, use_qk_norm=True, use_cla=False)
     rope = _rope(config)
-    if "alpha" not in rope:
+    if "alpha" not in rope or rope.text("rope_type", rope.text("type", "default")) != "dynamic":
         return {}
     # The alpha of NTK-aware scaling stretches the base once and for all.
     head_dim = config.integer(

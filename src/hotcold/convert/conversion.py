@@ -25,9 +25,10 @@ from hotcold.convert.tensors import sources
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.formats.blocks import BlockType, BlockTypeError, Bytes, Tensor, block_type, quantise
 from hotcold.formats.files import check_output, naming
-from hotcold.formats.gguf import write_gguf
+from hotcold.formats.gguf import TensorInfo, write_gguf
 from hotcold.formats.words import DOWN_LAYOUTS
 from hotcold.formats.written import NewTensor
+from hotcold.model.config import Config, ModelError
 from hotcold.values import shown
 
 #: Types of ``--type``, and llama.cpp's number for a file that is mostly of this type.
@@ -160,7 +161,19 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     elif "blk.0.fc1.weight" in found:
         notes.append("it has predictors: its publishers compute with them, as sparsity predicted does")
     types, more = _choose_types(found, block_type(options.type))
+    _check_loads(folder, metadata, found, types)
     return Plan(metadata, found, types, notes + unread_keys(original) + more)
+
+
+def _check_loads(
+    folder: Path, metadata: dict[str, Any], found: Mapping[str, Source], types: Mapping[str, BlockType]
+) -> None:
+    """ConvertError: the file would be refused when it is loaded."""
+    infos = {name: TensorInfo(name, source.shape, types[name], 0, 0) for name, source in found.items()}
+    try:
+        Config.from_metadata(metadata, "GGUF", infos)
+    except ModelError as error:
+        raise ConvertError(f"{folder}: {error}") from None
 
 
 def _check_dense(options: ConvertOptions, layout: Layout, kind: str) -> list[str]:

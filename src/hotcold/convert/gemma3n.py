@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.adapting import Facts, refuse_others, windows_of
+from hotcold.convert.adapting import Facts, check_nested, refuse_others, windows_of
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.gemma4 import GELU, NORMS, attention, layers_with_keys, unread_keys
 from hotcold.convert.settings import Settings
@@ -35,6 +35,7 @@ _OWN = (
 
 
 def gemma3n(text: Settings) -> Facts:
+    check_nested(text)
     needed = {"attention_bias": False, "altup_correct_scale": True, "altup_active_idx": 0}
     refuse_others(text, **needed, hidden_activation=GELU)
     layers, vocab = text.integer("num_hidden_layers"), text.integer("vocab_size")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.adapting import Facts, expert_keys, refuse_others, windows_of
+from hotcold.convert.adapting import Facts, check_nested, expert_keys, refuse_others, windows_of
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source, loaded
@@ -28,6 +28,7 @@ _EXPERT_NORMS = {
 
 
 def gemma4(text: Settings) -> Facts:
+    check_nested(text)
     refuse_others(text, attention_bias=False)
     if text.get("use_bidirectional_attention") == "all":
         raise text.error("use_bidirectional_attention", "null or 'vision'")

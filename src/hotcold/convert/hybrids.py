@@ -275,6 +275,7 @@ def falcon_h1(config: Settings) -> Facts:
         "model.layers.{}.mamba.",
         conv_bias=config.flag("mamba_conv_bias", True),
         bias=config.flag("mamba_proj_bias", False),
+        out_bias=config.flag("projectors_bias", False),
         norm=config.flag("mamba_rms_norm", False),
     )
     layers = config.integer("num_hidden_layers")
@@ -287,29 +288,29 @@ def falcon_h1(config: Settings) -> Facts:
     }
 
 
-def _falcon_h1_factors(config: Settings) -> dict[str, float]:
-    """Factors of matrices by their names in GGUF, whose files hold the products; of ``ssm_in`` for the rows
-    of z, x, B, C and dt."""
+def _falcon_h1_factors(config: Settings) -> dict[str, tuple[float, float]]:
+    """Factors of what a matrix reads and of what it gives, by the matrix's name in GGUF; of ``ssm_in`` for the
+    rows of z, x, B, C and dt. Files hold the products; a bias has the second factor alone."""
     gate, down = _numbers(config, "mlp_multipliers", 2)
-    attention = config.number("attention_in_multiplier", 1)
-    into = config.number("ssm_in_multiplier", 1)
+    attention = config.number("attention_in_multiplier")
+    into = config.number("ssm_in_multiplier")
     rows = _numbers(config, "ssm_multipliers", 5)
     return {
-        "token_embd": config.number("embedding_multiplier", 1),
-        "output": config.number("lm_head_multiplier", 1),
-        "attn_q": attention,
-        "attn_k": attention * config.number("key_multiplier", 1),
-        "attn_v": attention,
-        "attn_output": config.number("attention_out_multiplier", 1),
-        "ssm_out": config.number("ssm_out_multiplier", 1),
-        "ffn_gate": gate,
-        "ffn_down": down,
-        **{f"ssm_in {part}": into * factor for part, factor in zip("zxBCd", rows, strict=True)},
+        "token_embd": (1, config.number("embedding_multiplier")),
+        "output": (1, config.number("lm_head_multiplier")),
+        "attn_q": (attention, 1),
+        "attn_k": (attention, config.number("key_multiplier")),
+        "attn_v": (attention, 1),
+        "attn_output": (1, config.number("attention_out_multiplier")),
+        "ssm_out": (1, config.number("ssm_out_multiplier")),
+        "ffn_gate": (1, gate),
+        "ffn_down": (1, down),
+        **{f"ssm_in {part}": (into, factor) for part, factor in zip("zxBCd", rows, strict=True)},
     }
 
 
 def _numbers(config: Settings, key: str, count: int) -> list[float]:
-    values: Any = config.get(key, [1.0] * count)
+    values: Any = config.get(key) or [1.0] * count
     if not isinstance(values, list) or len(values) != count:
         raise config.error(key, f"a list of {count} numbers above 0")
     return [Settings(config.path, {key: each}).number(key) for each in values]

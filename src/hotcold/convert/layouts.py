@@ -116,6 +116,8 @@ DRAFTING_RULES = _rules("nextn")
 # dReLU (arXiv 2406.05955), the ReLU of gate and up, may have one, too.
 _SPARSE = {"relu": "relu", "fatrelu": "relu", "drelu": "drelu"}
 _SILU = {"silu": "silu"} | _SPARSE
+#: Where a class computes states with hidden_act, too, a plain ReLU would be that of both.
+_SILU_STATES = {name: each for name, each in _SILU.items() if name != "relu"}
 _TANH = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu")
 _GELU = {"gelu": "gelu_erf", **_TANH, "relu": "relu"}
 _RELU2 = {"relu2": "relu2"}
@@ -187,7 +189,7 @@ _QWEN2VL = Layout(
 )  # fmt: skip
 
 _QWEN35 = Layout(
-    "qwen35", "Qwen3_5ForCausalLM", _SILU, _rules("qwen35", dense=True), hybrids.qwen35, hybrids.qwen35_keys,
+    "qwen35", "Qwen3_5ForCausalLM", _SILU_STATES, _rules("qwen35", dense=True), hybrids.qwen35, hybrids.qwen35_keys,
     norms_less_one=True, own=stateful.gated_delta,
     prefixes={"model.language_model.": "model.", "language_model.": "", "model.mtp.": "mtp."},
     ignored=("model.visual.",), drafting=True,
@@ -224,7 +226,7 @@ _KIMI_LINEAR = replace(
         for rule in _mixed(_rules("llama", "kimi-linear", **_NO_BIAS))
         if ".self_attn." not in rule.source
     ),
-    adapt=latent.kimi_linear, extra=latent.kimi_linear_keys, own=latent.kimi_layer,
+    activations=_SILU_STATES, adapt=latent.kimi_linear, extra=latent.kimi_linear_keys, own=latent.kimi_layer,
 )  # fmt: skip
 
 #: What remains is in bitnet.py.
@@ -431,11 +433,11 @@ LAYOUTS = {
     "qwen3_next": replace(_QWEN35MOE, architecture="qwen3next", implementation="Qwen3NextForCausalLM"),
     "nemotron_h": _NEMOTRON_H,
     "granitemoehybrid": Layout(
-        "granitehybrid", "GraniteMoeHybridForCausalLM", _SILU, _rules("hybrid", "granitehybrid"),
+        "granitehybrid", "GraniteMoeHybridForCausalLM", _SILU_STATES, _rules("hybrid", "granitehybrid"),
         hybrids.granite_hybrid, hybrids.granite_hybrid_keys, interleaved=True, own=stateful.granite_hybrid,
     ),
     "falcon_h1": Layout(
-        "falcon-h1", "FalconH1ForCausalLM", _SILU, _rules("hybrid", "falcon-h1"), hybrids.falcon_h1,
+        "falcon-h1", "FalconH1ForCausalLM", _SILU_STATES, _rules("hybrid", "falcon-h1"), hybrids.falcon_h1,
         hybrids.falcon_h1_keys, own=stateful.mamba,
     ),
     "mamba2": Layout(

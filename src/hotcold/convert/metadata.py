@@ -34,6 +34,8 @@ def dimensions(config: Settings) -> dict[str, int]:
         raise config.error("num_attention_heads", f"a divisor of hidden_size {dim} (or a head_dim)")
     head_dim, neurons = config.integer("head_dim", dim // heads), config.integer("intermediate_size")
     if head_dim % 2:
+        if "head_dim" not in config:
+            raise config.error("num_attention_heads", f"a number that makes heads of {dim} / it even")
         raise config.error("head_dim", "an even number (rotary positions turn pairs)")
     sizes = {
         "D": dim,
@@ -242,11 +244,11 @@ def _yarn(rope: Rope, layout: Layout) -> dict[str, Any]:
             keys[f"rope.scaling.yarn_{key}"] = np.float32(settings.number(key))
     if "attention_factor" in settings:
         keys["rope.scaling.yarn_attn_factor"] = np.float32(settings.number("attention_factor"))
-    elif settings.get("mscale") and settings.get("mscale_all_dim"):
-        grown = [
-            1 + 0.1 * settings.number(key) * math.log(max(factor, 1)) for key in ("mscale", "mscale_all_dim")
-        ]
-        keys["rope.scaling.yarn_attn_factor"] = np.float32(grown[0] / grown[1])
+    elif settings.get("mscale_all_dim"):  # which has a part in it beside mscale alone
+        weights = ("mscale", "mscale_all_dim") if settings.get("mscale") else ()
+        grown = [1 + 0.1 * settings.number(key) * math.log(max(factor, 1)) for key in weights]
+        implied = 1 + 0.1 * math.log(max(factor, 1))
+        keys["rope.scaling.yarn_attn_factor"] = np.float32(grown[0] / grown[1] if grown else implied)
     return keys
 
 

@@ -1,6 +1,7 @@
 """Lists the GGUF tensors of layers that keep a state, and of experts whose gate and up a checkpoint joins:
 those that are not one of the checkpoint's as it is."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -143,14 +144,15 @@ def mamba(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) ->
             return array
         states = groups * ssm["state"]
         counts = {"z": inner, "x": inner, "B": states, "C": states, "d": heads}
-        of_rows = np.concatenate([np.full(n, factors[f"ssm_in {part}"]) for part, n in counts.items()])
-        return (array.astype(np.float32).T * of_rows.astype(np.float32)).T
+        pairs = [(n, *factors[f"ssm_in {part}"]) for part, n in counts.items()]
+        of_rows = [np.full(n, (read if array.ndim > 1 else 1) * given) for n, read, given in pairs]
+        return (array.astype(np.float32).T * np.concatenate(of_rows).astype(np.float32)).T
 
     def column(array: Array) -> Array:
         return array[:, None]
 
     def out(array: Array) -> Array:
-        factor = factors.get("ssm_out", 1)
+        factor = math.prod(factors.get("ssm_out", ()))
         return array if factor == 1 else array.astype(np.float32) * np.float32(factor)
 
     def one(target: str, origin: str, shape: tuple[int, ...], change: Rearrange, *result: int) -> Source:
@@ -171,6 +173,7 @@ def mamba(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) ->
         found.append(one("ssm_norm.weight", "norm.weight", (inner,), lambda a: a.reshape(grouped), *grouped))
     if ssm["bias"]:
         found.append(one("ssm_in.bias", "in_proj.bias", (rows,), into))
+    if ssm.get("out_bias", ssm["bias"]):
         found.append(one("ssm_out.bias", "out_proj.bias", (dim,), out))
     return found
 

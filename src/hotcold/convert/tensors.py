@@ -68,13 +68,21 @@ def _with_head(checkpoint: Checkpoint, layout: Layout, notes: list[str] | None) 
     that differs from the embedding always is."""
     names = {rule.target: f"{rule.source}.weight" for rule in layout.rules if "{}" not in rule.target}
     head, table = names.get("output", ""), names["token_embd"]
-    tied = checkpoint.config.flag("tie_word_embeddings", False)
-    own = not tied
-    if tied and head in checkpoint.files and not checkpoint.same(head, table):
-        own = True
+    config, files = checkpoint.config, checkpoint.files
+    tied = config.flag("tie_word_embeddings", False)
+    if tied and {head, table} <= files.keys() and not checkpoint.same(head, table):
+        tied = False
         if notes is not None:
             notes.append(f"config.json ties the head to the embedding, but {head} differs: it is kept")
-    return replace(checkpoint, config=checkpoint.config.having({"own_head": own}))
+    elif tied and table in files and _factors(config, "output") != _factors(config, "token_embd"):
+        tied, files = False, {**files, head: files[table]}
+    return replace(checkpoint, config=config.having({"own_head": not tied}), files=files)
+
+
+def _factors(config: Settings, target: str) -> tuple[float, float]:
+    """The factors of what a matrix reads and of what it gives."""
+    factors: tuple[float, float] = config.get("factors", {}).get(target.rpartition(".")[2], (1, 1))
+    return factors
 
 
 def _of_layer(
@@ -148,7 +156,8 @@ def _of_rule(
             shape, rearrange = _taken(rule.taken, shape, rearrange)
         norm = part == "weight" and len(letters) == 1  # no other weight is a vector
         change = plus_one if norm and layout.norms_less_one else rearrange
-        factor = checkpoint.config.get("factors", {}).get(rule.target.rpartition(".")[2], 1)
+        read, given = _factors(checkpoint.config, rule.target)
+        factor = read * given if part == "weight" else given
         if factor != 1:
             change = partial(times, change=change, factor=factor)
         yield loaded(checkpoint, target, origins, shape, change, result)
