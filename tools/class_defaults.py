@@ -43,7 +43,9 @@ def _rotation(text: Any) -> dict[str, Any]:
     theta, made = type(text).default_theta, getattr(text, "rope_parameters", None) or {}
     nested = [each for each in made.values() if isinstance(each, dict)]
     if any(each.get("rope_type") != "default" for each in nested or [made]) and made:
-        found["rope_parameters"] = {key: each for key, each in made.items() if (key, each) != ("rope_theta", theta)}
+        found["rope_parameters"] = {
+            key: each for key, each in made.items() if (key, each) != ("rope_theta", theta)
+        }
         found["rope_theta"] = theta
     elif isinstance(theta, dict):
         found |= {"rope_theta": theta["global"], "rope_local_base_freq": theta["local"]}
@@ -69,7 +71,9 @@ def rows() -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="write nothing")
     logging.set_verbosity_error()
     lines = (f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows().items())

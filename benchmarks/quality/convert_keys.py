@@ -95,11 +95,15 @@ def _others(value: Any) -> list[Any]:
     if isinstance(value, float):
         return [value * 1.5] if value else [0.5]
     if isinstance(value, list) and value:
-        first = [other for other in _others(value[0])[:1]]
+        first = _others(value[0])[:1]
         return [[*first, *value[1:]], value[::-1]]
     if value is None:
         return [4, 0.5, True]
-    return {"silu": ["gelu", "relu"], "gelu_pytorch_tanh": ["silu", "gelu"]}.get(value, []) if isinstance(value, str) else []
+    return (
+        {"silu": ["gelu", "relu"], "gelu_pytorch_tanh": ["silu", "gelu"]}.get(value, [])
+        if isinstance(value, str)
+        else []
+    )
 
 
 def _paths(config: dict[str, Any], inside: Path_ = ()) -> Iterator[Path_]:
@@ -146,7 +150,11 @@ class Checkpoints:
         """The model and its logits as transformers has them; a text: why there are none."""
         try:
             config = json.loads((self.folder / "config.json").read_text())
-            kind = transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
+            kind = (
+                transformers.AutoModelForImageTextToText
+                if "vision_config" in config
+                else transformers.AutoModelForCausalLM
+            )
             torch.manual_seed(0)
             model, info = kind.from_pretrained(
                 self.folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
@@ -209,7 +217,9 @@ def try_all(name: str, parent: Path, kinds: set[str]) -> list[dict[str, str]]:
         (at.folder / "config.json").write_text(json.dumps(case.config))
         oracle = at.oracle()
         verdict, why = judge(case, oracle, at.ours(), plain)
-        found.append({"model": name, "change": case.change, "key": case.key, "verdict": verdict, "why": why[:300]})
+        found.append(
+            {"model": name, "change": case.change, "key": case.key, "verdict": verdict, "why": why[:300]}
+        )
         return oracle
 
     first = attempt(Case("as published", "-", published), checkpoint)
@@ -248,7 +258,9 @@ def try_all(name: str, parent: Path, kinds: set[str]) -> list[dict[str, str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", help="names of folders of tests/data")
     parser.add_argument("--kinds", nargs="*", default=["removed", "changed", "heads"])
     parser.add_argument("--json", type=Path, help="write all cases to this file")
@@ -266,7 +278,9 @@ def main() -> int:
             wrong = [each for each in found if each["verdict"].isupper()]
             print(f"{name}: {dict(Counter(each['verdict'] for each in found))}", flush=True)
             for each in wrong:
-                print(f"   {each['change']} {each['key']}: {each['verdict']}: {each['why'][:200]}", flush=True)
+                print(
+                    f"   {each['change']} {each['key']}: {each['verdict']}: {each['why'][:200]}", flush=True
+                )
     if args.json:
         args.json.write_text(json.dumps(cases, indent=0))
     totals = Counter(each["verdict"] for each in cases)

@@ -126,7 +126,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     by_neuron = kind in _SPARSE and not (options.dense or layout.whole_ffn)
     down_layout = options.down or ("by_neuron" if by_neuron else "by_output")
     facts = model_metadata(config, layout)
-    notes += rope_notes(config)
+    notes += [*checkpoint.notes, *rope_notes(config)]
     # Before the vocabulary, whose size decides how long lists become: the weights must have as many rows.
     try:
         listed = sources(checkpoint, layout, down_layout, draft=not options.no_draft, notes=notes)

@@ -4,7 +4,6 @@ As in ``adapting``, a function for Llama's keys gives those that change, and one
 those of every model. ``head_dim`` is that of layers that see all positions."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 

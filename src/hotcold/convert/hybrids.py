@@ -289,8 +289,8 @@ def falcon_h1(config: Settings) -> Facts:
 
 
 def _falcon_h1_factors(config: Settings) -> dict[str, tuple[float, float]]:
-    """Factors of what a matrix reads and of what it gives, by the matrix's name in GGUF; of ``ssm_in`` for the
-    rows of z, x, B, C and dt. Files hold the products; a bias has the second factor alone."""
+    """Factors of what a matrix reads and of what it gives, by the matrix's name in GGUF; of ``ssm_in`` for
+    the rows of z, x, B, C and dt. Files hold the products; a bias has the second factor alone."""
     gate, down = _numbers(config, "mlp_multipliers", 2)
     attention = config.number("attention_in_multiplier")
     into = config.number("ssm_in_multiplier")

@@ -1,5 +1,5 @@
-"""Accounts for the keys of config.json: defaults of the publishers' classes, other names of keys, and keys that
-change no result."""
+"""Accounts for the keys of config.json: defaults of the publishers' classes, other names of keys, and keys
+that change no result."""
 
 import json
 import re
@@ -13,26 +13,23 @@ from hotcold.values import printable
 
 DEFAULTS = Path(__file__).with_name("class_defaults.json")  #: written by tools/class_defaults.py
 
-#: Keys about files, training, generation and how a class computes, which change no result, and keys of rotations
-#: that are read where the kind of rotation has them.
-_WITHOUT_EFFECT = re.compile(
-    r".*_(token_id|dropout|loss_coef|config)|"
-    + "|".join(
-    """
+#: Keys about files, training, generation and how a class computes, which change no result; in the last two
+#: lines keys of rotations, which are read where the kind of rotation has them.
+_OTHERS = """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention
     architectures attn_implementation auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens
     cache_implementation chunk_size chunk_size_feed_forward dropout dtype embd_pdrop ep_size expand
-    finetuning_task id2label init_std initializer_range is_decoder is_encoder_decoder label2id layerdrop
-    mamba_chunk_size mamba_expand mamba_ssm_cache_dtype model_type mtp_layers_block_type num_logits_to_keep
-    num_mtp_layers num_nextn_predict_layers output_attentions output_hidden_states output_router_logits
-    pretraining_tp problem_type rescale_prenorm_residual resid_pdrop residual_in_fp32 return_dict
-    router_jitter_noise seq_aux task_specific_params time_step_floor time_step_max time_step_min
-    time_step_rank tokenizer_class torch_dtype torchscript transformers_version unsloth_fixed unsloth_version
-    use_cache use_mamba_kernels
+    experts_per_token finetuning_task id2label init_std initial_context_length initializer_range is_decoder
+    is_encoder_decoder label2id layerdrop mamba_chunk_size mamba_expand mamba_ssm_cache_dtype model_type
+    mtp_layers_block_type num_logits_to_keep num_mtp_layers num_nextn_predict_layers output_attentions
+    output_hidden_states output_router_logits pretraining_tp problem_type rescale_prenorm_residual
+    resid_pdrop residual_in_fp32 return_dict router_jitter_noise seq_aux task_specific_params
+    time_step_floor time_step_max time_step_min time_step_rank tokenizer_class torch_dtype torchscript
+    transformers_version unsloth_fixed unsloth_version use_cache use_mamba_kernels
     attention_factor beta_fast beta_slow factor high_freq_factor long_factor low_freq_factor mscale
     mscale_all_dim original_max_position_embeddings short_factor truncate type
-    """.split())
-)
+"""
+_WITHOUT_EFFECT = re.compile("|".join([r".*_(token_id|dropout|loss_coef|config)", *_OTHERS.split()]))
 _LISTED = 8  #: names of a note
 _TIED = "tie_word_embeddings"
 
@@ -41,7 +38,7 @@ _ROWS: dict[str, Any] = json.loads(DEFAULTS.read_bytes()) if DEFAULTS.exists() e
 
 
 def complete(config: Settings) -> Settings:
-    """The settings of a checkpoint's text model, with its class's defaults for the keys that config.json lacks.
+    """The settings of a checkpoint's text model; where config.json lacks a key they have its class's default.
 
     A model with other parts has the text model's keys in ``text_config``. A class that is not in transformers
     has no defaults here. The head is tied if either part says so."""
@@ -58,13 +55,17 @@ def unread_keys(config: Settings) -> list[str]:
     if not unread:
         return []
     listed = ", ".join(unread[:_LISTED]) + ", ..." * (len(unread) > _LISTED)
-    return [f"config.json has keys that are not read: {listed}. A model that computes with them gives other results"]
+    return [
+        f"config.json has keys that are not read: {listed}; if the model computes with them, results differ"
+    ]
 
 
 def assumed_sizes(config: Settings) -> str:
     """The end of a message about a tensor that does not fit: the sizes that config.json lacks."""
     stated, defaults = _text_model(config)
-    sizes = [key for key, value in defaults.items() if type(value) is int and value > 1 and key in config.read]
+    sizes = [
+        key for key, value in defaults.items() if type(value) is int and value > 1 and key in config.read
+    ]
     missing = ", ".join(key for key in sizes if key not in stated)
     return f"; config.json lacks {missing}, for which the defaults of transformers count" if missing else ""
 

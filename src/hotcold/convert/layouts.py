@@ -17,6 +17,8 @@ from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source
 from hotcold.formats.words import MAX_EXPERTS
 from hotcold.model.config import MAX_LAYERS, MAX_VOCAB
+from hotcold.model.refused import reason_of
+from hotcold.values import printable, shown
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,8 @@ _QWEN2VL = Layout(
 )  # fmt: skip
 
 _QWEN35 = Layout(
-    "qwen35", "Qwen3_5ForCausalLM", _SILU_STATES, _rules("qwen35", dense=True), hybrids.qwen35, hybrids.qwen35_keys,
-    norms_less_one=True, own=stateful.gated_delta,
+    "qwen35", "Qwen3_5ForCausalLM", _SILU_STATES, _rules("qwen35", dense=True), hybrids.qwen35,
+    hybrids.qwen35_keys, norms_less_one=True, own=stateful.gated_delta,
     prefixes={"model.language_model.": "model.", "language_model.": "", "model.mtp.": "mtp."},
     ignored=("model.visual.",), drafting=True,
 )  # fmt: skip
@@ -472,7 +474,8 @@ def find_layout(config: Settings) -> tuple[Layout, Settings]:
     """The layout of a ``config.json``, and its facts under Llama's keys."""
     model_type = config.text("model_type")
     if model_type not in LAYOUTS:
-        raise config.error("model_type", f"one of {', '.join(LAYOUTS)}")
+        reason = reason_of(model_type) or "docs/convert.md lists the models that are"
+        raise ConvertError(f"{config.path}: model_type {shown(model_type)} is not supported: {reason}")
     layout = LAYOUTS[model_type]
     if config.get("architectures") not in (None, [layout.implementation]):
         raise config.error("architectures", f"[{layout.implementation!r}]")
@@ -481,9 +484,23 @@ def find_layout(config: Settings) -> tuple[Layout, Settings]:
     config = config.having(layout.adapt(config))
     if model_type == "nemotron_h" and config.flag("experts", False):
         layout = replace(layout, architecture="nemotron_h_moe")
-    if "quantization_config" in config:
-        raise ConvertError(f"{config.path} describes quantised weights: convert the original checkpoint")
+    _refuse_quantised(config)
     return layout, config
+
+
+def _refuse_quantised(config: Settings) -> None:
+    """ConvertError: the weights are quantised by a method that no layout reads."""
+    for key in ("quantization_config", "compression_config"):
+        stated = config.section(key)
+        if not stated.values:
+            continue
+        method = stated.text("quant_method", "") or "a method without a name"
+        kind = next((str(stated.get(each)) for each in ("quant_algo", "format") if stated.get(each)), "")
+        named = printable(f"{method} ({kind})" if kind else method, 80)
+        needed = "convert the checkpoint with the original weights (BF16 or F16)"
+        raise ConvertError(
+            f"{config.path}: the weights are quantised by {named}, which is not read: {needed}"
+        )
 
 
 def activation(config: Settings, layout: Layout) -> tuple[str, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hotcold.errors import UserError
-from hotcold.values import shown
+from hotcold.values import not_utf8, shown
 
 _V = TypeVar("_V")
 
@@ -27,7 +27,9 @@ class Settings:
 
     path: Path
     values: Mapping[str, Any]
-    read: set[str] = field(default_factory=set, compare=False, repr=False)  #: names of the keys that were read
+    read: set[str] = field(
+        default_factory=set, compare=False, repr=False
+    )  #: names of the keys that were read
     inside: str = ""  #: the beginning of these names: the objects that this one is in
 
     def __contains__(self, key: str) -> bool:
@@ -125,6 +127,8 @@ def read_settings(path: Path) -> Settings:
         values = json.loads(path.read_bytes())
     except RecursionError:
         raise ConvertError(f"{path}: the JSON is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise ConvertError(f"{path}: {not_utf8(error)}: save it as UTF-8, or download it again") from None
     except ValueError as error:
         raise ConvertError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(values, dict):

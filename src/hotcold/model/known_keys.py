@@ -1,7 +1,7 @@
 """Accounts for the keys of a file under its architecture's name: each is read, has no effect, or is refused.
 
-Readers look keys up in :class:`ReadKeys`, which notes their names. What no reader of the file's family asked for
-is refused if it is known to change results, and named in a note if it is not known at all."""
+Readers look keys up in :class:`ReadKeys`, which notes their names. A key that no reader of the file's family
+asked for is refused if it is known to change results, and named in a note if it is not known at all."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,8 +13,8 @@ from hotcold.values import printable, shown
 
 _LISTED = 8  # names of a note
 
-#: Keys that change results, and the values with which they change none. Some families compute with them; a file
-#: of another family that has one is refused.
+#: Keys that change results, and the values with which they change none. Some families compute with them; a
+#: file of another family that has one is refused.
 EFFECTIVE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
@@ -39,27 +39,28 @@ EFFECTIVE: dict[str, tuple[Any, ...]] = {
     ),
     "activation_sparsity_scale": (-np.inf,),
     "attention.causal": (True,),
-    **dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"), ()),
+    "attention.key_length_swa": (),
+    "attention.value_length_swa": (),
+    "rope.dimension_count_swa": (),
     "ssm.dt_b_c_rms": (False,),
 }  # fmt: skip
 
 #: Keys that change nothing, or only together with another key, whose reader asks for them.
-WITHOUT_EFFECT = frozenset(
-    """
+_OTHERS = """
     altup.active_idx attention.head_count_kv attention.indexer.head_count attention.indexer.key_length
     attention.key_length attention.key_length_mla attention.layer_norm_epsilon
     attention.layer_norm_rms_epsilon attention.sliding_window_pattern attention.temperature_length
     attention.value_length attention.value_length_mla expert_feed_forward_length expert_gating_func
     expert_group_count expert_group_used_count expert_shared_count expert_shared_feed_forward_length
     expert_used_count expert_weights_norm expert_weights_scale feed_forward_length full_attention_interval
-    leading_dense_block_count n_deepstack_layers pooling_type rope.dimension_count rope.dimension_sections rope.freq_base
-    rope.freq_base_swa rope.scale_linear rope.scaling.attn_factor rope.scaling.factor rope.scaling.finetuned
-    rope.scaling.original_context_length rope.scaling.type rope.scaling.yarn_attn_factor
-    rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_ext_factor
-    rope.scaling.yarn_log_multiplier ssm.conv_kernel ssm.group_count ssm.inner_size ssm.time_step_rank
-    tensor_data_layout vocab_size
-    """.split()
-)
+    leading_dense_block_count n_deepstack_layers pooling_type rope.dimension_count rope.dimension_sections
+    rope.freq_base rope.freq_base_swa rope.scale_linear rope.scaling.attn_factor rope.scaling.factor
+    rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.type
+    rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow
+    rope.scaling.yarn_ext_factor rope.scaling.yarn_log_multiplier ssm.conv_kernel ssm.group_count
+    ssm.inner_size ssm.time_step_rank tensor_data_layout vocab_size
+"""
+WITHOUT_EFFECT = frozenset(_OTHERS.split())
 
 
 class ReadKeys(Mapping[str, Any]):
@@ -80,8 +81,8 @@ class ReadKeys(Mapping[str, Any]):
         return len(self._metadata)
 
     def account(self, architecture: str) -> tuple[str, ...]:
-        """A note on unknown keys under the architecture's name, if there are any. ModelError: a key that nothing
-        read changes results."""
+        """A note on unknown keys under the architecture's name, if there are any. ModelError: a key that
+        changes results was not read."""
         prefix = f"{architecture}."
         unread = [key for key in self._metadata if key.startswith(prefix) and key not in self._read]
         unknown = []
@@ -95,4 +96,6 @@ class ReadKeys(Mapping[str, Any]):
         if not unknown:
             return ()
         listed = ", ".join(unknown[:_LISTED]) + ", ..." * (len(unknown) > _LISTED)
-        return (f"the file has keys that are not read: {listed}. A model that computes with them is another",)
+        return (
+            f"the file has keys that are not read: {listed}; if the model computes with them, results differ",
+        )
