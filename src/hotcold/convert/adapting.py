@@ -184,9 +184,9 @@ def granite_keys(config: Settings) -> Facts:
 
 
 def check_nested(config: Settings) -> None:
-    """ConvertError: the rotation is not described for each kind of layers, which the class ignores."""
+    """ConvertError: the rotation is described for no kind of layers, which the class ignores."""
     rope, kinds = config.section("rope_parameters"), ("full_attention", "sliding_attention")
-    if rope.values and not all(isinstance(rope.get(kind), dict) for kind in kinds):
+    if rope.values and not any(kind in rope for kind in kinds):
         raise config.error("rope_parameters", f"an object with {' and '.join(kinds)}")
 
 

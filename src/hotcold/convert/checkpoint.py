@@ -78,7 +78,8 @@ _OTHER_FOLDERS = {
 }  # fmt: skip
 
 #: Parts of names that torch.compile, DDP, FSDP and PEFT put around a model's own.
-_WRAPPED = re.compile(r"^(module\.|base_model\.model\.)+|(?:(?<=\.)|^)_(orig_mod|fsdp_wrapped_module)\.")
+_TOOLS = "_orig_mod|_fsdp_wrapped_module"
+_WRAPPED = re.compile(rf"^((module|base_model\.model|{_TOOLS})\.)+|(?<=\.)({_TOOLS})\.")
 _UNMERGED = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|base_layer|lora_magnitude_vector)\b")
 
 

@@ -68,10 +68,10 @@ class ReadKeys(Mapping[str, Any]):
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
-        self._read: set[str] = set()
+        self.names: set[str] = set()  #: that were looked up
 
     def __getitem__(self, key: str) -> Any:
-        self._read.add(key)
+        self.names.add(key)
         return self._metadata[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -84,7 +84,7 @@ class ReadKeys(Mapping[str, Any]):
         """A note on unknown keys under the architecture's name, if there are any. ModelError: a key that
         changes results was not read."""
         prefix = f"{architecture}."
-        unread = [key for key in self._metadata if key.startswith(prefix) and key not in self._read]
+        unread = [key for key in self._metadata if key.startswith(prefix) and key not in self.names]
         unknown = []
         for name in unread:
             key, value = name.removeprefix(prefix), self._metadata[name]
