@@ -38,7 +38,7 @@ def row_of(text: Any) -> dict[str, Any]:
 
 
 def _rotation(text: Any) -> dict[str, Any]:
-    """What the class rotates by where config.json is silent."""
+    """The keys of the rotation, as the class has them without any in config.json."""
     found: dict[str, Any] = {}
     theta, made = type(text).default_theta, getattr(text, "rope_parameters", None) or {}
     nested = [each for each in made.values() if isinstance(each, dict)]

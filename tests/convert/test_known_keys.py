@@ -81,7 +81,7 @@ TIES = [(outer, inner) for outer in (True, False, ...) for inner in (True, False
 
 @pytest.mark.parametrize(("outer", "inner"), TIES)
 def test_a_stored_head_that_differs_is_kept(outer: object, inner: object, tmp_path: Path) -> None:
-    """Whatever a wrapper and its text model say of it."""
+    """A wrapper and its text model may disagree about it."""
     folder = copy_checkpoint(tmp_path, "tiny-qwen3vl")
     text = json.loads((folder / "config.json").read_text())["text_config"]
     text = {key: value for key, value in text.items() if key != "tie_word_embeddings"}

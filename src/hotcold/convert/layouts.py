@@ -455,6 +455,9 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+#: Names of the activation's key besides ``hidden_act``.
+_ACTIVATION_KEYS = ("hidden_activation", "activation_function", "activation", "mlp_hidden_act")
+
 #: Sizes by which lists are made, and the largest that the engine takes.
 _LARGEST = {
     "num_hidden_layers": MAX_LAYERS,
@@ -507,6 +510,7 @@ def activation(config: Settings, layout: Layout) -> tuple[str, float]:
     """The FFN's activation, and the threshold that a gate must exceed."""
     hidden_act = config.text("hidden_act")
     if hidden_act not in layout.activations:
-        raise config.error("hidden_act", f"one of {', '.join(layout.activations)}")
+        key = next((key for key in _ACTIVATION_KEYS if key in config), "hidden_act")
+        raise config.error(key, f"one of {', '.join(layout.activations)}")
     has_threshold = hidden_act == "fatrelu" or (hidden_act == "drelu" and "hidden_act_param" in config)
     return layout.activations[hidden_act], config.number("hidden_act_param") if has_threshold else 0.0

@@ -54,7 +54,8 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 _MODEL_TYPES = {
     **dict.fromkeys(("albert", "deberta", "debertav2", "distilbert", "electra"), "bert"),
     "roberta": "bert", "xlmroberta": "bert",
-    **dict.fromkeys(("bart", "mbart", "mt5", "umt5"), "t5"), "deepseekv4": "deepseek4", "gptbigcode": "starcoder", "phi": "phi2",
+    **dict.fromkeys(("bart", "mbart", "mt5", "umt5"), "t5"),
+    "deepseekv4": "deepseek4", "gptbigcode": "starcoder", "phi": "phi2",
     "stablelmepoch": "stablelm", "whisper": "wavtokenizerdec", "falconmamba": "mamba",
     "minimaxtext01": "minimax01", "minimax": "minimax01",
 }  # fmt: skip

@@ -106,7 +106,7 @@ def sparsify(
     too short, memory or disk do not suffice, the loss is not a number, or ``work`` is another run's."""
     start = time.monotonic()
     _check(options, output)
-    original = open_original(checkpoint)
+    original = open_original(checkpoint, options.activation)
     if options.context > original.context:
         raise UserError(f"a context of {options.context}: the model knows {original.context} positions")
     place = _device(device)
