@@ -10,6 +10,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hotcold.server.protocol.dialects import error_body
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.rare_lines import RareLines
 from hotcold.server.replies import to_json
 from hotcold.server.settings import Settings
 
@@ -22,6 +23,8 @@ _BAD_CHUNKS = "the body's chunks are broken: each has a hexadecimal size, CRLF, 
 _EMPTY_LINES = 8
 #: What an incomplete line before a chunk may be: its size, and extensions, which are ignored.
 _CHUNK_LINE = re.compile(rb"[0-9A-Fa-f]{1,20}[ \t]*(;[^\n]*)?\r?")
+#: Refused connections that stay open for a moment, so that their clients read the answer.
+REFUSED = 32
 _MOST_PIPELINED = 64 << 10
 _LINGER_S = 1.0
 _PHRASES = {
@@ -32,9 +35,9 @@ _PHRASES = {
 }
 
 
-def bounded(settings: Settings) -> type[H11Protocol]:
-    """The class of connections, for uvicorn's ``http``."""
-    return type("BoundedConnection", (_Connection,), {"settings": settings})
+def bounded(settings: Settings, rare: RareLines) -> type[H11Protocol]:
+    """The class of connections, for uvicorn's ``http``. Refused ones are noted in ``rare``."""
+    return type("BoundedConnection", (_Connection,), {"settings": settings, "rare": rare})
 
 
 class _Framing(h11.Connection):
@@ -77,6 +80,7 @@ class _Framing(h11.Connection):
 class _Connection(H11Protocol):
     settings: Settings
     refused: APIError | None = None  #: the answer that was sent without the application
+    rare: RareLines
     _timer: asyncio.TimerHandle | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -86,8 +90,10 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.settings.connections:
+            seen = f"the server has {self.settings.connections} connections, the most that it takes"
+            self.rare.add(f"a connection was refused: {seen} (--max-connections)")
             full = APIError(
-                f"the server has {self.settings.connections} connections, the most that it takes",
+                seen,
                 status=503,
                 type="unavailable_error",
                 code="too_many_connections",
@@ -177,7 +183,7 @@ class _Connection(H11Protocol):
         elif self.conn.our_state is not h11.DONE:  # a part of an answer must not look whole
             self.transport.abort()
             return
-        if len(self.connections) > 2 * self.settings.connections:
+        if len(self.connections) > self.settings.connections + REFUSED:
             self.transport.close()
             return
         # Closing while the client still sends would take the answer away from it.
