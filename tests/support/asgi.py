@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 PATIENCE_S = 90
@@ -33,7 +34,7 @@ class Client:
             "query_string": b"",
             "headers": [(b"content-type", b"application/json")],
             "http_version": "1.1",
-            "hotcold.drop": self._drop,
+            "hotcold.connection": SimpleNamespace(transport=SimpleNamespace(abort=self._drop), refused=None),
         }
         self.task = asyncio.create_task(app(scope, self._receive, self._send))
 

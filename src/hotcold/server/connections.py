@@ -10,8 +10,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hotcold.server.protocol.dialects import error_body
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.json_parts import to_json
 from hotcold.server.rare_lines import RareLines
-from hotcold.server.replies import to_json
 from hotcold.server.settings import Settings
 
 #: The key of a request's scope under which its connection is stored.

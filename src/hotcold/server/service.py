@@ -191,9 +191,7 @@ class Service:
             budget=call.thinking_budget,
         )
         borders = chat.borders(ids, messages)
-        jobs = [
-            replace(job, shown=chat.shown, thought=thought, borders=borders) for job in call.jobs(ids)
-        ]
+        jobs = [replace(job, shown=chat.shown, thought=thought, borders=borders) for job in call.jobs(ids)]
         opened = thought is not None and thought.opened
         reply = call.reply(lambda: chat.stream(opened, call.callable, sure=True, form=call.form))
         return Prepared(jobs, reply, call.stream, tokenizer.left_out(texts_of(call.messages)))
