@@ -39,7 +39,9 @@ class Options(TypedDict, total=False):
     grammar: Grammar | None  #: what the text must match; needs the extra ``serve``
     constraint: Constraint | None  #: asked before each token which may come next; for :class:`LLM` alone
     cache: bool  #: whether pages of the KV cache are shared with other requests (True)
-    deadline_s: float | None  #: the request ends with an error after so many seconds
+    deadline_s: float | None  #: the request ends with an error after so many seconds, waiting included (None)
+    #: the request ends with an error after so many seconds in the queue, or without a new token (None)
+    timeout_s: float | None
 
 
 class ChatOptions(Options, total=False):

@@ -125,7 +125,13 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         type=options.whole_number(1, 86_400),
         default=600,
         metavar="S",
-        help="seconds that a request may take, waiting included (default: 600)",
+        help="seconds that a request may wait in the queue, and then without a new token (default: 600)",
+    )
+    add(
+        "--deadline",
+        type=options.whole_number(1, 86_400 * 7),
+        metavar="S",
+        help="seconds that a whole answer may take, waiting included (default: no limit)",
     )
     add(
         "--drain",
@@ -194,6 +200,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         open_schemas=args.json_schema_open,
         log=not args.log_disable,
         timeout_s=args.timeout,
+        deadline_s=args.deadline,
         drain_s=args.drain,
         connections=args.max_connections,
         body_bytes=args.max_body,

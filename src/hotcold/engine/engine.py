@@ -345,8 +345,9 @@ class Engine:
         except Exception as error:
             request.fail(error)
             return None
+        request.progress = time.perf_counter()
         if request.timings.first_token is None:
-            request.timings.first_token = time.perf_counter()
+            request.timings.first_token = request.progress
         if token in self._stop_ids:
             request.finish("stop")
             return None

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -258,7 +259,10 @@ class EngineFront:
                 if asked is not None and not asked.done():
                     asked.set_result(message.stats)
             case Step():
+                failed = {failure.id for failure in message.failures}
                 for id, piece in message.pieces:
+                    if id in failed:
+                        piece = replace(piece, finish_reason="error")
                     ended = piece.finish_reason not in (None, "error")  # after an error, a failure follows
                     self._deliver(id, piece, ended)
                 for failure in message.failures:

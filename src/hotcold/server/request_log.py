@@ -9,7 +9,6 @@ import time
 import traceback
 from typing import TextIO
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotcold.server.metrics import Metrics
@@ -102,13 +101,11 @@ class Logged:
         try:
             await self._app(scope, receive, with_id)
         except Exception as error:
-            notes["error"] = _where(error)
-            if sys.flags.dev_mode:
-                traceback.print_exc()
+            failure = defect(error, scope)
             if status and not complete:
                 raise _Ended from None  # uvicorn closes the connection: the answer must not look whole
             if not complete:
-                await defect_reply(scope)(scope, receive, with_id)
+                await error_reply(failure, scope["path"])(scope, receive, with_id)
         finally:
             seconds = time.perf_counter() - begun
             status = int(str(notes.pop("status", status or 499)))
@@ -139,11 +136,14 @@ def _route(scope: Scope) -> str:
     return str(getattr(scope.get("route"), "path", "other"))
 
 
-def defect_reply(scope: Scope) -> Response:
-    """The reply if this program fails: it says where to look, and nothing of what happened."""
+def defect(error: Exception, scope: Scope) -> APIError:
+    """The error for a client where this program fails. It says where to look; the log has the kind and place
+    of the failure."""
+    scope[NOTES]["error"] = _where(error)
+    if sys.flags.dev_mode:
+        traceback.print_exception(error)
     message = f"the server failed, which is its defect: see its log, request {scope[REQUEST_ID]}"
-    error = APIError(message, status=500, type="server_error", code="internal_error")
-    return error_reply(error, scope["path"])
+    return APIError(message, status=500, type="server_error", code="internal_error")
 
 
 def _where(error: Exception) -> str:

@@ -34,7 +34,8 @@ class Settings:
     public_without_key: bool = False
     open_schemas: bool = False  #: whether objects are as open as the JSON Schema standard has them
     log: bool = True  #: whether each request is logged to stderr
-    timeout_s: float = 600  #: limit of a request, waiting included
+    timeout_s: float = 600  #: limit of the wait in the queue, and of the time without a new token
+    deadline_s: float | None = None  #: limit of a whole request, waiting included
     drain_s: float = 30  #: how long running requests may go on after SIGTERM
     connections: int = 512  #: limit of open connections
     body_bytes: int = 4 << 20  #: limit of a request's body

@@ -13,7 +13,7 @@ from hotcold.server.framing import FRAMES
 from hotcold.server.protocol.errors import APIError, from_job
 from hotcold.server.protocol.replies import Reply
 from hotcold.server.replies import JSONReply, error_reply
-from hotcold.server.request_log import NOTES
+from hotcold.server.request_log import NOTES, defect
 from hotcold.server.running import Running
 from hotcold.server.service import Service
 
@@ -70,10 +70,8 @@ class Answer:
                         if self._stream
                         else self._whole(running, scope, sending)
                     )
-            except (RequestError, APIError) as error:
-                told = error if isinstance(error, APIError) else from_job(error, self._field)
-                notes["error"] = told.code
-                await self._fail(told, scope, sending)
+            except Exception as error:
+                await self._fail(self._as_api_error(error, scope), scope, sending)
             finally:
                 notes["generated"] = running.generated
                 if running.ttft_s is not None:
@@ -106,6 +104,15 @@ class Answer:
         events += self._reply.end()
         self._complete = True
         await sending.body(self._frames.lines(events) + self._frames.done, more=False)
+
+    def _as_api_error(self, error: Exception, scope: Scope) -> APIError:
+        """Returns the error for the client, and notes it for the log."""
+        if isinstance(error, RequestError):
+            error = from_job(error, self._field)
+        if not isinstance(error, APIError):
+            return defect(error, scope)
+        scope[NOTES]["error"] = error.code
+        return error
 
     async def _fail(self, error: APIError, scope: Scope, sending: "_Sending") -> None:
         self._complete = True

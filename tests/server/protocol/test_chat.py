@@ -475,12 +475,3 @@ def test_guesses_are_counted_as_llama_cpp_counts_them() -> None:
         reply.add(i, piece("a", [5, 6, 7], "length", guessed=10 * i, accepted=7 * i))
     found = reply.whole()["timings"]
     assert (found["draft_n"], found["draft_n_accepted"]) == (10, 7)
-
-
-@pytest.mark.parametrize("reason", ["cancelled", "error"])
-def test_an_answer_that_was_cut_short_never_looks_whole(reason: str) -> None:
-    reply = parse().reply(Marked)
-    with pytest.raises(APIError) as caught:
-        reply.add(0, piece("a", [5], reason))
-    assert caught.value.status == 503
-    assert reply.fail(caught.value) == [caught.value.body()]

@@ -55,7 +55,6 @@ class EmbeddingsReply(Reply):
         self._in_base64 = in_base64
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
-        self._reason(piece)
         self._tallies[i].add(piece)
         return []
 
@@ -88,5 +87,5 @@ def parse(body: object, facts: Facts) -> EmbeddingsCall:
     for i, each in enumerate(values["input"]):
         if not isinstance(each, str):
             facts.check_ids(each, f"input[{i}]" if len(values["input"]) > 1 else "input")
-    job = Job(max_tokens=1, pooling=facts.pooling, deadline_s=facts.deadline_s)
+    job = Job(max_tokens=1, pooling=facts.pooling, deadline_s=facts.deadline_s, timeout_s=facts.timeout_s)
     return EmbeddingsCall(facts, values["input"], job, values["encoding_format"] == "base64")

@@ -1,5 +1,6 @@
 """Errors in OpenAI's form: four keys, always present."""
 
+import re
 from typing import Any, NamedTuple
 
 from hotcold.engine.request import RequestError
@@ -62,6 +63,11 @@ _OF_JOBS = {
 }
 
 
+#: The server's flags for options that messages of the engine name as Python does.
+_FLAGS = {"context": "-c", "deadline_s": "--deadline", "timeout_s": "--timeout"}
+_PYTHON_OPTION = re.compile("`([a-z_]+)`")
+
+
 def from_job(error: RequestError, param: str | None = None) -> APIError:
     """The error for a job that the engine refused or ended. ``param`` is the field of a too long prompt or a
     bad grammar, if it is not the chat route's."""
@@ -71,4 +77,5 @@ def from_job(error: RequestError, param: str | None = None) -> APIError:
     if error.code == "engine_failed" and retry is not None:
         status = 503
     field = told.param if param is None or told.param is None else param
-    return APIError(str(error), status=status, type=told.type, param=field, code=told.code, retry_after=retry)
+    message = _PYTHON_OPTION.sub(lambda found: _FLAGS.get(found[1], found[0]), str(error))
+    return APIError(message, status=status, type=told.type, param=field, code=told.code, retry_after=retry)

@@ -31,7 +31,8 @@ class Facts:
     size_bytes: int = 0
     fingerprint: str = ""  #: identifies the model, its mode and the program
     max_tokens: int | None = None  #: limit of an answer if the request sets none; None: the route's
-    deadline_s: float | None = None  #: time limit of each request
+    timeout_s: float | None = None  #: as of :class:`~hotcold.engine.request.Job`
+    deadline_s: float | None = None  #: likewise
     tool_format: ToolFormat = GENERAL  #: how the model writes calls
     call_ids: CallIds = "openai"  #: form of call ids that the template wants
     meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models
