@@ -6,19 +6,23 @@ import gc
 import importlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from engine.test_mixed_requests import some_predictors
 from support.sidecars import with_sidecar
 from support.threads import Running, wait_until
 
-from hotcold import LLM, Grammar
-from hotcold.engine.generation import Piece
+from hotcold import LLM
+from hotcold.api import llm as api
+from hotcold.engine.generation import Continuation, Piece
 from hotcold.engine.request import RequestError
 from hotcold.errors import UserError
+from hotcold.grammar import constraint
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.scoring import Scorer
@@ -107,7 +111,7 @@ def test_threads_share_steps(llm: LLM) -> None:
     before = llm.engine.stats().steps
     streams = [llm.stream(PROMPT, **LONG) for _ in range(2)]
     pieces = [next(stream) for stream in streams]
-    reading = [Running(lambda stream=stream: text_of(stream)) for stream in streams]  # type: ignore[misc]
+    reading = [Running(lambda stream=stream: text_of(stream)) for stream in streams]
     for piece, each in zip(pieces, reading, strict=True):
         assert str(piece) + each.result() == expected.text
     assert llm.engine.stats().steps - before <= len(expected.ids) + 4
@@ -159,6 +163,48 @@ def test_a_stream_that_is_dropped_within_a_step_of_its_own(llm: LLM, monkeypatch
     assert_nothing_is_left(llm)
 
 
+def test_ending_a_request_waits_for_the_step_that_it_runs_in(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = llm.stream(PROMPT, **LONG)
+    text = str(next(stream))
+    (request,) = llm.engine.scheduler.running
+    gate = Gate(llm, monkeypatch)
+    other = Running(lambda: llm.generate(PROMPT, **LONG).text)
+    assert gate.reached.wait(60)
+    ending = Running(lambda: llm.engine.finish(request))
+    wait_until(lambda: len(llm.session.lock._changes) == 1)
+    assert not request.finished and not ending.ended
+    gate.open.set()
+    ending.result()
+    assert request.finish_reason == "stop"
+    assert 2 <= len(request.output) < 60 and text + text_of(stream) == llm.tokenizer.decode(request.output)
+    assert other.result() == llm.generate(PROMPT, **LONG).text
+    assert_nothing_is_left(llm)
+
+
+def test_tokens_that_come_while_a_piece_is_made_are_in_the_next_one(llm: LLM) -> None:
+    """A step of another thread may end the request then."""
+    expected = llm.generate(PROMPT, **LONG)
+    llm.engine.add(request := llm.request(PROMPT, **LONG))
+    continuation = Continuation(llm.engine, request)
+    while len(request.output) < 5:
+        llm.engine.step()
+    push = continuation._text.push
+
+    def push_slowly(id: int) -> str:
+        while not request.finished:
+            llm.engine.step()
+        return push(id)
+
+    continuation._text.push = push_slowly  # type: ignore[method-assign]
+    first, second = continuation.take(), continuation.take()
+    assert first is not None and second is not None
+    assert (first.ids, first.finish_reason) == (expected.ids[:5], None)
+    assert (second.ids, second.finish_reason) == (expected.ids[5:], "length")
+    assert str(first) + str(second) == expected.text
+
+
 def test_a_constraint_that_uses_the_same_model(llm: LLM) -> None:
     def constraint(output: Any) -> Any:
         return llm.generate("The king", max_tokens=1)
@@ -184,7 +230,7 @@ def test_a_failed_step_ends_the_requests_that_ran_in_it(llm: LLM, monkeypatch: p
         except Exception as error:
             return error
 
-    running = [Running(lambda prompt=prompt: generate(prompt)) for prompt in prompts]  # type: ignore[misc]
+    running = [Running(lambda prompt=prompt: generate(prompt)) for prompt in prompts]
     wait_until(lambda: gate.reached.is_set() and len(llm.session.lock._changes) == 3)
     monkeypatch.setattr(llm.session, "run", fail_once)
     gate.open.set()
@@ -289,26 +335,25 @@ def test_closing_while_other_threads_generate(owner: str, monkeypatch: pytest.Mo
     llm.close()
 
 
-def test_threads_that_need_the_template_and_grammars_first_make_one_of_each(llm: LLM) -> None:
-    begin = threading.Barrier(8)
+def test_threads_make_one_template_and_one_set_of_grammars(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
 
-    def parts(number: int) -> tuple[int, int, str]:
-        begin.wait()
-        grammar = Grammar("regex", f"[a-c]{{{number + 1}}}")
-        text = llm.generate(PROMPT, grammar=grammar, max_tokens=20, seed=1).text
-        return id(llm.template), id(llm._grammars), text
+    def slow(*args: Any) -> Any:
+        made.append("part")
+        time.sleep(0.05)  # in which other threads look whether there is one
+        return Mock()
 
-    running = [Running(lambda number=number: parts(number)) for number in range(8)]  # type: ignore[misc]
-    found = [each.result() for each in running]
-    assert len({each[:2] for each in found}) == 1
-    assert [len(text) for _, _, text in found] == [*range(1, 9)]
+    monkeypatch.setattr(api, "Chat", slow)
+    monkeypatch.setattr(constraint, "Grammars", slow)
+    running = [Running(lambda: (llm.template, llm._of_grammars())) for _ in range(4)]
+    assert len({each.result() for each in running}) == 1 and len(made) == 2
 
 
 def test_llms_that_share_a_model_in_threads_of_their_own() -> None:
     model = load(None, LoadOptions(sequences=2))
     with LLM(model) as one, LLM(model) as two:
         expected = one.generate(PROMPT, **LONG).text
-        running = [Running(lambda llm=llm: llm.generate(PROMPT, **LONG).text) for llm in (one, two) * 3]  # type: ignore[misc]
+        running = [Running(lambda llm=llm: llm.generate(PROMPT, **LONG).text) for llm in (one, two) * 3]
         assert [each.result() for each in running] == [expected] * 6
     model.close()
 

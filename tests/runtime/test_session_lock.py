@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
+from collections import deque
 
 import pytest
 from support.interrupter import Interrupter
-from support.threads import Running, wait_until
+from support.threads import Running, Step, held, wait_until
 
 from hotcold.errors import UserError
 from hotcold.runtime.session_lock import SessionLock
-
-
-class Step:
-    """A step that lasts from when it has ``begun`` until the test lets it ``go``."""
-
-    def __init__(self) -> None:
-        self.begun, self.go = threading.Event(), threading.Event()
-        self.count = 0
-
-    def __call__(self) -> None:
-        self.begun.set()
-        assert self.go.wait(60)
-        self.count += 1
-
-
-def held(lock: SessionLock) -> tuple[Step, Running[None]]:
-    """Has another thread run one step, which goes on."""
-    step = Step()
-    thread = Running(lambda: lock.run_until(lambda: step.count > 0, step))
-    assert step.begun.wait(60)
-    return step, thread
 
 
 def test_one_thread_at_a_time() -> None:
@@ -53,9 +34,9 @@ def test_one_thread_at_a_time() -> None:
                     lock.run_soon(work)
                 case _:
                     goal = steps[0] + 1
-                    lock.run_until(lambda goal=goal: steps[0] >= goal, work)  # type: ignore[misc]
+                    lock.run_until(lambda goal=goal: steps[0] >= goal, work)
 
-    for thread in [Running(lambda number=number: loop(number)) for number in range(9)]:  # type: ignore[misc]
+    for thread in [Running(lambda number=number: loop(number)) for number in range(9)]:
         thread.result()
     assert steps[0] >= 6 * 40 and not lock._holder and not lock._changes
 
@@ -144,8 +125,7 @@ def test_a_thread_that_waits_goes_on_when_the_holder_leaves() -> None:
     step, thread = held(lock)
     own: list[int] = []
     waiting = [
-        Running(lambda n=n: lock.run_until(lambda: len(own) > n, lambda: own.append(1)))  # type: ignore[misc]
-        for n in range(3)
+        Running(lambda n=n: lock.run_until(lambda: len(own) > n, lambda: own.append(1))) for n in range(3)
     ]
     wait_until(lambda: len(lock._sleepers) == 3)
     assert not own
@@ -174,6 +154,58 @@ def test_a_thread_that_waits_asks_once_a_step() -> None:
     waiting.result()
     thread.result()
     assert asked == before + 1
+
+
+def test_a_step_of_another_thread_that_brings_the_result_spares_the_next_one() -> None:
+    """It may end between the question and the step."""
+    lock, answers = SessionLock(), iter([False, True, True])
+    lock.run_until(lambda: next(answers), lambda: pytest.fail("a step too many"))
+
+
+def test_a_release_before_a_thread_sleeps_is_not_missed() -> None:
+    lock = SessionLock()
+    step, thread = held(lock)
+
+    class Late(deque[threading.Lock]):
+        def append(self, wake: threading.Lock) -> None:
+            step.go.set()
+            thread.result()
+            super().append(wake)
+
+    lock._sleepers = Late()
+    Running(lambda: lock.run(lambda: None)).result()
+
+
+def test_the_lock_is_free_when_a_thread_is_woken() -> None:
+    """Else it would sleep again, and no thread would wake it."""
+    lock, free = SessionLock(), list[bool]()
+
+    class Wake:
+        def release(self) -> None:
+            free.append(not lock._holder)
+
+    lock.run(lambda: lock._sleepers.append(Wake()))  # type: ignore[arg-type]
+    assert free == [True]
+
+
+def test_ctrl_c_while_another_thread_has_the_lock() -> None:
+    """The main thread stops waiting at once, and its change is not made later."""
+    lock, made = SessionLock(), list[int]()
+    step, thread = held(lock)
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        wait_until(lambda: lock._sleepers)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupting = Running(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lock.run(lambda: made.append(1))
+    interrupting.result()
+    step.go.set()
+    thread.result()
+    lock.run(lambda: None)
+    assert not made and not lock._changes
 
 
 def test_an_exception_of_a_step_ends_the_hold_and_wakes_others() -> None:

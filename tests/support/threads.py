@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from hotcold.runtime.session_lock import SessionLock
+
 WAIT_S = 60.0  #: a test that is right waits far less; this ends one that would wait for ever
 
 _Result = TypeVar("_Result")
@@ -54,3 +56,24 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end, "it does not happen"
         time.sleep(0.001)
+
+
+class Step:
+    """A step that lasts from when it has ``begun`` until the test lets it ``go``."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.go.wait(60)
+        self.count += 1
+
+
+def held(lock: SessionLock) -> tuple[Step, Running[None]]:
+    """Has another thread run one step, which goes on."""
+    step = Step()
+    thread = Running(lambda: lock.run_until(lambda: step.count > 0, step))
+    assert step.begun.wait(60)
+    return step, thread

@@ -55,7 +55,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # never held for long: event loops wait for it
         self._making = threading.Lock()  # of the vocabulary and the compiler
-        self._callers = threading.Semaphore(MOST_CHECKS)  # of `check`: `checking` refuses none of them
+        self._callers = threading.Semaphore(MOST_CHECKS)  # of `check`, so that none of them is refused
         self._closed = False
         self._vocabulary: GrammarVocabulary | None = None
         self._process: GrammarProcess | None = None
@@ -67,7 +67,7 @@ class Grammars:
 
     def check(self, grammar: Grammar) -> Grammar:
         """GrammarError unless an answer may be held to this grammar. Waits for :meth:`checking`: up to some
-        seconds, so not on an event loop. While many threads check grammars, it first waits for some."""
+        seconds, so not on an event loop. Where too many threads check grammars, it waits for them first."""
         with self._callers:
             return self.checking(grammar).result()
 

@@ -140,6 +140,8 @@ class Session:
     def run(self, watched: "Watched | None" = None) -> None:
         """Runs the step that the batch describes, and counts what it read; with what :meth:`watched` gave,
         that then has what fired for the decode rows."""
+        if self.closed:
+            raise self.closed_error()
         batch, counters = self.transformer.batch, self._counters
         programs = None if watched is None else watched.programs
         rows, decode_rows = int(batch.counts[0]), int(batch.counts[1])

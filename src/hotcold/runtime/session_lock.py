@@ -26,7 +26,7 @@ class SessionLock:
         # Has one entry while the lock is held. An ordinary lock would stay locked for ever where Ctrl-C comes
         # between its method `acquire` and the next instruction. `setdefault` takes the lock and notes the
         # holder in one instruction, so that the holder's `finally` can tell what to release.
-        self._holder: dict[str, _Hold] = {}
+        self._holder: dict[str, list[int]] = {}  # the id of its thread, in a list of its own
         self._changes: deque[Callable[[], None]] = deque()
         self._sleepers: deque[threading.Lock] = deque()  # of the threads that wait for a release
 
@@ -50,8 +50,7 @@ class SessionLock:
     def run_until(self, done: Callable[[], bool], step: Callable[[], object]) -> None:
         """Runs steps until ``done``; sleeps while another thread runs one. UserError: this thread is within a
         step."""
-        holder = self._holder.get(_HOLDER)
-        if holder is not None and holder.thread == threading.get_ident():
+        if self._holder.get(_HOLDER) == [threading.get_ident()]:
             fix = "a constraint, a signal's function or a destructor must not do that"
             raise UserError(f"a step of a model uses the same model: {fix}")
         while not done():
@@ -72,7 +71,7 @@ class SessionLock:
         return free
 
     def _hold(self, done: Callable[[], bool], step: Callable[[], object]) -> bool:
-        hold, held = _Hold(), False
+        hold, held = [threading.get_ident()], False
         try:
             try:
                 held = self._holder.setdefault(_HOLDER, hold) is hold
@@ -98,7 +97,7 @@ class SessionLock:
                 raise
             self._changes.popleft()
 
-    def _release(self, hold: "_Hold") -> None:
+    def _release(self, hold: list[int]) -> None:
         if self._holder.get(_HOLDER) is hold:
             del self._holder[_HOLDER]
         try:
@@ -106,15 +105,6 @@ class SessionLock:
                 self._sleepers.popleft().release()
         except IndexError:  # another thread has woken the last one
             pass
-
-
-class _Hold:
-    """One thread's hold of the lock."""
-
-    __slots__ = ("thread",)
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
 
 
 class _Change(Generic[_Result]):
