@@ -86,12 +86,7 @@ NB_MODULE(_native, m) {
     m.def("top_k", &bind_top_k, "logits"_exact, "bias_ids"_maybe, "bias"_maybe, "allowed"_maybe, "ids"_exact,
           "values"_exact);
     m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);
-    m.def("best_isa", [] {
-        const Kernels* best = find_kernels("");
-        if (!best)
-            throw std::runtime_error("HOTCOLD_ISAS left out what this processor runs when this was built");
-        return std::string(best->name);
-    });
+    m.def("best_isa", [] { return std::string(best_kernels().name); });
     m.def("fetching", [] { return std::pair{fetching.ahead, fetching.into_l2 ? 2 : 1}; });
     m.def(
         "set_fetching",

@@ -29,7 +29,7 @@ Ffn ffn_of(const StepShape& s, int64_t neurons, int64_t experts, int64_t chosen)
 size_t step_scratch_bytes(const StepShape& s) {
     Batch batch{};
     batch.pages_per_sequence = s.pages_per_sequence;
-    Program p(*find_kernels("scalar"), std::make_shared<Pool>(1), batch, {s.tokens, 1, s.logits});
+    Program p(best_kernels(), std::make_shared<Pool>(1), batch, {s.tokens, 1, s.logits});
     Attention a{};
     a.heads = int(s.heads);
     a.kv_heads = int(s.kv_heads);

@@ -1,5 +1,6 @@
 // Which kernels this processor can run, and how its memory is read best.
 #include <cstring>
+#include <stdexcept>
 
 #include "simd/kernels.h"
 #if defined(__x86_64__) || defined(_M_X64)
@@ -180,6 +181,12 @@ const Kernels* find_kernels(const char* name) {
     if (wanted("scalar")) return &kernels_scalar;
 #endif
     return nullptr;
+}
+
+const Kernels& best_kernels() {
+    const Kernels* best = find_kernels("");
+    if (!best) throw std::runtime_error("HOTCOLD_ISAS left out what this processor runs when this was built");
+    return *best;
 }
 
 }  // namespace hc

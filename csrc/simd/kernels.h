@@ -406,5 +406,7 @@ extern Fetching fetching;
 
 // Kernels by ISA name; null when this build or this CPU lacks it. "" picks the best.
 const Kernels* find_kernels(const char* name);
+// The best ones. std::runtime_error: this build has none for this CPU.
+const Kernels& best_kernels();
 
 }  // namespace hc

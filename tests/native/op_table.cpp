@@ -18,6 +18,7 @@
 #include "pack/fill.h"
 #include "pack/pack.h"
 #include "program/program.h"
+#include "program/step_scratch.h"
 #include "simd/kernels.h"
 
 using namespace hc;
@@ -52,6 +53,19 @@ void test_linear(const Kernels& k, std::shared_ptr<Pool> pool, const Weights& w,
             check("embed", type, cols, embedded[size_t(t * cols + i)], w.at(s.tokens[size_t(t)], i), 1);
         for (int64_t i = 0; i < cols; ++i)
             check("embed by position", type, cols, both[size_t(t * cols + i)], 3 + w.at(t, i), 1);
+    }
+}
+
+// Recorded with the kernels of any build, those without "scalar" among them.
+void test_step_scratch() {
+    StepShape dense{5, 2, 3, 64, 4, 2, 16, 96, 1, 1, 0, true};
+    StepShape routed{5, 2, 3, 64, 4, 2, 16, 32, 8, 2, 48, false};
+    for (const StepShape& shape : {dense, routed}) {
+        const size_t small = step_scratch_bytes(shape);
+        StepShape larger = shape;
+        larger.tokens *= 8;
+        check("scratch of a step", F32, int64_t(small), small > 0, 1, 1);
+        check("scratch of a larger step", F32, int64_t(small), step_scratch_bytes(larger) > small, 1, 1);
     }
 }
 
@@ -348,6 +362,7 @@ void test_the_rest(const Kernels& k, std::shared_ptr<Pool> pool) {
         test_predict(k, pool, type, true);
         test_predict(k, pool, type, false);
     }
+    test_step_scratch();
     test_attentions(k, pool);
     for (int64_t n : {8, 36, 64, 100, 4096})
         for (bool flag : {false, true}) test_norm_rope(k, n, flag, flag);

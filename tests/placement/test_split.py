@@ -25,7 +25,7 @@ from hotcold.model.config import Config
 from hotcold.model.weights import Weights
 from hotcold.placement.placement import Placement
 from hotcold.placement.split import ColdSide, SplitDevices, split_predictor, take_neurons
-from hotcold.sparse.ffn import FFN, make_ffns
+from hotcold.sparse.ffn import FFN, SplitFFN, make_ffns
 from hotcold.sparse.predictor import load_predictors
 
 PAIRS = ("cpu, reference", "reference, cpu", "cpu, cpu again")
@@ -105,6 +105,24 @@ def compare(path: Path, placement: Placement, pair: str, mode: str) -> None:
                 np.testing.assert_array_equal(one.counts(), other.counts())
         whole.length = split.length = 0
         assert split.greedy(TOKENS[:3], 50) == whole.greedy(TOKENS[:3], 50)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("mode", ["off", "predicted"])
+def test_the_cold_side_reads_nothing_of_its_last_answer(
+    path: Path, pair: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mailbox for a device may be in memory that the processor reads slowly."""
+    compute_cold = SplitFFN.compute_cold
+
+    def poisoned(self: SplitFFN) -> None:
+        nan = self.cold.zeros(self.box.y.shape)
+        self.cold.write(nan, np.full(self.box.y.shape, np.nan, np.float32))
+        self.cold.add(self.box.y, nan, self.box.batch, keep=0)
+        compute_cold(self)
+
+    monkeypatch.setattr(SplitFFN, "compute_cold", poisoned)
+    compare(path, with_shares((0.3, 0.5, 0.9, 0), range(4), True), pair, mode)
 
 
 MODES = ("off", "exact", "predicted")

@@ -74,15 +74,16 @@ def handshake_seconds(backend: _Linked, spin: bool, runs: int = 30) -> float | N
 
 
 def _step_seconds(backend: _Linked, spin: bool, layers: int, runs: int) -> float | None:
-    """The median step of so many split layers, in each of which the cold side adds x to y, and the device
-    y to x: every layer of every run has its own values, so that an old one is noticed."""
+    """The median step of so many split layers, in each of which the cold side answers y = x, and the device
+    adds y to x: every layer of every run has its own values, so that an old one is noticed. The cold side
+    never reads y, which may be in memory that a processor writes fast and reads slowly."""
     limits = BatchLimits(1, 1, 1, 1)
     link = backend.link(10.0, spin)
     boxes = backend.mailboxes(link, limits, _WIDTH, dict.fromkeys(range(layers), 0))
     batch, x = Batch(limits), backend.zeros((1, _WIDTH))
     batch.counts[:] = 1, 1, 0, 1
     cpu = CPUBackend(1)
-    cold = [(i, cpu.record(partial(cpu.add, box.y, box.x, box.batch))) for i, box in boxes.items()]
+    cold = [(i, cpu.record(partial(cpu.add, box.y, box.x, box.batch, keep=0))) for i, box in boxes.items()]
 
     def step() -> None:
         for box in boxes.values():
@@ -95,17 +96,13 @@ def _step_seconds(backend: _Linked, spin: bool, layers: int, runs: int) -> float
     right, seconds = True, []
     try:
         for run in range(runs + 1):
-            own = np.arange(run, run + _WIDTH, dtype=np.float32).reshape(1, _WIDTH)
-            answer = np.full_like(own, run)  # all values stay integers that a float holds
+            own = np.arange(run + 1, run + 1 + _WIDTH, dtype=np.float32).reshape(1, _WIDTH)
             backend.write(x, own)
-            boxes[0].y[:] = answer
+            boxes[0].y[:] = np.nan  # stays where the answer is added to y
             start = time.perf_counter()
             program.run()
             seconds.append(time.perf_counter() - start)
-            for _ in range(layers):
-                answer += own
-                own += answer
-            right = right and np.array_equal(backend.read(x), own)
+            right = right and np.array_equal(backend.read(x), own * 2**layers)
         counts = link.counts
         heard = not spin or (counts.spins and counts.answered > counts.gave_up)
     finally:
