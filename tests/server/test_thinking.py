@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.async_engines import run
 from support.chain_model import EOS, Chain, chain
+from support.chat_models import templated
 from support.thinking_styles import JSON, SCHEMA, STYLES, TOOL, Style, parts_of, request, says, texts_of
 
+from hotcold import LLM, AsyncLLM, schema_grammar
+from hotcold.chat.answer import Answer
 from hotcold.engine.request import Grammar
+from hotcold.engine.sampler import Allowed
 
 DIALECTS = ("chat", "responses", "anthropic", "ollama")
 THOUGHT = (" w1", " w2", "\n", " w3")
@@ -34,7 +39,7 @@ def asked(found: Chain, dialect: str, stream: bool, said: str, **fields: Any) ->
 
 
 def begun(style: Style, said: str) -> tuple[str, ...]:
-    """What the model says before its thought."""
+    """Returns the tokens that begin the thought, where the template does not."""
     return style.start if said == "starts" else ()
 
 
@@ -268,6 +273,28 @@ def test_efforts_are_budgets(found: Chain) -> None:
         assert thought is not None and thought.budget == 0
     with pytest.raises(ValueError, match="budget of thinking tokens is -1"):
         found.llm.chat(says("opens"), thinking_budget=-1)
+    with pytest.raises(ValueError, match="a constraint are both given"):
+        found.llm.chat(says("opens"), thinking_budget=3, constraint=lambda output: Allowed())
+
+
+# --- the engine's process -----------------------------------------------------------------------------
+
+
+def test_the_engines_process_thinks_as_the_library_does(tmp_path: Path) -> None:
+    """The built-in model, whose vocabulary spells the marks in several tokens."""
+    path = templated(tmp_path / "thinks.gguf", "{{ messages[0].content }}<think>\n{# </think> #}")
+    options: dict[str, Any] = {"grammar": schema_grammar(SCHEMA), "thinking_budget": 5, "seed": 3}
+    with LLM(path, threads=1) as llm:
+        answer = llm.chat(says("Once upon a time"), **options)
+        assert json.loads(answer.text).keys() == {"ok"} and answer.finish_reason == "stop"
+        assert llm.tokenizer.decode(answer.ids[:5]).strip() == answer.reasoning.strip() != ""
+
+    async def program() -> Answer:
+        async with AsyncLLM(path, threads=1) as llm:
+            return await llm.chat(says("Once upon a time"), **options)
+
+    other = run(program())
+    assert (other.reasoning, other.text, other.ids) == (answer.reasoning, answer.text, answer.ids)
 
 
 # --- docs/chat.md -------------------------------------------------------------------------------------

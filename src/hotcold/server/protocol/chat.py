@@ -264,7 +264,8 @@ def _tools(
         choice = choice["allowed_tools"]["mode"]
         _check_chosen(allowed, names)
     elif isinstance(choice, dict):
-        _check_chosen([choice["function"]["name"]], names)
+        allowed = [choice["function"]["name"]]
+        _check_chosen(allowed, names)
     elif choice != "none" and not tools:
         if choice == "required":
             raise invalid("tool_choice is required and there are no tools: give some", "tool_choice")
