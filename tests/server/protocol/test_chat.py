@@ -15,7 +15,7 @@ from support.built_in import tokenizer
 from hotcold.chat.stream import ChatStream
 from hotcold.chat.thinking import Thinking
 from hotcold.chat.tool_formats import HERMES
-from hotcold.chat.tool_grammar import tools_grammar
+from hotcold.chat.tool_grammar import tools_grammar, without_calls
 from hotcold.engine.request import Grammar, Job
 from hotcold.engine.sampler import splitmix64
 from hotcold.runtime.sampling import SamplingParams
@@ -180,7 +180,8 @@ def test_tools_and_what_must_be_done_with_them() -> None:
     assert parse(tools=[TOOL], tool_choice="required").tools[0]["function"]["name"] == "weather"
     assert parse(tools=[TOOL], tool_choice=named).tool_choice == named
     assert parse(tools=[TOOL], parallel_tool_calls=False).parallel_tool_calls is False
-    assert parse(tools=[TOOL], tool_choice="none").tools == []
+    none = parse(tools=[TOOL], tool_choice="none")
+    assert (none.tools, none.callable, none.tool_choice) == ([TOOL], [], "none")
     assert parse(tools=[], tool_choice="auto").tool_choice == "none"
 
 
@@ -233,7 +234,8 @@ def test_calls_match_a_grammar_of_their_own() -> None:
         found = parse(tools=tools, tool_choice=choice)
         (job,) = found.jobs([1])
         assert job.grammar == tools_grammar(tools, choice, True, HERMES, ids)
-    assert parse(tools=tools, tool_choice="none").job.grammar is None
+    assert parse(tools=tools, tool_choice="none").job.grammar == without_calls(None, HERMES, ids)
+    assert parse(tool_choice="none").job.grammar is None
     broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": 5}}}
     assert refused(tools=[broken]).param == "tools"
     assert refused(tools=[broken]).code == "invalid_grammar"
