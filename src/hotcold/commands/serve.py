@@ -6,6 +6,7 @@ that cannot be loaded; 70 the engine process died."""
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands import options
@@ -124,6 +125,10 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         help="how many states are kept for prompts that begin alike, by models with recurrent layers "
         "(default: -np plus 2)",
     )
+    _add_limit_options(add)
+
+
+def _add_limit_options(add: Callable[..., object]) -> None:
     add(
         "-to",
         "--timeout",
