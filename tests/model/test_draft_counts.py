@@ -1,4 +1,4 @@
-"""Whatever a file says about blocks that draft tokens, it runs with all of its layers, or is refused."""
+"""A file runs with all of its layers or is refused, for all counts of blocks that draft tokens."""
 
 from __future__ import annotations
 
