@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,13 +32,13 @@ pytestmark = [
 ]
 
 
-def build(folder: Path, *options: str) -> Path:
+def build(folder: Path, *options: str, targets: Sequence[str] = ("all",)) -> Path:
     """Configures and builds in ``folder``, with every warning an error; returns hotcold_op_table."""
     options += ("-DHOTCOLD_PYTHON=OFF", "-DHOTCOLD_NATIVE_TESTS=ON", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON")
     generator = ("-G", "Ninja") if shutil.which("ninja") else ()
     for command in (
         ["cmake", "-S", str(ROOT), "-B", str(folder), *generator, *options],
-        ["cmake", "--build", str(folder), "--parallel"],
+        ["cmake", "--build", str(folder), "--parallel", "--target", *targets],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -140,38 +139,6 @@ def test_waits_and_files(native: Path, name: str) -> None:
     hole, and have experts come and go; one that waits for ever is killed."""
     command = [str(native.parent / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def sanitizer(folder: Path) -> list[str]:
-    """A compiler command with the thread sanitizer; skips where its programs do not run."""
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        pytest.skip("needs a C++ compiler called c++, or CXX")
-    command = [compiler, "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread"]
-    (folder / "empty.cpp").write_text("int main() {}\n")
-    program = str(folder / "empty")
-    for step in ([*command, str(folder / "empty.cpp"), "-o", program], [program]):
-        if subprocess.run(step, capture_output=True, check=False).returncode != 0:
-            pytest.skip("the thread sanitizer does not work here")
-    return command
-
-
-#: What reads experts of a file, and packs them.
-SHELF = [f"disk/{name}" for name in ("disk", "reader", "shelf", "uring", "waves")]
-SHELF += ["pack/fill", "pack/pack", "pack/pack_panels", "pool/threads"]
-
-
-@pytest.mark.parametrize(
-    ("name", "sources", "arguments"),
-    [("pool", ["pool/threads"], ["3"]), ("link", ["program/link"], []), ("shelf", SHELF, [])],
-)
-def test_there_is_no_data_race(tmp_path: Path, name: str, sources: list[str], arguments: list[str]) -> None:
-    program = str(tmp_path / name)
-    files = [ROOT / f"tests/native/{name}.cpp", *(ROOT / f"csrc/{source}.cpp" for source in sources)]
-    command = [*sanitizer(tmp_path), f"-I{ROOT / 'csrc'}", *map(str, files), "-o", program]
-    subprocess.run(command, check=True)
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

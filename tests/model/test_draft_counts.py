@@ -1,4 +1,4 @@
-"""A file runs with all of its layers or is refused, for any count of blocks that draft tokens."""
+"""A file runs with all of its layers or is refused, for all counts of blocks that draft tokens."""
 
 from __future__ import annotations
 
