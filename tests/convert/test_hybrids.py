@@ -232,7 +232,7 @@ def test_kinds_of_layers_in_other_words(tmp_path: Path) -> None:
         ("tiny-nemotron-h", {"mamba_hidden_act": "relu"}, "mamba_hidden_act is 'relu': 'silu'"),
         ("tiny-kimi-linear", {"mla_use_nope": False}, "mla_use_nope is False: true"),
         ("tiny-kimi-linear", {"moe_router_activation_func": "softmax"}, "is 'softmax': 'sigmoid'"),
-        ("tiny-kimi-linear", {"linear_attn_config": ...}, "full_attn_layers is missing: a list of numbers"),
+        ("tiny-kimi-linear", {"linear_attn_config": ...}, "linear_attn_config is missing: an object with"),
         ("tiny-kimi-linear", {"num_hidden_layers": 5}, "kda_layers is .*: a list of those of 5 layers"),
         ("tiny-kimi-linear", {"num_attention_heads": 2}, "num_heads is 3: num_attention_heads 2"),
         ("tiny-rwkv7", {"hidden_act": "relu"}, "hidden_act is 'relu': 'sqrelu' is needed"),

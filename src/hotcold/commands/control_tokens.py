@@ -1,9 +1,11 @@
 """Reads names of control tokens in texts, such as those that a chat template writes: an option and a note."""
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 
 from hotcold.commands import options
+from hotcold.errors import UserError
 
 _NAMED = 3  # names of a note
 
@@ -22,14 +24,13 @@ def note_names(args: argparse.Namespace, model: Path | None, *texts: Path | None
     if args.special:
         return
     from hotcold.demo import model_path
-    from hotcold.formats.files import naming
     from hotcold.formats.gguf import open_gguf
-    from hotcold.tokenizer.tokenizer import Tokenizer, TokenizerError
+    from hotcold.tokenizer.tokenizer import Tokenizer
 
-    path = model or model_path()
-    with open_gguf(path) as file, naming(path, TokenizerError):
+    names: list[str] = []
+    with suppress(UserError), open_gguf(model or model_path()) as file:  # the command itself names a mistake
         names = [*Tokenizer.from_metadata(file.metadata).control_names.values()]
-    for text in texts:
+    for text in texts if names else ():
         words = options.read_text(text) if text is not None else ""
         if found := [name for name in names if name in words]:
             listed = ", ".join(found[:_NAMED]) + ", ..." * (len(found) > _NAMED)

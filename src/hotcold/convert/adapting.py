@@ -230,7 +230,8 @@ def smollm3(config: Settings) -> Facts:
     rotates = config.get("no_rope_layers") or [int((i + 1) % period != 0) for i in range(layers)]
     needed = [int((i + 1) % 4 != 0) for i in range(layers)]
     if rotates != needed:
-        raise config.error("no_rope_layers", str(needed))
+        key = "no_rope_layers" if "no_rope_layers" in config else "no_rope_layer_interval"
+        raise config.error(key, str(needed) if key == "no_rope_layers" else "4")
     return {"sliding_window": None}
 
 

@@ -239,6 +239,7 @@ def _new_tensors(plan: Plan, progress: Progress) -> dict[str, NewTensor]:
         try:
             values = source.load()
             tensor = values if isinstance(values, Tensor) else _pack(values, type)
+            del values
             if not tensor.is_finite():
                 raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
         except BlockTypeError as error:

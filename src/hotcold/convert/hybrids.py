@@ -176,7 +176,7 @@ def _ssm_keys(config: Settings) -> Facts:
 
 
 def nemotron_h(config: Settings) -> Facts:
-    refuse_others(config, mamba_hidden_act="silu")
+    refuse_others(config, mamba_hidden_act="silu", mlp_bias=False)
     key = "layers_block_type" if "layers_block_type" in config else "hybrid_override_pattern"
     kinds = _kinds(config, key)
     facts = {
@@ -193,7 +193,7 @@ def nemotron_h(config: Settings) -> Facts:
             _NEMOTRON,
             "backbone.layers.{}.mixer.",
             conv_bias=config.flag("use_conv_bias", True),
-            bias=config.flag("mamba_proj_bias", config.flag("use_bias", False)),
+            bias=config.flag("use_bias", False),
         ),
     }
     if facts["experts"]:

@@ -51,6 +51,8 @@ def kimi_linear(config: Settings) -> Facts:
     refuse_others(config, mla_use_nope=True, moe_router_activation_func="sigmoid")
     named = {ours: config.get(theirs) for ours, theirs in _KIMI.items() if theirs in config}
     config = config.having(named)
+    if _DELTA not in config:
+        raise config.error(_DELTA, "an object with full_attn_layers and kda_layers")
     delta, layers = config.section(_DELTA), config.integer("num_hidden_layers")
     attends = _numbers(delta, "full_attn_layers", layers)
     kept = sorted([*attends, *_numbers(delta, "kda_layers", layers)])

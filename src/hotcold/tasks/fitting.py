@@ -193,9 +193,7 @@ def fit_predictor(
     base = opened(source, load_options, progress, **more, state_copies=0, draft_max=0)
     base.mode(mode, own)
     _check_layers(base, method)
-    length = window_length(base.context, context)
-    cut = [text_windows(base.tokenizer, each, length, special=special) for each in texts]
-    fit_to, seen = _windows(cut, tokens, length)
+    fit_to, seen = _windows(base, texts, tokens, window_length(base.context, context), special=special)
     if folder is None:
         ladders = _fit(base, settings, fit_to, seen, progress)
         best = [each[0] if each else None for each in ladders]
@@ -240,11 +238,13 @@ def _check_layers(model: LoadedModel, method: str) -> None:
         raise UserError(f"{seen}: predictors of the others can be made by `method=svd` alone")
 
 
-def _windows(texts: Sequence[Windows], tokens: int, length: int) -> tuple[Windows, Windows]:
+def _windows(
+    model: LoadedModel, texts: Sequence[str], tokens: int, length: int, *, special: bool = False
+) -> tuple[Windows, Windows]:
     """Windows to fit to and, without overlap, windows to judge by: four fifths and one fifth of ``tokens``.
 
-    They are spread over the windows of two texts, or over the first four fifths and the last fifth of one."""
-    fit_to, *more = texts
+    They are spread over the two texts, or over the first four fifths and the last fifth of one."""
+    fit_to, *more = (text_windows(model.tokenizer, text, length, special=special) for text in texts)
     if more:
         held_out = more[0]
     else:
