@@ -41,6 +41,22 @@ def schemas_in_lark(text: str, notes: list[str] | None = None) -> str:
     return "".join([*parts, text])
 
 
+def patterns_in_lark(text: str) -> Iterator[str]:
+    """Yields a grammar of each text with a pattern that the schemas in a grammar ask for."""
+    end = 0
+    while (at := text.find("%json", end)) >= 0:
+        schema, end = _parsed(text, at + len("%json"))
+        values = [schema]
+        for value in values:  # more are added meanwhile
+            if isinstance(value, dict):
+                if isinstance(value.get("pattern"), str):
+                    kept = {key: value[key] for key in ("pattern", "minLength", "maxLength") if key in value}
+                    yield f"start: {_json_term({'type': 'string', **kept})}\n"
+                values += [each for key, each in value.items() if key not in ("enum", "const")]
+            elif isinstance(value, list):
+                values += value
+
+
 def read(schema: object, *, strict: bool = False, open: bool = False) -> Rewritten:
     """A schema as it is enforced, with notes on what is not; ``strict``: that is an error. ``open``: as of
     :func:`~hotcold.grammar.schema_rewriting.rewritten`. GrammarError: see :func:`lark_of_schema`."""
@@ -62,8 +78,12 @@ def _lark_term(schema: object, notes: list[str] | None) -> str:
     found = _read(schema)
     if notes is not None:
         notes += found.notes
-    # Last, since the compiler takes it out by putting the last key in its place.
-    return "%json " + json.dumps({**({} if found.schema is True else found.schema), "x-guidance": _WRITTEN})
+    return _json_term({} if found.schema is True else found.schema)
+
+
+def _json_term(schema: dict[str, Any]) -> str:
+    # The added key is last, since the compiler takes it out by putting the last key in its place.
+    return "%json " + json.dumps({**schema, "x-guidance": _WRITTEN})
 
 
 def _read(schema: object, open: bool = False) -> Rewritten:
