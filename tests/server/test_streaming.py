@@ -192,7 +192,8 @@ def test_checks_of_grammars_are_the_models_and_hold_nobody_up() -> None:
             await client.end()
             error = json.loads(client.body)["error"]
             assert client.status == 400
-            assert (error["code"], error["message"]) == ("invalid_grammar", "no such rule")
+            assert (error["code"], error["param"]) == ("invalid_grammar", "regex")
+            assert error["message"] == "regex: no such rule"
 
     run(test)
 

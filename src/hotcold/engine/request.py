@@ -82,6 +82,7 @@ class Grammar:
     source: str = ""  #: JSON of the schema, the expression, or the grammar's text; nothing of ``json_object``
     #: what of a schema the answer is not held to, such as ``uniqueItems at properties.tags``
     notes: tuple[str, ...] = ()
+    param: str = field(default="", compare=False)  #: field of the request that errors name
 
 
 @dataclass(frozen=True, slots=True)

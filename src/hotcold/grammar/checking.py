@@ -25,9 +25,10 @@ MEMORY_BYTES = 1 << 30  #: beyond what the process has after its imports; a voca
 CHECKED_CHARS = 1 << 21  #: of a grammar when it is in Lark
 RETRY_S = 5.0  #: after which another try may succeed
 _WALK_S = 0.3  # of processor time, for all walks of a grammar
-_OPENING = b'",{['  # preferred in this order, they lead from one property of JSON to the next, and into each
-#: Of each walk, in one answer or several: its tokens, the share of them that are of the above where these are allowed, and how many are
-#: drawn of the others. The longest of them is taken, which leads deep into a regular expression.
+#: Preferred in this order, these lead from one property of a JSON object to the next, and into each.
+_OPENING = b'",{['
+#: For each walk: its tokens, in one answer or several; the share of them for which the above are preferred;
+#: and how many are drawn else. The longest of these is taken: it leads deep into a regular expression.
 _WALKS = ((200, 1.0, 1), (100, 0.3, 4), (40, 0.0, 16))
 
 
@@ -113,7 +114,8 @@ def walk(compiler: GrammarCompiler, lark: str) -> None:
 
 
 def _constraint(compiler: GrammarCompiler, lark: str) -> GrammarConstraint:
-    return GrammarConstraint(lambda: compiler.compile(lark), ThreadPoolExecutor(1))  # which starts no thread here
+    pool = ThreadPoolExecutor(1)  # starts no thread, since no mask is prepared
+    return GrammarConstraint(lambda: compiler.compile(lark), pool)
 
 
 def _walk(

@@ -196,12 +196,12 @@ class _Tokens:
 
 def _refuse_errors(matcher: "LLMatcher", what: str) -> None:
     if matcher.is_error():
-        text = " ".join(_EXCERPT.split(matcher.get_error())[0].split())
+        text = printable(" ".join(_EXCERPT.split(matcher.get_error())[0].split()), 500)
         for pattern, reason in _REASONS.items():
             if found := re.search(pattern, text):
                 error = TooManyStates if pattern == _STATES else GrammarError
                 raise error(f"{what}: {reason.format(*found.groups(), **_LIMITS)}")
-        raise GrammarError(f"{what}: {_OUR_LINE.sub(_their_line, printable(text, 300))}")
+        raise GrammarError(f"{what}: {_OUR_LINE.sub(_their_line, text)}")
 
 
 def _their_line(found: re.Match[str]) -> str:
@@ -218,14 +218,17 @@ _REASONS = {
     r"Current row has (\d+) items": "too many items at one place, {}: the limit is {max_items_in_row}",
     "Too many items": "too many items for one token: the limit is {step_max_items}",
     "ParserTooComplex": "there are too many ways to go on",
-    "too many expressions": "too many steps of a regular expression for one token: the limit is {step_lexer_fuel}",
-    _STATES: "too many states of regular expressions: the limit is {max_lexer_states}",
+    "too many expressions": "too many steps of an expression for one token: the limit is {step_lexer_fuel}",
+    _STATES: "too many states of its expressions: the limit is {max_lexer_states}",
     "LexerTooComplex": "an expression in it is too complex",
-    "lexer precomputation failed|initial lexer config|fuel exhausted": "too many steps to compile its regular "
-    "expressions: the limit is {initial_lexer_fuel}",
+    "lexer precomputation failed|initial lexer config|fuel exhausted": (
+        "too many steps to compile its expressions: the limit is {initial_lexer_fuel}"
+    ),
     "number of symbols": "too many symbols: the limit is {max_grammar_size}",
-    "if regex is empty": "it takes too long to find whether a text matches all of several patterns",
-    "patternProperty regexes (.{1,200}) and (.{1,200}) are not disjoint": "the patternProperties {} and {} match "
-    "some of the same names: give each name one pattern, or list the names in properties",
+    "if regex is empty": "it takes too long to find whether a text matches several of its patterns",
+    "patternProperty regexes (.+) and (.+) are not disjoint": (
+        "the patternProperties {} and {} match some of the same names: write patterns that exclude each other, "
+        "or name these properties"
+    ),
     "^panic": "the compiler fails at it: write it in another way",
 }

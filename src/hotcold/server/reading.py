@@ -12,7 +12,7 @@ from hotcold.engine.request import Job, RequestError
 from hotcold.server.bodies import AT_ONCE, read_json
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.completion import CompletionCall
-from hotcold.server.protocol.constraints import SCHEMAS
+from hotcold.server.protocol.constraints import SCHEMAS, grammar_param
 from hotcold.server.protocol.errors import from_job
 from hotcold.server.protocol.native import NativeCall
 from hotcold.server.request_log import LEFT_OUT, NOT_ENFORCED, NOTES
@@ -32,17 +32,17 @@ class Reader:
     async def _checked(self, request: Request, jobs: Sequence[Job], field: str) -> list[Job]:
         """The jobs of a request with its grammar checked, which the check may change; before that, whether
         their prompts have room, since that takes no time. ``field`` is where these came in. APIError: one has
-        none; RequestError: no answer can be held to the grammar."""
+        none, or no answer can be held to the grammar."""
         llm = self._service.llm
+        grammar = jobs[0].grammar
         try:
             for job in jobs:
                 llm.check_length(job)
+            if grammar is None:
+                return [*jobs]
+            grammar = await llm.check(grammar)
         except RequestError as error:
-            raise from_job(error, field) from None
-        grammar = jobs[0].grammar
-        if grammar is None:
-            return [*jobs]
-        grammar = await llm.check(grammar)
+            raise from_job(error, field, grammar_param(jobs)) from None
         checked = [replace(job, grammar=grammar) for job in jobs]
         note_not_enforced(request, checked[0])
         return checked

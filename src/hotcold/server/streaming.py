@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from hotcold.engine.request import Job, RequestError
 from hotcold.server.connections import drop
 from hotcold.server.framing import FRAMES
+from hotcold.server.protocol.constraints import grammar_param
 from hotcold.server.protocol.errors import APIError, from_job
 from hotcold.server.protocol.replies import Reply
 from hotcold.server.replies import JSONReply, error_reply
@@ -108,7 +109,7 @@ class Answer:
     def _as_api_error(self, error: Exception, scope: Scope) -> APIError:
         """Returns the error for the client, and notes it for the log."""
         if isinstance(error, RequestError):
-            error = from_job(error, self._field)
+            error = from_job(error, self._field, grammar_param(self._jobs))
         if not isinstance(error, APIError):
             return defect(error, scope)
         scope[NOTES]["error"] = error.code

@@ -8,8 +8,8 @@ from hotcold.chat.stream import AnswerStream
 from hotcold.server.protocol import chat, sampling
 from hotcold.server.protocol.anthropic_reply import MessagesReply
 from hotcold.server.protocol.chat import ChatCall
-from hotcold.server.protocol.dialects import renamed
-from hotcold.server.protocol.errors import APIError, invalid
+from hotcold.server.protocol.dialects import translated
+from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
     Anything,
@@ -171,10 +171,7 @@ def _call(values: Mapping[str, Any], facts: Facts) -> MessagesCall:
             if part["type"] == "tool_use":
                 seen = f"messages ends with the call {shown(part['id'])}"
                 raise invalid(f"{seen}: add a tool_result of each, in a message of role user", "messages")
-    try:
-        return MessagesCall(**vars(chat.parse(_chat(values), facts)))
-    except APIError as error:
-        raise renamed(error, _NAMES) from None
+    return MessagesCall(**vars(translated(chat.parse, _chat(values), facts, _NAMES)))
 
 
 def _chat(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hotcold.engine.request import Grammar, Job
 from hotcold.grammar.error import GrammarError
 from hotcold.server.protocol import constraints, sampling
 from hotcold.server.protocol.chat_reply import ChatReply
-from hotcold.server.protocol.errors import from_job, invalid
+from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
     Choice,
@@ -163,6 +163,9 @@ def parse(body: object, facts: Facts) -> ChatCall:
         kwargs.setdefault("enable_thinking", False)
     if values["reasoning_effort"] is not None:
         kwargs.setdefault("reasoning_effort", values["reasoning_effort"])
+    grammar = _grammar(values, facts, callable, choice, content, continue_last)
+    if grammar is not None:
+        grammar = replace(grammar, param="tools" if callable or content is None else content.param)
     return ChatCall(
         facts=facts,
         messages=[_without_absent(each) for each in values["messages"]],
@@ -179,7 +182,7 @@ def parse(body: object, facts: Facts) -> ChatCall:
             facts,
             max_tokens=sampling.length(values, _LENGTHS, facts.default_max_tokens),
             logprobs=_logprobs(values),
-            grammar=_grammar(values, facts, callable, choice, content, continue_last),
+            grammar=grammar,
             picture=picture(values),
         ),
         n=values["n"],
@@ -208,7 +211,7 @@ def _grammar(
             tools, choice, parallel, facts.tool_format, token_ids, content, open=facts.open_schemas
         )
     except GrammarError as error:
-        raise from_job(error, "tools") from None
+        raise invalid(str(error), "tools", "invalid_grammar") from None
 
 
 def _parallel(values: Mapping[str, Any], facts: Facts, choice: ToolChoice) -> bool:

@@ -8,7 +8,7 @@ from hotcold.chat.stream import AnswerStream, ChatStream
 from hotcold.engine.request import Job
 from hotcold.server.protocol import chat, native, sampling
 from hotcold.server.protocol.chat import ChatCall
-from hotcold.server.protocol.dialects import renamed
+from hotcold.server.protocol.dialects import translated
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
@@ -168,10 +168,7 @@ def parse_generate(body: object, facts: Facts) -> OllamaChat | RawCall | LoadCal
             "system and raw are both given: write it into the prompt", param="system", code="invalid_value"
         )
     given = _common(values, "n_predict")
-    try:
-        return RawCall(**vars(native.parse({"prompt": values["prompt"], **given}, facts)))
-    except APIError as error:
-        raise renamed(error, _NAMES) from None
+    return RawCall(**vars(translated(native.parse, {"prompt": values["prompt"], **given}, facts, _NAMES)))
 
 
 def parse_show(body: object, facts: Facts) -> Facts:
@@ -186,10 +183,7 @@ def _chat(values: Mapping[str, Any], messages: list[dict[str, Any]], facts: Fact
     if think is not None and "response_format" not in body:
         body["chat_template_kwargs"] = {"enable_thinking": think is not False}
         body["reasoning_effort"] = think if isinstance(think, str) else None
-    try:
-        return OllamaChat(**vars(chat.parse(body, facts)), key=key)
-    except APIError as error:
-        raise renamed(error, _NAMES) from None
+    return OllamaChat(**vars(translated(chat.parse, body, facts, _NAMES)), key=key)
 
 
 def _common(values: Mapping[str, Any], length: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 from hotcold.chat.stream import AnswerStream
 from hotcold.server.protocol import chat, sampling
 from hotcold.server.protocol.chat import ChatCall
-from hotcold.server.protocol.dialects import renamed
-from hotcold.server.protocol.errors import APIError, invalid
+from hotcold.server.protocol.dialects import translated
+from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
     Anything,
@@ -179,10 +179,7 @@ def parse(body: object, facts: Facts) -> ResponsesCall:
         values["input"] = [*_found(values["input"], facts)]
     _check_calls(values["input"])
     names = Names(values["tools"] or ())
-    try:
-        call = chat.parse(_chat(values, names), facts)
-    except APIError as error:
-        raise renamed(error, _NAMES) from None
+    call = translated(chat.parse, _chat(values, names), facts, _NAMES)
     keep = isinstance(body, dict) and body.get("store") is None
     return ResponsesCall(**vars(call), told=_told(values, call), names=names, keep=keep)
 
