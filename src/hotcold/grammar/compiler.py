@@ -135,6 +135,7 @@ class Matcher:
     def __init__(self, matcher: "LLMatcher", size: int) -> None:
         self._matcher = matcher
         self._size = size
+        self._bounded = False  # whether llguidance applies the limits of a step, which it does from a mask on
 
     def copy(self) -> "Matcher":
         """Returns a matcher that has come as far. Both count their states of regular expressions together."""
@@ -160,8 +161,11 @@ class Matcher:
         return self._matcher.is_accepting()
 
     def forced(self) -> bytes:
-        """The bytes that come next because nothing else may."""
+        """The bytes that come next because nothing else may. GrammarError: they are too many."""
+        if not self._bounded:
+            self.mask()
         found: bytes = b"" if self._matcher.is_stopped() else self._matcher.compute_ff_bytes()
+        _refuse_errors(self._matcher, "the grammar cannot go on")
         return found
 
     def possible(self, tokens: Sequence[int]) -> int:
@@ -172,6 +176,7 @@ class Matcher:
         """Which tokens may come next; those that end the text where the grammar is complete. GrammarError:
         finding out would cost too much, or nothing may come."""
         found = self._matcher.compute_bitmask()  # without Python's lock
+        self._bounded = True
         _refuse_errors(self._matcher, "the grammar cannot go on")
         mask = np.zeros(-(-self._size // 64), np.uint64)
         n = min(len(found), mask.nbytes)  # it has a bit more than there are tokens

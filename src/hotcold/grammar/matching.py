@@ -14,6 +14,8 @@ from hotcold.grammar.error import GrammarError
 #: read one text in very many ways gets slower with each token, up to the library's own bounds.
 MASKS_S = 1.0
 MASK_S = 0.02
+_MOST_FORCED = 256  # bytes that are spelled in tokens: far more than are guessed at once
+_ENDLESS = 4096  # bytes that come without a choice: more of them take too long to find for each token
 
 _Value = TypeVar("_Value")
 
@@ -34,6 +36,7 @@ class GrammarConstraint:
         self._lock = threading.Lock()
         self._matcher: Matcher | None = start()
         self._consumed: list[int] = []
+        self._endless = False  # whether what comes without a choice is too long to be found
         self._spent_s = 0.0
         self._last: tuple[list[int], Mask] | None = None
         self._coming: tuple[list[int], Future[Mask]] | None = None
@@ -59,8 +62,14 @@ class GrammarConstraint:
     def forced(self, output: Sequence[int]) -> Sequence[int]:
         """Tokens that come after these, since nothing else may, if they are spelled so; none where a thread
         makes the mask now."""
-        text: bytes = self._ask(output, Matcher.forced, b"")
-        return self._spelled(text) if text else ()
+        text = b"" if self._endless else self._ask(output, self._forced_by, b"")
+        return self._spelled(text[:_MOST_FORCED]) if text else ()
+
+    def _forced_by(self, matcher: Matcher) -> bytes:
+        self._endless = True  # if it reaches a limit, which takes long: then this is not asked again
+        text = matcher.forced()
+        self._endless = len(text) > _ENDLESS
+        return text
 
     def possible(self, output: Sequence[int], tokens: Sequence[int]) -> int:
         """How many of ``tokens`` may follow; all of them where a thread makes the mask now."""
@@ -75,7 +84,8 @@ class GrammarConstraint:
             return otherwise
         try:
             return question(self._moved_to(tokens))
-        except GrammarError:  # is raised again where a token is chosen
+        except GrammarError:  # is raised again where a token is chosen, if it is about these tokens
+            self._matcher = None
             return otherwise
         finally:
             self._lock.release()
