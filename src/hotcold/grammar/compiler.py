@@ -232,8 +232,8 @@ _REASONS = {
     "number of symbols": "too many symbols: the limit is {max_grammar_size}",
     "if regex is empty": "it takes too long to find whether a text matches several of its patterns",
     "patternProperty regexes (.+) and (.+) are not disjoint": (
-        "the patternProperties {} and {} match some of the same names: write patterns that exclude each other, "
-        "or name these properties"
+        "the patternProperties {} and {} match some of the same names: write patterns that exclude each "
+        "other, or name these properties"
     ),
     "^panic": "the compiler fails at it: write it in another way",
 }

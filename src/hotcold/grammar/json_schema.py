@@ -182,6 +182,8 @@ def _conditions(root: Any, schema: Any) -> Iterator[list[list[object]]]:
     types = set(type_list(schema))
     if types <= {"object", "array"} and "enum" not in schema and "const" not in schema:
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
+        if "patternProperties" in schema:
+            rest = True  # the compiler knows which of them a name matches
         least, prefix = schema.get("minItems", 0), schema.get("prefixItems", [])
         array = prefix[:least] + [schema.get("items", True)] * (least > len(prefix))
         ways = {"array": array, "object": [properties.get(name, rest) for name in schema.get("required", ())]}

@@ -257,8 +257,10 @@ def _joined(first: list[str], second: list[str]) -> list[str]:
 
 def _characters(part: re.Match[str]) -> list[str]:
     """Returns the characters that one part of a pattern matches. _ManyTexts."""
-    if not part["cls"]:
-        return [_one_character(part[0])]
+    if part["cls"] is None:
+        return [_one_character(part[0], ".*+?^$|()")]
+    if part[0].startswith("[^"):
+        raise _ManyTexts
     found: list[str] = []
     for first, last in _RANGE.findall(part[0][1:-1]):
         low = ord(_one_character(first))
@@ -266,9 +268,10 @@ def _characters(part: re.Match[str]) -> list[str]:
     return found
 
 
-def _one_character(text: str) -> str:
-    """Returns the character that stands for itself, alone or behind a backslash. _ManyTexts."""
-    if len(text) > 2 or (text[-1].isalnum() if len(text) == 2 else text in ".*+?^$|()"):
+def _one_character(text: str, others: str = "") -> str:
+    """Returns the character that stands for itself, alone or behind a backslash. _ManyTexts: it is one of the
+    others, or another kind of escape."""
+    if len(text) > 2 or (text[-1].isalnum() if len(text) == 2 else text in others):
         raise _ManyTexts
     return text[-1]
 

@@ -82,10 +82,10 @@ def grammar(values: Mapping[str, Any], facts: Facts) -> Grammar | None:
         format = None
     if format is not None and schema is not None:  # as clients of llama.cpp write one wish
         other = _schema(format)
-        if other is None and schema not in _ANYTHING:
-            format = None
-        elif other is None or _sorted(other) == _sorted(schema):
+        if schema in _ANYTHING or _sorted(other) == _sorted(schema):
             schema = None
+        elif other is None or other in _ANYTHING:
+            format = None
     found: dict[str, Grammar] = {}
     if format is not None:
         found["response_format"] = _of_format(format, facts)
