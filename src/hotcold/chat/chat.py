@@ -8,7 +8,7 @@ from hotcold.chat.call_ids import CallIds, call_ids_of
 from hotcold.chat.harmony import EFFORTS, HarmonyStream
 from hotcold.chat.messages import Message, TemplateValue, content_text
 from hotcold.chat.prompt import CALL_MARKS, fitted
-from hotcold.chat.rendering import TemplateError, TemplateProcess, check_extra
+from hotcold.chat.rendering import TemplateError, TemplateProcess, TemplateStopped, check_extra
 from hotcold.chat.stand_ins import StandIns, encode_rendered, stand_ins, texts_of, unused
 from hotcold.chat.stream import AnswerStream as AnswerStream
 from hotcold.chat.stream import ChatStream as ChatStream
@@ -16,6 +16,7 @@ from hotcold.chat.stream import Part as Part
 from hotcold.chat.thinking import opens_thinking, thinking_of
 from hotcold.chat.tool_formats import GENERAL, HARMONY, ToolFormat, is_harmony, knows_tools, tool_format
 from hotcold.chat.traits import Traits, needs_parts, needs_tools, probes, traits_of
+from hotcold.engine.request import prompt_too_long
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import shown
@@ -96,6 +97,7 @@ class Chat:
         kwargs: Mapping[str, TemplateValue] | None = None,
         add_generation_prompt: bool = True,
         continue_last: bool = False,
+        context: int | None = None,
     ) -> list[int]:
         """Token ids of the prompt for the next answer; blocks for as long as rendering takes.
 
@@ -103,14 +105,15 @@ class Chat:
         what others wrote goes through :func:`check_messages`, :func:`check_tools` and :func:`check_values`
         before. With ``continue_last`` the last message, an assistant's, is the beginning of the answer.
         Special tokens inside the messages' texts stay text. :class:`TemplateError`: the template cannot be
-        rendered with these; RequestError: no template can be rendered now."""
-        text, marks = self._text(
-            messages,
-            tools,
-            self._values(kwargs),
-            add_generation_prompt and not continue_last,
-            continue_last,
-        )
+        rendered with these; RequestError: no template can be rendered now, or the prompt leaves no room in
+        ``context`` tokens, which shows before it is encoded."""
+        begins = add_generation_prompt and not continue_last
+        try:
+            text, marks = self._text(messages, tools, self._values(kwargs), begins, continue_last)
+        except TemplateStopped:
+            self._check_length(context, [*texts_of(messages), *texts_of(tools)])
+            raise
+        self._check_length(context, [marks.restored(str.__str__(text))])
         ids = encode_rendered(self._tokenizer, text, marks)
         if not ids:
             raise TemplateError("the model's chat template made an empty prompt of these messages")
@@ -130,7 +133,14 @@ class Chat:
         begins = add_generation_prompt and not continue_last
         values = self._values(kwargs)
         text, marks = self._text(messages, tools, values, begins, continue_last)
-        return str.__str__(text).translate(marks.back)
+        return marks.restored(str.__str__(text))
+
+    def _check_length(self, context: int | None, texts: Sequence[str]) -> None:
+        """RequestError: these texts have so many tokens that the context has no room for an answer."""
+        if context is not None:
+            least = sum(map(self._tokenizer.least_tokens, texts))
+            if least >= context:
+                raise prompt_too_long(f"at least {least} tokens", context)
 
     def traits(self, *, tools: bool = False) -> Traits:
         """The forms that the template accepts, or the one for tools; blocks while it is asked for the first

@@ -34,6 +34,13 @@ class RequestError(UserError):
         self.retry_after_s = retry_after_s
 
 
+def prompt_too_long(length: str, context: int) -> RequestError:
+    """The error for a prompt of this length, such as ``12 tokens``, that leaves no room for an answer."""
+    seen = f"the prompt has {length} and the context holds {context}, one of them for the answer"
+    fix = "shorten the prompt, or load the model with a larger `context`"
+    return RequestError(f"{seen}: {fix}", "context_length_exceeded")
+
+
 @dataclass
 class Timings:
     """Moments of a request on the monotonic clock, in seconds; None until they happen."""

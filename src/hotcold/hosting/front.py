@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import Job, RequestError
+from hotcold.engine.request import Job, RequestError, prompt_too_long
 from hotcold.errors import UserError
 from hotcold.hosting.messages import (
     Abort,
@@ -211,9 +211,7 @@ class EngineFront:
         """RequestError ``context_length_exceeded``: the prompt leaves no room for an answer."""
         context = self.info.context
         if len(job.prompt) >= context:
-            seen = f"the prompt has {len(job.prompt)} tokens and the context holds {context}"
-            fix = "shorten the prompt, or load the model with a larger `context`"
-            raise RequestError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
+            raise prompt_too_long(f"{len(job.prompt)} tokens", context)
 
     def _submit(self, job: Job) -> tuple[int, "_Reply"]:
         self.check()

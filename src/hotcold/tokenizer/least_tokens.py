@@ -1,6 +1,6 @@
 """A lower bound of the number of tokens of a text, without encoding it.
 
-Each byte of a text weighs 1 / n, where n is the length of the longest token that contains this byte. A byte of
+Each byte of a text weighs 1 / n, where n is the length of the longest token that contains the byte. A byte of
 a token of m bytes thus weighs at most 1 / m, and a token at most 1: a text has at least as many tokens as its
 bytes weigh. Bytes that a tokenizer may leave out weigh 0. SentencePiece's space, U+2581, counts as a space in
 texts and in tokens alike."""
