@@ -24,9 +24,9 @@ from hotcold.engine.generation import Piece
 from hotcold.engine.request import Job, RequestError
 from hotcold.errors import UserError
 from hotcold.grammar.error import GrammarError
-from hotcold.server import framing, streaming
+from hotcold.server import framing
 from hotcold.server.app import make_app
-from hotcold.server.protocol import replies
+from hotcold.server.protocol import json_parts, replies
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings
 
@@ -206,7 +206,7 @@ def test_an_error_in_the_encoder(
     else:
         faulty = counted(framing.to_json)
         monkeypatch.setattr(framing, "to_json", faulty)
-        monkeypatch.setattr(streaming.JSONReply, "render", lambda self, content: faulty(content))
+        monkeypatch.setattr(json_parts, "to_json", faulty)
     assert wrong_answers(MadeUpLLM(), rounds, asked, injected) == []
     assert hit == ({*ROUTES} if call == 1 or method in ("add", "to_json", "lines") else set())
 

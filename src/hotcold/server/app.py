@@ -41,7 +41,7 @@ def make_app(
     )
     app.router.redirect_slashes = False
     guard = Guard(_Asked(app, service), service.settings, lambda path: path in _HEALTH or page_paths(path))
-    return PlainTarget(Logged(guard, log, service.metrics))
+    return PlainTarget(Logged(guard, log, service.metrics, service.rare))
 
 
 class _Asked:

@@ -10,10 +10,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.rare_lines import RareLines
 from hotcold.server.settings import Settings
 
 #: Where a request's scope has the function that drops its connection.
 DROP = "hotcold.drop"
+#: Refused connections that stay open for a moment, so that their clients read the answer.
+REFUSED = 32
 _MOST_PIPELINED = 64 << 10
 _LINGER_S = 1.0
 _PHRASES = {
@@ -24,21 +27,24 @@ _PHRASES = {
 }
 
 
-def bounded(settings: Settings) -> type[H11Protocol]:
-    """The class of connections, for uvicorn's ``http``."""
-    return type("BoundedConnection", (_Connection,), {"settings": settings})
+def bounded(settings: Settings, rare: RareLines) -> type[H11Protocol]:
+    """The class of connections, for uvicorn's ``http``. Refused ones are noted in ``rare``."""
+    return type("BoundedConnection", (_Connection,), {"settings": settings, "rare": rare})
 
 
 class _Connection(H11Protocol):
     settings: Settings
+    rare: RareLines
     _timer: asyncio.TimerHandle | None = None
     _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.settings.connections:
+            seen = f"the server has {self.settings.connections} connections, the most that it takes"
+            self.rare.add(f"a connection was refused: {seen} (--max-connections)")
             full = APIError(
-                f"the server has {self.settings.connections} connections, the most that it takes",
+                seen,
                 status=503,
                 type="unavailable_error",
                 code="too_many_connections",
@@ -111,7 +117,7 @@ class _Connection(H11Protocol):
             self.transport.abort()
             return
         self.transport.write(_response(error))
-        if len(self.connections) > 2 * self.settings.connections:
+        if len(self.connections) > self.settings.connections + REFUSED:
             self.transport.close()
             return
         # Closing while the client still sends would take the answer away from it.

@@ -13,11 +13,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.rare_lines import RareLines
 from hotcold.server.replies import error_reply
 from hotcold.values import printable
 
 #: Keys in a request's scope: its id, and further facts for its line.
 REQUEST_ID, NOTES = "hotcold.id", "hotcold.notes"
+STRANGER = "hotcold.stranger"  #: true in the scope of a request that was refused, or that needed no key
 LEFT_OUT = "left_out"  #: the note on characters of a prompt that no token can spell
 NOT_ENFORCED = "not_enforced"  #: the note on parts of schemas that are not enforced
 #: Notes that are also headers of the answer.
@@ -40,11 +42,13 @@ class RequestLog:
         self._thread.start()
 
     def line(self, *words: object) -> None:
-        """Adds a line of words; no word can forge another line or move a terminal's cursor."""
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
-        text = " ".join([moment, *(printable(str(word), 300) for word in words)])
+        """Adds a line of words, as :func:`line_of` makes it."""
+        self.text(line_of(*words))
+
+    def text(self, line: str) -> None:
+        """Adds a line as it is."""
         try:
-            self._lines.put_nowait(text)
+            self._lines.put_nowait(line)
         except queue.Full:
             self._dropped += 1
 
@@ -71,10 +75,11 @@ class Logged:
     """The outermost layer: gives every request an id, a log line, and an answer, even if this program
     fails."""
 
-    def __init__(self, app: ASGIApp, log: RequestLog | None, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, log: RequestLog | None, metrics: Metrics, rare: RareLines) -> None:
         self._app = app
         self._log = log
         self._metrics = metrics
+        self._rare = rare
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,8 +120,18 @@ class Logged:
                     f'{name}="{value}"' if " " in str(value) else f"{name}={value}"
                     for name, value in notes.items()
                 ]
-                method, path = scope["method"], scope["path"]
-                self._log.line(request_id, method, path, status, f"{seconds:.3f}s", *more)
+                words = (request_id, scope["method"], scope["path"], status, f"{seconds:.3f}s", *more)
+                if scope.get(STRANGER):
+                    cause = f"a request without a valid key was answered with status {status}"
+                    self._rare.add(cause, line_of(*words))
+                else:
+                    self._log.line(*words)
+
+
+def line_of(*words: object) -> str:
+    """A line of words with the time; no word can forge another line or move a terminal's cursor."""
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
+    return " ".join([moment, *(printable(str(word), 300) for word in words)])
 
 
 class _Ended(Exception):

@@ -16,6 +16,7 @@ from hotcold.formats.files import RegularFile, naming
 
 KEY_VARIABLE = "HOTCOLD_API_KEY"
 MOST_KEYS = 10_000
+BACKLOG = 1024  #: connections that wait to be accepted
 LONGEST_FILE = 1 << 20  #: limit of a file of keys, in bytes
 _KEY = re.compile(r"[!-~]{1,512}")
 _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
@@ -130,7 +131,7 @@ def _listen(family: int, host: str, port: int) -> socket.socket:
     import errno
 
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
             raise _Absent from None
