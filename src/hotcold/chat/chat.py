@@ -230,7 +230,7 @@ class Chat:
         if continue_last:
             _mark_end(messages[-1], end)
         if not template:
-            return _plain_text(messages).removesuffix(end).translate(marks.forward), marks
+            return marks.replaced(_plain_text(messages).removesuffix(end)), marks
         request = {
             "template": template,
             "stand_ins": [marks.plain, marks.marked],

@@ -42,10 +42,13 @@ class StandIns:
     def back(self) -> dict[int, str]:
         return {ord(b): a for a, b in zip(self.plain, self.marked, strict=True)}
 
+    def replaced(self, text: str) -> str:
+        """A text with stand-ins in the place of its characters."""
+        return _translated(text, self.forward)
+
     def restored(self, text: str) -> str:
         """A text with the original characters in the place of stand-ins."""
-        parts = (text[at : at + _PART] for at in range(0, len(text), _PART))
-        return "".join(part.translate(self.back) for part in parts)
+        return _translated(text, self.back)
 
     def mark(self, value: Any) -> Any:
         """All strings of a value made of dicts, lists and plain values, keys too, as :class:`MarkedText`."""
@@ -57,6 +60,10 @@ class StandIns:
 
 
 _NONE = StandIns("", "")
+
+
+def _translated(text: str, table: Mapping[int, str]) -> str:
+    return "".join(text[at : at + _PART].translate(table) for at in range(0, len(text), _PART))
 
 
 def stand_ins(names: Iterable[str], texts: Iterable[str]) -> StandIns:
