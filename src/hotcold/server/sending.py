@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from hotcold.server.connections import drop
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.json_parts import json_parts
+from hotcold.server.request_log import NOTES
 
 T = TypeVar("T")
 #: Calls a function in a thread.
@@ -42,7 +43,9 @@ class Sending:
     async def response(self, response: Response) -> None:
         await response(self._scope, _never, self.send)
 
-    async def json(self, value: Callable[[], Any], in_thread: InThread, told: Callable[[bool], None]) -> None:
+    async def json(
+        self, value: Callable[[], Any], in_thread: InThread, told: Callable[[bool], None] = lambda last: None
+    ) -> None:
         """Sends a value as JSON. Threads make and write it, part by part, so that a large one delays no other
         request. ``told`` is called before each part is sent, with whether it is the last one."""
         parts: Iterator[bytes] | None = None
@@ -76,7 +79,11 @@ class LargeReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = Sending(scope, send, self._patience_s)
-        await unless_gone(receive, sending.json(lambda: self._value, self._in_thread, lambda last: None))
+        work = sending.json(lambda: self._value, self._in_thread)
+        try:
+            await unless_gone(receive, work)
+        except APIError as error:
+            scope[NOTES]["status"] = error.status
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
