@@ -19,6 +19,8 @@ DROP = "hotcold.drop"
 REFUSED = 32
 _MOST_PIPELINED = 64 << 10
 _LINGER_S = 1.0
+_READ = 16 << 10  # bytes of a connection in one turn of the event loop
+_CHUNKS, _CHUNK = 4096, 64  # so many chunks of a body may be smaller than so many bytes
 _PHRASES = {
     400: "Bad Request",
     408: "Request Timeout",
@@ -38,8 +40,16 @@ class _Connection(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
     _refused = False
 
+    def __init__(self, *values: Any, **options: Any) -> None:
+        super().__init__(*values, **options)
+        self._next_event = self.conn.next_event
+        self.conn.next_event = self._bounded_event  # type: ignore[method-assign]
+        self._chunks = self._chunk_bytes = 0
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if hasattr(transport, "max_size"):  # asyncio's own: others get their turn between two reads
+            transport.max_size = _READ
         if len(self.connections) > self.settings.connections:
             seen = f"the server has {self.settings.connections} connections, the most that it takes"
             self.rare.add(f"a connection was refused: {seen} (--max-connections)")
@@ -70,6 +80,18 @@ class _Connection(H11Protocol):
         except h11.LocalProtocolError:  # uvicorn answers nonsense amid an answer
             self.transport.abort()
         self._watch()
+
+    def _bounded_event(self) -> Any:
+        """The next event. RemoteProtocolError: a body has so many tiny chunks that they hold up others."""
+        event = self._next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._chunk_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._chunk_bytes += len(event.data)
+            if self._chunks > _CHUNKS and self._chunk_bytes < _CHUNK * (self._chunks - 1):
+                raise h11.RemoteProtocolError("the chunks are too small")
+        return event
 
     def _head_too_long(self, data: bytes) -> bool:
         """h11 looks at heads that are incomplete only."""
