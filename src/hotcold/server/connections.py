@@ -19,6 +19,7 @@ _CONNECTION = "hotcold.connection"
 _NOT_HTTP = "this is no HTTP request that the server understands"
 _TWO_LENGTHS = "Transfer-Encoding is for HTTP/1.1 alone, and never with Content-Length: send one of the two"
 _BAD_CHUNKS = "the body's chunks are broken: each has a hexadecimal size, CRLF, its data, CRLF"
+_SMALL_CHUNKS = "the body's chunks are too small: send larger ones, or Content-Length"
 #: Limit of empty lines before a request line. Old clients end a body with one (RFC 9112, 2.2).
 _EMPTY_LINES = 8
 #: What an incomplete line before a chunk may be: its size, and extensions, which are ignored.
@@ -44,10 +45,12 @@ def bounded(settings: Settings, rare: RareLines) -> type[H11Protocol]:
 
 class _Framing(h11.Connection):
     """h11's connection with rules of RFC 9112 that h11 lacks: a request states its length in one way, empty
-    lines may precede it, and data after the last request is ignored."""
+    lines may precede it, and data after the last request is ignored. So many tiny chunks that they would hold
+    up other connections are refused."""
 
     reason = _NOT_HTTP  #: what is wrong with a request that next_event() refuses
     _empty_lines = 0  # before the next request
+    _chunks = _chunk_bytes = 0  # of the request's body
 
     def _extract_next_receive_event(self) -> Any:
         state, buffer = self.their_state, self._receive_buffer
@@ -63,10 +66,16 @@ class _Framing(h11.Connection):
                 return self._extract_next_receive_event()
         event = super()._extract_next_receive_event()
         if isinstance(event, h11.Request):
-            self._empty_lines = 0
+            self._empty_lines = self._chunks = self._chunk_bytes = 0
             names = {name for name, _ in event.headers}
             if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
                 self.reason = _TWO_LENGTHS
+                raise h11.RemoteProtocolError(self.reason)
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._chunk_bytes += len(event.data)
+            if self._chunks > _CHUNKS and self._chunk_bytes < _CHUNK * (self._chunks - 1):
+                self.reason = _SMALL_CHUNKS
                 raise h11.RemoteProtocolError(self.reason)
         elif event is h11.NEED_DATA and state is h11.SEND_BODY and not self._line_may_go_on():
             raise h11.RemoteProtocolError(self.reason)
@@ -88,12 +97,6 @@ class _Connection(H11Protocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.conn: _Framing = _Framing(h11.SERVER, self.settings.head_bytes)
-
-    def __init__(self, *values: Any, **options: Any) -> None:
-        super().__init__(*values, **options)
-        self._next_event = self.conn.next_event
-        self.conn.next_event = self._bounded_event  # type: ignore[method-assign]
-        self._chunks = self._chunk_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -129,18 +132,6 @@ class _Connection(H11Protocol):
         except h11.LocalProtocolError:  # uvicorn answers nonsense amid an answer
             self.transport.abort()
         self._watch()
-
-    def _bounded_event(self) -> Any:
-        """The next event. RemoteProtocolError: a body has so many tiny chunks that they hold up others."""
-        event = self._next_event()
-        if isinstance(event, h11.Request):
-            self._chunks = self._chunk_bytes = 0
-        elif isinstance(event, h11.Data):
-            self._chunks += event.chunk_start
-            self._chunk_bytes += len(event.data)
-            if self._chunks > _CHUNKS and self._chunk_bytes < _CHUNK * (self._chunks - 1):
-                raise h11.RemoteProtocolError("the chunks are too small")
-        return event
 
     def _head_too_long(self, data: bytes) -> bool:
         """h11 looks at heads that are incomplete only."""
