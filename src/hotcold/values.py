@@ -51,7 +51,7 @@ def size(n: int) -> str:
 
 def not_utf8(error: UnicodeDecodeError) -> str:
     """Says which byte of a text is wrong."""
-    return f"byte {error.object[error.start]:#04x} at {error.start} is not UTF-8"
+    return f"is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
 
 
 def printable(text: str, limit: int = 200) -> str:

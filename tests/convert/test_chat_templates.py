@@ -115,7 +115,7 @@ def test_the_largest_template(tmp_path: Path) -> None:
             "chat_template.jinja: a chat template has 1048577 bytes: at most 1048576 are allowed",
         ),
         (config("é" * (MOST // 2 + 1)), "tokenizer_config.json: a chat template has 1048578 bytes: at most"),
-        ({"chat_template.jinja": b"ab\xff"}, "chat_template.jinja: byte 0xff at 2 is not UTF-8"),
+        ({"chat_template.jinja": b"ab\xff"}, "chat_template.jinja is not UTF-8 text: byte 0xff at 2"),
         (config(7), "chat_template is 7: a string, or a list of objects with name and template is needed"),
         (config({"default": "x"}), "a string, or a list of objects with name and template is needed"),
         (config(["x"]), "a string, or a list of objects with name and template is needed"),

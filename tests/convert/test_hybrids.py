@@ -181,7 +181,7 @@ def test_the_vocabulary_of_rwkv(tmp_path: Path) -> None:
         with pytest.raises(ConvertError, match=r"line 11 is .*: the id 11 of 288, a token and the number"):
             converted(checkpoint)
     path.write_bytes(b"1 '\xff' 1\n")
-    with pytest.raises(ConvertError, match=r"byte 0xff at 3 is not UTF-8"):
+    with pytest.raises(ConvertError, match=r"is not UTF-8 text: byte 0xff at 3"):
         converted(checkpoint)
 
 

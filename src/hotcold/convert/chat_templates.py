@@ -75,7 +75,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConvertError(f"{path}: {not_utf8(error)}: save it as UTF-8") from None
+        raise ConvertError(f"{path} {not_utf8(error)}") from None
 
 
 def _unique(source: Path, named: Iterable[tuple[str, str]]) -> Templates:

@@ -137,7 +137,7 @@ def world_vocabulary(path: Path, tokens: list[Piece]) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConvertError(f"{path}: {not_utf8(error)}: download it again") from None
+        raise ConvertError(f"{path} {not_utf8(error)}") from None
     for number, line in enumerate(text.rstrip("\n").split("\n"), start=1):
         token = _token(line, number)
         if token is None or number >= len(tokens):

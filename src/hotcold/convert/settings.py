@@ -128,7 +128,7 @@ def read_settings(path: Path) -> Settings:
     except RecursionError:
         raise ConvertError(f"{path}: the JSON is nested too deeply") from None
     except UnicodeDecodeError as error:
-        raise ConvertError(f"{path}: {not_utf8(error)}: save it as UTF-8, or download it again") from None
+        raise ConvertError(f"{path} {not_utf8(error)}: save it as UTF-8, or download it again") from None
     except ValueError as error:
         raise ConvertError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(values, dict):

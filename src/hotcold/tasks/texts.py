@@ -22,7 +22,7 @@ def read_text(path: Path | None) -> str:
     try:
         return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{name}: {not_utf8(error)}: a UTF-8 text is needed") from None
+        raise UserError(f"{name} {not_utf8(error)}") from None
 
 
 def text_of(text: str | Path) -> str:

@@ -41,7 +41,7 @@ class WorkFolder:
             else:
                 folder.write(_FACTS, json.dumps(dict(facts), indent=1).encode())
         except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            wrong = not_utf8(error) if isinstance(error, UnicodeDecodeError) else error
+            wrong = f"a file {not_utf8(error)}" if isinstance(error, UnicodeDecodeError) else error
             reason = getattr(error, "strerror", None) or wrong
             raise UserError(f"{shown} cannot be used: {reason}; name another folder") from None
         return folder
