@@ -115,6 +115,8 @@ _CALL = re.compile(
 
 
 KINDS = {"four_tools": (ASKED, ""), "plain": (PLAIN, ""), "plain_with_system": (PLAIN, ANSWER)}
+MOST_SHOWN = 240  #: characters of a text in the results
+TEN_KINDS = ("ten_auto", "ten_required", "ten_schemas")
 HEATS = (0.0, 0.8)
 
 
@@ -177,12 +179,12 @@ def asked(
         entry = {
             "question": question,
             "temperature": temperature,
-            "written": written,
+            "written": written[:MOST_SHOWN],
             "begins_with_call": _CALL.match(written) is not None,
             "calls": calls(message),
             "finish_reason": message["finish_reason"],
             "wrong": wrong_calls(calls(message), FOUR) if message["finish_reason"] != "length" else [],
-            **({"text": message["content"]} if not calls(message) else {}),
+            **({"text": message["content"][:MOST_SHOWN]} if not calls(message) else {}),
         }
         print(json.dumps(entry, ensure_ascii=False), file=sys.stderr, flush=True)
         found.append(entry)
@@ -192,19 +194,25 @@ def asked(
 def ten(client: Client) -> dict[str, Any]:
     """Tools with ``auto`` and ``required``, and their schemas as formats of an answer."""
     tools = [each for each, _ in TEN]
-    found: dict[str, Any] = {"auto": [], "required": [], "schemas": []}
+    found: dict[str, Any] = {kind: [] for kind in TEN_KINDS}
     for each, question in TEN:
         for choice in ("auto", "required"):
             message = client.chat(asking(question), tools, tool_choice=choice, temperature=0)
-            found[choice].append({"question": question, "calls": calls(message), "text": message["content"],
-                                  "wrong": wrong_calls(calls(message), tools)})  # fmt: skip
+            found[f"ten_{choice}"].append(
+                {
+                    "question": question,
+                    "calls": calls(message),
+                    "text": message["content"],
+                    "wrong": wrong_calls(calls(message), tools),
+                }
+            )
         schema = each["function"]["parameters"]
         format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         messages = asking(f"{question} Answer as JSON.")
         message = client.chat(messages, [], response_format=format, temperature=0)
         name = each["function"]["name"]
         wrong = wrong_calls([[name, message["content"]]], tools)
-        found["schemas"].append({"question": question, "text": message["content"], "wrong": wrong})
+        found["ten_schemas"].append({"question": question, "text": message["content"], "wrong": wrong})
     return found
 
 
@@ -220,13 +228,25 @@ def counts(found: dict[str, Any]) -> dict[str, Any]:
             "others_reported": sum(bool(each["calls"]) for each in entries if not each["begins_with_call"]),
             "arguments_wrong": sum(bool(each["wrong"]) for each in entries),
         }
-    if ten := found.get("ten"):
-        called = {
-            f"{kind}_called": sum(bool(each["calls"]) for each in ten[kind]) for kind in ("auto", "required")
+    for kind in TEN_KINDS:
+        entries = found.get(kind, [])
+        summary[kind] = {
+            "requests": len(entries),
+            "called": sum(bool(each.get("calls")) for each in entries),
+            "wrong": sum(bool(each["wrong"]) for each in entries),
         }
-        wrong = sum(bool(each["wrong"]) for kind in ten.values() for each in kind)
-        summary["ten"] = {**called, "wrong": wrong}
     return summary
+
+
+def as_lines(values: dict[str, Any]) -> str:
+    """JSON with a line for each value and each entry of a list."""
+    lines = []
+    for name, value in values.items():
+        entries = value if isinstance(value, list) else []
+        inner = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in entries)
+        text = f"[\n{inner}\n ]" if entries else json.dumps(value, ensure_ascii=False)
+        lines.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def main() -> None:
@@ -247,11 +267,10 @@ def main() -> None:
             if options.only in (None, kind):
                 found[kind] = [each for heat in HEATS for each in asked(client, questions, heat, system)]
         if options.only in (None, "ten"):
-            found["ten"] = ten(client)
-    summary = {"model": Path(options.model).name, **counts(found)}
+            found |= ten(client)
+    summary = {"model": Path(options.model).name, "counts": counts(found)}
     if options.output is not None:
-        text = json.dumps({**summary, **found}, ensure_ascii=False, indent=1)
-        options.output.write_text(f"{text}\n", encoding="utf-8")
+        options.output.write_text(as_lines({**summary, **found}), encoding="utf-8")
     print(json.dumps(summary))
 
 

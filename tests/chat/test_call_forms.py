@@ -265,6 +265,7 @@ NOW = '{"name": "weather_now", "arguments": {}}'
         (f"```\n{NOW}\n```\n\nDone.", "Done."),
         (f"```\n{NOW}\n```\n```\ncode\n```", "```\ncode\n```"),
         (f"{NOW}\n```js\ncode\n```", "```js\ncode\n```"),
+        (f'{NOW}\n{{"name": "wind"}}', '{"name": "wind"}'),
         (f"```json\n{NOW}\n```\n```json\n{{}}", "```json\n{}"),
         (f'{{"tool_calls": [{NOW}]}} x', "x"),
         ('{"function": {"name": "weather_now", "arguments": {}}}} x', "} x"),
