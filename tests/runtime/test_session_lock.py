@@ -163,7 +163,7 @@ def test_a_step_of_another_thread_that_brings_the_result_spares_the_next_one() -
 
 
 def test_a_release_before_a_thread_sleeps_is_not_missed() -> None:
-    lock = SessionLock()
+    lock, made = SessionLock(), list[int]()
     step, thread = held(lock)
 
     class Late(deque[threading.Lock]):
@@ -173,7 +173,7 @@ def test_a_release_before_a_thread_sleeps_is_not_missed() -> None:
             super().append(wake)
 
     lock._sleepers = Late()
-    Running(lambda: lock.run(lambda: None)).result()
+    Running(lambda: lock.run_until(lambda: bool(made), lambda: made.append(1))).result()
 
 
 def test_the_lock_is_free_when_a_thread_is_woken() -> None:

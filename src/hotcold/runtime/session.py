@@ -113,9 +113,7 @@ class Session:
 
     def claim(self, user: User) -> None:
         """Gives the batch and the KV cache to one user, with all pages and slots free; again by the same one,
-        this does nothing. UserError: another one is not done with them, or the session is closed."""
-        if self.closed:
-            raise self.closed_error()
+        this does nothing. UserError: another one is not done with them."""
         owner = self._user() if self._user else None
         if owner is user:
             return
