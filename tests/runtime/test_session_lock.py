@@ -71,7 +71,7 @@ def test_soon_never_waits_and_comes_after_the_step() -> None:
     assert made == ["free"]
     step, thread = held(lock)
     lock.run_soon(lambda: made.append("held"))
-    assert made == ["free"]
+    assert made == ["free"] and not lock.held_here
     step.go.set()
     thread.result()
     assert made == ["free", "held"], "no other use of the lock is needed"
@@ -82,11 +82,12 @@ def test_soon_within_a_step_of_the_same_thread_comes_after_it() -> None:
     lock, made = SessionLock(), []
 
     def step() -> None:
+        assert lock.held_here
         lock.run_soon(lambda: made.append("soon"))
         made.append("step")
 
     lock.run_until(lambda: bool(made), step)
-    assert made == ["step", "soon"]
+    assert made == ["step", "soon"] and not lock.held_here
 
 
 @pytest.mark.parametrize("use", ["run", "run_until"])

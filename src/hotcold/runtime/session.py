@@ -171,7 +171,10 @@ class Session:
     @property
     def counters(self) -> Counters:
         """Counts of all steps so far; the FFNs' own counts are read from their backends now."""
-        # New arrays, since several threads may ask.
+        return self._read_counters() if self.lock.held_here else self.lock.run(self._read_counters)
+
+    def _read_counters(self) -> Counters:
+        # Makes new arrays, since another thread may copy the ones before.
         if self._dense_rows is None:
             rows = np.array([ffn.counts() for ffn in self._ffns], np.int64)
             if self._watched is not None:
