@@ -66,7 +66,7 @@ class Call:
 
 
 def same(done: Generation) -> tuple[Any, ...]:
-    """The parts of a generation that other requests must not change."""
+    """The part of a generation that other requests must not change."""
     return done.text, done.ids, done.finish_reason, done.stop, done.logprobs, done.seed
 
 

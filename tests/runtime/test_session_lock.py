@@ -71,7 +71,7 @@ def test_soon_never_waits_and_comes_after_the_step() -> None:
     assert made == ["free"]
     step, thread = held(lock)
     lock.run_soon(lambda: made.append("held"))
-    assert made == ["free"]
+    assert made == ["free"] and not lock.held_here
     step.go.set()
     thread.result()
     assert made == ["free", "held"], "no other use of the lock is needed"
@@ -82,11 +82,12 @@ def test_soon_within_a_step_of_the_same_thread_comes_after_it() -> None:
     lock, made = SessionLock(), []
 
     def step() -> None:
+        assert lock.held_here
         lock.run_soon(lambda: made.append("soon"))
         made.append("step")
 
     lock.run_until(lambda: bool(made), step)
-    assert made == ["step", "soon"]
+    assert made == ["step", "soon"] and not lock.held_here
 
 
 @pytest.mark.parametrize("use", ["run", "run_until"])
@@ -163,7 +164,7 @@ def test_a_step_of_another_thread_that_brings_the_result_spares_the_next_one() -
 
 
 def test_a_release_before_a_thread_sleeps_is_not_missed() -> None:
-    lock = SessionLock()
+    lock, made = SessionLock(), list[int]()
     step, thread = held(lock)
 
     class Late(deque[threading.Lock]):
@@ -173,7 +174,7 @@ def test_a_release_before_a_thread_sleeps_is_not_missed() -> None:
             super().append(wake)
 
     lock._sleepers = Late()
-    Running(lambda: lock.run(lambda: None)).result()
+    Running(lambda: lock.run_until(lambda: bool(made), lambda: made.append(1))).result()
 
 
 def test_the_lock_is_free_when_a_thread_is_woken() -> None:

@@ -43,8 +43,8 @@ class LLM:
     takes no options. ``progress`` is told of the phase ``loading``. ``ValueError``: a file that is no model,
     or an option that does not fit it or the machine.
 
-    Several threads may use one LLM. Their requests run together, each gets the text that it gets alone, and a
-    stream that a thread reads slowly, or never to its end, delays no other thread."""
+    Several threads may use one LLM. Their requests run together, and each gets the text that it gets alone. A
+    stream that its thread reads slowly, or never to its end, delays no other thread."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class LLM:
         check_names(options, LoadOptions)
         self._engine: Engine | None = _engine(opened(model, options, progress).session())
         self._shared = isinstance(model, LoadedModel)
-        self._making = threading.Lock()  # of the next two, and of closing
+        self._making = threading.Lock()  # guards the next two, and closing
         self._template: Chat | None = None  # once it was asked for
         self._grammars: Grammars | None = None  # likewise
 
     @property
     def engine(self) -> Engine:
         """The engine that runs the requests. A program that runs its steps itself uses the LLM from one
-        thread: another thread's step would take events of its requests."""
+        thread: steps of other threads would take events of its requests."""
         engine = self._engine  # another thread may close this LLM
         if engine is None:
             raise UserError("this LLM is closed: make another")
@@ -179,8 +179,8 @@ class LLM:
         return self._request(self._of(prompt, job), options.get("constraint"))
 
     def close(self) -> None:
-        """Frees the model, unless others share it. Using the LLM afterwards is a ValueError. Requests of
-        other threads end with one, too."""
+        """Frees the model, unless others share it, after the step that runs now. Using the LLM afterwards is
+        a ValueError, and the requests of other threads end with one."""
         with self._making:
             engine, self._engine = self._engine, None
         if engine is not None and self._shared:

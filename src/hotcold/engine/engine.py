@@ -159,18 +159,18 @@ class Engine:
         from here is one of the model, or Ctrl-C. It cancels the requests that ran: they keep their tokens,
         their error says why they ended, and their pages are free. Those that wait start in the next step.
 
-        A step that another thread runs returns its events there: of several threads that use an engine, all
-        had better wait by :meth:`run_until`. On a closed session, requests end with a UserError."""
+        The thread that calls this gets the events of all threads' requests. Several threads therefore wait by
+        :meth:`run_until`. On a closed session all requests end with a UserError."""
         return self.session.lock.run(self._step)
 
     def _step(self, requests: Sequence[Request] = ()) -> list[Event]:
-        """Runs a step. Where only others than ``requests`` ran in it, these get its exception."""
+        """Runs a step. Raises its exception unless ``requests`` are given and none of them ran in it."""
         try:
             return self._run_step()
         except BaseException as error:
             dropped = self.scheduler.drop(f"ended with {type(error).__name__}")
-            of_others = requests and dropped and not any(request in dropped for request in requests)
-            if of_others and isinstance(error, Exception):
+            others_ran = requests and dropped and not any(request in dropped for request in requests)
+            if others_ran and isinstance(error, Exception):
                 return _ends(dropped)
             raise
 
@@ -260,9 +260,8 @@ class Engine:
                 raise request.error
 
     def run_until(self, done: Callable[[], bool], requests: Sequence[Request]) -> None:
-        """Runs steps until ``done``, or waits while other threads run them. An exception of a step is raised
-        if one of these requests ran in the step, and otherwise left to those that did."""
-
+        """Runs steps until ``done``, or waits while other threads run them. Raises the exception of a step in
+        which one of ``requests`` ran; other requests have it as :attr:`Request.error`."""
         self.session.lock.run_until(done, partial(self._step, requests))
 
     def finish(self, request: Request, reason: FinishReason = "stop") -> None:
@@ -277,8 +276,7 @@ class Engine:
         self.scheduler.remove(request)
 
     def abort(self, request: Request) -> None:
-        """:meth:`finish` as ``cancelled``, without waiting: after the step that another thread, or a caller
-        of this, runs."""
+        """:meth:`finish` as ``cancelled``. Never waits: while a step runs, the request ends after it."""
         self.session.lock.run_soon(partial(self._finish, request, "cancelled"))
 
     @property

@@ -97,7 +97,7 @@ class Continuation:
         :attr:`has_scores`. A request whose text has come to a stop string is ended."""
         if self._ended:
             return None
-        # Another thread may run a step meanwhile: tokens that it adds after this line have a next time.
+        # Asked first, since a step of another thread may add tokens and end the request from here on.
         self._ended = self.request.finished
         text = ""
         # Other requests' steps may have given this one several tokens, more perhaps than belong to it.
@@ -152,7 +152,7 @@ class Continuation:
 
 def stream(engine: Engine, request: Request) -> Generator[Piece, None, None]:
     """Runs a request and yields its text piece by piece; cancels it when it is closed or interrupted. Raises
-    the request's error, after the text before it. Between two pieces no thread waits for this one."""
+    the request's error, after the text before it. A pause between two pieces delays no other thread."""
     continuation = Continuation(engine, request)
     try:
         engine.add(request)

@@ -113,9 +113,7 @@ class Session:
 
     def claim(self, user: User) -> None:
         """Gives the batch and the KV cache to one user, with all pages and slots free; again by the same one,
-        this does nothing. UserError: another one is not done with them, or the session is closed."""
-        if self.closed:
-            raise self.closed_error()
+        this does nothing. UserError: another one is not done with them."""
         owner = self._user() if self._user else None
         if owner is user:
             return
@@ -173,7 +171,10 @@ class Session:
     @property
     def counters(self) -> Counters:
         """Counts of all steps so far; the FFNs' own counts are read from their backends now."""
-        # New arrays, since several threads may ask.
+        return self._read_counters() if self.lock.held_here else self.lock.run(self._read_counters)
+
+    def _read_counters(self) -> Counters:
+        # Makes new arrays, since another thread may copy the ones before.
         if self._dense_rows is None:
             rows = np.array([ffn.counts() for ffn in self._ffns], np.int64)
             if self._watched is not None:

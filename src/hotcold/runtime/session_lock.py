@@ -30,6 +30,11 @@ class SessionLock:
         self._changes: deque[Callable[[], None]] = deque()
         self._sleepers: deque[threading.Lock] = deque()  # of the threads that wait for a release
 
+    @property
+    def held_here(self) -> bool:
+        """Whether this thread holds it, so that the caller is within a step or a change."""
+        return self._holder.get(_HOLDER) == [threading.get_ident()]
+
     def run(self, work: Callable[[], _Result]) -> _Result:
         """Runs a change and returns its result or raises its error. Another thread may be the one that runs
         it. UserError: Ctrl-C broke it off there, or this thread is within a step."""
@@ -42,15 +47,15 @@ class SessionLock:
         return change.outcome()
 
     def run_soon(self, work: Callable[[], None]) -> None:
-        """Runs a change now if the lock is free, else after the step that runs; never waits. The change may
-        run again after Ctrl-C broke it off."""
+        """Runs a change now if the lock is free, else after the step that runs; never waits. If Ctrl-C breaks
+        the change off, it runs again."""
         self._changes.append(work)
         self._try(_yes, _nothing)
 
     def run_until(self, done: Callable[[], bool], step: Callable[[], object]) -> None:
         """Runs steps until ``done``; sleeps while another thread runs one. UserError: this thread is within a
         step."""
-        if self._holder.get(_HOLDER) == [threading.get_ident()]:
+        if self.held_here:
             fix = "a constraint, a signal's function or a destructor must not do that"
             raise UserError(f"a step of a model uses the same model: {fix}")
         while not done():
