@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 
 import h11
@@ -35,6 +36,13 @@ def connected(server: Live) -> Iterator[Connection]:
     connection = Connection(server.port)
     with connection.socket:
         yield connection
+
+
+def counted(server: Live, route: str, status: int) -> int:
+    """How many answers of a route had this status."""
+    text = server.service.metrics.text(1, None).decode()
+    found = re.findall(rf'requests_total{{route="{route}",status="{status}"}} (\d+)', text)
+    return int(found[0]) if found else 0
 
 
 #: Requests and the statuses of their answers; a request that ends the connection comes last.
@@ -106,12 +114,12 @@ def test_messages(server: Live, name: str) -> None:
 def test_broken_chunks(server: Live, name: str) -> None:
     """Also where they come after the application has begun to read the body."""
     before = len(server.llm.jobs)
-    for packets in ([HEAD + CHUNKED + EMPTY + BROKEN[name]], [HEAD + CHUNKED + EMPTY, BROKEN[name]]):
+    for at_once in (True, False):
         with connected(server) as connection:
-            for packet in packets:
-                connection.send(packet)
-                if len(packets) > 1:
-                    until(lambda: server.server.server_state.tasks)
+            connection.send(HEAD + CHUNKED + EMPTY + BROKEN[name] * at_once)
+            if not at_once:
+                until(lambda: server.server.server_state.tasks)
+                connection.send(BROKEN[name])
             answer = connection.rest()
             check_error(answer, 400, "invalid_http")
             assert b"chunks" in answer and answer.count(b"HTTP/1.1") == 1
@@ -136,11 +144,19 @@ def test_a_broken_chunk_is_refused_in_the_form_of_each_dialect(server: Live, pat
         answer = connection.rest()
         assert status_of(answer) == 400 and ERRORS[path](json.loads(answer.partition(b"\r\n\r\n")[2]))
 
-    def counted() -> bool:
-        text = server.service.metrics.text(1, None).decode()
-        return f'route="{path}",status="400"' in text
+    until(lambda: counted(server, path, 400) == 1)  # and not as a client that has gone
 
-    until(counted)  # and not as a client that has gone
+
+def test_a_refusal_is_not_counted_as_the_answer_before_it(server: Live) -> None:
+    before = counted(server, "/tokenize", 200)
+    good = post(b'{"content": "a"}', "/tokenize")
+    with connected(server) as connection:
+        connection.send(
+            good + good + HEAD.replace(b"/v1/completions", b"/tokenize") + CHUNKED + LENGTH + EMPTY
+        )
+        assert [connection.answer()[0] for _ in range(3)] == [200, 200, 400]
+    until(lambda: not server.server.server_state.tasks)
+    assert counted(server, "/tokenize", 200) == before + 2 and counted(server, "/tokenize", 400) == 0
 
 
 def test_a_broken_chunk_after_the_answer_takes_nothing_from_it(server: Live) -> None:

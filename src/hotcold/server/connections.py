@@ -3,6 +3,7 @@ strict reading of where each request ends."""
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -14,8 +15,9 @@ from hotcold.server.protocol.json_parts import to_json
 from hotcold.server.rare_lines import RareLines
 from hotcold.server.settings import Settings
 
-#: The key of a request's scope under which its connection is stored.
-_CONNECTION = "hotcold.connection"
+#: Keys in a request's scope: the function that drops its connection, and a list that has the status of an
+#: answer that was sent instead of the application's.
+DROP, _REFUSED = "hotcold.drop", "hotcold.refused"
 _NOT_HTTP = "this is no HTTP request that the server understands"
 _TWO_LENGTHS = "Transfer-Encoding is for HTTP/1.1 alone, and never with Content-Length: send one of the two"
 _BAD_CHUNKS = "the body's chunks are broken: each has a hexadecimal size, CRLF, its data, CRLF"
@@ -90,9 +92,9 @@ class _Framing(h11.Connection):
 
 class _Connection(H11Protocol):
     settings: Settings
-    refused: APIError | None = None  #: the answer that was sent without the application
     rare: RareLines
     _timer: asyncio.TimerHandle | None = None
+    _refused = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -121,7 +123,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.refused is not None:
+        if self._refused:
             return
         if self.conn.their_state is h11.IDLE and self._head_too_long(data):
             message = f"the request's head is too long: {self.settings.head_bytes} bytes are allowed"
@@ -142,7 +144,8 @@ class _Connection(H11Protocol):
     def handle_events(self) -> None:
         super().handle_events()
         if self.scope is not None:
-            self.scope[_CONNECTION] = self  # type: ignore[literal-required]
+            self.scope[DROP] = self.transport.abort  # type: ignore[literal-required]
+            self.scope.setdefault(_REFUSED, [])  # type: ignore[misc]
         # uvicorn stops reading where another request follows, and would not see that the client goes.
         if self.flow.read_paused and len(self.conn.trailing_data[0]) <= _MOST_PIPELINED:
             self.flow.resume_reading()
@@ -155,14 +158,14 @@ class _Connection(H11Protocol):
         self._refuse(APIError(self.conn.reason, code="invalid_http"))
 
     def shutdown(self) -> None:
-        if self.refused is None:
-            super().shutdown()
-        else:
+        if self._refused:
             self.transport.abort()
+        else:
+            super().shutdown()
 
     def _watch(self) -> None:
         """A client that has the word must use it in time."""
-        if self.refused is not None:
+        if self._refused:
             return
         answered = self.cycle is None or self.cycle.response_complete
         if not answered or self.transport.is_closing() or self._between_requests():
@@ -184,11 +187,12 @@ class _Connection(H11Protocol):
 
     def _refuse(self, error: APIError) -> None:
         """Answers instead of the application, unless that has begun to answer, and closes."""
-        self.refused = error
+        self._refused = True
         self._stop_timer()
         path = ""
         if self.conn.our_state is h11.SEND_RESPONSE:  # the application still reads the request
             path = self.scope["path"]
+            self.scope.setdefault(_REFUSED, []).append(error.status)  # type: ignore[misc]
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -225,11 +229,11 @@ def _response(error: APIError, path: str) -> bytes:
 
 def drop(scope: Any) -> None:
     """Closes a request's connection at once and discards unsent data."""
-    if _CONNECTION in scope:
-        scope[_CONNECTION].transport.abort()
+    abort: Callable[[], None] | None = scope.get(DROP)
+    if abort is not None:
+        abort()
 
 
 def refused_status(scope: Any) -> int | None:
-    """The status of the answer that the connection sent instead of the application; None if it sent none."""
-    refused: APIError | None = scope[_CONNECTION].refused if _CONNECTION in scope else None
-    return None if refused is None else refused.status
+    """The status of the answer that was sent instead of the application's; None if there was none."""
+    return next(iter(scope.get(_REFUSED, ())), None)
