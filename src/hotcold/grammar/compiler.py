@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.uint64]  #: ``[ceil(V / 64)]``, a bit for each id
 
 #: The most that one step may cost: a mask that needs more is an error, so no grammar stops the engine for
-#: long. A mask at these limits takes about 0.1 s, and compiling as long.
+#: long: a mask at these limits takes some tenths of a second.
 _LIMITS = {
     "max_items_in_row": 10_000,
     "initial_lexer_fuel": 5_000_000,
@@ -215,7 +215,7 @@ def _their_line(found: re.Match[str]) -> str:
     return f"line {int(found[1]) - 1}: "  # the first is ours
 
 
-_EXCERPT = re.compile(r"\n *1 \||\n<state>|<non-verbose/>")  # what follows quotes the grammar
+_EXCERPT = re.compile(r"\n *\d+ \||\n<state>|<non-verbose/>")  # what follows quotes the grammar
 _OUR_LINE = re.compile(r"^(?:at )?(\d+)\(\d+\): ")
 _NOT_ALLOWED = re.compile("doesn't satisfy the grammar|out of range")
 _STATES = "too many states"
