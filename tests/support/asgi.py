@@ -33,7 +33,7 @@ class Client:
             "query_string": b"",
             "headers": [(b"content-type", b"application/json")],
             "http_version": "1.1",
-            "hotcold.connection": SimpleNamespace(transport=SimpleNamespace(abort=self._drop), refused=None),
+            "hotcold.drop": self._drop,
         }
         self.task = asyncio.create_task(app(scope, self._receive, self._send))
 
