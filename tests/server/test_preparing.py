@@ -15,11 +15,12 @@ from support.asgi import PATIENCE_S, Client, until
 from support.built_in import tokenizer
 from support.made_up_llm import CONTEXT, MadeUpLLM
 
-from hotcold.server import reading, sending
+from hotcold.server import framing, reading, sending
 from hotcold.server.app import make_app
 from hotcold.server.preparing import LANES, Lane, Preparing
 from hotcold.server.protocol import json_parts
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.request_log import _Ended
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings
 from hotcold.tokenizer.tokenizer import Tokenizer
@@ -179,7 +180,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
 
     def spy(self: Tokenizer, parts: Any) -> list[int]:
         ids = encode_parts(self, parts)
-        encoded.append(len(ids))
+        encoded.extend([len(ids)] * (len(ids) > CONTEXT))
         return ids
 
     monkeypatch.setattr(Tokenizer, "encode_parts", spy)
@@ -347,3 +348,63 @@ def test_a_large_reply_is_written_in_parts_and_no_further_when_the_client_goes(
             assert sum(written) < len(whole.body) / 2
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/completions", "/api/chat"])
+def test_large_events_of_a_stream_are_written_in_threads(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_parts, "_PART", 400)
+    to_json, loop_thread = framing.to_json, threading.get_ident()
+    large: list[int] = []
+
+    def watched(value: Any) -> bytes:
+        data = to_json(value)
+        if len(data) > 800:
+            large.append(threading.get_ident())
+        return data
+
+    monkeypatch.setattr(framing, "to_json", watched)
+    body = ROUTES[path]("Hello") | {"stream": True}
+    if path == "/v1/responses":  # whose events repeat this
+        body["instructions"] = "x" * 100
+        body["tools"] = [{"type": "function", "name": "f", "description": "x" * 700}]
+        body["tool_choice"] = "none"
+
+    async def test() -> Client:
+        async with served() as (app, llm, _):
+            llm.words = ("a" * 900, "b" * 900)
+            client = Client(app, path, body)
+            await client.end()
+            return client
+
+    client = asyncio.run(test())
+    assert client.status == 200 and b"a" * 900 in client.body
+    assert large and loop_thread not in large
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_a_large_reply_that_fails_amid_its_json_is_cut_off(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "_PART_BYTES", 100)
+    monkeypatch.setattr(json_parts, "_PART", 50)
+    to_json, calls = json_parts.to_json, 0
+
+    def faulty(value: Any) -> bytes:
+        nonlocal calls
+        calls += 1
+        if calls > 40:
+            raise ValueError("not JSON")
+        return to_json(value)
+
+    async def test() -> None:
+        async with served() as (app, llm, _):
+            llm.words = tuple("abcdefgh") * 100
+            client = Client(app, path, {**ROUTES[path](TEXT * 10), "with_pieces": True, "logprobs": None})
+            monkeypatch.setattr(json_parts, "to_json", faulty)
+            with pytest.raises(_Ended):  # the server closes the connection
+                await client.end()
+            assert client.status == 200 and client.sent[-1].get("more_body", True)
+            assert b"content-length" not in dict(client.sent[0]["headers"])
+
+    asyncio.run(test())
+    assert calls > 40

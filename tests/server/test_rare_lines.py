@@ -27,7 +27,6 @@ from hotcold.server.request_log import RequestLog
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings, digest
 
-
 resource = pytest.importorskip("resource")
 
 

@@ -34,6 +34,7 @@ T = TypeVar("T")
 State = Literal["loading", "ready", "draining", "failed"]
 
 _STATS_S = 2.0
+_LONG_TEXT = "Once upon a time " * 20
 _THREADS = 2  # for the JSON of large replies
 
 #: A request for what the model writes.
@@ -99,6 +100,7 @@ class Service:
         await self.llm.ready()
         info = self.llm.info
         self._chat = Chat(self.llm.tokenizer, self.llm.metadata, info.name)
+        self._threads.submit(self._meet_long_text)
         if info.template is not None:  # agents send tools with their first request
             self.llm.prepare_grammars()
             self._threads.submit(self.template_facts)  # which starts a process of templates
@@ -125,6 +127,11 @@ class Service:
             not_pooled=not_pooled,
             open_schemas=self.settings.open_schemas,
         )
+
+    def _meet_long_text(self) -> None:
+        """Has the tokenizer make its tables for long texts, so that no request waits for them."""
+        self.llm.tokenizer.least_tokens(_LONG_TEXT)
+        self.llm.tokenizer.encode(_LONG_TEXT)
 
     @property
     def thinks(self) -> bool:
