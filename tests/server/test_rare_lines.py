@@ -1,4 +1,4 @@
-"""What strangers can make the server write: one line a minute for each cause, with a count."""
+"""Lines on stderr that strangers can cause: one a minute for each cause, with a count."""
 
 from __future__ import annotations
 
