@@ -7,12 +7,12 @@
 Three measures, each with a server of its own:
 
 * ``large``: four requests of ``--mb`` (3) at once, one in each dialect, with 128 tools, and then with long
-  messages. Completions of two tokens are asked for until all four are answered. ``later_s`` is the slowest of these
-  minus the median of those that were alone; at most 1 s is right.
+  messages. Completions of two tokens are asked for until all four are answered. ``later_s`` is the slowest of
+  these completions minus the median of completions alone; at most 1 s is right.
 * ``tokenize``: a text of ``--text-mb`` (4) becomes tokens with their pieces while a text is streamed.
-  ``longest_pause_s`` of the stream beside it; below 0.1 s is right. Its memory is that of the server's front.
-* ``connections``: ``--connections`` (3000) without a key, which stay for ``--seconds`` (8), against a server that
-  may open so many files, and one that may not. ``lines`` is the most of one cause; one a minute is right.
+  ``longest_pause_s`` of the stream beside it; below 0.1 s is right. Bytes are those of the server's front.
+* ``connections``: ``--connections`` (3000) without a key, which stay for ``--seconds`` (8), first with a server
+  that may open so many files, then with one that may not. ``lines`` is the most of one cause; 1 is right.
 
 The last line of stdout is a JSON object; the exit code is 1 where something was not right."""
 

@@ -16,7 +16,7 @@ MODULE = "hotcold.chat.renderer"
 SECONDS = 2.0  #: processor time of one rendering
 MEMORY_BYTES = 256 << 20  #: memory beyond that of the process after its imports
 OUTPUT_BYTES = 64 << 20  #: limit of its answer; a character is up to 6 bytes of JSON
-MOST_PROCESSES = 3
+MOST_PROCESSES = 4  #: a server's large requests take three at most, and leave one to small ones
 WAIT_SECONDS = 30.0  #: how long to wait for a process while all are busy
 
 

@@ -35,7 +35,7 @@ State = Literal["loading", "ready", "draining", "failed"]
 
 _STATS_S = 2.0
 _LONG_TEXT = "Once upon a time " * 20
-_THREADS = 2  # for the JSON of large replies
+_THREADS = 4  # for JSON of replies, a part at a time
 
 #: A request for what the model writes.
 Call: TypeAlias = ChatCall | CompletionCall | NativeCall | EmbeddingsCall
