@@ -213,7 +213,7 @@ def _their_line(found: re.Match[str]) -> str:
     return f"line {int(found[1]) - 1}: "  # the first is ours
 
 
-_EXCERPT = re.compile(r"\n *1 \||\n<state>|<non-verbose/>")  # what follows quotes the grammar
+_EXCERPT = re.compile(r"\n *\d+ \||\n<state>|<non-verbose/>")  # what follows quotes the grammar
 _OUR_LINE = re.compile(r"^(?:at )?(\d+)\(\d+\): ")
 _NOT_ALLOWED = re.compile("doesn't satisfy the grammar|out of range")
 _STATES = "too many states"
