@@ -53,9 +53,10 @@ LARGE: list[tuple[Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("schema", "right", "wrong"), LARGE, ids=lambda value: json.dumps(value)[:40])
-def test_large_schemas_work(grammars: Grammars, schema: Any, right: Any, wrong: Any) -> None:
-    grammar = grammars.check(schema_grammar(schema))
-    check(grammar.source, [json.dumps(right)], [json.dumps(wrong)])
+def test_large_schemas_work(schema: Any, right: Any, wrong: Any) -> None:
+    grammar = lark_of_schema(json.dumps(schema))
+    checking.walk(compiler(), grammar)
+    check(grammar, [json.dumps(right)], [json.dumps(wrong)])
 
 
 EXPRESSIONS = [
@@ -67,9 +68,10 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize(("expression", "begun"), EXPRESSIONS)
-def test_large_expressions_work_for_a_whole_answer(grammars: Grammars, expression: str, begun: str) -> None:
-    grammar = grammars.check(Grammar("regex", expression))
-    constraint = grammars.constraint(grammar)
+def test_large_expressions_work_for_a_whole_answer(expression: str, begun: str) -> None:
+    lark = lark_of(Grammar("regex", expression), {})
+    checking.walk(compiler(), lark)
+    constraint = GrammarConstraint(lambda: compiler().compile(lark), ThreadPoolExecutor(1))
     tokens = tokens_of(begun)
     for length in range(0, len(tokens), 7):
         mask = constraint(tokens[:length]).mask

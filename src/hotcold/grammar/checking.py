@@ -103,8 +103,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def walk(compiler: GrammarCompiler, lark: str) -> None:
-    """Compiles a grammar and follows it in a few ways, always the same ones, so that a limit that an answer
-    would soon reach is known before the answer begins. GrammarError."""
+    """Compiles a grammar and follows it in a few ways, always the same ones, as far as the time allows: so a
+    limit that an answer would soon reach is known before the answer begins. GrammarError."""
     whole = _constraint(compiler, lark)
     end = time.process_time() + _WALK_S
     _walk(whole, compiler, _WALKS, end)

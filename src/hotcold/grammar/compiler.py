@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.uint64]  #: ``[ceil(V / 64)]``, a bit for each id
 
 #: The most that one step may cost: a mask that needs more is an error, so no grammar stops the engine for
-#: long. A mask at these limits takes about 0.1 s, and compiling as long.
+#: long: a mask at these limits takes some tenths of a second.
 _LIMITS = {
     "max_items_in_row": 10_000,
     "initial_lexer_fuel": 5_000_000,

@@ -55,7 +55,9 @@ class Grammars:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # never held for long: event loops wait for it
         self._making = threading.Lock()  # of the vocabulary and the compiler
-        self._callers = threading.Semaphore(MOST_CHECKS)  # of `check`, so that `checking` refuses none of them
+        self._callers = threading.Semaphore(
+            MOST_CHECKS
+        )  # of `check`, so that `checking` refuses none of them
         self._closed = False
         self._vocabulary: GrammarVocabulary | None = None
         self._process: GrammarProcess | None = None

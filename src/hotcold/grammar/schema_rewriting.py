@@ -178,14 +178,15 @@ class _Rewriting:
     # --- objects ------------------------------------------------------------------------------------------
 
     def _object(self, schema: _Schema, place: _Place, others: Others) -> _Schema:
-        given, by_pattern = schema.get("properties", {}), schema.get("patternProperties", {})
+        named, by_pattern = schema.get("properties", {}), schema.get("patternProperties", {})
         # Schemas of both may apply to one value, and then neither may close it to what the other names.
-        said = self._said(by_pattern.values())
+        others_of_named = self._said(by_pattern.values())
+        others_by_pattern = self._said(named.values()) if by_pattern else NOTHING
         properties = {
-            name: self._schema(each, self._inner(place, "properties", name, others=said))
-            for name, each in given.items()
+            name: self._schema(each, self._inner(place, "properties", name, others=others_of_named))
+            for name, each in named.items()
         }
-        patterns, all_patterns = self._patterns(by_pattern, place, self._said(given.values()))
+        patterns, all_patterns = self._patterns(by_pattern, place, others_by_pattern)
         rest = schema.get("additionalProperties")
         if rest is not None:
             rest = self._schema(rest, self._inner(place, "additionalProperties"))
