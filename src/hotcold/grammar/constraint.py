@@ -69,7 +69,7 @@ class Grammars:
 
     def check(self, grammar: Grammar) -> Grammar:
         """GrammarError unless an answer may be held to this grammar. Waits for :meth:`checking`: up to some
-        seconds, so not on an event loop. While many threads check grammars, it waits for some of them first."""
+        seconds, so not on an event loop. While many threads check grammars, it waits for some of them."""
         with self._callers:
             return self.checking(grammar).result()
 
