@@ -90,6 +90,12 @@ def test_few_copies_do_where_message_borders_are_known(
     assert_no_page_is_lost(model.slots)
 
 
+def test_copies_near_an_agents_turn_do_where_borders_are_unknown() -> None:
+    model = history_model(context=6000, chunk=128, copies=12)
+    reuse, after_messages, _ = run_sessions(Engine(model), sessions_of(1, 8, VOCAB, hinted=False), 3, 14)
+    assert min(after_messages) >= 0.95 and reuse.share >= 0.95
+
+
 def test_a_prompt_that_was_not_seen_before_keeps_states_at_its_borders() -> None:
     """An agent goes on in the middle of a turn, on a server that has just started, say."""
     (agent,) = sessions_of(1, 5, VOCAB, hinted=True)

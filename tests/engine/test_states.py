@@ -67,6 +67,14 @@ def test_the_same_tokens_whatever_copies_are_kept(
         context=230, sequences=sequences, pages=8 + spare_pages, chunk=chunk, alike=alike, copies=copies
     )
     engine = Engine(session)
+    give = session.slots._give
+
+    def give_blank_slot() -> int:
+        assert session.slots._blank, "the copy that makes way was not chosen"
+        slot: int = give()
+        return slot
+
+    session.slots._give = give_blank_slot
     rng, stem = np.random.default_rng(seed), some_prompt(400, seed)
     requests = [
         greedy([*stem[:common], *rng.integers(0, VOCAB, own).tolist()] or [0], n) for common, own in lengths
@@ -242,6 +250,18 @@ def test_a_broken_step_leaves_copies_as_they_were(error: type[BaseException]) ->
         assert_no_page_is_lost(session.slots)
         assert session.slots.free == session.slots.slots
         assert ran(engine, prompt, 3) == 96
+
+
+def test_copies_that_another_user_of_the_session_took_are_forgotten() -> None:
+    session = history_model(context=200, chunk=200, copies=3)
+    engine = Engine(session)
+    for seed in range(10):
+        if seed == 5:
+            session.state.clear()
+        assert ran(engine, some_prompt(105, seed), 2) == 0
+    states = engine.scheduler.states
+    assert states is not None and session.slots.kept == 3
+    assert sorted(states._copies) == sorted(session.slots._by_key)
 
 
 def test_figures_of_slots() -> None:

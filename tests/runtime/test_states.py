@@ -133,6 +133,16 @@ def test_a_budget_of_ram_counts_as_all_memory(path: Path) -> None:
     assert affordable_bytes(1000, config, limits, steps) == 0
 
 
+def test_copies_stay_within_their_part_of_a_budget_of_ram(tmp_path: Path) -> None:
+    path = golden("tiny-qwen35moe", tmp_path).path
+    options: dict[str, Any] = {"cache_positions": 64 * PAGE, "chunk": 16, "gpu": "off", "draft_max": 0}
+    model = load(path, LoadOptions(**options))
+    assert model.slots == 1 + 64
+    budget = sum(use.cpu_bytes for use in memory_use(model.session()))
+    smaller = load(path, LoadOptions(**options, ram_budget=budget))
+    assert 5 <= smaller.slots - 1 <= budget // 8 // model.config.slot_bytes < 64
+
+
 @pytest.mark.parametrize(("budget", "copies"), [(24 * SLOT, 3), (47 * SLOT, 5), (48 * SLOT, 6), (1 << 30, 6)])
 def test_a_placement_keeps_as_many_copies_as_an_eighth_of_its_budget_holds(
     path: Path, budget: int, copies: int

@@ -50,7 +50,7 @@ class PrefixCache:
         At least its last token is left to be computed, which gives the next one."""
         if not shares(request):
             return Found()
-        last = min((request.length - 1) // PAGE, self.full_pages(request))
+        last = min((request.length - 1) // PAGE, self._most(request))
         pages = list(self._found(request, range(first, last)))
         known = first + len(pages)
         if self._slots is None:
@@ -62,15 +62,11 @@ class PrefixCache:
             pages.pop()
         return Found(known=known)
 
-    def full_pages(self, request: Request) -> int:
-        """Counts the pages that a request fills, and that a later one with the same tokens can share."""
-        return (request.length if self._generated else len(request.job.prompt)) // PAGE
-
     def state_key(self, request: Request, position: int) -> bytes | None:
         """Where a request's tokens before a position end with a page: what the state after them is found
         under, if others may find it."""
         pages, rest = divmod(position, PAGE)
-        if rest or not shares(request) or not 0 < pages <= self.full_pages(request):
+        if rest or not shares(request) or not 0 < pages <= self._most(request):
             return None
         return self._key(request, pages - 1)
 
@@ -78,9 +74,13 @@ class PrefixCache:
         """Keeps the full pages of a request that has them, for others."""
         if not shares(request):
             return
-        for i in range(request.kept, min(request.computed // PAGE, self.full_pages(request))):
+        for i in range(request.kept, min(request.computed // PAGE, self._most(request))):
             self._pool.keep(request.pages[i], self._key(request, i))
             request.kept = i + 1
+
+    def _most(self, request: Request) -> int:
+        """Pages, of those that a request fills, that are like those of any other."""
+        return (request.length if self._generated else len(request.job.prompt)) // PAGE
 
     def _found(self, request: Request, pages: range) -> Iterator[int]:
         for i in pages:

@@ -165,7 +165,7 @@ class Scheduler:
         else:
             self.cache.clear()
             if self.states is not None:
-                self.states.clear()
+                self.states.slots.clear()
         if self.speculation is not None:
             self.speculation.drop()
         dropped, self.running, self.suspects = self.running, [], []

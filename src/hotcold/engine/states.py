@@ -38,14 +38,9 @@ class States:
     def __init__(self, slots: SlotPool, prefixes: PrefixCache | None) -> None:
         self.slots = slots
         self._prefixes = prefixes
-        self._copies: dict[bytes, Copy] = {}  # by the key of their slot; some may be gone
+        self._copies: dict[bytes, Copy] = {}  # by the key of their slots, some of which are gone
         self._lent: dict[Request, range] = {}  # spare slots of this step, one for each guess
         self._next = slots.slots  # the first spare slot that nobody has in this step
-
-    def clear(self) -> None:
-        """Takes all slots back, and forgets the copies."""
-        self.slots.clear()
-        self._copies.clear()
 
     def start(self, request: Request, found: Found) -> bool:
         """Gives a request a slot of its own, and lets it read the state that was found first; False where no
@@ -70,9 +65,7 @@ class States:
             return ()
         ends = (request.length, max(request.length - _OPENING, 0), *request.job.borders)
         pages = {found.known, *(end // PAGE for end in ends)}
-        last = self._prefixes.full_pages(request)
-        worth = {min(each, last) for each in pages}
-        return tuple(PAGE * each for each in sorted(worth) if each > len(found.pages))
+        return tuple(PAGE * each for each in sorted(pages) if each > len(found.pages))
 
     def _mark_used(self, request: Request) -> None:
         """Notes which copies a request begins with."""
@@ -80,7 +73,7 @@ class States:
         keys = request.page_keys
         for key, copy in self._copies.items():
             if copy.pages <= len(keys) and keys[copy.pages - 1] == key:
-                copy.used = max(copy.used, request.arrival)
+                copy.used = request.arrival
                 copy.border = copy.pages in borders
 
     def read_from(self, request: Request, copy: int) -> None:
@@ -186,9 +179,9 @@ class States:
         return unread
 
     def _forget(self, key: bytes) -> None:
-        """Gives up a copy, unless a request reads it."""
+        """Gives up a copy, unless several requests read it."""
         slot = self.slots.find(key)
-        if slot is None or (not self.slots.owners(slot) and self.slots.forget(slot)):
+        if slot is None or self.slots.forget(slot):
             self._copies.pop(key, None)
 
     def release(self, request: Request) -> None:
