@@ -6,20 +6,46 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDER = Path(os.environ.get("HOTCOLD_TEST_DATA") or "/nonexistent") / "cases"
 CASES = sorted(path.parent.name for path in FOLDER.glob("*/repro.py"))
+#: Cases that fail: issues that are open mend them. One that passes must be taken off this list.
+FAILING = {
+    "4-01-claude-picture-in-result",
+    "4-03-agents-know-overflow",
+    "4-04-context-told-to-clients",
+    "4-09-codex-plain-config",
+    "4-10-ollama-embed",
+    "4-11-ollama-found-by-clients",
+    "4-14-embedding-file-without-pooling",
+    "4-41-plan-for-little-memory",
+}
+#: Cases that take an hour each, and the tests that hold their kind in CI. `HOTCOLD_LONG_CASES=1` runs them.
+LONG = {
+    "4-23-cut-by-time-looks-whole": "server/test_failures.py: no time limit ends the answers of this case any more",
+}
 
 
-@pytest.mark.parametrize("case", CASES or ["none"])
+def _parameter(case: str) -> Any:
+    marks = [pytest.mark.xfail(reason="not mended yet")] if case in FAILING else []
+    if case in LONG and not os.environ.get("HOTCOLD_LONG_CASES"):
+        marks.append(pytest.mark.skip(reason=LONG[case]))
+    return pytest.param(case, marks=marks)
+
+
+@pytest.mark.parametrize("case", map(_parameter, CASES or ["none"]))
 def test_case(case: str, test_data: Path, smollm2: Path, gemma3: Path, tmp_path: Path) -> None:
     """The program prints each of its checks and ends with 1 where one fails."""
     assert CASES, f"no program under {test_data / 'cases'}"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     own = {"PATH": path, "SMOL": str(smollm2), "GEMMA": str(gemma3), "CASE_WORK": str(tmp_path)}
+    own |= {"HOTCOLD_SRC": str(REPOSITORY), "TORCH_PACKAGES": sysconfig.get_paths()["purelib"]}
     done = subprocess.run(
         [sys.executable, "repro.py"],
         cwd=test_data / "cases" / case,
