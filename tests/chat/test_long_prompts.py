@@ -82,6 +82,13 @@ def test_a_prompt_that_is_too_long_to_render_is_too_long(monkeypatch: pytest.Mon
     chat.close()
 
 
+def test_a_template_that_refuses_a_long_prompt_says_why() -> None:
+    chat, _ = chat_of(chat_models.bpe("{{ raise_exception('only short ones') }}"))
+    with pytest.raises(TemplateError, match="only short ones"):
+        chat.ids(said("xy " * 10_000), context=CONTEXT)
+    chat.close()
+
+
 @pytest.mark.parametrize("part", [1, 3])
 def test_characters_are_replaced_in_parts_without_a_seam(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chat, _ = chat_of(chat_models.bpe(CHATML))

@@ -110,13 +110,15 @@ def test_a_thread_keeps_its_place_when_its_client_goes() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        waiting = asyncio.create_task(preparing.run(101, next))
+        waiting = [asyncio.create_task(preparing.run(101, next)) for _ in range(3)]
         for _ in range(10):
             await asyncio.sleep(0)
         assert not next.begun.is_set()
+        with pytest.raises(APIError, match="5 requests of this size"):
+            await preparing.run(101, lambda: "never called")
         blocked[1].may_return.set()
         next.may_return.set()
-        assert await waiting == "done"
+        assert await asyncio.gather(*waiting) == ["done"] * 3
         blocked[0].may_return.set()
 
     run(test)
@@ -203,6 +205,22 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
         assert error["code"] == "context_length_exceeded"
     if path == "/v1/messages":
         assert error["type"] == "invalid_request_error" and message.startswith("prompt is too long: ")
+
+
+@pytest.mark.parametrize(("least", "status"), [(CONTEXT - 1, 200), (CONTEXT, 400)])
+def test_a_prompt_needs_a_place_for_the_answer(
+    least: int, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "least_tokens", lambda self, text: least)
+
+    async def test() -> None:
+        async with served() as (app, _, _):
+            for path in ("/v1/completions", "/v1/chat/completions"):
+                client = Client(app, path, ROUTES[path](TEXT))
+                await client.end()
+                assert client.status == status
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("path", [path for path in ROUTES if path not in ANY_LENGTH])
