@@ -51,7 +51,7 @@ VOCABULARIES = {
     "spm, normalized": lambda: _flags(spm([("<x>", USER_DEFINED)]), normalized="<x>"),
     "bpe": lambda: bpe("qwen2", "ab aaaaaaaa ĠĠĠĠ Ġab âĸģâĸģâĸģ ģâĸ", SPECIAL),
     "bpe, left out": lambda: bpe("gpt-2", "bcbc", SPECIAL, absent="a \u2581é".encode()),
-    "bpe, no U+2581": lambda: bpe("gpt-2", "ab ĠĠĠĠ", SPECIAL, absent="\u2581".encode()),
+    "bpe, no U+2581": lambda: bpe("gpt-2", "ab ĠĠĠĠ", absent="\u2581".encode()),
     "bpe, flags": lambda: _flags(bpe("gpt-2", "ab", SPECIAL), rstrip="<x>"),
     "gemma4": _gemma4,
     "rwkv, left out": _rwkv,
