@@ -96,12 +96,13 @@ def test_the_borders_of_published_templates(name: str, turn: int, process: Templ
 
 def test_the_borders_of_an_answer_that_goes_on(process: TemplateProcess) -> None:
     chat = chat_with(chat_models.CHATML, process)
-    messages = [SYSTEM, says("Hello"), {"role": "assistant", "content": "I"}]
-    began, ids = chat.ids(messages[:2]), chat.ids(messages, continue_last=True)
-    assert chat.borders(ids, messages) == chat.borders(began, messages[:2])
+    answer = {"role": "assistant", "content": "I"}
+    messages = [SYSTEM, says("Hello"), answer, says("Who?"), answer]
+    began, ids = chat.ids(messages[:4]), chat.ids(messages, continue_last=True)
+    assert chat.borders(ids, messages) == chat.borders(began, messages[:4])
     assert chat.borders(ids, messages)[1] == len(began)
-    closed = chat.ids(messages[:2], add_generation_prompt=False)
-    assert chat.borders(closed, messages[:2]) == chat.borders(ids, messages)[:1]
+    closed = chat.ids(messages[:4], add_generation_prompt=False)
+    assert chat.borders(closed, messages[:4]) == chat.borders(ids, messages)[:1]
 
 
 def test_text_that_looks_like_a_border_is_none(process: TemplateProcess) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,20 @@ def test_copies_of_another_conversation_stay_while_one_goes_on() -> None:
         assert request.reused == ((len(prompt) - 41) // PAGE * PAGE if turn else 0)
         prompt = [*prompt, *request.output, *some_prompt(40, turn)]
     assert ran(engine, [*first.job.prompt, *first.output, *some_prompt(40, 9)], 3) == 96
+
+
+def test_copies_of_a_long_conversation_become_sparse_with_the_distance_from_its_end() -> None:
+    session = history_model(context=4000, chunk=400, copies=12)
+    engine, prompt = Engine(session), some_prompt(50)
+    for turn in range(50):
+        engine.run([request := greedy(prompt, 10)])
+        prompt = [*prompt, *request.output, *some_prompt(60, turn)]
+    states = engine.scheduler.states
+    assert states is not None
+    pages = sorted(copy.pages for copy in states._copies.values())
+    distances = [len(prompt) // PAGE + 2 - each for each in [0, *pages]]
+    assert len(pages) == 12 and distances[-1] <= 6
+    assert all(before < 3 * after for before, after in pairwise(distances))
 
 
 def test_a_step_ends_where_the_state_is_worth_keeping() -> None:

@@ -122,8 +122,8 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         "--state-copies",
         type=options.whole_number(0, 100_000),
         metavar="N",
-        help="how many states are kept for prompts that begin alike, by models with recurrent layers "
-        "(default: -np plus 2)",
+        help="how many states models with recurrent layers keep for prompts that begin alike (default: as "
+        "many as an eighth of free memory holds)",
     )
     _add_limit_options(add)
 

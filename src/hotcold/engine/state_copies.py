@@ -12,6 +12,8 @@ as later prompts most likely differ near the end."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+_INNER, _BORDER, _END = range(3)  # kinds of copies, in the order in which they are given up
+
 
 @dataclass(slots=True)
 class Copy:
@@ -37,11 +39,13 @@ def least_useful(copies: Mapping[bytes, Copy], arrival: int, end: int) -> bytes:
         last = None if used == arrival else keys[-1]
         if used == arrival:
             ends.append(end)
-        kinds: dict[int, list[tuple[float, bytes]]] = {}
+        gaps: dict[int, list[tuple[float, bytes]]] = {}
         for i, key in enumerate(keys):
-            kind = 0 if age >= recent else 2 if key == last else int(copies[key].border)
-            kinds.setdefault(kind, []).append((_gap(ends, i), key))
-        choices += [(kind, -len(gaps) - age, -age, min(gaps)[1]) for kind, gaps in kinds.items()]
+            kind = _INNER
+            if age < recent and (key == last or copies[key].border):
+                kind = _END if key == last else _BORDER
+            gaps.setdefault(kind, []).append((_gap(ends, i), key))
+        choices += [(kind, -len(each) - age, -age, min(each)[1]) for kind, each in gaps.items()]
     return min(choices)[-1]
 
 

@@ -69,12 +69,11 @@ class States:
 
     def _mark_used(self, request: Request) -> None:
         """Notes which copies a request begins with."""
-        borders = {border // PAGE for border in request.job.borders}
         keys = request.page_keys
         for key, copy in self._copies.items():
             if copy.pages <= len(keys) and keys[copy.pages - 1] == key:
                 copy.used = request.arrival
-                copy.border = copy.pages in borders
+                copy.border = _has_border(request, copy.pages)
 
     def read_from(self, request: Request, copy: int) -> None:
         """Lets a request that runs read another's state first."""
@@ -141,8 +140,7 @@ class States:
     def _keep(self, request: Request, position: int, slot: int, key: bytes) -> None:
         self.slots.keep(slot, key)
         pages = position // PAGE
-        border = pages in {border // PAGE for border in request.job.borders}
-        self._copies[key] = Copy(pages, request.arrival, border)
+        self._copies[key] = Copy(pages, request.arrival, _has_border(request, pages))
         if position not in request.borders:
             request.last_copy = key
 
@@ -192,3 +190,8 @@ class States:
         """Gives back a copy that a request has read, or would have read."""
         if request.state not in (-1, request.slot):
             self.slots.drop(request, request.state)
+
+
+def _has_border(request: Request, pages: int) -> bool:
+    """Whether a message border lies in the page of a request after so many."""
+    return any(border // PAGE == pages for border in request.job.borders)

@@ -187,8 +187,8 @@ def sizes_of_file(
     """Sizes of a model as it will run: with the predictors in a file, the model's own or a sidecar, or
     without any. ``chunk`` is the most prompt rows of a step, ``context`` the most positions of each of so
     many sequences, and ``positions`` those of the KV cache, None as many as they have together; each of so
-    many sessions has one, and ``slots`` for states. Without ``gpu`` another backend
-    plays its part, whose steps take what they take on the CPU. Errors as in loading."""
+    many sessions has one, and ``slots`` for states. Without ``gpu`` another backend plays its part, whose
+    steps take what they take on the CPU. Errors as in loading."""
     pages = sequences * -(-context // PAGE) if positions is None else -(-positions // PAGE)
     kv = _kv_bytes(config.mixers, pages * PAGE, cache)
     state = np.array([mixer.slot_bytes for mixer in config.mixers], np.int64) if config.slot_bytes else None
