@@ -39,7 +39,7 @@ def _parameter(case: str) -> Any:
     return pytest.param(case, marks=marks)
 
 
-@pytest.mark.parametrize("case", map(_parameter, CASES or ["none"]))
+@pytest.mark.parametrize("case", [*map(_parameter, CASES or ["none"])])
 def test_case(case: str, test_data: Path, smollm2: Path, gemma3: Path, tmp_path: Path) -> None:
     """The program prints each of its checks and ends with 1 where one fails."""
     assert CASES, f"no program under {test_data / 'cases'}"

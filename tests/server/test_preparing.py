@@ -383,9 +383,7 @@ def test_large_events_of_a_stream_are_written_in_threads(path: str, monkeypatch:
     monkeypatch.setattr(framing, "to_json", watched)
     body = ROUTES[path]("Hello") | {"stream": True}
     if path == "/v1/responses":  # whose events repeat this
-        body["instructions"] = "x" * 100
-        body["tools"] = [{"type": "function", "name": "f", "description": "x" * 700}]
-        body["tool_choice"] = "none"
+        body["metadata"] = {"a": "x" * 500, "b": "x" * 500}
 
     async def test() -> Client:
         async with served() as (app, llm, _):
