@@ -120,9 +120,11 @@ class Chat:
         try:
             text, marks = self._text(messages, tools, self._values(kwargs), begins, continue_last)
         except TemplateStopped:
-            self._check_length(context, [*texts_of(messages), *texts_of(tools)])
+            if context is not None:
+                self._check_length(context, [*texts_of(messages), *texts_of(tools)])
             raise
-        self._check_length(context, [marks.restored(str.__str__(text))])
+        if context is not None:
+            self._check_length(context, [marks.restored(str.__str__(text))])
         ids = encode_rendered(self._tokenizer, text, marks)
         if not ids:
             raise TemplateError("the model's chat template made an empty prompt of these messages")
@@ -149,12 +151,11 @@ class Chat:
         text, marks = self._text(messages, tools, values, begins, continue_last)
         return marks.restored(str.__str__(text))
 
-    def _check_length(self, context: int | None, texts: Sequence[str]) -> None:
+    def _check_length(self, context: int, texts: Sequence[str]) -> None:
         """RequestError: these texts have so many tokens that the context has no room for an answer."""
-        if context is not None:
-            least = sum(map(self._tokenizer.least_tokens, texts))
-            if least >= context:
-                raise prompt_too_long(f"at least {least} tokens", context)
+        least = sum(map(self._tokenizer.least_tokens, texts))
+        if least >= context:
+            raise prompt_too_long(f"at least {least} tokens", context)
 
     def traits(self, *, tools: bool = False) -> Traits:
         """The forms that the template accepts, or the one for tools; blocks while it is asked for the first

@@ -25,7 +25,7 @@ class TemplateError(UserError):
 
 
 class TemplateStopped(TemplateError):
-    """Raised if rendering took too long or too much memory."""
+    """Raised if rendering took too long or too much memory, or failed."""
 
 
 class TemplateProcess:

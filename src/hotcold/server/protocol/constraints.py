@@ -65,8 +65,6 @@ FIELDS: Fields = {
     "regex": Field(Text(0, MAX_GRAMMAR), note="A regular expression for the whole answer."),
 }  # fmt: skip
 
-#: Fields of any route that have schemas, which may take long to read.
-SCHEMAS = frozenset({"tools", "response_format", "json_schema", "output_config", "text", "format"})
 #: Other programs' names for the same.
 UNSUPPORTED: Fields = {
     name: Field(Neutral(), note="Use response_format, grammar or regex.")
