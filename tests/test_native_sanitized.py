@@ -50,21 +50,14 @@ def check(program: Path, arguments: list[str]) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-10_000:]
 
 
-@pytest.fixture(scope="module")
-def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("memory"), "address,undefined", "all")
+# One test each: parts of a test may run in several processes, each of which would build for minutes.
+def test_addresses_and_behaviour_are_defined(tmp_path: Path) -> None:
+    folder = built(tmp_path, "address,undefined", "all")
+    for name, arguments in PROGRAMS:
+        check(folder / name, arguments)
 
 
-@pytest.fixture(scope="module")
-def races(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("races"), "thread", *(name for name, _ in RACES))
-
-
-@pytest.mark.parametrize(("name", "arguments"), PROGRAMS, ids=lambda value: str(value))
-def test_addresses_and_behaviour_are_defined(memory: Path, name: str, arguments: list[str]) -> None:
-    check(memory / name, arguments)
-
-
-@pytest.mark.parametrize(("name", "arguments"), RACES, ids=lambda value: str(value))
-def test_there_is_no_data_race(races: Path, name: str, arguments: list[str]) -> None:
-    check(races / name, arguments)
+def test_there_is_no_data_race(tmp_path: Path) -> None:
+    folder = built(tmp_path, "thread", *(name for name, _ in RACES))
+    for name, arguments in RACES:
+        check(folder / name, arguments)
