@@ -23,12 +23,15 @@ DIALECTS = ("chat", "responses", "anthropic", "ollama")
 THOUGHT = (" w1", " w2", "\n", " w3")
 SAID = "w1 w2\n w3"
 CALLS = [("f", {"a": 1})]
+FENCED = ("```json\n", '{"name": "f", "arguments": ', '{"a": 1}', "}", "\n```")
 
 
 @pytest.fixture(scope="module", params=STYLES)
 def found(request: pytest.FixtureRequest) -> Iterator[Chain]:
     style = STYLES[request.param]
-    with chain(style.template(), style.controls, texts_of(style, ("END", "\n\n", " E", "ND"))) as found:
+    with chain(
+        style.template(), style.controls, texts_of(style, ("END", "\n\n", " E", "ND", *FENCED))
+    ) as found:
         found.style = style
         yield found
 
@@ -62,6 +65,14 @@ def test_thinks_then_answers_in_form(found: Chain, said: str) -> None:
         found.llm.say(*start, *THOUGHT, *style.end, *JSON, EOS)
         answer = found.llm.chat(says(said), grammar=grammar)
         assert (answer.reasoning, answer.text, answer.finish_reason) == (SAID, '{"ok": true}', "stop")
+
+
+@EACH
+def test_a_call_in_a_fence_begins_the_answer_behind_a_thought(found: Chain, said: str) -> None:
+    start = begun(found.style, said)
+    for i, dialect in enumerate(DIALECTS):
+        found.llm.say(*start, *THOUGHT, *found.style.end, "\n\n", *FENCED, EOS, guesses=i % 2 == 0)
+        assert asked(found, dialect, i > 1, said, tools=[TOOL]) == (SAID, "", CALLS)
 
 
 def test_a_token_may_end_the_thought_and_begin_the_answer(found: Chain) -> None:
