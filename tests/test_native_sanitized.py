@@ -14,14 +14,6 @@ from tests.test_native import X86, build, pytestmark  # noqa: F401  (the mark is
 LIMIT_S = 900
 #: The instruction set that takes the least time to compile and to run.
 ISA = "scalar" if X86 else "neon"
-PROGRAMS = [
-    ("hotcold_op_table", [ISA]),
-    ("hotcold_pool", ["3"]),
-    ("hotcold_pool_traffic", []),
-    ("hotcold_link", []),
-    ("hotcold_files", []),
-    ("hotcold_shelf", []),
-]
 RACES = [("hotcold_pool", ["3"]), ("hotcold_link", []), ("hotcold_shelf", [])]
 
 
@@ -51,12 +43,6 @@ def check(program: Path, arguments: list[str]) -> None:
 
 
 # One test each: parts of a test may run in several processes, each of which would build for minutes.
-def test_addresses_and_behaviour_are_defined(tmp_path: Path) -> None:
-    folder = built(tmp_path, "address,undefined", "all")
-    for name, arguments in PROGRAMS:
-        check(folder / name, arguments)
-
-
 def test_there_is_no_data_race(tmp_path: Path) -> None:
     folder = built(tmp_path, "thread", *(name for name, _ in RACES))
     for name, arguments in RACES:
