@@ -16,6 +16,7 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.server.protocol import anthropic, chat, completion, native, responses, tokens
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.json_parts import json_parts
 from hotcold.tokenizer.tokenizer import Tokenizer
 
 CORPUS = "client_requests"
@@ -55,7 +56,7 @@ def taken(parse: Callable[..., Any], body: Any) -> bool:
     try:
         call = parse(body, FACTS)
         if isinstance(call, tokens.TokenizeCall | tokens.DetokenizeCall):
-            json.dumps(call.answer(), allow_nan=False)
+            json.loads(b"".join(json_parts(call.answer())))
             return True
         jobs = call.jobs([1]) if isinstance(call, chat.ChatCall) else call.jobs(call.encode())
     except APIError as error:

@@ -14,14 +14,6 @@ from tests.test_native import X86, build, pytestmark  # noqa: F401  (the mark is
 LIMIT_S = 900
 #: The instruction set that takes the least time to compile and to run.
 ISA = "scalar" if X86 else "neon"
-PROGRAMS = [
-    ("hotcold_op_table", [ISA]),
-    ("hotcold_pool", ["3"]),
-    ("hotcold_pool_traffic", []),
-    ("hotcold_link", []),
-    ("hotcold_files", []),
-    ("hotcold_shelf", []),
-]
 RACES = [("hotcold_pool", ["3"]), ("hotcold_link", []), ("hotcold_shelf", [])]
 
 
@@ -50,21 +42,8 @@ def check(program: Path, arguments: list[str]) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-10_000:]
 
 
-@pytest.fixture(scope="module")
-def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("memory"), "address,undefined", "all")
-
-
-@pytest.fixture(scope="module")
-def races(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("races"), "thread", *(name for name, _ in RACES))
-
-
-@pytest.mark.parametrize(("name", "arguments"), PROGRAMS, ids=lambda value: str(value))
-def test_addresses_and_behaviour_are_defined(memory: Path, name: str, arguments: list[str]) -> None:
-    check(memory / name, arguments)
-
-
-@pytest.mark.parametrize(("name", "arguments"), RACES, ids=lambda value: str(value))
-def test_there_is_no_data_race(races: Path, name: str, arguments: list[str]) -> None:
-    check(races / name, arguments)
+# One test each: parts of a test may run in several processes, each of which would build for minutes.
+def test_there_is_no_data_race(tmp_path: Path) -> None:
+    folder = built(tmp_path, "thread", *(name for name, _ in RACES))
+    for name, arguments in RACES:
+        check(folder / name, arguments)

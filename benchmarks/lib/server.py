@@ -38,10 +38,11 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(arguments: list[str], log: Path) -> Iterator[ServerProcess]:
+def serving(arguments: list[str], log: Path, *, requests: bool = False) -> Iterator[ServerProcess]:
     """Runs ``hotcold serve --port 0`` with these arguments until the body ends; SystemExit where it does not
-    start. What it says goes into ``log``."""
-    command = [sys.executable, "-m", "hotcold", "serve", "--port", "0", "--log-disable", *arguments]
+    start. What it says goes into ``log``, with a line for each request if ``requests``."""
+    command = [sys.executable, "-m", "hotcold", "serve", "--port", "0", *arguments]
+    command += [] if requests else ["--log-disable"]
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert process.stdout is not None

@@ -49,6 +49,11 @@ def size(n: int) -> str:
     return scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Says which byte of a text is wrong."""
+    return f"is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
+
+
 def printable(text: str, limit: int = 200) -> str:
     """``text`` on one line without control characters (escaped), cut to ``limit``: safe for a terminal."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."

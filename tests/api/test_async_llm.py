@@ -163,6 +163,8 @@ def test_a_grammar_is_checked_before_and_then_held_to(llm: LLM) -> None:
             number = await engine.generate(PROMPT, **options)
             assert re.fullmatch("[0-9]{3}", number.text) and number.finish_reason == "stop"
             assert comparable(number) == comparable(expected)
+            checked = await engine.check(Grammar("regex", "[0-9]{3}", param="regex"))
+            assert (checked.kind, checked.param) == ("checked", "regex")
             for wrong in (Grammar("regex", "(("), Grammar("json_schema", "{"), Grammar("gbnf", "")):
                 error = await refused(engine, Job([9], grammar=wrong))
                 assert error.code == "invalid_grammar" and "\n" not in str(error)

@@ -95,17 +95,31 @@ def test_errors_come_before_the_first_piece(llm: LLM) -> None:
         llm.chat(FOX, temperature=-1)
 
 
+def pieces_of(text: str) -> Iterator[Piece]:
+    for i, character in enumerate(text):
+        end = "stop" if i == len(text) - 1 else None
+        yield Piece(character, (i,), (), end, None, False, 3, 5, Timings())  # type: ignore[arg-type]
+
+
+def test_a_call_in_another_form_than_the_templates() -> None:
+    call = '{{"name": "f", "parameters": {"a": 1}}}'
+    for text, calls in (
+        (f"```json\n{call}\n```", 1),
+        (call, 1),
+        (f"<tool_call>{call}</tool_call>", 1),
+        ("x" + call, 0),
+    ):
+        stream = ChatStream(None, HERMES, tools={"f": {}})
+        found = answer_of([*divided(pieces_of(text), stream)])  # type: ignore[arg-type]
+        assert found.tool_calls == (ToolCall("call00000", "f", '{"a": 1}'),) * calls
+        assert found.text == ("" if calls else text)
+
+
 def test_an_answer_with_thinking_and_calls() -> None:
     text = "<think>\nHm.\n</think>\n\nLet me see.\n"
     text += '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     text += '<tool_call>{"name": "g"}</tool_call>'
-
-    def pieces() -> Iterator[Piece]:
-        for i, character in enumerate(text):
-            end = "stop" if i == len(text) - 1 else None
-            yield Piece(character, (i,), (), end, None, False, 3, 5, Timings())  # type: ignore[arg-type]
-
-    found = answer_of([*divided(pieces(), ChatStream(KNOWN[0], HERMES))])  # type: ignore[arg-type]
+    found = answer_of([*divided(pieces_of(text), ChatStream(KNOWN[0], HERMES))])  # type: ignore[arg-type]
     assert (found.text, found.reasoning) == ("Let me see.", "Hm.")
     assert found.ids == tuple(range(len(text))) and found.seed == 5
     assert found.tool_calls == (ToolCall("call00000", "f", '{"a": 1}'), ToolCall("call00001", "g", "{}"))

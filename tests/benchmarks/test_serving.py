@@ -90,6 +90,19 @@ def test_a_short_run_of_delays(repository: Path) -> None:
     assert found["steps"] > 0 and found["prompts"] > 0 and found["quiet"]["p50_ms"] > 0
 
 
+@pytest.mark.full
+def test_a_short_run_of_clients_that_do_not_stop_others(repository: Path) -> None:
+    script = repository / "benchmarks" / "serving" / "no_client_stops_others.py"
+    arguments = ["--mb", "0.6", "--text-mb", "0.6", "--connections", "60", "--seconds", "1"]
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout.splitlines()[-1])
+    # Whether the times are right is for a quiet machine.
+    assert found.keys() == {"large", "tokenize", "connections", "connections_without_files"}
+    assert set(found["large"]["tools"]["status"]) == {400} and found["large"]["tools"]["completions"] > 0
+    assert found["tokenize"]["status"] == 200 and found["tokenize"]["beside"]["pieces"] > 0
+    assert found["connections"]["lines"] == 1 and found["connections_without_files"]["ok"]
+
+
 # --- servers with faults ---
 
 

@@ -177,4 +177,4 @@ def test_what_marks_thinking_and_calls_is_shown_and_divided() -> None:
     chat.close()
     plain = chat_of(chat_models.bpe(CHATML))[0]
     assert not plain.thinks and plain.tool_format is GENERAL and plain.shown == ()
-    assert plain.stream(tools=True).push("<think>[TOOL_CALLS]") == [Part("content", "<think>[TOOL_CALLS]")]
+    assert plain.stream(tools=tools).push("<think>[TOOL_CALLS]") == [Part("content", "<think>[TOOL_CALLS]")]

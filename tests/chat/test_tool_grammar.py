@@ -20,7 +20,7 @@ from hotcold.chat.tool_formats import (
     QWEN_XML,
     ToolFormat,
 )
-from hotcold.chat.tool_grammar import framed, tools_grammar
+from hotcold.chat.tool_grammar import tools_grammar, without_calls
 from hotcold.engine.request import Grammar
 from hotcold.grammar.constraint import Grammars
 from hotcold.grammar.error import GrammarError
@@ -65,7 +65,7 @@ WRONG_CALLS = [
 
 
 def test_auto_is_text_and_then_perhaps_calls() -> None:
-    text = ["", "It rains.", "a < b <tool_cal", '{"name": "weather"', "\n\n"]
+    text = ["", "It rains.", "a < b <tool_cal", '{"name": "weath', "\n\n"]
     right = [
         *text,
         hermes(CITY),
@@ -98,7 +98,7 @@ def test_llamas_calls_begin_with_the_answer() -> None:
     check(
         lark("auto", form=LLAMA),
         [call, "Hm.", "Hm. {x}", marked, "Hm" + marked],
-        ["{x", " {x", "<|python_tag|>x"],
+        ["<|python_tag|>x", call[:-1]],
     )
     check(lark("required", form=LLAMA), [call], ["Hm.", call + call, f"{call}; {call}"])
 
@@ -169,10 +169,10 @@ def test_calls_or_content_of_a_format(form: ToolFormat, content: Grammar, right:
 
 def test_content_of_a_format_alone_stands_between_the_marks_of_its_channel() -> None:
     content = Grammar("json_object")
-    assert framed(content, HERMES, {}) is content
+    assert without_calls(content, HERMES, {}) is content
     gbnf = Grammar("gbnf", 'root ::= "a"')
-    assert framed(gbnf, HARMONY, {}) is gbnf
-    found = lark_of(framed(content, HARMONY, {}), {})
+    assert without_calls(gbnf, HARMONY, {}) is gbnf
+    found = lark_of(without_calls(content, HARMONY, {}), {})
     final, think = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     check(
         found, [final + "{}", think + final + "{}"], ["{}", final, final + "[]", think, final + "{}<|end|>"]
@@ -240,9 +240,18 @@ def test_arguments_in_tags_match_their_schema() -> None:
     check(grammar({"type": "object"}), [written(), written(("x", "y"), ("z", "{}"))], [written(("", "y"))])
 
 
-def test_none_and_no_tools_are_free() -> None:
+def test_where_no_tool_may_be_called_all_is_text_but_the_marks() -> None:
     assert tools_grammar(TOOLS, "none", True, HERMES) is None
     assert tools_grammar([], "auto", True, HERMES) is None
+    free = lark_of(without_calls(None, HERMES, {}), {})
+    check(free, ["", "It rains.", "<tool_cal", CITY, f"```json\n{NOW}\n```"], ["<tool_call>", hermes(CITY)])
+    ids = {"[TOOL_CALLS]": 1, "[THINK]": 0}
+    matcher = compiler().compile(lark_of(without_calls(None, MISTRAL, ids), ids)).copy()
+    assert matcher.consume([0, *tokens_of("Hm")]) and matcher.complete()
+    assert 0 in ids_in(matcher.mask()) and 1 not in ids_in(matcher.mask())
+    channels = lark_of(without_calls(None, HARMONY, {}), {})
+    call = "<|channel|>commentary to=functions.weather_now<|message|>{}"
+    check(channels, ["<|channel|>final<|message|>Yes."], [call])
 
 
 def tool(name: object, **more: object) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_an_index_without_tensors(index: str, tmp_path: Path) -> None:
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
         (b"[]", "a JSON list: an object is needed"),
-        (b'{"a": "\xff"}', "not valid JSON"),
+        (b'{"a": "\xff"}', "is not UTF-8 text: byte 0xff at 7"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a": ' + b"1" * 5000 + b"}", "not valid JSON"),
     ],

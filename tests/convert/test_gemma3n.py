@@ -55,12 +55,12 @@ def test_tokens_beyond_a_table_have_its_first_row(tmp_path: Path) -> None:
     [
         ({"altup_active_idx": 1}, "altup_active_idx is 1: 0 is needed"),
         ({"altup_correct_scale": False}, "altup_correct_scale is False: true is needed"),
-        ({"hidden_activation": "silu"}, "hidden_activation is 'silu': gelu_pytorch_tanh"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu': 'gelu_pytorch_tanh'"),
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5: fewer than have a layer of each kind"),
         ({"vocab_size_per_layer_input": 300}, "is 300: at most vocab_size 288"),
         ({"activation_sparsity_pattern": 1.5}, r"is 1\.5: 6 shares from 0 to 1"),
         ({"intermediate_size": [96]}, r"is \[96\]: an integer above 0, or 6 of them"),
-        ({"final_logit_softcapping": None}, "final_logit_softcapping is missing: a number above 0"),
+        ({"final_logit_softcapping": None}, "final_logit_softcapping is missing: a finite number above 0"),
     ],
 )
 def test_what_gguf_cannot_express(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

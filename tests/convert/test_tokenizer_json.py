@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import change_config, copy_checkpoint
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.tokenizer import tokenizer as model
+from hotcold.tokenizer.bpe import PRE_TOKENIZERS
 from tests.convert.test_byte_level_bpe import TEXTS
 
 SPACE = "\u2581"
@@ -191,7 +192,45 @@ def test_two_files_of_gpt2(tmp_path: Path) -> None:
         assert ours.encode(text) == [2, *theirs.encode(text).ids]
     assert ours.encode("</s>", parse_special=True) == [2, 2] and ours.stop_ids == {2}
     (folder / "merges.txt").unlink()
-    with pytest.raises(ConvertError, match=r"vocab\.json and merges\.txt of GPT2Tokenizer are needed"):
+    with pytest.raises(ConvertError, match=r"vocab\.json and merges\.txt of GPT2Tokenizer or"):
+        converted(folder)
+
+
+@pytest.mark.parametrize("stated", [None, "GPT2Tokenizer", "Qwen2TokenizerFast"])
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3_moe"])
+def test_two_files_of_qwen(stated: str | None, model_type: str, tmp_path: Path) -> None:
+    """Digits are cut one by one, as Qwen's class does, whatever tokenizer_config.json says of the class."""
+    theirs = Tokenizer(models.BPE())
+    cut = pre_tokenizers.Split(Regex(PRE_TOKENIZERS["qwen2"][0]), "isolated")
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    theirs.pre_tokenizer = pre_tokenizers.Sequence([cut, last])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
+    theirs.train_from_iterator([*TEXTS, "2024 12345 2024"], trainer)
+    (tmp_path / "saved").mkdir()
+    theirs.model.save(str(tmp_path / "saved"))
+    files = {name: (tmp_path / "saved" / name).read_text("utf-8") for name in ("vocab.json", "merges.txt")}
+    size = theirs.get_vocab_size()
+    entry = {"content": "<|im_end|>", "special": True}
+    config = {"eos_token": "<|im_end|>", "added_tokens_decoder": {str(size): entry}}
+    files["tokenizer_config.json"] = json.dumps(config | ({"tokenizer_class": stated} if stated else {}))
+    folder = folder_of(tmp_path, size + 1, files)
+    change_config(folder, model_type=model_type)
+    metadata = converted(folder)
+    assert metadata["tokenizer.ggml.pre"] == "qwen2"
+    ours = model.Tokenizer.from_metadata(metadata)
+    for text in (*TEXTS[:3], "in 2024: 12345"):
+        assert ours.encode(text, add_bos=False) == theirs.encode(text).ids
+    assert ours.stop_ids == {size}
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ConvertError, match="Qwen2Tokenizer has control tokens beside vocab"):
+        converted(folder)
+
+
+def test_two_files_of_an_unknown_tokenizer(tmp_path: Path) -> None:
+    files = {"vocab.json": '{"a": 0}', "merges.txt": "", "tokenizer_config.json": "{}"}
+    folder = folder_of(tmp_path, 1, files)
+    with pytest.raises(ConvertError, match=r"are needed, .*; this is .of no tokenizer_class"):
         converted(folder)
 
 

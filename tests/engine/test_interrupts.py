@@ -5,20 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import FrameType
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 from support.history_model import VOCAB, follow, history_model
+from support.interrupter import Interrupter
 from support.opaque_backend import OpaqueBackend
 from support.page_count import assert_no_page_is_lost
 from support.vulkan.devices import DRIVERS, device_index
 
-import hotcold
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import generate, stream
 from hotcold.engine.request import Job, Request, RequestError
@@ -31,7 +28,6 @@ from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel
 
 GREEDY = SamplingParams(temperature=0, seed=1)
-PACKAGE = str(Path(hotcold.__file__).parent)
 VULKAN = DRIVERS[0]  #: lavapipe, or a GPU that was named
 
 
@@ -103,38 +99,7 @@ def test_a_stream_beside_one_that_is_interrupted_says_why_it_ends() -> None:
 # --- at random instructions ---------------------------------------------------------------------------
 
 
-Where: TypeAlias = tuple[str, int]  #: a function of the package, and an instruction of it
 Truth: TypeAlias = Callable[[Request], list[int]]  #: the tokens of one that comes to its end
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt once, when an instruction is about to run for the ``turn``-th time; counts how
-    often each has run."""
-
-    def __init__(self, where: Where | None = None, turn: int = 0) -> None:
-        self.where, self.turn = where, turn
-        self.passed: Counter[Where] = Counter()
-        self.came = False
-
-    def __enter__(self) -> Interrupter:
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
-
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            where = frame.f_code.co_qualname, frame.f_lasti
-            self.passed[where] += 1
-            if where == self.where and self.passed[where] == self.turn:
-                self.came = True
-                raise KeyboardInterrupt
-        return self._trace
 
 
 class Decoder:

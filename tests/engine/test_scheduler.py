@@ -157,34 +157,56 @@ def test_no_queue_takes_what_can_start_at_once() -> None:
     finish(engine, requests)
 
 
+@pytest.mark.parametrize("limit", ["deadline_s", "timeout_s"])
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_a_request_whose_time_is_over_ends_alone(steps: int) -> None:
+def test_a_request_whose_time_is_over_ends_alone(steps: int, limit: str) -> None:
     """In the queue, in its prompt and among its tokens."""
     session = history_model(sequences=1 if steps == 0 else 2, chunk=16)
     engine = Engine(session)
-    other, late = greedy([1] * 3, 30), greedy([2] * 20, 30)
+    other, late = greedy([1] * 3, 30), greedy([2] * 20, 30, **{limit: 3600})
     for request in (other, late):
         engine.add(request)
     for _ in range(steps):
         engine.step()
     assert not late.finished
-    late.deadline = time.perf_counter() - 1
-    engine.scheduler._deadlines = True  # as for one that was added with it
+    moment = "progress" if limit == "timeout_s" else "made"
+    setattr(late, moment, time.perf_counter() - 3601)
     events = engine.step()
     assert Finished(late, "error") in events
     assert isinstance(late.error, RequestError) and late.error.code == "deadline"
-    begun = "it had not begun" if not late.output else f"{len(late.output)} tokens were generated"
-    assert begun in str(late.error)
+    state = {
+        0: "it waited in the queue",
+        1: f"{late.computed} of 20 prompt tokens were read",
+        3: f"{len(late.output)} tokens were generated",
+    }[steps]
+    assert str(late.error).endswith(f"(`{limit}`): {state}")
     finish(engine, [other])
     assert other.output == expected(other) and session.cache.free_pages == session.cache.pages
 
 
-def test_a_deadline_that_does_not_come_changes_nothing() -> None:
+@pytest.mark.parametrize("limit", ["deadline_s", "timeout_s"])
+def test_a_time_limit_that_is_kept_changes_nothing(limit: str) -> None:
     engine = Engine(history_model())
-    engine.run([request := greedy([1], 9, deadline_s=3600)])
+    engine.run([request := greedy([1], 9, **{limit: 3600})])
     assert request.output == expected(request)
-    engine.add(late := greedy([1], 9, deadline_s=0))
+    engine.add(late := greedy([1], 9, **{limit: 0}))
     assert engine.step() == [Finished(late, "error")]
+
+
+def test_timeout_s_counts_anew_from_the_start_and_from_each_token() -> None:
+    """A request may take any time in all: as a whole, only ``deadline_s`` limits it."""
+    session = history_model(sequences=1, chunk=16)
+    engine = Engine(session)
+    other, slow = greedy([1] * 3, 3), greedy([2] * 20, 6, timeout_s=10)
+    for request in (other, slow):
+        engine.add(request)
+    state = None
+    while not slow.finished:
+        if state != (slow.timings.started, len(slow.output)):
+            state = slow.timings.started, len(slow.output)
+            slow.progress -= 6  # twice without a new start is too long
+        engine.step()
+    assert slow.finish_reason == "length" and slow.output == expected(slow)
 
 
 # --- constraints --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from support.page_count import assert_no_page_is_lost
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
+from hotcold.kernels.backend import PAGE
 from hotcold.runtime.sampling import SamplingParams
 
 pytestmark = pytest.mark.long  # no backend computes here
@@ -66,6 +68,14 @@ def test_the_same_tokens_whatever_copies_are_kept(
         context=230, sequences=sequences, pages=8 + spare_pages, chunk=chunk, alike=alike, copies=copies
     )
     engine = Engine(session)
+    give = session.slots._give
+
+    def give_blank_slot() -> int:
+        assert session.slots._blank, "the copy that makes way was not chosen"
+        slot: int = give()
+        return slot
+
+    session.slots._give = give_blank_slot
     rng, stem = np.random.default_rng(seed), some_prompt(400, seed)
     requests = [
         greedy([*stem[:common], *rng.integers(0, VOCAB, own).tolist()] or [0], n) for common, own in lengths
@@ -76,13 +86,68 @@ def test_the_same_tokens_whatever_copies_are_kept(
     assert_no_page_is_lost(session.slots)
 
 
-@pytest.mark.parametrize(("tokens", "reused"), [(101, 64), (102, 96), (120, 96), (38, 32), (37, 0)])
-def test_the_same_prompt_goes_on_from_its_last_page(tokens: int, reused: int) -> None:
-    """Six tokens at its end do not count: the next turn may have others there."""
-    engine = Engine(history_model(context=200, chunk=200, copies=3))
+@pytest.mark.parametrize(
+    ("tokens", "same", "next_turn"),
+    [(97, 96, 64), (101, 96, 64), (102, 96, 96), (120, 96, 96), (128, 96, 96), (38, 32, 32), (37, 32, 0)],
+)
+def test_a_later_prompt_goes_on_from_the_last_page(tokens: int, same: int, next_turn: int) -> None:
+    """The next turn may have others in the place of the last six tokens. One token at least is computed."""
+    engine = Engine(history_model(context=200, chunk=200, copies=4))
     prompt = some_prompt(tokens)
     assert ran(engine, prompt, 2) == 0
-    assert ran(engine, prompt, 3) == ran(engine, [*prompt[:-6], *some_prompt(9, 1)], 4) == reused
+    assert ran(engine, prompt, 3) == same
+    assert ran(engine, [*prompt[:-6], *some_prompt(9, 1)], 4) == next_turn
+    assert ran(engine, [*prompt, *some_prompt(9, 1)], 4) == tokens // PAGE * PAGE
+
+
+def test_another_answer_does_not_replace_the_state_at_the_prompts_end() -> None:
+    """Where the prompt fills its pages, its end is a border, and no page that was generated."""
+    engine = Engine(history_model(context=300, chunk=300, copies=4))
+    prompt = some_prompt(128)
+    assert ran(engine, prompt, 40) == 0
+    assert ran(engine, [*prompt, *some_prompt(30, 1)], 3) == 128
+
+
+def test_states_are_kept_at_message_borders() -> None:
+    """The pages before them are whole; a border beyond the prompt is its end."""
+    session = history_model(context=400, chunk=400, copies=6)
+    engine, prompt = Engine(session), some_prompt(300)
+    ran(engine, prompt, 1, borders=(70, 200, 4000))
+    assert [rows for _, rows in session.transformer.row_counts] == [64, 128, 96, 12]
+    for length, reused in ((299, 288), (295, 288), (280, 192), (200, 192), (191, 64), (70, 64), (63, 0)):
+        assert ran(engine, [*prompt[:length], 1, 2, 3], 1) == reused
+
+
+def test_a_request_that_shares_nothing_ends_no_step_at_a_border() -> None:
+    session = history_model(context=400, chunk=400, copies=6)
+    ran(Engine(session), some_prompt(300), 1, borders=(70, 200), cache=False)
+    assert [rows for _, rows in session.transformer.row_counts] == [300]
+
+
+def test_copies_of_another_conversation_stay_while_one_goes_on() -> None:
+    """A chat goes on from its end, though another one has had many turns since."""
+    engine = Engine(history_model(context=2000, chunk=400, copies=6))
+    first, prompt = greedy(some_prompt(100), 10), some_prompt(100, 1)
+    engine.run([first])
+    for turn in range(12):
+        engine.run([request := greedy(prompt, 10)])
+        assert request.reused == ((len(prompt) - 41) // PAGE * PAGE if turn else 0)
+        prompt = [*prompt, *request.output, *some_prompt(40, turn)]
+    assert ran(engine, [*first.job.prompt, *first.output, *some_prompt(40, 9)], 3) == 96
+
+
+def test_copies_of_a_long_conversation_become_sparse_with_the_distance_from_its_end() -> None:
+    session = history_model(context=4000, chunk=400, copies=12)
+    engine, prompt = Engine(session), some_prompt(50)
+    for turn in range(50):
+        engine.run([request := greedy(prompt, 10)])
+        prompt = [*prompt, *request.output, *some_prompt(60, turn)]
+    states = engine.scheduler.states
+    assert states is not None
+    pages = sorted(copy.pages for copy in states._copies.values())
+    distances = [len(prompt) // PAGE + 2 - each for each in [0, *pages]]
+    assert len(pages) == 12 and distances[-1] <= 6
+    assert all(before < 3 * after for before, after in pairwise(distances))
 
 
 def test_a_step_ends_where_the_state_is_worth_keeping() -> None:
@@ -202,9 +267,21 @@ def test_a_broken_step_leaves_copies_as_they_were(error: type[BaseException]) ->
         assert ran(engine, prompt, 3) == 96
 
 
+def test_copies_that_another_user_of_the_session_took_are_forgotten() -> None:
+    session = history_model(context=200, chunk=200, copies=3)
+    engine = Engine(session)
+    for seed in range(10):
+        if seed == 5:
+            session.state.clear()
+        assert ran(engine, some_prompt(105, seed), 2) == 0
+    states = engine.scheduler.states
+    assert states is not None and session.slots.kept == 3
+    assert sorted(states._copies) == sorted(session.slots._by_key)
+
+
 def test_figures_of_slots() -> None:
     engine = Engine(history_model(context=200, sequences=2, chunk=200, copies=3))
-    ran(engine, some_prompt(100), 2)
+    ran(engine, some_prompt(105), 2)
     engine.add(greedy(some_prompt(10), 5))
     engine.step()
     scheduler, slots = engine.scheduler, engine.session.slots

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.built_in import tokenizer
+from support.threads import Running, wait_until
 
 from hotcold.engine.request import Grammar, RequestError
 from hotcold.errors import UserError
@@ -199,6 +200,18 @@ def test_checks_share_one_thread_and_too_many_are_refused_at_once(process: Proce
     assert {each.result(60).source for each in futures} == {"start: /a/"}
     assert process.asked == [each.source for each in all]
     made.check(Grammar("regex", "one more"))
+    made.close()
+
+
+def test_threads_that_wait_for_a_check_are_never_too_many(process: Process) -> None:
+    made = Grammars(tokenizer())
+    process.go.clear()
+    sources = [str(n) for n in range(MOST_CHECKS + 4)]
+    running = [Running(lambda source=source: made.check(Grammar("regex", source))) for source in sources]
+    wait_until(lambda: len(made._under_way) == MOST_CHECKS)
+    process.go.set()
+    assert {each.result().source for each in running} == {"start: /a/"}
+    assert sorted(process.asked) == sorted(sources)
     made.close()
 
 

@@ -344,7 +344,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logit_scale": 5e-324}, "llama.logit_scale is 5e-324: above 1e-06"),
     ({"expert_count": 8}, "expert_count is 8: this is not supported yet|expert_used_count is missing"),
     ({"attention__causal": False}, "llama.attention.causal is False: this is not supported yet"),
-    ({"attention__clamp_kqv": np.array([0, 0])}, "llama.attention.clamp_kqv is an array of 2: this is not"),
+    ({"attention__clamp_kqv": np.array([0, 8])}, "llama.attention.clamp_kqv is an array of 2: this is not"),
     ({"attention__sliding_window": -1}, "llama.attention.sliding_window is -1: a whole number from 0"),
     ({"logit_scale": -0.5}, "llama.logit_scale is -0.5: above 1e-06"),
     ({"final_logit_softcapping": -1.0}, "llama.final_logit_softcapping is -1.0: above 1e-06 and at most"),

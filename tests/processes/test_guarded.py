@@ -37,6 +37,8 @@ def answer(request):
             os.kill(os.getpid(), signal.SIGPROF)
         case "memory":
             return {"n": len(bytearray(request["bytes"]))}
+        case "echo":
+            return {"text": request["text"][::-1]}
         case "long":
             return {"text": "x" * request["n"]}
         case "refuse":
@@ -55,6 +57,13 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded
     made = GuardedProcess("made_up_answers", seconds=0.5, memory_bytes=64 << 20, output_bytes=1000)
     yield made
     made.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["a\nb\r\n", "\u2028\x85\0\x1e", "\u00e9\u5b57\U0001f600", "\ud800a\udfff", '"\\']
+)
+def test_any_text_crosses(process: GuardedProcess, text: str) -> None:
+    assert process.ask({"do": "echo", "text": text}) == {"text": text[::-1]}
 
 
 def add(process: GuardedProcess, a: int = 1, b: int = 2) -> int:

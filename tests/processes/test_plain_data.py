@@ -78,6 +78,7 @@ jobs = st.builds(
     stop=st.lists(st.text(min_size=1, max_size=20)).map(tuple),
     grammar=st.none() | st.builds(Grammar, st.sampled_from(["json_object", "regex"]), texts),
     deadline_s=st.none() | st.floats(0, 1e9),
+    timeout_s=st.none() | st.floats(0, 1e9),
     logprobs=st.none() | st.integers(0, 20),
     echo=st.booleans(),
 )

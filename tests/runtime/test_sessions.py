@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.buffers import cache_bytes
 from support.sidecars import with_sidecar
-from support.threads import begun_threads
+from support.threads import Running, begun_threads, held, wait_until
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
@@ -43,6 +43,20 @@ def half(tmp_path: Path) -> Iterator[LoadedModel]:
 
 def greedy(tokens: int = 6) -> Request:
     return Request(Job([1, 400, 300], SamplingParams(temperature=0), max_tokens=tokens))
+
+
+def test_counters_wait_for_the_step_that_runs() -> None:
+    """A GPU's counts cannot be read while another thread's step uses it."""
+    session = load(None, LoadOptions(sparsity="exact")).session()
+    Engine(session).run([greedy()])
+    expected = session.counters.rows.tolist()
+    step, thread = held(session.lock)
+    reading = Running(lambda: session.counters)
+    wait_until(lambda: len(session.lock._changes) == 1)
+    assert not reading.ended
+    step.go.set()
+    thread.result()
+    assert reading.result().rows.tolist() == expected
 
 
 def test_sessions_share_weights_and_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""How many states a session has room for, and what is said of them."""
+"""How many states a session keeps, and what is said of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 from support.buffers import cache_bytes
+from support.golden import CPU_HYBRIDS, HYBRIDS, LATENT_HYBRIDS, golden
 from support.hybrid_models import write_hybrid
 
+import hotcold
 from hotcold.kernels.backend import PAGE
 from hotcold.model.kv_cache import KVCacheFull
+from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime import loading, memory
 from hotcold.runtime.loading import load
+from hotcold.runtime.memory import affordable_bytes
 from hotcold.runtime.options import LoadError, LoadOptions
 from hotcold.runtime.session import LoadedModel
 from hotcold.watch.memory_use import memory_use
@@ -31,12 +35,19 @@ def loaded(path: Path | None, **options: Any) -> LoadedModel:
 
 @pytest.mark.parametrize(
     ("options", "slots"),
-    [({}, 4), ({"sequences": 3}, 8), ({"sequences": 3, "state_copies": 0}, 3), ({"state_copies": 9}, 10)],
+    [
+        ({}, 1 + 2),
+        ({"sequences": 3}, 3 + 6),
+        ({"sequences": 3, "cache_positions": 10 * PAGE}, 3 + 10),
+        ({"sequences": 3, "state_copies": 0}, 3),
+        ({"state_copies": 9}, 1 + 9),
+    ],
 )
 @pytest.mark.parametrize(("draft_max", "spare"), [(0, 0), (2, 2), (7, 4)])
 def test_one_for_each_sequence_copies_and_guesses(
     path: Path, options: dict[str, Any], slots: int, draft_max: int, spare: int
 ) -> None:
+    """By default as many copies as the KV cache has pages, where memory is no limit."""
     model = loaded(path, **options, draft_max=draft_max)
     assert model.slots == slots + spare and model.spare_slots == spare and model.config.slot_bytes == SLOT
     session = model.session()
@@ -58,28 +69,101 @@ def test_other_models_have_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "slots", "spare"),
-    [(0, 8, 0), (8, 8, 0), (12, 12, 0), (18, 18, 0), (20, 18, 2), (40, 18, 4), (None, 18, 4)],
+    ("room", "copies", "spare"),
+    [
+        (0, 0, 0),
+        (10, 0, 0),
+        (11, 1, 0),
+        (13, 1, 2),
+        (15, 1, 4),
+        (16, 2, 4),
+        (303, 37, 4),
+        (400, 40, 4),
+        (None, 10, 4),
+    ],
 )
-def test_fewer_copies_and_guesses_where_memory_is_short(
-    path: Path, room: int | None, slots: int, spare: int, monkeypatch: pytest.MonkeyPatch
+def test_an_eighth_of_free_memory_has_copies(
+    path: Path, room: int | None, copies: int, spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences have theirs in any case, one context's pages come before copies, these before guesses."""
-    context = CONTEXT // PAGE * loaded(path).config.page_bytes("f16")
-    free = None if room is None else context + room * SLOT + SLOT - 1
+    """Sequences have theirs in any case, one context's pages come before copies, these before guesses. The
+    KV cache has 40 pages."""
+    assert SLOT < CONTEXT // PAGE * loaded(path).config.page_bytes("f16") < 2 * SLOT
+    free = None if room is None else room * SLOT
     monkeypatch.setattr(loading, "affordable_bytes", lambda *_: free)
-    model = loaded(path, sequences=8, cache_positions=CONTEXT)
-    assert model.slots == slots + spare and model.spare_slots == spare
+    model = loaded(path, sequences=8, cache_positions=40 * PAGE)
+    assert model.slots == 8 + copies + spare and model.spare_slots == spare
     notes = [note for note in model.notes if "states are kept" in note]
     short = [
-        f"{slots - 8} states are kept for prompts that begin alike (`state_copies`): memory does not suffice "
-        "for 10"
+        f"{copies} states are kept for prompts that begin alike (`state_copies`): 1/8 of free memory holds "
+        "no more"
     ]
     fewer = [
         f"{spare} states are kept after guesses, so no step verifies more (`draft_max`): memory does not "
         "suffice for 4"
     ]
-    assert notes == short * (slots < 18) + fewer * (spare < 4)
+    assert notes == short * (copies < 10) + fewer * (spare < 4)
+
+
+@pytest.mark.parametrize("name", (*HYBRIDS, *LATENT_HYBRIDS, *CPU_HYBRIDS))
+def test_copies_stay_within_their_part_of_memory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their bytes, as allocated, are at most an eighth of the memory that is free, and not much less."""
+    path = golden(name, tmp_path).path
+    options: dict[str, Any] = {"cache_positions": 64 * PAGE, "chunk": 16, "gpu": "off", "draft_max": 0}
+    bare = load(path, LoadOptions(**options, state_copies=0))
+    slot = bare.config.slot_bytes
+    free = sum(use.cpu_bytes for use in memory_use(bare.session())) + 8 * 20 * slot
+    monkeypatch.setattr(memory, "available_memory", lambda: free)
+    model = load(path, LoadOptions(**options))
+    copies = model.slots - 1
+    assert 15 <= copies <= free // 8 // slot
+    states = next(use for use in memory_use(model.session()) if use.kind == "states")
+    assert states.cpu_bytes == model.slots * slot
+    assert cache_bytes(model.session()) - cache_bytes(bare.session()) == copies * slot
+    more = load(path, LoadOptions(**options, state_copies=copies + 1))
+    assert more.slots == model.slots + 1
+
+
+def test_a_budget_of_ram_counts_as_all_memory(path: Path) -> None:
+    limits = loaded(path, sequences=8).limits
+    config = loaded(path).config
+    steps = buffer_bytes(config, limits) + scratch_bytes(config, limits)
+    assert affordable_bytes(1000, config, limits, steps + 1000 + 10_000) == 9000
+    assert affordable_bytes(1000, config, limits, steps) == 0
+
+
+def test_copies_stay_within_their_part_of_a_budget_of_ram(tmp_path: Path) -> None:
+    path = golden("tiny-qwen35moe", tmp_path).path
+    options: dict[str, Any] = {"cache_positions": 64 * PAGE, "chunk": 16, "gpu": "off", "draft_max": 0}
+    model = load(path, LoadOptions(**options))
+    assert model.slots == 1 + 64
+    budget = sum(use.cpu_bytes for use in memory_use(model.session()))
+    smaller = load(path, LoadOptions(**options, ram_budget=budget))
+    assert 5 <= smaller.slots - 1 <= budget // 8 // model.config.slot_bytes < 64
+
+
+@pytest.mark.parametrize(("budget", "copies"), [(24 * SLOT, 3), (47 * SLOT, 5), (48 * SLOT, 6), (1 << 30, 6)])
+def test_a_placement_keeps_as_many_copies_as_an_eighth_of_its_budget_holds(
+    path: Path, budget: int, copies: int
+) -> None:
+    """And its plan is what is allocated."""
+    model = loaded(path, sequences=3, hot_backend="reference", vram_budget=budget, draft_max=2)
+    session = model.session()
+    assert model.slots == 3 + copies + 2 and session.slots is not None
+    assert (session.slots.slots, session.slots.spare) == (3 + copies, 2)
+    states = next(use for use in memory_use(session) if use.kind == "states")
+    assert states.cpu_bytes + states.gpu_bytes == model.slots * SLOT
+    asked = loaded(path, sequences=3, hot_backend="reference", vram_budget=budget, state_copies=7)
+    assert asked.slots == 3 + 7 + 4
+
+
+@pytest.mark.parametrize(("budget", "copies"), [(24 * SLOT, 3), (1 << 30, 8)])
+def test_a_plan_has_the_copies_of_its_budget(path: Path, budget: int, copies: int) -> None:
+    """For one sequence, whose KV cache has 8 pages, with states after four guesses."""
+    plan = hotcold.plan(path, context=8 * PAGE, vram_budget=budget)
+    nbytes = sum(part["gpu_bytes"] + part["cpu_bytes"] for part in plan.parts if part["kind"] == "states")
+    assert nbytes == (1 + copies + 4) * SLOT
 
 
 def test_too_many_copies_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,9 @@ def test_two_backends_equal_one(down: str, mode: str, tmp_path: Path) -> None:
     expected, text = logits(one), greedy(one)
     for other in (open_backend("cpu", 1), OpaqueBackend(open_backend("reference"))):
         two = on_two(other, Placement.on_one(hot, range(2), True), path, sparsity=mode, sequences=3)
-        np.testing.assert_allclose(logits(two), expected, atol=1e-3)  # float16 caches
+        # A value whose last bit differs may become another int8 or float16, which is rare and visible.
+        errors = np.abs(logits(two) - expected).max(axis=1)
+        assert np.median(errors) < 5e-5 and errors.max() < 1e-2
         assert greedy(two) == text
         for part in ("rows", "shared"):
             read, wanted = getattr(two.counters, part), getattr(one.counters, part)

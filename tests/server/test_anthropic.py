@@ -112,7 +112,8 @@ def test_thinking_is_the_templates() -> None:
         assert parse(thinking={"type": kind}).template_kwargs == {"enable_thinking": wanted}
     named = {"type": "tool", "name": "look"}
     call = parse(thinking={"type": "enabled"}, tools=[TOOL], tool_choice=named)
-    assert call.template_kwargs == {"enable_thinking": False}
+    assert call.template_kwargs == {"enable_thinking": True} and call.thinking_budget is None
+    assert parse(thinking={"type": "enabled", "budget_tokens": 9}).thinking_budget == 9
     assert parse(output_config={"effort": "low"}).template_kwargs == {"reasoning_effort": "low"}
 
 
@@ -251,6 +252,62 @@ def test_a_client_that_waits_hears_pings(app_with: Any) -> None:
     app.llm.pace_s = 0.1
     text = app.client.post("/v1/messages", json={**BODY, "stream": True}).text
     assert 'event: ping\ndata: {"type":"ping"}\n\n' in text
+
+
+_BILLING = "x-anthropic-billing-header: cc_version=2.1.100.f2a; cc_entrypoint=cli; cch={};"
+
+
+def _blocks(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in texts]
+
+
+@pytest.mark.parametrize("mark", ["0a1b2", "9f8e7"])
+@pytest.mark.parametrize(
+    ("system", "same"),
+    [
+        (_blocks(_BILLING, "Be brief.", "Be kind."), _blocks("Be brief.", "Be kind.")),
+        (_blocks(_BILLING, "Be brief."), "Be brief."),
+        (_blocks(f"{_BILLING}\n", "\nBe brief."), "\nBe brief."),
+        (_blocks(f"{_BILLING}\r\nBe brief.\n"), "Be brief.\n"),
+        (_blocks("Be brief.", _BILLING, "Be kind."), _blocks("Be brief.", "Be kind.")),
+        (_blocks(_BILLING, f"{_BILLING}\nBe brief."), "Be brief."),
+        (f"{_BILLING}\nBe brief.\n\nBe kind.", "Be brief.\n\nBe kind."),
+        (f"{_BILLING}\n\nBe brief.", "\nBe brief."),
+        (_BILLING.removesuffix(";"), None),
+        (_blocks(_BILLING), None),
+    ],
+)
+def test_the_billing_line_of_claude_code_is_left_out(system: Any, same: Any, mark: str) -> None:
+    """It differs in each request, also where tokens are only counted."""
+    written = json.loads(json.dumps(system).replace("{}", mark))
+    for read in (anthropic.parse, anthropic.parse_count):
+        body = BODY if read is anthropic.parse else {"messages": BODY["messages"]}
+        assert read({**body, "system": written}, facts()) == read({**body, "system": same}, facts())
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        f"Leave out this line:\n{_BILLING}",
+        f" {_BILLING}\nBe brief.",
+        f"{_BILLING} What does it say?",
+        "x-anthropic-billing-header: what is it?",
+        "x-anthropic-billing-header: cch=5 is what I see. Why?\nBe brief.",
+        "x-anthropic-billing-header:\nBe brief.",
+        "x-anthropic-billing-header is a line of Claude Code.",
+        _blocks("Be brief.", f"{_BILLING}\nBe kind."),
+        _blocks(f"Be brief.\n{_BILLING}"),
+    ],
+)
+def test_text_about_the_billing_line_stays(system: Any) -> None:
+    texts = [system] if isinstance(system, str) else [block["text"] for block in system]
+    content = parse(system=system).messages[0]["content"]
+    assert ([content] if isinstance(content, str) else [part["text"] for part in content]) == texts
+
+
+def test_only_the_system_prompt_loses_its_billing_line() -> None:
+    messages = [{"role": role, "content": f"{_BILLING}\nHello"} for role in ("system", "user")]
+    assert [each["content"] for each in parse(messages=messages).messages] == [f"{_BILLING}\nHello"] * 2
 
 
 def test_calls_without_results_are_told_in_anthropics_words(app: Application) -> None:

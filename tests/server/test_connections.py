@@ -166,6 +166,20 @@ def test_bodies_in_chunks(live: Any, connect: Connect) -> None:
     assert connection.answer()[0] == 200
 
 
+def test_a_body_of_very_many_tiny_chunks_is_not_read_to_its_end(live: Any, connect: Connect) -> None:
+    server, head = live(), post(b"").partition(b"\r\nContent-Length")[0]
+    for size, taken in ((1, False), (64, True)):
+        connection = connect(server)
+        connection.send(head + b"\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            chunk = b"%x\r\n%b\r\n" % (size, b" " * size)
+            connection.send(chunk * 10_000)
+            connection.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY))
+        status, _, body = connection.answer()
+        assert status == (200 if taken else 400) and (taken or b"chunks are too small" in body)
+    check_healthy(server, connect)
+
+
 def test_who_waits_for_a_100_is_told_no_before_sending(live: Any, connect: Connect) -> None:
     server = live()
     connection = connect(server)

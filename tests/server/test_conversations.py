@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,13 @@ class Server:
             return {"status": found.status_code, **found.json()["error"]}
         (choice,) = found.json()["choices"]
         return {**choice["message"], "reason": choice["finish_reason"]}
+
+    def post(self, route: str, words: Iterable[str], body: dict[str, Any]) -> str:
+        """Returns the text of the answer on any route."""
+        self.llm.words = tuple(words)
+        answer = self._client.post(route, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.text
 
     def deltas(self, *words: str, **body: Any) -> list[dict[str, Any]]:
         self.llm.words = words
@@ -193,3 +200,75 @@ def test_only_allowed_tools_are_called(server: Callable[[str], Server]) -> None:
     assert found.chat(call, tools=[TOOL], response_format=format)["reason"] == "tool_calls"
     refused = found.chat(tools=[TOOL], grammar='root ::= "a"')
     assert (refused["status"], refused["param"]) == (400, "tools")
+
+
+FENCED = f'```json\n{{\n  "name": "weather",\n  "arguments": {CITY}\n}}\n```'
+FUNCTION = TOOL["function"]
+assert isinstance(FUNCTION, dict)
+DIALECTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [USER], "tools": [TOOL]}),
+    "responses": ("/v1/responses", {"input": "Weather?", "tools": [{"type": "function", **FUNCTION}]}),
+    "anthropic": (
+        "/v1/messages",
+        {"messages": [USER], "max_tokens": 99, "tools": [{"name": "weather", "input_schema": SCHEMA}]},
+    ),
+    "ollama": ("/api/chat", {"model": "made-up", "messages": [USER], "tools": [TOOL]}),
+}
+
+
+def called(dialect: str, reply: Any) -> list[tuple[str, Any]]:
+    """Names and arguments of a reply's calls."""
+    if dialect == "chat":
+        calls = reply["choices"][0]["message"].get("tool_calls") or []
+        return [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in calls]
+    if dialect == "responses":
+        calls = [each for each in reply["output"] if each["type"] == "function_call"]
+        return [(each["name"], json.loads(each["arguments"])) for each in calls]
+    if dialect == "anthropic":
+        calls = [each for each in reply["content"] if each["type"] == "tool_use"]
+        return [(each["name"], each["input"]) for each in calls]
+    calls = reply["message"].get("tool_calls") or []
+    return [(each["function"]["name"], each["function"]["arguments"]) for each in calls]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_call_in_a_fence_in_every_dialect(server: Callable[[str], Server], dialect: str) -> None:
+    found = server(of("qwen2.5"))
+    route, body = DIALECTS[dialect]
+    reply = json.loads(found.post(route, FENCED, {**body, "stream": False}))
+    assert called(dialect, reply) == [("weather", {"city": "Paris"})]
+    streamed = found.post(route, FENCED, {**body, "stream": True})
+    assert "weather" in streamed and "`" not in streamed
+    unknown = FENCED.replace("weather", "wind")
+    reply = json.loads(found.post(route, unknown, {**body, "stream": False}))
+    assert called(dialect, reply) == [] and json.dumps(unknown)[1:-1] in json.dumps(reply)
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses", "anthropic"])
+def test_without_a_choice_of_tools_they_stay_in_the_prompt(
+    server: Callable[[str], Server], dialect: str
+) -> None:
+    found = server(of("qwen2.5"))
+    route, body = DIALECTS[dialect]
+    none = {"type": "none"} if dialect == "anthropic" else "none"
+    found.post(route, FENCED, body)
+    prompt, grammar = found.prompt, found.llm.jobs[-1].grammar
+    reply = json.loads(found.post(route, FENCED, {**body, "tool_choice": none}))
+    assert found.prompt == prompt and '"weather"' in prompt
+    assert called(dialect, reply) == [] and json.dumps(FENCED)[1:-1] in json.dumps(reply)
+    assert found.llm.jobs[-1].grammar not in (None, grammar)
+
+
+def test_what_is_allowed_where_no_tool_may_be_called(server: Callable[[str], Server]) -> None:
+    found = server(of("qwen2.5"))
+    format = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    assert found.chat(CITY, tools=[TOOL], tool_choice="none", response_format=format)["content"] == CITY
+    assert found.chat("a", tools=[TOOL], tool_choice="none", grammar='root ::= "a"')["content"] == "a"
+    found.chat(tool_choice="none")
+    assert found.llm.jobs[-1].grammar is None
+    continued = [USER, {"role": "assistant", "content": "Fi"}]
+    channels = server(of("gpt-oss"))
+    channels.chat(tools=[TOOL], tool_choice="none", messages=continued)
+    assert channels.llm.jobs[-1].grammar is None  # the channel was chosen before
+    channels.chat(*HARMONY, "<|message|>", "Hello!", tools=[TOOL], tool_choice="none")
+    assert channels.llm.jobs[-1].grammar is not None and "weather" in channels.prompt

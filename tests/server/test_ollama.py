@@ -78,7 +78,7 @@ def test_thinking_and_formats() -> None:
     assert parse(think=False).template_kwargs == {"enable_thinking": False}
     assert parse(think="low").template_kwargs == {"enable_thinking": True, "reasoning_effort": "low"}
     held = parse(think=True, format="json")
-    assert held.template_kwargs == {"enable_thinking": False} and held.job.grammar is not None
+    assert held.template_kwargs == {"enable_thinking": True} and held.job.grammar is not None
     assert parse(format={"type": "object"}).job.grammar is not None
     assert parse(format="").job.grammar is None
 

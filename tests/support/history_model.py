@@ -18,6 +18,7 @@ from hotcold.kernels.backend import DECODE_ROWS, PAGE, Batch, BatchLimits
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.kv_cache import PagePool, SequenceState, SlotPool
 from hotcold.runtime.counters import Counters
+from hotcold.runtime.session_lock import SessionLock
 
 VOCAB = 50
 STOP = 7
@@ -65,6 +66,7 @@ class HistoryTransformer:
         self.decoded = 0 if alike else VOCAB  # added to the tokens of decode rows
         self.head = ReferenceBackend()
         self.logits = np.zeros((limits.logits, VOCAB), np.float32)
+        self.logits_after = logits_after
         self.kept = np.full(pages * PAGE, -1)
         self.row_counts: list[tuple[int, int]] = []
         self.interrupt_in: int | None = None
@@ -93,7 +95,7 @@ class HistoryTransformer:
                 self.interrupt_in = None
                 raise self.interrupt
         for i in range(n_logits):
-            self.logits[i] = logits_after(self.history(int(batch.logits_rows[i])))
+            self.logits[i] = self.logits_after(self.history(int(batch.logits_rows[i])))
         self.row_counts.append((n_decode, n - n_decode))
 
     def write_states(self) -> None:
@@ -180,6 +182,8 @@ def history_model(
         state=state,
         cache=state.pages,
         slots=slots,
+        lock=SessionLock(),
+        closed=False,
         claim=lambda user: None,
         counters=Counters(np.zeros((1, 4), np.int64)),
         run=transformer.run,

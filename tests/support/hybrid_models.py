@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.changed_models import changed
+from support.vocabularies import CONTROL
 
 from hotcold.demo import model_path
 from hotcold.formats.blocks import Tensor, quantise
@@ -57,6 +59,19 @@ def write_hybrid(path: Path, kind: str, context: int = 256, seed: int = 0) -> Pa
     metadata = {"general.architecture": kind, **{f"{kind}.{key}": value for key, value in keys.items()}}
     write_gguf(path, {**tokenizer, **metadata}, _Tensors(seed).of(kind, vocab))
     return path
+
+
+def with_chat(path: Path, out: Path, template: str) -> Path:
+    """A copy of such a file with a chat template, whose vocabulary has ChatML's control tokens."""
+    with open_gguf(path) as file:
+        tokens, types = ([*file.metadata[f"tokenizer.ggml.{name}"]] for name in ("tokens", "token_type"))
+    tokens[-2:], types[-2:] = ["<|im_start|>", "<|im_end|>"], [CONTROL] * 2
+    keys = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.chat_template": template,
+    }
+    return changed(path, out, keys)
 
 
 class _Tensors:

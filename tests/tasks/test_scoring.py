@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from support.buffers import cache_bytes
 from support.golden import golden
+from support.threads import Running, held, wait_until
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
+from hotcold.errors import UserError
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -261,3 +263,39 @@ def stored(cache: np.ndarray, n: int) -> np.ndarray:
         scale = blocks[..., :2].copy().view(np.float16).astype(np.float64)
         cache = (blocks[..., 2:].view(np.int8) * scale).reshape(*cache.shape[:-1], -1)
     return cache.astype(np.float64).transpose(0, 2, 1, 3).reshape(-1, *cache.shape[1::2])[:n]
+
+
+def test_a_scoring_waits_for_a_step_of_another_thread(session: Session) -> None:
+    """Its beginning and its steps do; its end does not, as the garbage collector may bring it."""
+    scorer = Scorer(session)
+    expected = [rows.copy() for rows in scorer.logits(range(40))]
+    step, thread = held(session.lock)
+    scoring = scorer.logits(range(40))
+    found = Running(lambda: next(scoring).copy())
+    wait_until(lambda: len(session.lock._changes) == 1)
+    assert session.cache.free_pages == session.cache.pages
+    step.go.set()
+    assert np.array_equal(found.result(), expected[0])
+    thread.result()
+    step, thread = held(session.lock)
+    found = Running(lambda: next(scoring).copy())
+    wait_until(lambda: len(session.lock._changes) == 1)
+    step.go.set()
+    assert np.array_equal(found.result(), expected[1])
+    thread.result()
+    step, thread = held(session.lock)
+    scoring.close()  # type: ignore[attr-defined]
+    assert session.cache.free_pages < session.cache.pages
+    step.go.set()
+    thread.result()
+    assert session.cache.free_pages == session.cache.pages
+
+
+def test_a_closed_session_is_not_scored() -> None:
+    session = load(None, LoadOptions()).session()
+    scoring = Scorer(session).logits(range(40))
+    next(scoring)
+    session.close()
+    for each in (scoring, Scorer(session).logits(range(40))):
+        with pytest.raises(UserError, match="is closed: load it again"):
+            next(each)

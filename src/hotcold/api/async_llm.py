@@ -255,7 +255,8 @@ class AsyncLLM:
         """Returns a grammar in the form that the engine process takes, so that nothing is parsed there in
         Python."""
         self.front.check()
-        return await asyncio.wrap_future(self._of_grammars().checking(grammar))
+        checked = await asyncio.wrap_future(self._of_grammars().checking(grammar))
+        return replace(checked, param=grammar.param)
 
     def _of_grammars(self) -> "Grammars":
         if self._grammars is None:

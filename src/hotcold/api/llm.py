@@ -1,5 +1,6 @@
 """The Python interface: text in, text out."""
 
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
@@ -39,8 +40,11 @@ class LLM:
     ...     print(llm.generate("Once upon a time", max_tokens=50, seed=1))
 
     ``model`` is a GGUF file, None the small built-in model; a :class:`LoadedModel` shares its weights, and
-    takes no options. ``progress`` is told of the phase ``loading``. Not for use from several threads at once.
-    ``ValueError``: a file that is no model, or an option that does not fit it or the machine."""
+    takes no options. ``progress`` is told of the phase ``loading``. ``ValueError``: a file that is no model,
+    or an option that does not fit it or the machine.
+
+    Several threads may use one LLM. Their requests run together, and each gets the text that it gets alone. A
+    stream that its thread reads slowly, or never to its end, delays no other thread."""
 
     def __init__(
         self,
@@ -52,14 +56,18 @@ class LLM:
         check_names(options, LoadOptions)
         self._engine: Engine | None = _engine(opened(model, options, progress).session())
         self._shared = isinstance(model, LoadedModel)
+        self._making = threading.Lock()  # guards the next two, and closing
         self._template: Chat | None = None  # once it was asked for
         self._grammars: Grammars | None = None  # likewise
 
     @property
     def engine(self) -> Engine:
-        if self._engine is None:
+        """The engine that runs the requests. A program that runs its steps itself uses the LLM from one
+        thread: steps of other threads would take events of its requests."""
+        engine = self._engine  # another thread may close this LLM
+        if engine is None:
             raise UserError("this LLM is closed: make another")
-        return self._engine
+        return engine
 
     @property
     def model(self) -> LoadedModel:
@@ -135,9 +143,10 @@ class LLM:
     @property
     def template(self) -> Chat:
         """The model's chat template, and how it marks thinking and calls of tools."""
-        if self._template is None:
-            self._template = Chat(self.tokenizer, self.model.chat_metadata, self.model.name)
-        return self._template
+        with self._making:
+            if self._template is None:
+                self._template = Chat(self.tokenizer, self.model.chat_metadata, self.model.name)
+            return self._template
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Answer:
         """The answer to the last message of a conversation. Messages are dicts with ``role`` (system, user,
@@ -170,17 +179,17 @@ class LLM:
         return self._request(self._of(prompt, job), options.get("constraint"))
 
     def close(self) -> None:
-        """Frees the model, unless others share it. Using the LLM afterwards is a ValueError."""
-        if self._engine is None:
-            return
+        """Frees the model, unless others share it, after the step that runs now. Using the LLM afterwards is
+        a ValueError, and the requests of other threads end with one."""
+        with self._making:
+            engine, self._engine = self._engine, None
+        if engine is not None and self._shared:
+            engine.session.close()
+        elif engine is not None:
+            engine.model.close()
         for each in (self._template, self._grammars):
             if each is not None:
                 each.close()
-        if self._shared:
-            self._engine.session.close()
-        else:
-            self._engine.model.close()
-        self._engine = None
 
     def __enter__(self) -> Self:
         return self
@@ -217,11 +226,12 @@ class LLM:
         return Request(job, constraint)
 
     def _of_grammars(self) -> "Grammars":
-        if self._grammars is None:
-            from hotcold.grammar.constraint import Grammars
+        from hotcold.grammar.constraint import Grammars
 
-            self._grammars = Grammars(self.tokenizer)
-        return self._grammars
+        with self._making:
+            if self._grammars is None:
+                self._grammars = Grammars(self.tokenizer)
+            return self._grammars
 
 
 def _engine(session: Session) -> Engine:

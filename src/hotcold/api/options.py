@@ -39,7 +39,9 @@ class Options(TypedDict, total=False):
     grammar: Grammar | None  #: what the text must match; needs the extra ``serve``
     constraint: Constraint | None  #: asked before each token which may come next; for :class:`LLM` alone
     cache: bool  #: whether pages of the KV cache are shared with other requests (True)
-    deadline_s: float | None  #: the request ends with an error after so many seconds
+    deadline_s: float | None  #: the request ends with an error after so many seconds, waiting included (None)
+    #: the request ends with an error after so many seconds in the queue, or without a new token (None)
+    timeout_s: float | None
 
 
 class ChatOptions(Options, total=False):
@@ -49,6 +51,7 @@ class ChatOptions(Options, total=False):
     tools: Sequence[Mapping[str, Any]]
     #: what the model's chat template may ask for, such as ``{"enable_thinking": False}``
     template_values: Mapping[str, TemplateValue] | None
+    thinking_budget: int | None  #: the most tokens of thinking; then the answer follows (None: no limit)
     continue_last: bool  #: the last message, an assistant's, is the beginning of the answer (False)
 
 
@@ -71,11 +74,17 @@ def chat_job(
     rest = {"max_tokens": ANSWER_TOKENS, **options}
     tools = check_tools(rest.pop("tools", ()))
     values = check_values(rest.pop("template_values", None) or {})
-    go_on = rest.pop("continue_last", False)
+    go_on, budget = rest.pop("continue_last", False), rest.pop("thinking_budget", None)
+    if budget is not None and rest.get("constraint") is not None:
+        raise UserError("thinking_budget and a constraint are both given: one is allowed")
     job = job_of(rest, base)
-    ids = chat.ids(check_messages(messages), tools, kwargs=values, continue_last=go_on)
-    parts = chat.stream(chat.opens_thinking(ids), tools)
-    return replace(job, prompt=ids, shown=chat.shown), parts
+    checked = check_messages(messages)
+    ids = chat.ids(checked, tools, kwargs=values, continue_last=go_on)
+    thought = chat.thought(ids, tools, kwargs=values, continue_last=go_on, budget=budget)
+    opened = thought is not None and thought.opened
+    parts = chat.stream(opened, tools, form=job.grammar is not None)
+    borders = chat.borders(ids, checked)
+    return replace(job, prompt=ids, shown=chat.shown, thought=thought, borders=borders), parts
 
 
 def refused(job: Job, error: UserError) -> Generation:

@@ -4,12 +4,23 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hotcold.chat.call_forms import SPACE, CallForms, name_text, regex
 from hotcold.chat.call_readers import PYTHON_WORDS, types_of
 from hotcold.chat.grammar_terms import Terms
 from hotcold.chat.literal_grammar import literal_rules
-from hotcold.chat.tool_formats import CallKind, JSONCall, LiteralCall, NamedCall, TaggedCall
+from hotcold.chat.tool_formats import (
+    ARGUMENT_KEYS,
+    CallKind,
+    JSONCall,
+    LiteralCall,
+    NamedCall,
+    TaggedCall,
+)
 from hotcold.engine.request import Grammar
 from hotcold.grammar.compiler import escaped_regex
+from hotcold.grammar.json_schema import WHITESPACE
+
+MOST_TAIL = 128  #: characters behind calls in another form than the format's
 
 
 def content_term(content: Grammar) -> str:
@@ -22,26 +33,70 @@ def content_term(content: Grammar) -> str:
     return f"/{escaped_regex(content.source)}/" if content.source else '""'
 
 
-def call_rules(
-    terms: Terms, kind: CallKind, named: Mapping[str, object], beside_json: bool = False
-) -> list[str]:
-    """Rules of which ``call`` is a call of one of these tools; ``named`` has the schemas of arguments. Where
-    it may stand ``beside_json`` of another kind, it is made of the lexemes that JSON is made of: a longer one
-    would hide the other way to go on."""
+def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object], most: int) -> list[str]:
+    """Returns the rules of ``forms``: a call of one of these tools at the start of an answer, in any form,
+    and up to ``most`` more. ``FORMED`` is any text that begins as a call does; ``NAMED`` begins with the name
+    of one of these tools. Behind the calls a model may write whatever ends the answer soon: a rule without
+    that text would bend its beginning into another call. The rules of :func:`argument_rules` belong to
+    them."""
+    space = regex((SPACE,), terms.escaped)
+    keys = "|".join(f'"{key}"' for key in ARGUMENT_KEYS)
+    names = "|".join(terms.escaped(name_text(name)) for name in named)
+    any_text = f"/(?s:.{{1,{MOST_TAIL}}})/"
+    more = f"(BETWEEN form){{0,{most}}} (TAIL | BETWEEN UNNAMED?)?" if most else "TAIL?"
+    return [
+        f"forms: BEFORE form {more}",
+        f"BEFORE: /{regex(forms.before, terms.escaped)}/",
+        f"BETWEEN: /{regex(forms.between, terms.escaped)}/",
+        "FORMED: BEFORE /(?s:.*)/",
+        f"NAMED: /({names})(?s:.*)/",
+        f"TAIL: {any_text} & ~(BETWEEN /(?s:.*)/)",
+        f"UNNAMED: {any_text} & ~NAMED",
+        f"KEY: /{space},{space}({keys}){space}:{space}/",
+        f"END: /{space}\\}}/",
+        "form: " + " | ".join(f"form{i}" for i in range(len(named))),
+        *(f"form{i}: {terms.quoted(name_text(name))} KEY arguments{i} END" for i, name in enumerate(named)),
+    ]
+
+
+def content_or_form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object]) -> list[str]:
+    """Returns the rules of ``forms`` where an answer is a call or content of a grammar, such as JSON. They
+    are made of the lexemes of JSON: a longer lexeme would hide the other reading."""
+    quoted, space = terms.quoted, "SPACE?"
+    keys = " | ".join(quoted(f'"{key}"') for key in ARGUMENT_KEYS)
+    head = f" {space} ".join(("WRAPPED?", *map(quoted, ("{", '"name"', ":"))))
+    return [
+        f"forms: {head} {space} form BEHIND?",
+        f"SPACE: /{WHITESPACE}/",
+        f"WRAPPED: /{regex(forms.wrapped, terms.escaped)}/",
+        f"BEHIND: /{regex(forms.behind, terms.escaped)}/",
+        "form: " + " | ".join(f"form{i}" for i in range(len(named))),
+        *(
+            f"form{i}: "
+            + f" {space} ".join(
+                (quoted(f'"{name_text(name)}'), '","', f"({keys})", '":"', f"arguments{i}", '"}"')
+            )
+            for i, name in enumerate(named)
+        ),
+    ]
+
+
+def argument_rules(named: Mapping[str, object]) -> list[str]:
+    """Returns the rules of each tool's arguments as JSON."""
+    return [f"arguments{i}: {json_term(schema)}" for i, schema in enumerate(named.values())]
+
+
+def call_rules(terms: Terms, kind: CallKind, named: Mapping[str, object]) -> list[str]:
+    """Rules of which ``call`` is a call of one of these tools; ``named`` has the schemas of arguments."""
     lines = ["call: " + " | ".join(f"call{i}" for i in range(len(named)))]
     for i, (name, schema) in enumerate(named.items()):
         if isinstance(kind, JSONCall):
             head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, {json.dumps(kind.key)}: '
-            if beside_json:
-                lexemes = "{", '"name"', ":", json.dumps(name, ensure_ascii=False), ",", f'"{kind.key}"', ":"
-                spaced = ' " "? '.join(map(terms.quoted, lexemes))
-                lines.append(f'call{i}: {spaced} " "? {json_term(schema)} "}}"')
-                continue
             id = "" if kind.id is None else f"""(", \\"id\\": \\"" /{kind.id}/ "\\"")? """
-            lines.append(f'call{i}: {terms.quoted(head)} {json_term(schema)} {id}"}}"')
+            lines.append(f'call{i}: {terms.quoted(head)} arguments{i} {id}"}}"')
         elif isinstance(kind, NamedCall):
             head = f"{terms.literal(kind.prefix)} {terms.quoted(name)} {_mark(terms, kind.mark)}"
-            lines.append(f"call{i}: {head} {terms.literal(kind.separator)} {json_term(schema)}")
+            lines.append(f"call{i}: {head} {terms.literal(kind.separator)} arguments{i}")
         elif isinstance(kind, LiteralCall):
             assert isinstance(schema, Mapping)
             lines += literal_rules(terms, kind, f"call{i}", name, schema)

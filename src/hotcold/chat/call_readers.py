@@ -28,7 +28,9 @@ class CallReader(Protocol):
     name: str | None  #: as soon as it is known
     done: bool
     broken: bool
-    streams: bool  #: whether arguments are given as they come, rather than all at the end
+
+    @property
+    def streams(self) -> bool: ...  # whether arguments are given as they come, rather than all at the end
 
     def push(self, character: str) -> None: ...
     def take(self) -> str: ...  # JSON of the arguments that is new; nothing before the name is known
@@ -274,9 +276,7 @@ def _type_of(value: object) -> str:
 
 
 class JSONReader:
-    """See :class:`JSONCall`; keys in any order."""
-
-    streams = True
+    """See :class:`JSONCall`; keys in any order. The braces at its ends may be doubled."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -299,6 +299,10 @@ class JSONReader:
         elif not character.isspace():
             self._push_between(character)
 
+    @property
+    def streams(self) -> bool:
+        return self._any or bool(self._fragment)
+
     def take(self) -> str:
         if self.name is None:
             return ""
@@ -309,7 +313,7 @@ class JSONReader:
         return found
 
     def _push_between(self, character: str) -> None:
-        if self._expect == "object" and character == "{":
+        if character == "{" and self._expect in ("object", "key") and not self._keys:
             self._expect = "key"
         elif self._expect == "key" and character == '"':
             self._expect, self._value = "in key", character

@@ -4,18 +4,28 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hotcold.chat.borders import borders_of, openings_of
 from hotcold.chat.call_ids import CallIds, call_ids_of
 from hotcold.chat.harmony import EFFORTS, HarmonyStream
 from hotcold.chat.messages import Message, TemplateValue, content_text
 from hotcold.chat.prompt import CALL_MARKS, fitted
-from hotcold.chat.rendering import TemplateError, TemplateProcess, check_extra
+from hotcold.chat.rendering import TemplateError, TemplateProcess, TemplateStopped, check_extra
 from hotcold.chat.stand_ins import StandIns, encode_rendered, stand_ins, texts_of, unused
 from hotcold.chat.stream import AnswerStream as AnswerStream
 from hotcold.chat.stream import ChatStream as ChatStream
 from hotcold.chat.stream import Part as Part
-from hotcold.chat.thinking import opens_thinking, thinking_of
+from hotcold.chat.thinking import (
+    EFFORT_BUDGETS,
+    CallOpening,
+    call_opening,
+    is_off,
+    opens_thinking,
+    thinking_of,
+)
 from hotcold.chat.tool_formats import GENERAL, HARMONY, ToolFormat, is_harmony, knows_tools, tool_format
 from hotcold.chat.traits import Traits, needs_parts, needs_tools, probes, traits_of
+from hotcold.engine.request import prompt_too_long
+from hotcold.engine.thought import Thought
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import shown
@@ -96,6 +106,7 @@ class Chat:
         kwargs: Mapping[str, TemplateValue] | None = None,
         add_generation_prompt: bool = True,
         continue_last: bool = False,
+        context: int | None = None,
     ) -> list[int]:
         """Token ids of the prompt for the next answer; blocks for as long as rendering takes.
 
@@ -103,18 +114,26 @@ class Chat:
         what others wrote goes through :func:`check_messages`, :func:`check_tools` and :func:`check_values`
         before. With ``continue_last`` the last message, an assistant's, is the beginning of the answer.
         Special tokens inside the messages' texts stay text. :class:`TemplateError`: the template cannot be
-        rendered with these; RequestError: no template can be rendered now."""
-        text, marks = self._text(
-            messages,
-            tools,
-            self._values(kwargs),
-            add_generation_prompt and not continue_last,
-            continue_last,
-        )
+        rendered with these; RequestError: no template can be rendered now, or the prompt leaves no room in
+        ``context`` tokens, which shows before it is encoded."""
+        begins = add_generation_prompt and not continue_last
+        try:
+            text, marks = self._text(messages, tools, self._values(kwargs), begins, continue_last)
+        except TemplateStopped:
+            if context is not None:
+                self._check_length(context, [*texts_of(messages), *texts_of(tools)])
+            raise
+        if context is not None:
+            self._check_length(context, [marks.restored(str.__str__(text))])
         ids = encode_rendered(self._tokenizer, text, marks)
         if not ids:
             raise TemplateError("the model's chat template made an empty prompt of these messages")
         return ids
+
+    def borders(self, ids: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
+        """Positions in a prompt of :meth:`ids` up to which later prompts are likely to be equal
+        (``Job.borders``); none where the template has no control tokens there."""
+        return borders_of(ids, messages, openings_of(self._tokenizer, self.traits()))
 
     def text(
         self,
@@ -130,7 +149,13 @@ class Chat:
         begins = add_generation_prompt and not continue_last
         values = self._values(kwargs)
         text, marks = self._text(messages, tools, values, begins, continue_last)
-        return str.__str__(text).translate(marks.back)
+        return marks.restored(str.__str__(text))
+
+    def _check_length(self, context: int, texts: Sequence[str]) -> None:
+        """RequestError: these texts have so many tokens that the context has no room for an answer."""
+        least = sum(map(self._tokenizer.least_tokens, texts))
+        if least >= context:
+            raise prompt_too_long(f"at least {least} tokens", context)
 
     def traits(self, *, tools: bool = False) -> Traits:
         """The forms that the template accepts, or the one for tools; blocks while it is asked for the first
@@ -144,26 +169,60 @@ class Chat:
 
     def opens_thinking(self, ids: Sequence[int]) -> bool:
         """Whether this prompt of :meth:`ids` has begun the thinking, so that the answer goes on with it."""
-        names = self._tokenizer.control_names
-        tail = b"".join(
-            names[id].encode() if id in names else self._tokenizer.piece(id) for id in ids[-_TAIL:]
+        return opens_thinking(self._end_of(ids), self._thinking)
+
+    def thought(
+        self,
+        ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        kwargs: Mapping[str, TemplateValue] | None = None,
+        continue_last: bool = False,
+        budget: int | None = None,
+    ) -> Thought | None:
+        """The thought that may come before the answer to this prompt of :meth:`ids`; None: none can.
+
+        A call of one of ``tools`` ends it. ``kwargs`` that forbid thinking end it at once, and an effort
+        that the template does not know bounds it, unless there is a ``budget`` of tokens."""
+        values = kwargs or {}
+        template, off = self.template or "", is_off(values)
+        if budget is None and "reasoning_effort" not in template:
+            budget = EFFORT_BUDGETS.get(str(values.get("reasoning_effort")))
+        if self._harmony:
+            return None if continue_last else Thought(channels=True, budget=0 if off else budget)
+        thinking = self._thinking
+        if thinking is None:
+            return None
+        opened = self.opens_thinking(ids)
+        begun = continue_last or self._end_of(ids).rstrip().endswith(thinking.end)
+        if off:
+            budget = None if begun and not thinking.anywhere else 0
+        opening = self._opening(tools)
+        return Thought(
+            thinking.start,
+            thinking.end,
+            opened=opened,
+            may_begin=not off and not begun,
+            anywhere=thinking.anywhere,
+            budget=budget,
+            call=opening.pattern if opening else "",
+            call_head=opening.head if opening else "",
         )
-        return opens_thinking(tail.decode(errors="replace"), self._thinking)
 
     def stream(
         self,
         prompt_opens_thinking: bool = False,
-        tools: bool | Sequence[Mapping[str, Any]] = False,
+        tools: Sequence[Mapping[str, Any]] = (),
         *,
         sure: bool = False,
+        form: bool = False,
     ) -> AnswerStream:
-        """Divides the text of an answer, whose control tokens :attr:`shown` must be in it. Calls are looked
-        for where there are ``tools``; given the tools themselves, only calls of these count. ``sure`` says
-        that a grammar holds the calls to the tools' schemas."""
-        schemas = None
-        if not isinstance(tools, bool):
-            functions = [tool["function"] for tool in tools]
-            schemas = {each["name"]: each.get("parameters") for each in functions}
+        """Divides the text of an answer, whose control tokens :attr:`shown` must be in it. Only calls of
+        these ``tools`` count. ``sure`` says that a grammar holds the calls to the tools' schemas, ``form``
+        that one holds the answer."""
+        opening = self._opening(tools)
+        functions = [tool["function"] for tool in tools]
+        schemas = {each["name"]: each.get("parameters") for each in functions}
         if self._harmony:
             return HarmonyStream(schemas, sure=sure)
         return ChatStream(
@@ -172,11 +231,24 @@ class Chat:
             opened=prompt_opens_thinking,
             tools=schemas,
             sure=sure,
+            opening=opening,
+            form=form and self._thinking is not None,
         )
 
     def close(self) -> None:
         """Ends the processes that render."""
         self._process.close()
+
+    def _opening(self, tools: Sequence[Mapping[str, Any]]) -> CallOpening | None:
+        names = (tool["function"]["name"] for tool in tools)
+        return call_opening(self.tool_format, names, set(self._tokenizer.control_names.values()))
+
+    def _end_of(self, ids: Sequence[int]) -> str:
+        """The end of a prompt's text, with the names of control tokens."""
+        names = self._tokenizer.control_names
+        last = ids[-_TAIL:]
+        pieces = (names[id].encode() if id in names else self._tokenizer.piece(id) for id in last)
+        return b"".join(pieces).decode(errors="replace")
 
     def _values(self, kwargs: Mapping[str, TemplateValue] | None) -> dict[str, TemplateValue]:
         values = dict(kwargs or {})
@@ -220,7 +292,7 @@ class Chat:
         if continue_last:
             _mark_end(messages[-1], end)
         if not template:
-            return _plain_text(messages).removesuffix(end).translate(marks.forward), marks
+            return marks.replaced(_plain_text(messages).removesuffix(end)), marks
         request = {
             "template": template,
             "stand_ins": [marks.plain, marks.marked],

@@ -15,13 +15,17 @@ from hotcold.processes.guarded import GuardedProcess, ProcessDied, ProcessLost
 MODULE = "hotcold.chat.renderer"
 SECONDS = 2.0  #: processor time of one rendering
 MEMORY_BYTES = 256 << 20  #: memory beyond that of the process after its imports
-OUTPUT_BYTES = 64 << 20  #: limit of its answer; a character is up to 12 bytes of JSON
-MOST_PROCESSES = 3
+OUTPUT_BYTES = 64 << 20  #: limit of its answer; a character is up to 6 bytes of JSON
+MOST_PROCESSES = 4  #: a server's large requests take three at most, and leave one to small ones
 WAIT_SECONDS = 30.0  #: how long to wait for a process while all are busy
 
 
 class TemplateError(UserError):
     """Raised if a template cannot be rendered, or not with these messages. One line."""
+
+
+class TemplateStopped(TemplateError):
+    """Raised if rendering took too long or too much memory, or failed."""
 
 
 class TemplateProcess:
@@ -57,7 +61,7 @@ class TemplateProcess:
         except ProcessLost as error:
             raise RequestError(f"chat templates cannot be rendered now: {error}", "engine_failed") from None
         except ProcessDied as error:
-            raise TemplateError(f"rendering the model's chat template was stopped: {error}") from None
+            raise TemplateStopped(f"rendering the model's chat template was stopped: {error}") from None
         except UserError as error:
             raise TemplateError(f"the model's chat template cannot be rendered: {error}") from None
         finally:

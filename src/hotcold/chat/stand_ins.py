@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 #: Noncharacters, which texts seldom have.
 _MARKS = (*range(0xFDD0, 0xFDF0), *(plane << 16 | low for plane in range(1, 17) for low in (0xFFFE, 0xFFFF)))
+_PART = 1 << 16  # characters that one call works on: other threads wait until it returns
 #: JSON, in which templates write tools, escapes these; no control token needs them to be found.
 _NEVER_MARKED = frozenset('"\\')
 
@@ -41,6 +42,14 @@ class StandIns:
     def back(self) -> dict[int, str]:
         return {ord(b): a for a, b in zip(self.plain, self.marked, strict=True)}
 
+    def replaced(self, text: str) -> str:
+        """A text with stand-ins in the place of its characters."""
+        return _translated(text, self.forward)
+
+    def restored(self, text: str) -> str:
+        """A text with the original characters in the place of stand-ins."""
+        return _translated(text, self.back)
+
     def mark(self, value: Any) -> Any:
         """All strings of a value made of dicts, lists and plain values, keys too, as :class:`MarkedText`."""
         if isinstance(value, str):
@@ -53,13 +62,15 @@ class StandIns:
 _NONE = StandIns("", "")
 
 
+def _translated(text: str, table: Mapping[int, str]) -> str:
+    return "".join(text[at : at + _PART].translate(table) for at in range(0, len(text), _PART))
+
+
 def stand_ins(names: Iterable[str], texts: Iterable[str]) -> StandIns:
     """Stand-ins for the characters of these token names; none occurs in ``texts``, in which they will be
     used. UserError: the texts use up the private characters."""
     plain = "".join(sorted(_markable(names)))
-    used: set[str] = set()
-    for text in texts:
-        used.update(text)
+    used = _characters(texts)
     free = (character for area in _PRIVATE for character in map(chr, area) if character not in used)
     marked = "".join(character for character, _ in zip(free, plain, strict=False))
     if len(marked) < len(plain):
@@ -69,12 +80,19 @@ def stand_ins(names: Iterable[str], texts: Iterable[str]) -> StandIns:
 
 def unused(count: int, texts: Iterable[str]) -> list[str]:
     """Characters that none of these texts has. UserError: there are too few of them."""
-    used: set[str] = set()
-    for text in texts:
-        used.update(text)
+    used = _characters(texts)
     found = [character for character in map(chr, _MARKS) if character not in used][:count]
     if len(found) < count:
         raise UserError("the text has nearly all noncharacters of Unicode: leave some out")
+    return found
+
+
+def _characters(texts: Iterable[str]) -> set[str]:
+    """The characters of texts outside of ASCII, where all stand-ins and marks are."""
+    found: set[str] = set()
+    for text in texts:
+        for at in () if text.isascii() else range(0, len(text), _PART):
+            found.update(text[at : at + _PART])
     return found
 
 
@@ -89,7 +107,7 @@ def encode_rendered(tokenizer: "Tokenizer", text: str, stand_ins: StandIns) -> l
             # A name of only spaces has no stand-ins, so a user may have written it.
             part = tokenizer.control_names[part]
         if isinstance(part, str):
-            part = part.translate(stand_ins.back)
+            part = stand_ins.restored(part)
             if parts and isinstance(last := parts[-1], str):
                 parts[-1] = last + part
                 continue

@@ -1,12 +1,15 @@
 """The text of an answer as it comes, divided into what is shown, thinking, and calls of tools."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hotcold.chat.call_readers import CallReader, call_reader, valid_arguments
-from hotcold.chat.thinking import Thinking
+from hotcold.chat.call_forms import CallForms, Head
+from hotcold.chat.call_readers import CallReader, JSONReader, call_reader, valid_arguments
+from hotcold.chat.thinking import CallOpening, Thinking
 from hotcold.chat.tool_formats import JSONCall, LiteralCall, ToolFormat
+from hotcold.engine.thought import CALL_WINDOW
 
 PartKind = Literal["content", "reasoning", "call_start", "call_arguments"]
 
@@ -57,9 +60,11 @@ class ChatStream(AnswerStream):
     """Divides an answer with marks. Nothing is given out that may yet become a marker, or a part of one; the
     spaces around thinking and calls belong to neither.
 
-    ``opened`` says that the prompt has begun the thinking. Where thinking may be ``anywhere``, its end
-    without a beginning is left out. With ``format`` calls are looked for; those of
-    tools other than ``tools`` (schemas of arguments by name), where these are given, are no calls. Where text
+    ``opened`` says that the prompt has begun the thinking; with ``opening`` a call ends it, too. ``form``: a
+    grammar holds the answer, and spaces before it are no part of it. Where thinking may be ``anywhere``, its
+    end without a beginning is left out. With ``format`` calls are looked for; those of tools other than
+    ``tools`` (schemas of arguments by name), where these are given, are no calls. Calls of these tools may
+    also begin the answer in another form (``call_forms.py``). Where text
     only looks like a call, it is content. A call is given when it has come to its end and its arguments are
     JSON; what is not, or was cut off, is content, too. ``sure`` says that a grammar sees to that: then
     arguments are given as they come, and may be cut off with the answer; what was cut off of a further call
@@ -73,13 +78,21 @@ class ChatStream(AnswerStream):
         opened: bool = False,
         tools: Mapping[str, object] | None = None,
         sure: bool = False,
+        opening: CallOpening | None = None,
+        form: bool = False,
     ) -> None:
         super().__init__(self._think if thinking is not None and opened else self._start)
         self._thinking = thinking
         self._format = format
         self._tools = tools
+        self._forms = CallForms(format, tools) if format is not None and tools else None
+        self._formed = False  # whether the call is in another form than the format's
+        self._around = ""  # calls in other forms: the text around their arguments
         self._sure = sure
-        self._fresh = opened  # whether spaces at the beginning are dropped
+        self._opening = opening
+        self._before = "\n"  # what comes before the text that is held: a line break, or " " for any text
+        self._in_thought = False  # whether text that looks like a call stands in a thought
+        self._fresh = opened or form  # whether spaces at the beginning are dropped
         self._call: CallReader | None = None
         self._begun = False  # whether some of the call was given out
         self._raw = ""  # since the marker of a call that may turn out to be none
@@ -102,15 +115,38 @@ class ChatStream(AnswerStream):
             self._held = self._held.lstrip()
             self._fresh = not self._held
         before, marker, after = self._held.partition(self._thinking.end)
+        if found := self._opening and self._opening.calls.search(self._before + before):
+            yield from self._call_in_thought(found.start() - len(self._before))
+            return
         if marker:
             self._held, self._state, self._fresh = after, self._answer, True
             yield Part("reasoning", before.rstrip())
             return
-        keep = 0 if end else kept(before, (self._thinking.end,))
+        keep = 0 if end else max(kept(before, (self._thinking.end,)), self._may_call(before))
         text = before[: len(before) - keep]
         shown = text if end else text.rstrip()
         self._held = before[len(shown) :]
+        self._before = " " if shown else self._before
         yield Part("reasoning", shown.rstrip() if end else shown)
+
+    def _may_call(self, text: str) -> int:
+        """How many characters at the end of a thought may become a call."""
+        if self._opening is None or self._format is None:
+            return 0
+        found = self._opening.marks.search(self._before + text, max(0, len(text) - CALL_WINDOW))
+        if found is None:
+            return kept(text, self._format.marks)
+        return len(text) + len(self._before) - found.start()
+
+    def _call_in_thought(self, at: int) -> Iterable[Part]:
+        """A call begins here. No grammar has held what it began with."""
+        assert self._format is not None
+        thought = self._held[:at].rstrip()
+        call = self._held[at:].lstrip()
+        self._raw, self._held = self._held[len(thought) : len(self._held) - len(call)], call
+        self._in_thought = True
+        self._begin(next(mark for mark in self._format.marks if call.startswith(mark)))
+        yield Part("reasoning", thought)
 
     def _answer(self, end: bool) -> Iterable[Part]:
         """Behind the thinking; a call may begin here without a marker."""
@@ -120,11 +156,41 @@ class ChatStream(AnswerStream):
         if self._fresh:
             self._held = text
         self._state = self._content
-        if self._format is not None and self._format.at_start and self._format.call.begins(text):
-            self._raw = self._held[: len(self._held) - len(text)]
-            self._held = text
-            self._state, self._expected = self._between, True
+        if self._forms is not None:
+            head, unsettled = self._forms.first(self._held)
+            if head is not None:
+                self._begin_formed(head)
+            elif unsettled and not end:
+                self._state = self._answer
         yield from ()
+
+    def _behind_formed(self, end: bool) -> Iterable[Part]:
+        """Behind a call in another form: a further one begins, or text. Under a grammar no text follows
+        calls, as behind the format's own: models go on with results that they invent."""
+        assert self._forms is not None
+        head, unsettled = self._forms.further(self._held)
+        if head is not None:
+            self._begin_formed(head)
+        elif end or not unsettled:
+            self._held = self._held[self._forms.closed(self._held, self._around) :].lstrip()
+            self._state = self._content
+            if self._sure:
+                self._held, self._state = "", self._left_out
+        yield from ()
+
+    def _left_out(self, end: bool) -> Iterable[Part]:
+        """Text that is no part of the answer."""
+        self._held = ""
+        return ()
+
+    def _begin_formed(self, head: Head) -> None:
+        """Reads the call that the held text begins with."""
+        self._call = JSONReader()
+        for character in f'{{"name": {json.dumps(head.name)}':
+            self._call.push(character)
+        self._raw, self._held = self._held[: head.end], self._held[head.end :]
+        self._around += self._raw + "}"  # the end of the call
+        self._state, self._begun, self._formed = self._read_call, False, True
 
     def _content(self, end: bool) -> Iterable[Part]:
         marks = () if self._format is None else self._format.marks
@@ -157,6 +223,7 @@ class ChatStream(AnswerStream):
             self._expected = self._format.shows_itself
             return
         self._held, self._raw, self._fresh = self._held.removeprefix(marker), "", True
+        self._before = "\n"
         thinks = self._thinking is not None and marker == self._thinking.start
         self._state = self._think if thinks else self._answer
 
@@ -181,7 +248,7 @@ class ChatStream(AnswerStream):
         waits = not end and any(each.startswith(text) for each in known)
         if self._expected and format.call.begins(text) and not waits:
             self._call = call_reader(format.call, self._tools or {})
-            self._state, self._begun = self._read_call, False
+            self._state, self._begun, self._formed = self._read_call, False, False
         elif end or (text and not waits and not (self._expected and format.call.may_begin(text))):
             yield from self._give_up(end)
 
@@ -194,7 +261,8 @@ class ChatStream(AnswerStream):
                 self._raw += character
             if call.name is not None and self._tools is not None and call.name not in self._tools:
                 call.broken = True
-            if self._sure and call.streams and call.name is not None and not call.broken:
+            streams = self._sure and call.streams and not self._in_thought
+            if streams and call.name is not None and not call.broken:
                 yield from self._given(call)
             if call.done or call.broken:
                 self._held = self._held[n:]
@@ -220,20 +288,28 @@ class ChatStream(AnswerStream):
             yield from self._given(call)
         else:
             arguments = valid_arguments(call.take())
-            if arguments is None or call.name is None:
+            # Under a grammar, a formed call has arguments: without them it is content that must match one.
+            if arguments is None or call.name is None or (self._formed and self._sure):
                 yield from self._give_up()
                 return
-            self._raw = ""
+            self._raw, self._in_thought = "", False
             yield from self._called(call.name, arguments)
-        self._state = self._between
+        self._state = self._behind_formed if self._formed else self._between
         self._expected = self._format is not None and isinstance(self._format.call, JSONCall | LiteralCall)
 
     def _give_up(self, end: bool = False) -> Iterable[Part]:
         """Gives text as content that was held back as a possible call, but not the beginning of another call
-        that was cut off."""
-        if not (end and self._sure and self.calls):
+        that was cut off. A thought may end in that text; text in another form may have the format's marks."""
+        if self._in_thought:
+            first = len(self._raw) - len(self._raw.lstrip()) + 1
+            yield Part("reasoning", self._raw[:first])
+            self._before, self._held = " ", self._raw[first:] + self._held
+        elif self._formed and not (end and self._sure and self.calls):
+            self._held = self._raw + self._held
+        elif not (end and self._sure and self.calls):
             yield Part("content", self._raw)
-        self._raw, self._state, self._expected = "", self._content, False
+        self._state = self._think if self._in_thought else self._content
+        self._raw, self._expected, self._in_thought = "", False, False
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:

@@ -80,7 +80,7 @@ class HarmonyCall:
 
 
 CallKind: TypeAlias = JSONCall | NamedCall | TaggedCall | LiteralCall | HarmonyCall
-ARGUMENT_KEYS = ("arguments", "parameters")
+ARGUMENT_KEYS = ("arguments", "parameters", "args")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,6 @@ class ToolFormat:
     between: str | None = None  #: None where an answer has one call at most
     after: str = ""
     marker: str = ""  #: where it comes up in an answer, calls begin
-    at_start: bool = False  #: whether an answer that begins with a call needs no marker
     #: Texts beside the marker that may stand around calls, beside spaces: those behind which a call may
     #: begin, and those behind which none may before another of the former.
     opens: tuple[str, ...] = ()
@@ -120,7 +119,7 @@ HERMES = ToolFormat(
     between="\n</tool_call>\n<tool_call>\n",
     after="\n</tool_call>",
     marker="<tool_call>",
-    closes=("</tool_call>",),
+    closes=("}", "</tool_call>"),  # of braces that are doubled
     tokens=("<tool_call>", "</tool_call>"),
 )
 #: The format of every model whose template has no tools, or one that is not in this table:
@@ -130,7 +129,6 @@ LLAMA = ToolFormat(
     name="llama",
     call=JSONCall("parameters"),
     marker="<|python_tag|>",
-    at_start=True,
     opens=(";", ","),
     tokens=("<|python_tag|>",),
 )

@@ -3,7 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hotcold.chat.call_grammar import call_rules, content_term
+from hotcold.chat.call_forms import CallForms
+from hotcold.chat.call_grammar import (
+    argument_rules,
+    call_rules,
+    content_or_form_rules,
+    content_term,
+    form_rules,
+)
 from hotcold.chat.grammar_terms import Terms
 from hotcold.chat.harmony_grammar import harmony_rules
 from hotcold.chat.tool_formats import HARMONY, ToolFormat
@@ -28,7 +35,7 @@ def tools_grammar(
     *,
     open: bool = False,
 ) -> Grammar | None:
-    """The grammar of an answer, None where it is free.
+    """The grammar of an answer, None where no tool may be called: see :func:`without_calls`.
 
     ``tools`` are OpenAI's: ``{"type": "function", "function": {"name", "parameters"}}``, each with a name of
     its own. ``choice`` is ``none``; ``auto``: text, then perhaps calls; ``required``: calls only; or
@@ -64,14 +71,26 @@ def tools_grammar(
     return Grammar("lark", "\n".join([*lines, *terms.lines]) + "\n", tuple(notes))
 
 
-def framed(content: Grammar, format: ToolFormat, token_ids: Mapping[str, int]) -> Grammar:
-    """The grammar of an answer without calls whose content must match another: the same one, but where
-    content stands between marks."""
-    if format is not HARMONY or content.kind in ("gbnf", "lark", "checked"):
+def without_calls(content: Grammar | None, format: ToolFormat, token_ids: Mapping[str, int]) -> Grammar:
+    """Returns the grammar of an answer that calls no tool: text without the format's marks, or ``content``,
+    between the marks of its channel where the format has channels."""
+    if content is not None and (format is not HARMONY or content.kind in ("gbnf", "lark", "checked")):
         return content
     terms = Terms(token_ids)
-    lines = harmony_rules(terms, {}, free=True, content=content)
-    return Grammar("lark", "\n".join([*lines, *terms.lines]) + "\n", content.notes)
+    if format is HARMONY:
+        lines = harmony_rules(terms, {}, free=True, content=content)
+    else:
+        silent = terms.other_tokens(format.tokens)
+        lines = [
+            f"start: (FREE? <[{silent}]>)* FREE?" if silent else "start: FREE?",
+            f"FREE: /(?s:.+)/{_unmarked(terms, format)}",
+        ]
+    return Grammar("lark", "\n".join([*lines, *terms.lines]) + "\n", content.notes if content else ())
+
+
+def _unmarked(terms: Terms, format: ToolFormat) -> str:
+    """Restricts a text to what has none of the format's marks."""
+    return "".join(f" & ~/(?s:.*){terms.escaped(mark)}(?s:.*)/" for mark in format.marks)
 
 
 def _read(function: Mapping[str, Any], open: bool) -> Rewritten:
@@ -98,35 +117,41 @@ def _rules(
     free: bool,
     content: Grammar | None,
 ) -> list[str]:
-    more = f" ({terms.literal(format.between or '')} call){{0,{MOST_CALLS - 1}}}" if several else ""
+    most = MOST_CALLS - 1 if several else 0
+    more = f" ({terms.literal(format.between or '')} call){{0,{most}}}" if several else ""
     calls = f"calls: call{more} {terms.literal(format.after)}"
     begin = f"{terms.literal(format.before)} calls"
+    rules = [calls, *call_rules(terms, format.call, named), *argument_rules(named)]
     if not free:
-        start = [f"start: {begin}"]
-    elif content is not None:
-        start = [f"start: content | {begin}", f"content: {content_term(content)}"]
-    else:
-        start = _free(terms, format)
-    beside_json = content is not None and format.at_start
-    return [*start, calls, *call_rules(terms, format.call, named, beside_json)]
+        return [f"start: {begin}", *rules]
+    forms = CallForms(format, named)
+    if content is not None:
+        # Without a text before it, a call of the format is one of the forms.
+        options = f"content | {begin} | forms" if format.before else "content | forms"
+        lines = [f"start: {options}", f"content: {content_term(content)}"]
+        return [*lines, *content_or_form_rules(terms, forms, named), *rules]
+    return [*_free(terms, format), *form_rules(terms, forms, named, most), *rules]
 
 
 def _free(terms: Terms, format: ToolFormat) -> list[str]:
-    """Text in which nothing marks calls, or calls from the mark on. The lexemes are such that any text
-    can be read in one way. Between its parts there may be control tokens, which are no text: a model may
-    have some for its thinking."""
-    before, marker = format.before, format.marker
-    rest = terms.literal(before.removeprefix(marker))
+    """Returns the rules of text in which nothing begins a call, or calls from where one begins: in a form at
+    the start, or at the format's mark. The lexemes allow one reading of any text. Between its parts there may
+    be control tokens, which are no text: a model may have some for its thinking."""
+    marker = format.marker
+    rest = terms.literal(format.before.removeprefix(marker))
     silent = terms.other_tokens(format.tokens)
-    parts = f"(FREE? <[{silent}]>)*" if silent else ""
-    options = [f"{parts} FREE?"]
-    excluded = "".join(f" & ~/(?s:.*){terms.escaped(mark)}(?s:.*)/" for mark in format.marks)
-    if format.at_start:
-        options.append(f"{terms.literal(before)} calls")
-        excluded += r" & ~/\s*\{(?s:.*)/"  # it would be a call
-    if terms.is_token(marker):
-        options.append(f"{parts} FREE? {terms.literal(marker)} {rest} calls")
-    else:
-        options.append(f"{parts} MARKED {rest} calls")
-        terms.lines += [f"MARKED: PART {terms.quoted(marker)}", f"PART: /(?s:.*)/{excluded}"]
-    return [f"start: {' | '.join(options)}", f"FREE: /(?s:.+)/{excluded}"]
+    unmarked = _unmarked(terms, format)
+    is_token = terms.is_token(marker)
+    parts = f"(text? <[{silent}]>)*" if silent else ""
+    marked = f"text? {terms.literal(marker)}" if is_token else "(FREE_MARKED | BEFORE OTHER_MARKED)"
+    lines = [
+        f"start: {parts} text? | {parts} forms | {parts} {marked} {rest} calls",
+        "text: FREE | BEFORE OTHER?",
+    ]
+    # Free text does not begin as a call does. Behind such a beginning, other text begins with no known name.
+    for lexeme, excluded in (("FREE", "FORMED"), ("OTHER", "NAMED")):
+        lines.append(f"{lexeme}: /(?s:.+)/ & ~{excluded}{unmarked}")
+        if not is_token:
+            lines.append(f"{lexeme}_PART: /(?s:.*)/ & ~{excluded}{unmarked}")
+            lines.append(f"{lexeme}_MARKED: {lexeme}_PART {terms.quoted(marker)}")
+    return lines

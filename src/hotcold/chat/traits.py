@@ -42,6 +42,9 @@ class Traits:
     calls: bool = True  #: whether calls of earlier messages are written
     several_calls: bool = True  #: whether a message may have several calls
     users: bool = True  #: whether there may be several messages of the user in a row
+    before_user: str = ""  #: the template's text between a system message and the user's
+    #: its text between a user's message and the answer, in a prompt for the answer and later
+    before_answer: tuple[str, str] = ("", "")
 
 
 def _says(role: str, text: Any, **more: Any) -> Message:
@@ -71,6 +74,7 @@ def _in_parts(messages: Sequence[Message]) -> list[Message]:
 
 
 _PLAIN = [_says("user", _USER)]
+_TURNS = [*_PLAIN, _says("assistant", _ANSWER), _says("user", _SECOND)]
 _ONE_SYSTEM = [_says("system", _SYSTEM), *_PLAIN]
 _MORE_SYSTEMS = [
     _says("system", _SYSTEM),
@@ -103,6 +107,7 @@ def probes(parts: bool = False, tools: bool = False) -> list[dict[str, Any]]:
         {"messages": form(_PLAIN), "tools": [_BARE_TOOL]},
         {"messages": form(_PLAIN), "tools": [_NO_PARAMETERS]},
         {"messages": form([_says("user", _USER), _says("user", _SECOND)]), "tools": none},
+        {"messages": form(_TURNS), "tools": none},
     ]
 
 
@@ -119,7 +124,7 @@ def needs_tools(texts: Sequence[str | None]) -> bool:
 def traits_of(texts: Sequence[str | None]) -> Traits:
     """The traits that the answers to :func:`probes` show; None is a conversation that could not be
     rendered."""
-    plain, in_parts, system, systems, null, empty, as_text, two, tool, *bare, users = texts
+    plain, in_parts, system, systems, null, empty, as_text, two, tool, *bare, users, turns = texts
     text, parts = _shows(plain, _USER), _walks(in_parts)
     if not text and not parts:
         return Traits()  # it shows no user messages, so nothing can be found out
@@ -137,7 +142,18 @@ def traits_of(texts: Sequence[str | None]) -> Traits:
         calls=_shows(empty, _VALUE) or _shows(as_text, _VALUE) or _shows(null, _VALUE),
         several_calls=not _shows(empty, _VALUE) or (_shows(two, _VALUE) and _shows(two, _OTHER)),
         users=_shows(users, _USER) and _shows(users, _SECOND),
+        before_user=_between(system, _SYSTEM, _USER),
+        before_answer=(_between(plain if text else in_parts, _USER), _between(turns, _USER, _ANSWER)),
     )
+
+
+def _between(rendered: str | None, first: str, second: str = "") -> str:
+    """Returns the text between two others, or behind the first; empty if one of them is missing."""
+    after = (rendered or "").partition(first)[2]
+    if not second:
+        return after
+    between, found, _ = after.partition(second)
+    return between if found else ""
 
 
 def _shows(rendered: str | None, text: str) -> bool:

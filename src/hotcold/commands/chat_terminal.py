@@ -107,9 +107,18 @@ class Terminal:
     def _answer_and_figures(self, go_on: bool) -> None:
         messages = self.conversation.messages
         ids = self._prompt(go_on)
-        request = Request(Job(ids, self.params, max_tokens=self.max_tokens, shown=self.chat.shown))
+        thought = self.chat.thought(ids, kwargs=self.values, continue_last=go_on)
+        job = Job(
+            ids,
+            self.params,
+            max_tokens=self.max_tokens,
+            shown=self.chat.shown,
+            thought=thought,
+            borders=self.chat.borders(ids, messages),
+        )
+        request = Request(job)
         self._engine.check(request)
-        divide = self.chat.stream(self.chat.opens_thinking(ids))
+        divide = self.chat.stream(thought is not None and thought.opened)
         before = self.session.counters.copy()
         printer = Printer(display(plain=self._plain), messages[-1]["content"] if go_on else None)
         try:

@@ -6,7 +6,7 @@ layers prediction pays; --sparsity auto uses it in these layers."""
 import argparse
 
 import hotcold
-from hotcold.commands import options
+from hotcold.commands import control_tokens, options
 from hotcold.commands.progress import phases
 from hotcold.sparse.fitting import INPUTS
 from hotcold.training.options import TrainOptions
@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_training(parser)
     options.add_model_options(parser, sparsity=False, context=options.TEXT_WINDOW)
+    control_tokens.add_option(parser)
     options.add_json_option(parser)
 
 
@@ -105,10 +106,13 @@ def _training(args: argparse.Namespace) -> TrainOptions | None:
 
 
 def run(args: argparse.Namespace) -> int:
+    model = options.local_model(args.model)
+    control_tokens.note_names(args, model, args.file, args.held_out)
     with phases() as advance:
         fitted = hotcold.fit_predictor(
-            options.local_model(args.model),
+            model,
             args.file,
+            special=args.special,
             held_out=args.held_out,
             method=args.method,
             recall=args.recall,

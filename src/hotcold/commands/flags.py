@@ -8,7 +8,7 @@ import re
 _NAME = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
 
 _SAME = (
-    "again allow_requantize cache_positions cache_type dense device distil down draft draft_max "
+    "activation again allow_requantize cache_positions cache_type dense device distil down draft draft_max "
     "epochs force format gpu hardware hot_backend hot_threads imatrix learning_rate max_marked "
     "max_share method no_draft placement predictor_type predictors ram_budget rate recall sparsity "
     "state_copies take_predictors tensor_type timeline tokens type vram_budget work"
@@ -16,6 +16,7 @@ _SAME = (
 #: By the option's name in Python.
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _SAME.split()}
 FLAGS |= {"context": "-c", "n_prompt": "-p", "n_gen": "-n", "output": "-o"}
+FLAGS |= {"deadline_s": "--deadline", "timeout_s": "--timeout"}
 
 
 def in_flags(text: str) -> str:

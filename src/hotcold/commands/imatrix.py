@@ -5,7 +5,7 @@ The file is as llama.cpp's llama-imatrix writes it, and its quantiser reads it, 
 import argparse
 import time
 
-from hotcold.commands import options
+from hotcold.commands import control_tokens, options
 from hotcold.commands.progress import phases
 from hotcold.errors import UserError
 from hotcold.quantize.imatrix import ImportanceMatrix
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the output matrix, too (default: only matrices of the layers, as llama.cpp does)",
     )
     options.add_model_options(parser, sparsity=False, context=options.TEXT_WINDOW)
+    control_tokens.add_option(parser)
     options.add_json_option(parser)
     parser.epilog = (
         "The text is encoded once and cut into consecutive windows of -c tokens (default: the model's "
@@ -45,11 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.model_file is not None and args.model is not None:
         raise UserError(f"two models, {args.model_file} and -m {args.model}: give one of them")
+    model = options.local_model(args.model_file or args.model)
+    control_tokens.note_names(args, model, args.file)
     start = time.perf_counter()
     with phases() as advance:
         found = imatrix(
-            options.local_model(args.model_file or args.model),
+            model,
             args.file,
+            special=args.special,
             context=args.ctx_size,
             chunks=args.chunks,
             output_head=args.process_output,

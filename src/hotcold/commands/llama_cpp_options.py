@@ -140,8 +140,8 @@ ROWS = (
     Row("-rea --reasoning", "on|off|auto", NO, "requests have chat_template_kwargs, hotcold chat has /set"),
     Row("--reasoning-format", "NAME", NOTHING, "thinking is in reasoning_content", "auto|deepseek"),
     Row("--reasoning-format", "NAME", NO, "thinking is in reasoning_content: leave it out"),
-    Row("--reasoning-budget", "N", NOTHING, "there is none", "-1"),
-    Row("--reasoning-budget", "N", NO, "give no more than -n tokens, or enable_thinking false"),
+    Row("--reasoning-budget", "N", NOTHING, "there is none", "-1", "generate chat"),
+    Row("--reasoning-budget", "N", NO, "-n bounds thinking and answer together", verbs="generate chat"),
     # the server
     Row("--api-key", "KEY", NO, _KEY, verbs="serve"),
     Row("--cors-origins", "ORIGIN", IS, "--cors-origin {}", "[^,]+", "serve"),

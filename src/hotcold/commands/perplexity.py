@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.commands import options
+from hotcold.commands import control_tokens, options
 from hotcold.commands.progress import progress
 from hotcold.tasks import scoring
 from hotcold.tasks.windows import text_windows
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seed of the bootstrap (default: 0)",
     )
     options.add_model_options(parser, context=options.TEXT_WINDOW)
+    control_tokens.add_option(parser)
     options.add_json_option(parser)
     parser.epilog = (
         "The text is encoded once and cut into consecutive windows of -c tokens (default: the model's "
@@ -50,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
         args, default_context=options.TEXT_WINDOW, second_sparsity=args.compare, draft_max=0
     )
     model = session.model
-    windows = text_windows(model.tokenizer, text, model.context)[: args.chunks]
+    windows = text_windows(model.tokenizer, text, model.context, special=args.special)[: args.chunks]
+    control_tokens.note_names(args, model.path, args.file)
     options.note_left_out(model.tokenizer, text)
     scorer = scoring.Scorer(session)
     base = scoring.Scorer(model.session(args.compare)) if args.compare else None

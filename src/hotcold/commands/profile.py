@@ -5,7 +5,7 @@ Commands find the profile as MODEL.profile.gguf beside the model."""
 import argparse
 
 import hotcold
-from hotcold.commands import options
+from hotcold.commands import control_tokens, options
 from hotcold.commands.progress import phases
 
 
@@ -35,15 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the counts cover (default: the largest count)",
     )
     options.add_model_options(parser, sparsity=False, context=options.TEXT_WINDOW)
+    control_tokens.add_option(parser)
     options.add_json_option(parser)
     parser.epilog = "The text is cut into windows of -c tokens (512 at most), as by hotcold perplexity."
 
 
 def run(args: argparse.Namespace) -> int:
+    model = options.local_model(args.model)
+    control_tokens.note_names(args, model, args.file)
     with phases() as advance:
         profile = hotcold.profile(
-            options.local_model(args.model),
+            model,
             args.file,
+            special=args.special,
             counts=args.counts_folder,
             tokens=args.tokens,
             context=args.ctx_size,

@@ -6,6 +6,7 @@ that cannot be loaded; 70 the engine process died."""
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands import options
@@ -96,6 +97,14 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         "(default: 2048; 16 for /v1/completions)",
     )
     add(
+        "--reasoning-budget",
+        type=options.whole_number(-1),
+        default=-1,
+        metavar="N",
+        help="at most N tokens of thinking per answer, if the request sets no limit; 0: none, -1: no limit "
+        "(default: -1)",
+    )
+    add(
         "--max-waiting",
         type=options.whole_number(0, 100_000),
         default=64,
@@ -113,16 +122,26 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         "--state-copies",
         type=options.whole_number(0, 100_000),
         metavar="N",
-        help="how many states are kept for prompts that begin alike, by models with recurrent layers "
-        "(default: -np plus 2)",
+        help="how many states models with recurrent layers keep for prompts that begin alike (default: as "
+        "many as an eighth of free memory holds)",
     )
+    _add_limit_options(add)
+
+
+def _add_limit_options(add: Callable[..., object]) -> None:
     add(
         "-to",
         "--timeout",
         type=options.whole_number(1, 86_400),
         default=600,
         metavar="S",
-        help="seconds that a request may take, waiting included (default: 600)",
+        help="seconds that a request may wait in the queue, and then without a new token (default: 600)",
+    )
+    add(
+        "--deadline",
+        type=options.whole_number(1, 86_400 * 7),
+        metavar="S",
+        help="seconds that a whole answer may take, waiting included (default: no limit)",
     )
     add(
         "--drain",
@@ -192,11 +211,13 @@ def _settings(args: argparse.Namespace) -> "Settings":
         open_schemas=args.json_schema_open,
         log=not args.log_disable,
         timeout_s=args.timeout,
+        deadline_s=args.deadline,
         drain_s=args.drain,
         connections=args.max_connections,
         body_bytes=args.max_body,
         sampling=options.sampling_given(args),
         max_tokens=args.n_predict,
+        thinking_budget=None if args.reasoning_budget < 0 else args.reasoning_budget,
     )
 
 

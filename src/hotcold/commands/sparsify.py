@@ -55,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="W",
         help="share of the loss that asks for the original's predictions, 0 to 1 (default: 0)",
     )
+    add(
+        "--no-special",
+        action="store_true",
+        help="read names of control tokens in texts, such as <|im_end|>, as characters, not as these tokens",
+    )
     add("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
     add(
         "--work",
@@ -71,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     from hotcold.training.sparsifying import SparsifyOptions, sparsify
 
     names = ("tokens", "activation", "learning_rate", "l1", "context", "batch", "distil", "seed")
-    settings = SparsifyOptions(**{name: getattr(args, name) for name in names})
+    settings = SparsifyOptions(**{name: getattr(args, name) for name in names}, special=not args.no_special)
     with progress("training") as advance:
         found = sparsify(
             args.checkpoint,

@@ -42,7 +42,7 @@ def mistral(config: Settings) -> Facts:
 
 
 def mixtral(config: Settings) -> Facts:
-    return mistral(config) | {"rope_theta": config.number("rope_theta", 1e6)}
+    return mistral(config)
 
 
 def phi3(config: Settings) -> Facts:
@@ -55,7 +55,7 @@ def qwen(config: Settings) -> Facts:
     if "sliding_window" not in config or not config.flag("use_sliding_window", False):
         return {"sliding_window": None}
     layers = config.integer("num_hidden_layers")
-    first = config.values.get("max_window_layers", 28)
+    first = config.get("max_window_layers", 28)
     if type(first) is not int or first < 0:
         raise config.error("max_window_layers", "a number of layers")
     return {"windows": windows_of(config, [i >= first for i in range(layers)])}
@@ -64,7 +64,6 @@ def qwen(config: Settings) -> Facts:
 def qwen2_moe(config: Settings) -> Facts:
     refuse_others(config, norm_topk_prob=False)
     return _qwen_moe(config) | {
-        "qkv_bias": config.flag("qkv_bias", True),
         "shared_width": config.integer("shared_expert_intermediate_size"),
     }
 
@@ -89,7 +88,7 @@ def smallthinker(config: Settings) -> Facts:
     every = [1] * layers
     # llama.cpp's files have one rule: without a window all layers rotate, else only layers with the window.
     spaced = [int(i % 4 != 0) for i in range(layers)]
-    windows, rotates = config.values.get("sliding_window_layout"), config.values.get("rope_layout")
+    windows, rotates = config.get("sliding_window_layout"), config.get("rope_layout")
     if not isinstance(windows, list | None):
         raise config.error("sliding_window_layout", f"a list of {layers}")
     windows = windows if windows and any(windows) else None
@@ -110,12 +109,6 @@ def smallthinker(config: Settings) -> Facts:
     }
 
 
-#: Defaults of the class where config.json is silent.
-_GPT_OSS_ROPE = {
-    "rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096
-}  # fmt: skip
-
-
 def gpt_oss(config: Settings) -> Facts:
     refuse_others(config, swiglu_limit=7.0, swiglu_alpha=1.702, attention_bias=True)
     layers, hidden_act = config.integer("num_hidden_layers"), config.text("hidden_act", "silu")
@@ -124,12 +117,8 @@ def gpt_oss(config: Settings) -> Facts:
         "hidden_act": "swiglu_oai" if hidden_act == "silu" else hidden_act,
         "attention_bias": True,
         "moe_intermediate_size": config.integer("intermediate_size"),
-        "num_experts_per_tok": config.integer("num_experts_per_tok", config.integer("experts_per_token", 4)),
         "windows": windows_of(config, [i % 2 == 0 for i in range(layers)]),
-        "rope_theta": config.number("rope_theta", 150000.0),
     }
-    if "rope_scaling" not in config and "rope_parameters" not in config:
-        facts["rope_scaling"] = _GPT_OSS_ROPE
     if "quantization_config" in config:
         stored = config.section("quantization_config")
         if stored.text("quant_method", "") != "mxfp4":
@@ -148,9 +137,7 @@ def falcon(config: Settings) -> Facts:
     return {
         "num_key_value_heads": 1 if shared else config.integer("num_kv_heads", heads),
         "intermediate_size": config.integer("ffn_hidden_size", 4 * config.integer("hidden_size")),
-        "max_position_embeddings": config.integer("max_position_embeddings", 2048),
-        "hidden_act": config.text("activation", "gelu"),
-        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+        "hidden_act": config.text("activation"),
         "one_norm": not two_norms,
         "two_norms": two_norms,
     }
@@ -166,24 +153,10 @@ def opt(config: Settings) -> Facts:
     refuse_others(config, do_layer_norm_before=True, word_embed_proj_dim=width, **needed)
     return {
         "intermediate_size": config.integer("ffn_dim"),
-        "hidden_act": config.text("activation_function", "relu"),
-        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
-        "enable_bias": config.flag("enable_bias", True),
+        "hidden_act": config.text("activation_function"),
         "layer_norm_eps": 1e-5,
         "learned_positions": True,
     }
-
-
-def nemotron(config: Settings) -> Facts:
-    share = config.section("rope_parameters").number("partial_rotary_factor", 0.5)
-    return {
-        "partial_rotary_factor": config.number("partial_rotary_factor", config.number("rope_percent", share)),
-        "norm_eps": config.number("norm_eps", config.number("layer_norm_eps", 1e-5)),
-    }
-
-
-def jais2(config: Settings) -> Facts:
-    return {"attention_bias": config.flag("attention_bias", True), "mlp_bias": config.flag("mlp_bias", True)}
 
 
 def minicpm(config: Settings) -> Facts:
@@ -207,37 +180,29 @@ def granite_keys(config: Settings) -> Facts:
         "residual_scale": "residual_multiplier",
         "logit_scale": "logits_scaling",
     }
-    return {key: np.float32(config.number(theirs, 1)) for key, theirs in keys.items()}
+    return {key: np.float32(config.number(theirs)) for key, theirs in keys.items()}
 
 
-#: Defaults of the class where config.json is silent.
-_GEMMA3 = {
-    "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
-    "max_position_embeddings": 131072,
-}  # fmt: skip
+def check_nested(config: Settings) -> None:
+    """ConvertError: the rotation is described for no kind of layers, which the class ignores."""
+    rope, kinds = config.section("rope_parameters"), ("full_attention", "sliding_attention")
+    if rope.values and not any(kind in rope for kind in kinds):
+        raise config.error("rope_parameters", f"an object with {' and '.join(kinds)}")
 
 
 def gemma3(config: Settings) -> Facts:
-    """Gemma 3, including vision models, whose ``text_config`` leaves out values that the class implies."""
-    text = Settings(config.path, {**config.values, **config.section("text_config").values})
-    refuse_others(text, use_bidirectional_attention=False, attn_logit_softcapping=None)
-    facts: Facts = {**text.values, **{key: text.integer(key, value) for key, value in _GEMMA3.items()}}
-    period, layers = text.integer("sliding_window_pattern", 6), facts["num_hidden_layers"]
-    windows = windows_of(Settings(config.path, facts), [bool((i + 1) % period) for i in range(layers)])
-    return facts | {
-        "rms_norm_eps": text.number("rms_norm_eps", 1e-6),
-        "hidden_act": text.text("hidden_activation", text.text("hidden_act", "gelu_pytorch_tanh")),
-        "tie_word_embeddings": text.flag("tie_word_embeddings", True),
-        "query_pre_attn_scalar": text.number("query_pre_attn_scalar", 256),
-        "rope_theta": text.number("rope_theta", 1e6),
-        "windows": windows,
+    check_nested(config)
+    refuse_others(config, use_bidirectional_attention=False, attn_logit_softcapping=None)
+    period, layers = config.integer("sliding_window_pattern", 6), config.integer("num_hidden_layers")
+    return {
+        "hidden_act": config.text("hidden_activation"),
+        "windows": windows_of(config, [bool((i + 1) % period) for i in range(layers)]),
     }
 
 
 def gemma3_keys(config: Settings) -> Facts:
     local = config.section("rope_parameters").section("sliding_attention")
-    base = local.number("rope_theta", config.number("rope_local_base_freq", 10000))
+    base = local.number("rope_theta", config.number("rope_local_base_freq"))
     keys = {"rope.freq_base_swa": np.float32(base)}
     if (scalar := config.number("query_pre_attn_scalar")) != config.integer("head_dim"):
         keys["attention.scale"] = np.float32(scalar**-0.5)
@@ -252,26 +217,22 @@ def phi3_keys(config: Settings) -> Facts:
 
 
 def olmo3(config: Settings) -> Facts:
+    check_nested(config)
+    if "rope_parameters" not in config:
+        refuse_others(config, rope_theta=500000.0)  # the class takes it for layers without a window alone
     layers = config.integer("num_hidden_layers")
-    return {
-        "sliding_window": config.integer("sliding_window", 4096),
-        "windows": windows_of(config, [(i + 1) % 4 != 0 for i in range(layers)]),
-        "rope_theta": config.number("rope_theta", 500000.0),
-    }
+    return {"windows": windows_of(config, [(i + 1) % 4 != 0 for i in range(layers)])}
 
 
 def smollm3(config: Settings) -> Facts:
     refuse_others(config, use_sliding_window=False)
-    layers, period = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
-    rotates = config.values.get("no_rope_layers") or [int((i + 1) % period != 0) for i in range(layers)]
+    layers, period = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval")
+    rotates = config.get("no_rope_layers") or [int((i + 1) % period != 0) for i in range(layers)]
     needed = [int((i + 1) % 4 != 0) for i in range(layers)]
     if rotates != needed:
-        raise config.error("no_rope_layers", str(needed))
-    return {
-        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
-        "sliding_window": None,
-        "rope_theta": config.number("rope_theta", 2e6),
-    }
+        key = "no_rope_layers" if "no_rope_layers" in config else "no_rope_layer_interval"
+        raise config.error(key, str(needed) if key == "no_rope_layers" else "4")
+    return {"sliding_window": None}
 
 
 def expert_keys(config: Settings) -> Facts:

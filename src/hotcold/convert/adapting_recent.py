@@ -6,9 +6,9 @@ import numpy as np
 
 from hotcold.convert.adapting import (
     Facts,
-    everywhere,
     expert_keys,
     granite_keys,
+    mistral,
     qwen,
     refuse_others,
     windows_of,
@@ -18,12 +18,6 @@ from hotcold.convert.settings import Settings
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def _text(config: Settings) -> Settings:
-    """The text model's settings of a model that reads images, too; else the model's own."""
-    text = config.section("text_config").values
-    return Settings(config.path, {**config.values, **text, "model_type": config.text("model_type")})
-
-
 def _rope(config: Settings) -> Settings:
     """The object that describes the rotation, under either of its names."""
     return config.section("rope_scaling" if "rope_scaling" in config else "rope_parameters")
@@ -31,7 +25,7 @@ def _rope(config: Settings) -> Settings:
 
 def _alike(config: Settings, key: str, default: int | None = None) -> int:
     """A number that may stand there once for each layer."""
-    value = config.values.get(key)
+    value = config.get(key)
     if not isinstance(value, list):
         return config.integer(key, default)
     if not value or any(each != value[0] for each in value):
@@ -41,53 +35,20 @@ def _alike(config: Settings, key: str, default: int | None = None) -> int:
 
 def gemma2(config: Settings) -> Facts:
     refuse_others(config, use_bidirectional_attention=False)
-    layers = config.integer("num_hidden_layers", 26)
+    layers = config.integer("num_hidden_layers")
     return {
-        "num_hidden_layers": layers,
-        "head_dim": config.integer("head_dim", 256),
-        "hidden_act": config.text("hidden_activation", config.text("hidden_act", "gelu_pytorch_tanh")),
-        "query_pre_attn_scalar": config.number("query_pre_attn_scalar", 256),
-        "rms_norm_eps": config.number("rms_norm_eps", 1e-6),
-        "sliding_window": config.integer("sliding_window", 4096),
-        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+        "hidden_act": config.text("hidden_activation"),
         "windows": windows_of(config, [i % 2 == 0 for i in range(layers)]),
     }
 
 
 def gemma2_keys(config: Settings) -> Facts:
     keys: Facts = {}
-    for key, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
-        if config.values.get(key, default) is None:
-            raise config.error(key, "a number above 0")  # readers take the default where a file has none
-        keys[key] = np.float32(config.number(key, default))
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        keys[key] = np.float32(config.number(key))  # readers take a default where a file has none
     if (scalar := config.number("query_pre_attn_scalar")) != config.integer("head_dim"):
         keys["attention.scale"] = np.float32(scalar**-0.5)
     return keys
-
-
-def glm4(config: Settings) -> Facts:
-    return {
-        "attention_bias": config.flag("attention_bias", True),
-        "head_dim": config.integer("head_dim", 128),
-        "partial_rotary_factor": config.number("partial_rotary_factor", 0.5),
-    }
-
-
-def seed_oss(config: Settings) -> Facts:
-    return {
-        "attention_bias": config.flag("attention_bias", True),
-        "head_dim": config.integer("head_dim", 128),
-    }
-
-
-def starcoder2(config: Settings) -> Facts:
-    facts: Facts = {
-        "use_bias": config.flag("use_bias", True),
-        "hidden_act": config.text("hidden_act", "gelu_pytorch_tanh"),
-        "norm_epsilon": config.number("norm_epsilon", 1e-5),
-        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
-    }
-    return facts | ({"windows": everywhere(config)} if "sliding_window" in config else {})
 
 
 def starcoder2_keys(config: Settings) -> Facts:
@@ -95,61 +56,27 @@ def starcoder2_keys(config: Settings) -> Facts:
     return {} if "sliding_window" in config else {"attention.sliding_window": 0}
 
 
-def cohere(config: Settings) -> Facts:
-    return _cohere(config) | {"rope_theta": config.number("rope_theta", 500000.0)}
-
-
-def _cohere(config: Settings) -> Facts:
-    return {
-        "hidden_act": config.text("hidden_act", "silu"),
-        "layer_norm_eps": config.number("layer_norm_eps", 1e-5),
-        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
-    }
-
-
 def cohere2(config: Settings) -> Facts:
     layers = config.integer("num_hidden_layers")
     period = config.integer("sliding_window_pattern", config.integer("layer_switch", 4))
-    return _cohere(config) | {
-        "sliding_window": config.integer("sliding_window", 4096),
-        "windows": windows_of(config, [(i + 1) % period != 0 for i in range(layers)]),
-    }
+    return {"windows": windows_of(config, [(i + 1) % period != 0 for i in range(layers)])}
 
 
 def cohere_keys(config: Settings) -> Facts:
-    return {"logit_scale": np.float32(config.number("logit_scale", 0.0625))}
-
-
-def ernie4_5(config: Settings) -> Facts:
-    return {
-        "rope_theta": config.number("rope_theta", 500000.0),
-        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
-        "use_bias": config.flag("use_bias", False),
-    }
+    return {"logit_scale": np.float32(config.number("logit_scale"))}
 
 
 def granitemoe_keys(config: Settings) -> Facts:
     return granite_keys(config) | expert_keys(config)
 
 
-#: Defaults of the class where config.json is silent.
-_MINISTRAL_ROPE: dict[str, Any] = {
-    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, _ORIGINAL: 16384, "beta_fast": 32.0,
-    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
-}  # fmt: skip
-
-
 def mistral3(config: Settings) -> Facts:
     """Ministral 3, including models that read images. Mistral Small 3 has the same class, but another text
     model: Llama's."""
     own = config.section("text_config")
-    if own.values and own.values.get("model_type") != "ministral3":
+    if own.values and own.get("model_type") != "ministral3":
         raise own.error("model_type", "ministral3")
-    text = _text(config)
-    facts: Facts = {**text.values, "head_dim": text.integer("head_dim", 128)}
-    if "rope_parameters" not in text and "rope_scaling" not in text:
-        facts["rope_parameters"] = _MINISTRAL_ROPE
-    return facts | ({"windows": everywhere(text)} if "sliding_window" in text else {})
+    return mistral(config)
 
 
 def mistral3_keys(config: Settings) -> Facts:
@@ -166,7 +93,7 @@ def mistral3_keys(config: Settings) -> Facts:
 def hunyuan(config: Settings) -> Facts:
     refuse_others(config, use_qk_norm=True, use_cla=False)
     rope = _rope(config)
-    if "alpha" not in rope:
+    if "alpha" not in rope or rope.text("rope_type", rope.text("type", "default")) != "dynamic":
         return {}
     # The alpha of NTK-aware scaling stretches the base once and for all.
     head_dim = config.integer(
@@ -185,7 +112,7 @@ def hunyuan_moe(config: Settings) -> Facts:
         raise config.error("moe_intermediate_size", f"intermediate_size {width}")
     return hunyuan(config) | {
         "num_local_experts": _alike(config, "num_experts"),
-        "num_experts_per_tok": _alike(config, "moe_topk", 1),
+        "num_experts_per_tok": _alike(config, "moe_topk"),
         "moe_intermediate_size": width,
         "shared_width": width,
     }
@@ -194,12 +121,10 @@ def hunyuan_moe(config: Settings) -> Facts:
 def minimax_m2(config: Settings) -> Facts:
     refuse_others(config, use_qk_norm=True, scoring_func="sigmoid", use_routing_bias=True)
     facts: Facts = {
-        "head_dim": config.integer("head_dim", 128),
         "moe_intermediate_size": config.integer("intermediate_size"),
-        "rope_theta": config.number("rope_theta", 5e6),
     }
     if "rotary_dim" in config:
-        facts["partial_rotary_factor"] = config.integer("rotary_dim") / facts["head_dim"]
+        facts["partial_rotary_factor"] = config.integer("rotary_dim") / config.integer("head_dim")
     return facts
 
 
@@ -211,20 +136,18 @@ def exaone4(config: Settings) -> Facts:
     """EXAONE 4. GGUF's files have one rule: among layers with a window, those without one do not rotate."""
     if "sliding_window" not in config:
         return {"sliding_window": None}
-    layers, pattern = config.integer("num_hidden_layers"), config.values.get("sliding_window_pattern", 4)
+    layers, pattern = config.integer("num_hidden_layers"), config.get("sliding_window_pattern")
     period = len(pattern) if isinstance(pattern, str) else pattern
     if type(period) is not int or period < 1:
         raise config.error("sliding_window_pattern", "a number of layers, or a text such as LLLG")
-    # The class has no window in the last layer, either.
-    implied = [(i + 1) % period != 0 and i < layers - 1 for i in range(layers)]
+    implied = [(i + 1) % period != 0 for i in range(layers)]
     return {"windows": windows_of(config, implied)}
 
 
 def llama4(config: Settings) -> Facts:
     """Llama 4, including its image models. GGUF has one rule: three of four layers rotate and have chunks."""
-    text = _text(config)
-    layers, experts = text.integer("num_hidden_layers", 48), text.integer("num_local_experts", 16)
-    step = text.integer("interleave_moe_layer_step", 1)
+    layers, experts = config.integer("num_hidden_layers"), config.integer("num_local_experts")
+    step = config.integer("interleave_moe_layer_step")
     mixed = [(i + 1) % step == 0 for i in range(layers)]
     rotates = [int((i + 1) % 4 != 0) for i in range(layers)]
     needed: dict[str, Any] = {
@@ -235,60 +158,44 @@ def llama4(config: Settings) -> Facts:
         "num_experts_per_tok": 1,
     }
     for key, value in needed.items():
-        if text.values.get(key) not in (None, [], value):
-            raise text.error(key, str(value).lower() if isinstance(value, bool) else str(value))
-    if text.integer("no_rope_layer_interval", 4) != 4:
-        raise text.error("no_rope_layer_interval", "4")
-    if not text.values.get("attn_temperature_tuning", True):
-        raise text.error("attn_temperature_tuning", "true")
-    width = text.integer("intermediate_size", 8192)
+        if config.get(key) not in (None, [], value):
+            raise config.error(key, str(value).lower() if isinstance(value, bool) else str(value))
+    if config.integer("no_rope_layer_interval") != 4:
+        raise config.error("no_rope_layer_interval", "4")
+    if not config.get("attn_temperature_tuning"):
+        raise config.error("attn_temperature_tuning", "true")
+    width = config.integer("intermediate_size")
     return {
-        **text.values,
-        "num_hidden_layers": layers,
-        "num_local_experts": experts,
-        "num_experts_per_tok": 1,
-        "head_dim": text.integer("head_dim", 128),
-        "hidden_act": text.text("hidden_act", "silu"),
-        "intermediate_size": text.integer("intermediate_size_mlp", 16384),
+        "intermediate_size": config.integer("intermediate_size_mlp"),
         "moe_intermediate_size": width,
         "shared_width": width,
         "dense_layers": [not each for each in mixed],
         "expert_layers": mixed,
-        "rms_norm_eps": text.number("rms_norm_eps", 1e-5),
-        "rope_theta": text.number("rope_theta", 500000.0),
     }
 
 
 def llama4_keys(config: Settings) -> Facts:
     keys = expert_keys(config) | {
-        "interleave_moe_layer_step": config.integer("interleave_moe_layer_step", 1),
+        "interleave_moe_layer_step": config.integer("interleave_moe_layer_step"),
         "expert_gating_func": 2,
     }
-    if (chunk := config.integer("attention_chunk_size", 8192)) != 8192:
+    if (chunk := config.integer("attention_chunk_size")) != 8192:
         keys["attention.sliding_window"] = chunk
-    if (rate := config.number("attn_scale", 0.1)) != 0.1:
+    if (rate := config.number("attn_scale")) != 0.1:
         keys["attention.temperature_scale"] = np.float32(rate)
-    if (length := config.integer("floor_scale", 8192)) != 8192:
+    if (length := config.integer("floor_scale")) != 8192:
         keys["attention.temperature_length"] = length
     return keys
 
 
 def qwen2vl(config: Settings) -> Facts:
     """Qwen2-VL and 2.5-VL, whose text models are Qwen2's; older files have their settings outside."""
-    text = _text(config)
-    return {
-        **text.values,
-        **qwen(text),
-        "hidden_act": text.text("hidden_act", "silu"),
-        "rms_norm_eps": text.number("rms_norm_eps", 1e-5),
-        "rope_theta": text.number("rope_theta", 1000000.0),
-        "rope_names": {"mrope": "default", "axial": "default"},
-    }
+    return qwen(config) | {"rope_names": {"mrope": "default", "axial": "default"}}
 
 
 def qwen2vl_keys(config: Settings) -> Facts:
     rope, key = _rope(config), "mrope_section"
-    sections = rope.values.get(key)
+    sections = rope.get(key)
     if not isinstance(sections, list):
         return {}
     if len(sections) > 4 or any(type(n) is not int or not 0 <= n < 1 << 31 for n in sections):
@@ -297,26 +204,18 @@ def qwen2vl_keys(config: Settings) -> Facts:
 
 
 def qwen3vl(config: Settings) -> Facts:
-    text = _text(config)
-    return {
-        **text.values,
-        "head_dim": text.integer("head_dim", 128),
-        "rope_theta": text.number("rope_theta", 500000.0),
-        "sliding_window": None,
-    }
+    return {"sliding_window": None}
 
 
 def qwen3vl_keys(config: Settings) -> Facts:
     """Without images, sections of positions are all alike, and layers that images reach are Qwen3's."""
-    layers = config.section("vision_config").values.get("deepstack_visual_indexes")
+    layers = config.section("vision_config").get("deepstack_visual_indexes")
     return qwen2vl_keys(config) | {"n_deepstack_layers": len(layers) if isinstance(layers, list) else 0}
 
 
 def qwen3vl_moe(config: Settings) -> Facts:
-    facts = qwen3vl(config)
-    text = Settings(config.path, facts)
-    refuse_others(text, decoder_sparse_step=1, mlp_only_layers=[])
-    return facts | {"num_local_experts": text.integer("num_experts")}
+    refuse_others(config, decoder_sparse_step=1, mlp_only_layers=[])
+    return qwen3vl(config)
 
 
 def qwen3vl_moe_keys(config: Settings) -> Facts:
@@ -338,18 +237,17 @@ def _mixed_keys(config: Settings) -> Facts:
 def ernie4_5_moe(config: Settings) -> Facts:
     layers, width = config.integer("num_hidden_layers"), config.integer("moe_intermediate_size")
     refuse_others(config, moe_layer_interval=1, moe_use_aux_free=True)
-    last, first = config.values.get("moe_layer_end_index", -1), config.values.get("moe_layer_start_index", 1)
+    last, first = config.get("moe_layer_end_index"), config.get("moe_layer_start_index")
     if last not in (-1, layers - 1):
         raise config.error("moe_layer_end_index", str(layers - 1))
     if type(first) is not int or not 0 <= first <= layers:
         raise config.error("moe_layer_start_index", "a number of layers")
     return {
-        **ernie4_5(config),
         **_first_dense(config, first),
         "num_local_experts": config.integer("moe_num_experts"),
-        "num_experts_per_tok": config.integer("moe_k", 6),
+        "num_experts_per_tok": config.integer("moe_k"),
         "moe_intermediate_size": width,
-        "shared_width": width * config.integer("moe_num_shared_experts", 2),
+        "shared_width": width * config.integer("moe_num_shared_experts"),
     }
 
 
@@ -359,22 +257,20 @@ def ernie4_5_moe_keys(config: Settings) -> Facts:
 
 def glm4_moe(config: Settings) -> Facts:
     refuse_others(config, n_group=1, topk_group=1)
-    dense, layers = config.values.get("first_k_dense_replace", 1), config.integer("num_hidden_layers")
+    dense, layers = config.get("first_k_dense_replace"), config.integer("num_hidden_layers")
     if type(dense) is not int or not 0 <= dense <= layers:
         raise config.error("first_k_dense_replace", "a number of layers")
     return {
         **_first_dense(config, dense),
-        "attention_bias": config.flag("attention_bias", False),
-        "partial_rotary_factor": config.number("partial_rotary_factor", 0.5),
         "num_local_experts": config.integer("n_routed_experts"),
-        "shared_width": config.integer("moe_intermediate_size") * config.integer("n_shared_experts", 1),
+        "shared_width": config.integer("moe_intermediate_size") * config.integer("n_shared_experts"),
     }
 
 
 def glm4_moe_keys(config: Settings) -> Facts:
     return _mixed_keys(config) | {
         "expert_gating_func": 2,
-        "expert_shared_count": config.integer("n_shared_experts", 1),
+        "expert_shared_count": config.integer("n_shared_experts"),
         "expert_weights_norm": config.flag("norm_topk_prob", True),
-        "expert_weights_scale": np.float32(config.number("routed_scaling_factor", 1.0)),
+        "expert_weights_scale": np.float32(config.number("routed_scaling_factor")),
     }

@@ -41,7 +41,7 @@ def flags_metadata(
 def _entries(checkpoint: Checkpoint) -> Iterable[tuple[Any, Mapping[str, Any]]]:
     """Ids of added tokens and their settings, from the first file that has them."""
     decoder = checkpoint.settings("tokenizer_config.json").section("added_tokens_decoder").values
-    added = None if decoder else checkpoint.settings("tokenizer.json").values.get("added_tokens")
+    added = None if decoder else checkpoint.settings("tokenizer.json").get("added_tokens")
     for id, entry in decoder.items():
         if re.fullmatch("[0-9]{1,9}", id) and isinstance(entry, Mapping):
             yield int(id), entry
@@ -67,7 +67,7 @@ def _ids(entries: Iterable[tuple[Any, Mapping[str, Any]]], tokens: list[Piece], 
 def _spells_first(checkpoint: Checkpoint, *, prefix: bool) -> bool:
     """True if some tokens are searched for after spaces were put before texts (``prefix``) and respelled:
     only then the flag ``normalized`` matters."""
-    normalizer = checkpoint.settings("tokenizer.json").values.get("normalizer")
+    normalizer = checkpoint.settings("tokenizer.json").get("normalizer")
     steps = [normalizer] if isinstance(normalizer, Mapping) else []
     inner = steps[0].get("normalizers") if steps else None
     steps += inner if isinstance(inner, list) else []

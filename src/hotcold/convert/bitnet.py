@@ -33,11 +33,7 @@ _NORMS = (("self_attn.attn_sub_norm", "attn_sub_norm", "Q"), ("mlp.ffn_sub_norm"
 
 def bitnet(config: Settings) -> Facts:
     refuse_others(config, attention_bias=False)
-    facts: Facts = {
-        "hidden_act": config.text("hidden_act", "relu2"),
-        "rms_norm_eps": config.number("rms_norm_eps", 1e-5),
-        "rope_theta": config.number("rope_theta", 500000.0),
-    }
+    facts: Facts = {}
     if "quantization_config" in config:
         facts |= {"quantization_config": None, "ternary": _kind(config.section("quantization_config"))}
     return facts
@@ -48,7 +44,7 @@ def _kind(stored: Settings) -> str:
     if stored.text("quant_method", "") != "bitnet":
         raise stored.error("quant_method", "bitnet")
     refuse_others(stored, use_rms_norm=False)
-    others = stored.values.get("modules_to_not_convert")
+    others = stored.get("modules_to_not_convert")
     if others not in (None, [], ["lm_head"]):
         raise stored.error("modules_to_not_convert", "null or ['lm_head']")
     mode, kind = stored.text("quantization_mode", "offline"), stored.text("linear_class", "bitlinear")

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
-from hotcold.values import shown
+from hotcold.values import not_utf8, shown
 
 #: name -> Jinja source; ``default`` is used unless a caller asks for another
 Templates: TypeAlias = dict[str, str]
@@ -75,8 +75,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise ConvertError(f"{path} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
+        raise ConvertError(f"{path} {not_utf8(error)}") from None
 
 
 def _unique(source: Path, named: Iterable[tuple[str, str]]) -> Templates:

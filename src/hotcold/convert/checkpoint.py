@@ -1,12 +1,16 @@
 """Opens the folder of a Hugging Face checkpoint: its JSON files, and its tensors by name."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 from hotcold.convert.settings import ConvertError, Settings, read_settings
-from hotcold.convert.tensor_files import Array, Stored, open_tensors
+from hotcold.convert.tensor_files import WEIGHTS, Array, Stored, open_tensors
+from hotcold.values import printable
 
 Rearrange: TypeAlias = Callable[[Array], Array]
 
@@ -20,6 +24,7 @@ class Checkpoint:
     folder: Path
     config: Settings
     files: dict[str, Stored]
+    notes: tuple[str, ...] = ()  #: for the user
 
     def shape(self, name: str) -> tuple[int, ...]:
         stored = self.files[name]
@@ -28,6 +33,13 @@ class Checkpoint:
     def load(self, name: str, rearrange: Rearrange = lambda values: values) -> Array:
         """Reads one tensor as it is stored: float32, float16 or bfloat16; ConvertError for others."""
         return rearrange(self._read(name, LOADABLE))
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two tensors have the same type, shape and bytes."""
+        if self.shape(name) != self.shape(other):
+            return False
+        first, second = (np.ascontiguousarray(self.load(each)) for each in (name, other))
+        return first.dtype == second.dtype and np.array_equal(first.view(np.uint8), second.view(np.uint8))
 
     def load_bytes(self, name: str) -> Array:
         """Reads one tensor of uint8."""
@@ -54,9 +66,50 @@ class Checkpoint:
         return replace(self, files=files)
 
 
+#: Files of folders that are no checkpoint: what these folders are, and what to do.
+_OTHER_FOLDERS = {
+    "adapter_config.json":
+        "an adapter (LoRA), which changes a model and is none: merge it into its base model with PEFT's "
+        "merge_and_unload and convert the result",
+    "params.json":
+        "a model in Mistral's own format (params.json, consolidated.safetensors): download config.json, "
+        "model.safetensors or its shards, and tokenizer.json of the same model",
+    "model_index.json": "a pipeline of diffusers: its text encoder is in a folder of it",
+}  # fmt: skip
+
+#: Parts of names that torch.compile, DDP, FSDP and PEFT put around a model's own.
+_TOOLS = "_orig_mod|_fsdp_wrapped_module"
+_WRAPPED = re.compile(rf"^((module|base_model\.model|{_TOOLS})\.)+|(?<=\.)({_TOOLS})\.")
+_UNMERGED = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|base_layer|lora_magnitude_vector)\b")
+
+
 def open_checkpoint(folder: Path) -> Checkpoint:
+    """ConvertError: the folder is none of a checkpoint, or a file of it is missing or damaged."""
     if not folder.is_dir():
         raise ConvertError(f"{folder} is not a folder: a Hugging Face checkpoint folder is needed")
-    if not (folder / "config.json").is_file():
+    has_config = (folder / "config.json").is_file()
+    if not has_config or not any((folder / name).is_file() for name in WEIGHTS):
+        for name, what in _OTHER_FOLDERS.items():
+            if (folder / name).is_file():
+                raise ConvertError(f"{folder} is {what}")
+    if not has_config:
         raise ConvertError(f"{folder} has no config.json: a Hugging Face checkpoint folder is needed")
-    return Checkpoint(folder, read_settings(folder / "config.json"), open_tensors(folder))
+    return _unwrapped(Checkpoint(folder, read_settings(folder / "config.json"), open_tensors(folder)))
+
+
+def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the model's own names, and a note if others were around them. ConvertError: it has
+    matrices of an adapter beside the weights, or two tensors get one name."""
+    if unmerged := next((name for name in checkpoint.files if _UNMERGED.search(name)), None):
+        seen = f"{checkpoint.folder} has matrices of an adapter ({printable(unmerged)}) beside the weights"
+        raise ConvertError(f"{seen}: merge them with PEFT's merge_and_unload and save the result")
+    found: dict[str, Stored] = {}
+    wrapped = ""
+    for name, stored in checkpoint.files.items():
+        own = _WRAPPED.sub("", name)
+        if own in found:
+            seen = f"{checkpoint.folder} has tensor {printable(own)} twice"
+            raise ConvertError(f"{seen}, once within another name: save the model again")
+        found[own], wrapped = stored, wrapped or name * (own != name)
+    notes = (f"names such as {printable(wrapped)} have prefixes of training tools, which are left out",)
+    return replace(checkpoint, files=found, notes=notes if wrapped else ())

@@ -13,6 +13,7 @@ import numpy as np
 
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
 from hotcold.convert.drafting import block_keys, count_blocks
+from hotcold.convert.known_keys import assumed_sizes, unread_keys
 from hotcold.convert.layouts import Layout, activation, find_layout
 from hotcold.convert.metadata import dimensions, model_metadata, rope_notes
 from hotcold.convert.pooling import pooling_metadata
@@ -24,9 +25,10 @@ from hotcold.convert.tensors import sources
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.formats.blocks import BlockType, BlockTypeError, Bytes, Tensor, block_type, quantise
 from hotcold.formats.files import check_output, naming
-from hotcold.formats.gguf import write_gguf
+from hotcold.formats.gguf import TensorInfo, write_gguf
 from hotcold.formats.words import DOWN_LAYOUTS
 from hotcold.formats.written import NewTensor
+from hotcold.model.config import Config, ModelError
 from hotcold.values import shown
 
 #: Types of ``--type``, and llama.cpp's number for a file that is mostly of this type.
@@ -112,7 +114,8 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     if options.down not in (None, *DOWN_LAYOUTS):
         raise ConvertError(f"down layout {options.down!r} is not one of {', '.join(DOWN_LAYOUTS)}")
     checkpoint = open_checkpoint(folder)
-    layout, config = find_layout(checkpoint.config)
+    original = checkpoint.config
+    layout, config = find_layout(original)
     checkpoint = replace(checkpoint, config=config)
     kind, threshold = activation(config, layout)
     notes = _check_dense(options, layout, kind) if options.dense else []
@@ -123,9 +126,12 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     by_neuron = kind in _SPARSE and not (options.dense or layout.whole_ffn)
     down_layout = options.down or ("by_neuron" if by_neuron else "by_output")
     facts = model_metadata(config, layout)
-    notes += rope_notes(config)
+    notes += [*checkpoint.notes, *rope_notes(config)]
     # Before the vocabulary, whose size decides how long lists become: the weights must have as many rows.
-    listed = sources(checkpoint, layout, down_layout, draft=not options.no_draft, notes=notes)
+    try:
+        listed = sources(checkpoint, layout, down_layout, draft=not options.no_draft, notes=notes)
+    except ConvertError as error:
+        raise ConvertError(f"{error}{assumed_sizes(original)}") from None
     found = {source.name: source for source in listed}
     facts = block_keys(facts, layout.architecture, blocks := count_blocks([*found]))
     if blocks:
@@ -155,7 +161,19 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     elif "blk.0.fc1.weight" in found:
         notes.append("it has predictors: its publishers compute with them, as sparsity predicted does")
     types, more = _choose_types(found, block_type(options.type))
-    return Plan(metadata, found, types, notes + more)
+    _check_loads(folder, metadata, found, types)
+    return Plan(metadata, found, types, notes + unread_keys(original) + more)
+
+
+def _check_loads(
+    folder: Path, metadata: dict[str, Any], found: Mapping[str, Source], types: Mapping[str, BlockType]
+) -> None:
+    """ConvertError: the file would be refused when it is loaded."""
+    infos = {name: TensorInfo(name, source.shape, types[name], 0, 0) for name, source in found.items()}
+    try:
+        Config.from_metadata(metadata, "GGUF", infos)
+    except ModelError as error:
+        raise ConvertError(f"{folder}: {error}") from None
 
 
 def _check_dense(options: ConvertOptions, layout: Layout, kind: str) -> list[str]:
@@ -221,6 +239,7 @@ def _new_tensors(plan: Plan, progress: Progress) -> dict[str, NewTensor]:
         try:
             values = source.load()
             tensor = values if isinstance(values, Tensor) else _pack(values, type)
+            del values
             if not tensor.is_finite():
                 raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
         except BlockTypeError as error:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import Settings
 
@@ -65,10 +63,7 @@ def shared(checkpoint: Checkpoint, name: str) -> bool:
     """Whether a block's own embedding or head has the bytes of the model's, so that it needs none."""
     embeds = name.endswith(".embed_tokens.weight") or not checkpoint.config.flag("own_head", True)
     model = "model.embed_tokens.weight" if embeds else "lm_head.weight"
-    if model not in checkpoint.files or checkpoint.shape(name) != checkpoint.shape(model):
-        return False
-    own, other = (np.ascontiguousarray(checkpoint.load(each)) for each in (name, model))
-    return own.dtype == other.dtype and np.array_equal(own.view(np.uint8), other.view(np.uint8))
+    return model in checkpoint.files and checkpoint.same(name, model)
 
 
 def block_keys(keys: dict[str, Any], architecture: str, count: int) -> dict[str, Any]:

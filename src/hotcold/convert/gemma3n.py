@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hotcold.convert.adapting import Facts, windows_of
+from hotcold.convert.adapting import Facts, check_nested, refuse_others, windows_of
 from hotcold.convert.checkpoint import Checkpoint
-from hotcold.convert.gemma4 import GELU, NORMS, attention, layers_with_keys, text_settings, unread_keys
+from hotcold.convert.gemma4 import GELU, NORMS, attention, layers_with_keys, unread_keys
 from hotcold.convert.settings import Settings
 from hotcold.convert.source import Source, loaded
 from hotcold.convert.stateful import Sizes, down_source
@@ -34,54 +34,37 @@ _OWN = (
 )
 
 
-def gemma3n(config: Settings) -> Facts:
-    """Gemma 3n, including models of images and sound, whose text model is their ``text_config``."""
-    text = text_settings(config)
-    for key, needed in (("altup_correct_scale", True), ("altup_active_idx", 0)):
-        if text.values.get(key, needed) != needed:
-            raise text.error(key, str(needed).lower())
-    if text.text("hidden_activation", GELU) != GELU:
-        raise text.error("hidden_activation", GELU)
-    layers, vocab = text.integer("num_hidden_layers", 35), text.integer("vocab_size", 262400)
+def gemma3n(text: Settings) -> Facts:
+    check_nested(text)
+    needed = {"attention_bias": False, "altup_correct_scale": True, "altup_active_idx": 0}
+    refuse_others(text, **needed, hidden_activation=GELU)
+    layers, vocab = text.integer("num_hidden_layers"), text.integer("vocab_size")
     windows = windows_of(text, [(i + 1) % 5 != 0 for i in range(layers)])
-    own = layers_with_keys(text, windows, 15)
-    rows = text.integer("vocab_size_per_layer_input", min(vocab, 262144))
+    own = layers_with_keys(text, windows)
+    rows = text.integer("vocab_size_per_layer_input")
     if rows > vocab:
         raise text.error("vocab_size_per_layer_input", f"at most vocab_size {vocab}")
-    length, neurons = text.integer("head_dim", 256), _neurons(text, layers)
-    bases = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
-    rope = {
-        kind: {"rope_type": "default", "rope_theta": text.number(key, base)}
-        for kind, (key, base) in bases.items()
-    }
+    neurons = _neurons(text, layers)
     return {
-        **text.values,
-        "num_hidden_layers": layers,
-        "vocab_size": vocab,
-        "head_dim": length,
-        "local_head_dim": length,
+        "local_head_dim": text.integer("head_dim"),
         "intermediate_size": max(neurons),
         "neurons": neurons,
-        "kv_heads": [text.integer("num_key_value_heads", 2)] * layers,
+        "kv_heads": [text.integer("num_key_value_heads")] * layers,
         "layers_with_keys": own,
         "values_of_keys": [False] * layers,
-        "layer_input": text.integer("hidden_size_per_layer_input", 256),
+        "layer_input": text.integer("hidden_size_per_layer_input"),
         "input_rows": rows,
         "cuts": _cuts(text, layers),
-        "streams": text.integer("altup_num_inputs", 4),
-        "laurel": text.integer("laurel_rank", 64),
+        "streams": text.integer("altup_num_inputs"),
+        "laurel": text.integer("laurel_rank"),
         "hidden_act": GELU,
-        "rms_norm_eps": text.number("rms_norm_eps", 1e-6),
-        "sliding_window": text.integer("sliding_window", 512),
-        "tie_word_embeddings": text.flag("tie_word_embeddings", True),
-        "rope_parameters": text.section("rope_parameters").values or rope,
         "windows": windows,
         "unread": unread_keys(own, layers),
     }
 
 
 def _neurons(config: Settings, layers: int) -> list[int]:
-    value = config.values.get("intermediate_size", 16384)
+    value = config.get("intermediate_size")
     values = value if isinstance(value, list) else [value] * layers
     if len(values) != layers or any(type(n) is not int or n < 1 for n in values):
         raise config.error("intermediate_size", f"an integer above 0, or {layers} of them")
@@ -91,9 +74,9 @@ def _neurons(config: Settings, layers: int) -> list[int]:
 def _cuts(config: Settings, layers: int) -> list[float]:
     """Deviations above their mean that gates need: those that a share of normally distributed ones lack."""
     key = "activation_sparsity_pattern"
-    value: Any = config.values.get(key)
+    value: Any = config.get(key)
     if value is None:
-        value = [0.95] * 10 + [0.0] * (layers - 10)
+        value = [0.95] * 10 + [0.0] * (layers - 10) if layers > 10 else 0.0
     values = value if isinstance(value, list) else [value] * layers
     if len(values) < layers or not all(type(each) in (int, float) and 0 <= each < 1 for each in values):
         raise config.error(key, f"{layers} shares from 0 to 1")
@@ -109,13 +92,12 @@ def gemma3n_keys(config: Settings) -> Facts:
         "altup.num_inputs": values["streams"],
         "attention.shared_kv_layers": len(values["windows"]) - values["layers_with_keys"],
         "embedding_length_per_layer_input": values["layer_input"],
-        "rope.freq_base_swa": np.float32(local.number("rope_theta", 10000.0)),
+        "rope.freq_base_swa": np.float32(local.number("rope_theta", config.number("rope_local_base_freq"))),
     }
     if len({*values["neurons"]}) > 1:
         keys["feed_forward_length"] = np.array(values["neurons"], np.int32)
-    if config.values.get("final_logit_softcapping", 30.0) is None:
-        raise config.error("final_logit_softcapping", "a number above 0")  # readers take 30 without one
-    keys["final_logit_softcapping"] = np.float32(config.number("final_logit_softcapping", 30.0))
+    # Readers take 30 where a file has none.
+    keys["final_logit_softcapping"] = np.float32(config.number("final_logit_softcapping"))
     return keys
 
 

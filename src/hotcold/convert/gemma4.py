@@ -4,23 +4,16 @@ As in ``adapting``, a function for Llama's keys gives those that change, and one
 those of every model. ``head_dim`` is that of layers that see all positions."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from hotcold.convert.adapting import Facts, expert_keys, windows_of
+from hotcold.convert.adapting import Facts, check_nested, expert_keys, refuse_others, windows_of
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source, loaded
 from hotcold.convert.stateful import Sizes, down_source
 
 GELU = "gelu_pytorch_tanh"
-
-#: The class's rotations where config.json is silent.
-_ROPE: dict[str, Any] = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-}
 
 #: Norms of each layer, and those of layers with experts.
 NORMS = {
@@ -33,27 +26,26 @@ _EXPERT_NORMS = {
 }  # fmt: skip
 
 
-def gemma4(config: Settings) -> Facts:
-    """Gemma 4, including models of images and sound, whose text model is their ``text_config``."""
-    text = text_settings(config)
-    if text.values.get("use_bidirectional_attention") == "all":
+def gemma4(text: Settings) -> Facts:
+    check_nested(text)
+    refuse_others(text, attention_bias=False)
+    if text.get("use_bidirectional_attention") == "all":
         raise text.error("use_bidirectional_attention", "null or 'vision'")
     layers, vocab = text.integer("num_hidden_layers"), text.integer("vocab_size")
     windows = windows_of(text, [(i + 1) % 6 != 0 for i in range(layers)])
     if not windows or windows[-1]:
         raise text.error("layer_types", "full_attention in the last layer")
-    local, kv_heads = text.integer("head_dim", 256), text.integer("num_key_value_heads", 4)
+    local, kv_heads = text.integer("head_dim"), text.integer("num_key_value_heads")
     alike = text.flag("attention_k_eq_v", False)
     all_heads = text.integer("num_global_key_value_heads", kv_heads) if alike else kv_heads
-    width = count(text, "hidden_size_per_layer_input", 256)
+    width = count(text, "hidden_size_per_layer_input")
     if width and text.integer("vocab_size_per_layer_input", vocab) != vocab:
         raise text.error("vocab_size_per_layer_input", f"vocab_size {vocab}")
-    if width and text.text("hidden_activation", GELU) != GELU:
+    if width and text.text("hidden_activation") != GELU:
         # The class has one for the FFN and for the inputs of layers, and GGUF a key for the first.
         raise text.error("hidden_activation", f"{GELU} in a model of hidden_size_per_layer_input {width}")
-    own = layers_with_keys(text, windows, 0)
+    own = layers_with_keys(text, windows)
     facts: Facts = {
-        **text.values,
         "head_dim": text.integer("global_head_dim", 512),
         "local_head_dim": local,
         "kv_heads": [kv_heads if window else all_heads for window in windows],
@@ -61,11 +53,7 @@ def gemma4(config: Settings) -> Facts:
         "values_of_keys": [alike and not window for window in windows],
         "layer_input": width,
         "wide": [i >= own and text.flag("use_double_wide_mlp", False) for i in range(layers)],
-        "hidden_act": text.text("hidden_activation", GELU),
-        "rms_norm_eps": text.number("rms_norm_eps", 1e-6),
-        "sliding_window": text.integer("sliding_window", 512),
-        "tie_word_embeddings": text.flag("tie_word_embeddings", True),
-        "rope_parameters": text.section("rope_parameters").values or _ROPE,
+        "hidden_act": text.text("hidden_activation"),
         "windows": windows,
         "unread": unread_keys(own, layers),
     }
@@ -78,18 +66,10 @@ def gemma4(config: Settings) -> Facts:
     return facts
 
 
-def text_settings(config: Settings) -> Settings:
-    """Returns the text model's settings. ConvertError: its attention has biases."""
-    text = Settings(config.path, {**config.values, **config.section("text_config").values})
-    if text.flag("attention_bias", False):
-        raise text.error("attention_bias", "false")
-    return text
-
-
-def layers_with_keys(text: Settings, windows: Sequence[bool], shared: int) -> int:
-    """Returns how many layers compute keys and values; the others, ``shared`` by default, read those of the
-    last one of their kind. ConvertError: there is none."""
-    own = len(windows) - count(text, "num_kv_shared_layers", shared)
+def layers_with_keys(text: Settings, windows: Sequence[bool]) -> int:
+    """Returns how many layers compute keys and values; the others read those of the last one of their kind.
+    ConvertError: there is none."""
+    own = len(windows) - count(text, "num_kv_shared_layers")
     if own < 1 or {*windows} - {*windows[:own]}:
         raise text.error("num_kv_shared_layers", "fewer than have a layer of each kind before them")
     return own
@@ -105,10 +85,9 @@ def unread_keys(own: int, layers: int) -> list[str]:
     ]
 
 
-def count(config: Settings, key: str, default: int) -> int:
+def count(config: Settings, key: str) -> int:
     """A whole number, which may be 0."""
-    value = config.values.get(key)
-    value = default if value is None else value
+    value = config.get(key)
     if type(value) is not int or not 0 <= value <= 1 << 16:
         raise config.error(key, "an integer from 0")
     return value
@@ -124,7 +103,7 @@ def gemma4_keys(config: Settings) -> Facts:
         "attention.shared_kv_layers": len(values["windows"]) - values["layers_with_keys"],
         "embedding_length_per_layer_input": values["layer_input"],
         "rope.dimension_count_swa": values["local_head_dim"],
-        "rope.freq_base_swa": np.float32(local.number("rope_theta", 10000.0)),
+        "rope.freq_base_swa": np.float32(local.number("rope_theta")),
     }
     if any(values["wide"]):
         counts = [neurons * (1 + wide) for wide in values["wide"]]

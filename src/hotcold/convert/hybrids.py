@@ -40,7 +40,7 @@ _MAMBA2 = {
 
 def _kinds(config: Settings, key: str, implied: list[str] | None = None) -> list[str]:
     """The kind of each layer, from a list or a text of one letter each."""
-    found: Any = config.values.get(key)
+    found: Any = config.get(key)
     if found is None and implied is not None:
         return implied
     layers = [*found] if isinstance(found, list | str) else []
@@ -65,23 +65,20 @@ def _kv_heads(config: Settings) -> list[int]:
 
 def lfm2(config: Settings) -> Facts:
     count = config.integer("num_hidden_layers")
-    attends: Any = config.values.get("full_attn_idxs")
+    attends: Any = config.get("full_attn_idxs")
     implied = None
     if isinstance(attends, list):
         implied = ["attention" if i in attends else "state" for i in range(count)]
-    width = config.integer("intermediate_size", config.integer("block_ff_dim", 1))
+    width = config.integer("block_ff_dim", config.integer("intermediate_size"))
     if config.text("model_type") == "lfm2" and config.flag("block_auto_adjust_ff_dim", True):
-        width = int(config.number("block_ffn_dim_multiplier", 1.0) * (2 * width // 3))
-        multiple = config.integer("block_multiple_of", 256)
+        width = int(config.number("block_ffn_dim_multiplier") * (2 * width // 3))
+        multiple = config.integer("block_multiple_of")
         width = -(-width // multiple) * multiple
-    dense = min(config.integer("num_dense_layers", 2), count) if "num_experts" in config else count
-    tied = config.flag("tie_embedding", True)
+    dense = min(config.integer("num_dense_layers"), count) if "num_experts" in config else count
     facts = {
         "hidden_act": "silu",
         "intermediate_size": width,
-        "norm_eps": config.number("norm_eps", config.number("block_norm_eps", 1e-5)),
-        "rope_theta": config.number("rope_theta", 1e6),
-        "tie_word_embeddings": config.flag("tie_word_embeddings", tied),
+        "tie_word_embeddings": config.flag("tie_embedding", config.flag("tie_word_embeddings", True)),
         "dense_layers": [i < dense for i in range(count)],
         "expert_layers": [i >= dense for i in range(count)],
         **_layers(config, _kinds(config, "layer_types", implied)),
@@ -100,46 +97,33 @@ def lfm2(config: Settings) -> Facts:
 def lfm2_keys(config: Settings) -> Facts:
     keys: Facts = {
         "attention.head_count_kv": _kv_heads(config),
-        "shortconv.l_cache": config.integer("conv_L_cache", 3),
+        "shortconv.l_cache": config.integer("conv_L_cache"),
     }
     if "num_local_experts" in config:
         keys |= expert_keys(config) | {
             "leading_dense_block_count": config.values["leading_dense"],
             "expert_gating_func": 2,
         }
-        if (scale := config.number("routed_scaling_factor", 1.0)) != 1:
+        if (scale := config.number("routed_scaling_factor")) != 1:
             keys["expert_weights_scale"] = np.float32(scale)
     return keys
 
 
 def qwen35(config: Settings) -> Facts:
-    """Qwen3.5 and Qwen3-Next, including vision models, whose language model is their ``text_config``."""
-    text = Settings(config.path, {**config.values, **config.section("text_config").values})
-    count = text.integer("num_hidden_layers")
-    period = text.integer("full_attention_interval", 4)
+    """Qwen3.5 and Qwen3-Next."""
+    count = config.integer("num_hidden_layers")
+    period = config.integer("full_attention_interval", 4)
     implied = ["attention" if (i + 1) % period == 0 else "state" for i in range(count)]
-    rope = text.section("rope_parameters")
-    facts: Facts = {
-        **text.values,
-        "rms_norm_eps": text.number("rms_norm_eps", 1e-6),
-        "hidden_act": text.text("hidden_act", "silu"),
-        "partial_rotary_factor": text.number(
-            "partial_rotary_factor", rope.number("partial_rotary_factor", 0.25)
-        ),
-        "sliding_window": None,
-        **_layers(text, _kinds(text, "layer_types", implied)),
-    }
-    if "num_experts" in text:
+    facts: Facts = {"sliding_window": None, **_layers(config, _kinds(config, "layer_types", implied))}
+    if "num_experts" in config:
         facts |= {
-            "intermediate_size": text.integer("moe_intermediate_size"),
-            "num_local_experts": text.integer("num_experts"),
-            "moe_intermediate_size": text.integer("moe_intermediate_size"),
-            "shared_width": text.integer("shared_expert_intermediate_size"),
+            "intermediate_size": config.integer("moe_intermediate_size"),
+            "num_local_experts": config.integer("num_experts"),
+            "shared_width": config.integer("shared_expert_intermediate_size"),
         }
-        if not text.flag("norm_topk_prob", True):
-            raise text.error("norm_topk_prob", "true")
-        if text.values.get("decoder_sparse_step", 1) != 1 or text.values.get("mlp_only_layers"):
-            raise text.error("decoder_sparse_step", "1, and no mlp_only_layers,")
+        if not config.flag("norm_topk_prob", True):
+            raise config.error("norm_topk_prob", "true")
+        refuse_others(config, decoder_sparse_step=1, mlp_only_layers=[])
     return facts
 
 
@@ -150,7 +134,7 @@ def qwen35_keys(config: Settings) -> Facts:
         raise config.error("linear_num_value_heads", f"a multiple of linear_num_key_heads {key_heads}")
     attends = config.values["attention_layers"]
     keys: Facts = {
-        "ssm.conv_kernel": config.integer("linear_conv_kernel_dim", 4),
+        "ssm.conv_kernel": config.integer("linear_conv_kernel_dim"),
         "ssm.state_size": config.integer("linear_key_head_dim"),
         "ssm.group_count": key_heads,
         "ssm.time_step_rank": values,
@@ -161,7 +145,7 @@ def qwen35_keys(config: Settings) -> Facts:
         keys["full_attention_interval"] = period
     else:
         keys["attention.recurrent_layers"] = [not each for each in attends]
-    sections: Any = config.section("rope_parameters").values.get("mrope_section")
+    sections: Any = config.section("rope_parameters").get("mrope_section")
     if config.text("model_type").startswith("qwen3_5"):
         # Of the rotations of images; in text all sections have the same positions.
         parts = [n for n in sections if type(n) is int][:4] if isinstance(sections, list) else [11, 11, 10]
@@ -171,7 +155,7 @@ def qwen35_keys(config: Settings) -> Facts:
 
 def _ssm(config: Settings, names: Mapping[str, str], prefix: str, **more: Any) -> Facts:
     """Sizes of Mamba-2; ``names`` are the publishers'. ConvertError: time steps have bounds."""
-    limits: Any = config.values.get("time_step_limit", [0.0, math.inf])
+    limits: Any = config.get("time_step_limit", [0.0, math.inf])
     most = limits[1] if isinstance(limits, list) and len(limits) == 2 else None
     most = most.get("__float__") if isinstance(most, dict) else most  # as transformers writes infinity
     unbounded = most == "Infinity" or (isinstance(most, float) and most >= _NO_BOUND)
@@ -192,14 +176,13 @@ def _ssm_keys(config: Settings) -> Facts:
 
 
 def nemotron_h(config: Settings) -> Facts:
-    refuse_others(config, mamba_hidden_act="silu")
+    refuse_others(config, mamba_hidden_act="silu", mlp_bias=False)
     key = "layers_block_type" if "layers_block_type" in config else "hybrid_override_pattern"
     kinds = _kinds(config, key)
     facts = {
         "num_hidden_layers": len(kinds),
-        "hidden_act": config.text("mlp_hidden_act", "relu2"),
-        "norm_eps": config.number("layer_norm_epsilon", config.number("rms_norm_eps", 1e-5)),
-        "intermediate_size": config.integer("intermediate_size", 1),
+        "hidden_act": config.text("mlp_hidden_act"),
+        "norm_eps": config.number("layer_norm_epsilon"),
         "no_rope": True,
         "experts": any(kind == "experts" for kind in kinds),
         "dense_layers": [kind == "dense" for kind in kinds],
@@ -210,12 +193,12 @@ def nemotron_h(config: Settings) -> Facts:
             _NEMOTRON,
             "backbone.layers.{}.mixer.",
             conv_bias=config.flag("use_conv_bias", True),
-            bias=config.flag("mamba_proj_bias", config.flag("use_bias", False)),
+            bias=config.flag("use_bias", False),
         ),
     }
     if facts["experts"]:
         for group in ("n_group", "topk_group"):
-            if config.integer(group, 1) != 1:
+            if config.integer(group) != 1:
                 raise config.error(group, "1")
         if facts["dense_layers"].count(True):
             raise config.error(key, "a model with experts in all of its FFNs")
@@ -223,7 +206,7 @@ def nemotron_h(config: Settings) -> Facts:
         facts |= {
             "num_local_experts": config.integer("n_routed_experts"),
             "moe_intermediate_size": config.integer("moe_intermediate_size"),
-            "shared_width": shared * config.integer("n_shared_experts", 1),
+            "shared_width": shared * config.integer("n_shared_experts"),
             "latent": "moe_latent_size" in config,
         }
     return facts
@@ -241,9 +224,9 @@ def nemotron_h_keys(config: Settings) -> Facts:
     }
     if values["experts"]:
         keys |= expert_keys(config) | {
-            "expert_shared_count": config.integer("n_shared_experts", 1),
+            "expert_shared_count": config.integer("n_shared_experts"),
             "expert_weights_norm": config.flag("norm_topk_prob", True),
-            "expert_weights_scale": np.float32(config.number("routed_scaling_factor", 1.0)),
+            "expert_weights_scale": np.float32(config.number("routed_scaling_factor")),
             "expert_group_count": 1,
             "expert_group_used_count": 1,
         }
@@ -253,10 +236,10 @@ def nemotron_h_keys(config: Settings) -> Facts:
 
 
 def granite_hybrid(config: Settings) -> Facts:
-    kinds = _kinds(config, "layer_types" if "layer_types" in config else "layers_block_type")
+    kinds = _kinds(config, "layer_types")
     if "state" not in kinds:
         raise config.error("layer_types", "a list with at least one mamba")
-    experts = bool(config.values.get("num_local_experts"))
+    experts = bool(config.get("num_local_experts"))
     rotates = config.text("position_embedding_type", "nope") == "rope"
     facts = {
         "no_rope": not rotates,
@@ -270,7 +253,7 @@ def granite_hybrid(config: Settings) -> Facts:
             bias=config.flag("mamba_proj_bias", False),
         ),
     }
-    shared = config.integer("shared_intermediate_size", 1024)
+    shared = config.integer("shared_intermediate_size")
     if experts:
         return facts | {"shared_width": shared, "moe_intermediate_size": config.integer("intermediate_size")}
     return facts | {"intermediate_size": shared, "num_local_experts": None}
@@ -292,6 +275,7 @@ def falcon_h1(config: Settings) -> Facts:
         "model.layers.{}.mamba.",
         conv_bias=config.flag("mamba_conv_bias", True),
         bias=config.flag("mamba_proj_bias", False),
+        out_bias=config.flag("projectors_bias", False),
         norm=config.flag("mamba_rms_norm", False),
     )
     layers = config.integer("num_hidden_layers")
@@ -300,34 +284,33 @@ def falcon_h1(config: Settings) -> Facts:
     return ssm | {
         "state_layers": [True] * layers,
         "attention_layers": [True] * layers,
-        "rope_theta": config.number("rope_theta", 1e5),
         "factors": _falcon_h1_factors(config),
     }
 
 
-def _falcon_h1_factors(config: Settings) -> dict[str, float]:
-    """Factors of matrices by their names in GGUF, whose files hold the products; of ``ssm_in`` for the rows
-    of z, x, B, C and dt."""
+def _falcon_h1_factors(config: Settings) -> dict[str, tuple[float, float]]:
+    """Factors of what a matrix reads and of what it gives, by the matrix's name in GGUF; of ``ssm_in`` for
+    the rows of z, x, B, C and dt. Files hold the products; a bias has the second factor alone."""
     gate, down = _numbers(config, "mlp_multipliers", 2)
-    attention = config.number("attention_in_multiplier", 1)
-    into = config.number("ssm_in_multiplier", 1)
+    attention = config.number("attention_in_multiplier")
+    into = config.number("ssm_in_multiplier")
     rows = _numbers(config, "ssm_multipliers", 5)
     return {
-        "token_embd": config.number("embedding_multiplier", 1),
-        "output": config.number("lm_head_multiplier", 1),
-        "attn_q": attention,
-        "attn_k": attention * config.number("key_multiplier", 1),
-        "attn_v": attention,
-        "attn_output": config.number("attention_out_multiplier", 1),
-        "ssm_out": config.number("ssm_out_multiplier", 1),
-        "ffn_gate": gate,
-        "ffn_down": down,
-        **{f"ssm_in {part}": into * factor for part, factor in zip("zxBCd", rows, strict=True)},
+        "token_embd": (1, config.number("embedding_multiplier")),
+        "output": (1, config.number("lm_head_multiplier")),
+        "attn_q": (attention, 1),
+        "attn_k": (attention, config.number("key_multiplier")),
+        "attn_v": (attention, 1),
+        "attn_output": (1, config.number("attention_out_multiplier")),
+        "ssm_out": (1, config.number("ssm_out_multiplier")),
+        "ffn_gate": (1, gate),
+        "ffn_down": (1, down),
+        **{f"ssm_in {part}": (into, factor) for part, factor in zip("zxBCd", rows, strict=True)},
     }
 
 
 def _numbers(config: Settings, key: str, count: int) -> list[float]:
-    values: Any = config.values.get(key, [1.0] * count)
+    values: Any = config.get(key) or [1.0] * count
     if not isinstance(values, list) or len(values) != count:
         raise config.error(key, f"a list of {count} numbers above 0")
     return [Settings(config.path, {key: each}).number(key) for each in values]
@@ -354,7 +337,7 @@ def mamba2(config: Settings) -> Facts:
         "intermediate_size": 1,
         "no_rope": True,
         "max_position_embeddings": config.integer("max_position_embeddings", 1 << 20),
-        "norm_eps": config.number("layer_norm_epsilon", 1e-5),
+        "norm_eps": config.number("layer_norm_epsilon"),
         "state_layers": [True] * layers,
     }
 

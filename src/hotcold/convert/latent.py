@@ -33,7 +33,7 @@ def deepseek_v2(config: Settings) -> Facts:
     if method not in ("greedy", "group_limited_greedy"):
         raise config.error("topk_method", "greedy or group_limited_greedy")
     grouped = method == "group_limited_greedy"
-    return _latent(config, dense=0, shared=2) | {
+    return _latent(config) | {
         "norm_topk_prob": False,
         "groups": _groups(config) if grouped else (1, 1),
         "score": 1,
@@ -43,15 +43,16 @@ def deepseek_v2(config: Settings) -> Facts:
 def deepseek_v3(config: Settings) -> Facts:
     """DeepSeek-V3, R1 and V3.2, Kimi K2, GLM-4.7-Flash and GLM-5."""
     refuse_others(config, scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True)
-    dense = 1 if config.text("model_type") == "glm4_moe_lite" else 3
-    return _latent(config, dense, shared=1) | {"groups": _groups(config), "score": 2}
+    return _latent(config) | {"groups": _groups(config), "score": 2}
 
 
 def kimi_linear(config: Settings) -> Facts:
     """Kimi Linear, whose layers have latent attention without rotation, or Kimi delta attention."""
     refuse_others(config, mla_use_nope=True, moe_router_activation_func="sigmoid")
-    named = {ours: config.values[theirs] for ours, theirs in _KIMI.items() if theirs in config}
-    config = Settings(config.path, {**config.values, **named})
+    named = {ours: config.get(theirs) for ours, theirs in _KIMI.items() if theirs in config}
+    config = config.having(named)
+    if _DELTA not in config:
+        raise config.error(_DELTA, "an object with full_attn_layers and kda_layers")
     delta, layers = config.section(_DELTA), config.integer("num_hidden_layers")
     attends = _numbers(delta, "full_attn_layers", layers)
     kept = sorted([*attends, *_numbers(delta, "kda_layers", layers)])
@@ -60,23 +61,23 @@ def kimi_linear(config: Settings) -> Facts:
     heads = config.integer("num_attention_heads")
     if delta.integer("num_heads") != heads:
         raise delta.error("num_heads", f"num_attention_heads {heads}")
-    facts = named | _latent(config, dense=1, shared=1) | {"groups": _groups(config), "score": 2}
+    facts = named | _latent(config) | {"groups": _groups(config), "score": 2}
     attention = [i + 1 in attends for i in range(layers)]
     return facts | {"attention_layers": attention, "state_layers": [not each for each in attention]}
 
 
 def _numbers(config: Settings, key: str, layers: int) -> list[int]:
     """Numbers of layers, of which the first is 1."""
-    values: Any = config.values.get(key)
+    values: Any = config.get(key)
     if not isinstance(values, list) or any(type(n) is not int or not 1 <= n <= layers for n in values):
         raise config.error(key, f"a list of numbers from 1 to {layers}")
     return values
 
 
-def _latent(config: Settings, dense: int, shared: int) -> Facts:
+def _latent(config: Settings) -> Facts:
     refuse_others(config, attention_bias=False, mlp_bias=False, moe_layer_freq=1)
-    layers, first = config.integer("num_hidden_layers"), config.values.get("first_k_dense_replace", dense)
-    key, kinds = "first_k_dense_replace", config.values.get(_TYPES)
+    layers, first = config.integer("num_hidden_layers"), config.get("first_k_dense_replace")
+    key, kinds = "first_k_dense_replace", config.get(_TYPES)
     if isinstance(kinds, list):
         key, first = _TYPES, kinds.count("dense")
         if kinds != ["dense"] * first + ["sparse"] * (layers - first):
@@ -91,18 +92,17 @@ def _latent(config: Settings, dense: int, shared: int) -> Facts:
         "head_dim": rotated,
         "num_key_value_heads": 1,
         "num_local_experts": config.integer("n_routed_experts"),
-        "shared_width": width * config.integer("n_shared_experts", shared),
-        "n_shared_experts": config.integer("n_shared_experts", shared),
+        "shared_width": width * config.integer("n_shared_experts"),
     }
 
 
 def _groups(config: Settings) -> tuple[int, int]:
-    return config.integer("n_group", 1), config.integer("topk_group", 1)
+    return config.integer("n_group"), config.integer("topk_group")
 
 
 def _scaling(config: Settings) -> Settings:
     """The object that describes the rotation's scaling, under either of its names."""
-    return config.section("rope_scaling" if config.values.get("rope_scaling") else "rope_parameters")
+    return config.section("rope_scaling" if config.get("rope_scaling") else "rope_parameters")
 
 
 def latent_keys(config: Settings) -> Facts:
@@ -121,14 +121,14 @@ def latent_keys(config: Settings) -> Facts:
         "expert_gating_func": values["score"],
         "expert_shared_count": config.integer("n_shared_experts"),
         "expert_weights_norm": config.flag("norm_topk_prob", True),
-        "expert_weights_scale": np.float32(config.number("routed_scaling_factor", 1.0)),
+        "expert_weights_scale": np.float32(config.number("routed_scaling_factor")),
         "expert_group_count": values["groups"][0],
         "expert_group_used_count": values["groups"][1],
     }
     if values.get("q_lora_rank"):
         keys["attention.q_lora_rank"] = config.integer("q_lora_rank")
     scaling = _scaling(config)
-    everywhere = scaling.values.get("mscale_all_dim")
+    everywhere = scaling.get("mscale_all_dim")
     if everywhere and scaling.text("rope_type", scaling.text("type", "default")) == "yarn":
         keys["rope.scaling.yarn_log_multiplier"] = np.float32(0.1 * scaling.number("mscale_all_dim"))
     return keys
@@ -171,7 +171,7 @@ def _attention(checkpoint: Checkpoint, layer: int, dim: int) -> list[Source]:
     hf, blk = f"model.layers.{layer}.self_attn.", f"blk.{layer}."
     heads, latent = config.integer("num_attention_heads"), config.integer("kv_lora_rank")
     rotated, plain = config.integer("qk_rope_head_dim"), config.integer("qk_nope_head_dim")
-    value, rank = config.integer("v_head_dim"), config.values.get("q_lora_rank")
+    value, rank = config.integer("v_head_dim"), config.get("q_lora_rank")
 
     def one(target: str, origin: str, *shape: int) -> Source:
         return loaded(checkpoint, f"{blk}{target}.weight", [f"{hf}{origin}.weight"], shape)

@@ -12,10 +12,13 @@ from typing import Any
 from hotcold.convert import adapting, bitnet, gemma3n, gemma4, hybrids, latent, rwkv, stateful
 from hotcold.convert import adapting_recent as recent
 from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.known_keys import complete
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source
 from hotcold.formats.words import MAX_EXPERTS
 from hotcold.model.config import MAX_LAYERS, MAX_VOCAB
+from hotcold.model.refused import reason_of
+from hotcold.values import printable, shown
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ DRAFTING_RULES = _rules("nextn")
 # dReLU (arXiv 2406.05955), the ReLU of gate and up, may have one, too.
 _SPARSE = {"relu": "relu", "fatrelu": "relu", "drelu": "drelu"}
 _SILU = {"silu": "silu"} | _SPARSE
+#: Where a class computes states with hidden_act, too, a plain ReLU would be that of both.
+_SILU_STATES = {name: each for name, each in _SILU.items() if name != "relu"}
 _TANH = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu")
 _GELU = {"gelu": "gelu_erf", **_TANH, "relu": "relu"}
 _RELU2 = {"relu2": "relu2"}
@@ -186,8 +191,8 @@ _QWEN2VL = Layout(
 )  # fmt: skip
 
 _QWEN35 = Layout(
-    "qwen35", "Qwen3_5ForCausalLM", _SILU, _rules("qwen35", dense=True), hybrids.qwen35, hybrids.qwen35_keys,
-    norms_less_one=True, own=stateful.gated_delta,
+    "qwen35", "Qwen3_5ForCausalLM", _SILU_STATES, _rules("qwen35", dense=True), hybrids.qwen35,
+    hybrids.qwen35_keys, norms_less_one=True, own=stateful.gated_delta,
     prefixes={"model.language_model.": "model.", "language_model.": "", "model.mtp.": "mtp."},
     ignored=("model.visual.",), drafting=True,
 )  # fmt: skip
@@ -223,7 +228,7 @@ _KIMI_LINEAR = replace(
         for rule in _mixed(_rules("llama", "kimi-linear", **_NO_BIAS))
         if ".self_attn." not in rule.source
     ),
-    adapt=latent.kimi_linear, extra=latent.kimi_linear_keys, own=latent.kimi_layer,
+    activations=_SILU_STATES, adapt=latent.kimi_linear, extra=latent.kimi_linear_keys, own=latent.kimi_layer,
 )  # fmt: skip
 
 #: What remains is in bitnet.py.
@@ -291,15 +296,15 @@ LAYOUTS = {
         llama_cpp="gelu", eps="layer_norm_epsilon", layer_norm=True,
     ),
     "nemotron": Layout(
-        "nemotron", "NemotronForCausalLM", _RELU2, _rules("llama", **_NORM_BIAS), adapting.nemotron,
-        llama_cpp="relu2", eps="norm_eps", layer_norm=True, norms_less_one=True,
+        "nemotron", "NemotronForCausalLM", _RELU2, _rules("llama", **_NORM_BIAS), llama_cpp="relu2",
+        eps="norm_eps", layer_norm=True, norms_less_one=True,
     ),
     "arcee": Layout(
         "arcee", "ArceeForCausalLM", _RELU2, _rules("llama", **_UNGATED), llama_cpp="relu2", interleaved=True
     ),
     "jais2": Layout(
-        "jais2", "Jais2ForCausalLM", _RELU2, _rules("llama", **_NORM_BIAS), adapting.jais2,
-        llama_cpp="relu2", eps="layer_norm_eps", layer_norm=True,
+        "jais2", "Jais2ForCausalLM", _RELU2, _rules("llama", **_NORM_BIAS), llama_cpp="relu2",
+        eps="layer_norm_eps", layer_norm=True,
     ),
     "gemma3_text": _GEMMA3,
     "gemma3": replace(_GEMMA3, implementation="Gemma3ForConditionalGeneration"),
@@ -329,14 +334,13 @@ LAYOUTS = {
         recent.gemma2_keys, llama_cpp="gelu", norms_less_one=True, full_attention=(2, False),
     ),
     "glm4": Layout(
-        "glm4", "Glm4ForCausalLM", _SILU, _rules("glm4"), recent.glm4, interleaved=True, already=True
+        "glm4", "Glm4ForCausalLM", _SILU, _rules("glm4"), interleaved=True, already=True
     ),
     "seed_oss": Layout(
         "seed_oss", "SeedOssForCausalLM", _SILU,
         _renamed(
             _rules("llama", **_PLAIN | {"o_bias": "attention_out_bias"}), ffn_norm="post_attention_norm"
         ),
-        recent.seed_oss,
     ),
     "starcoder2": Layout(
         "starcoder2", "Starcoder2ForCausalLM", _GELU,
@@ -344,11 +348,11 @@ LAYOUTS = {
             _rules("llama", **_BIASED | {"norm_bias": True, "gated": False}), up_proj="c_fc",
             down_proj="c_proj",
         ),
-        recent.starcoder2, recent.starcoder2_keys, llama_cpp="gelu", eps="norm_epsilon", layer_norm=True,
+        adapting.mistral, recent.starcoder2_keys, llama_cpp="gelu", eps="norm_epsilon", layer_norm=True,
     ),
     "cohere": Layout(
-        "command-r", "CohereForCausalLM", _SILU, _rules("llama", "command-r", **_BESIDE), recent.cohere,
-        recent.cohere_keys, eps="layer_norm_eps", layer_norm=True, interleaved=True, already=True,
+        "command-r", "CohereForCausalLM", _SILU, _rules("llama", "command-r", **_BESIDE),
+        extra=recent.cohere_keys, eps="layer_norm_eps", layer_norm=True, interleaved=True, already=True,
     ),
     "cohere2": Layout(
         "cohere2", "Cohere2ForCausalLM", _SILU, _rules("llama", **_BESIDE), recent.cohere2,
@@ -356,7 +360,7 @@ LAYOUTS = {
         full_attention=(4, False),
     ),
     "ernie4_5": Layout(
-        "ernie4_5", "Ernie4_5ForCausalLM", _SILU, _rules("llama", **_BIASED), recent.ernie4_5,
+        "ernie4_5", "Ernie4_5ForCausalLM", _SILU, _rules("llama", **_BIASED),
         interleaved=True, already=True,
     ),
     "ernie4_5_moe": Layout(
@@ -431,11 +435,11 @@ LAYOUTS = {
     "qwen3_next": replace(_QWEN35MOE, architecture="qwen3next", implementation="Qwen3NextForCausalLM"),
     "nemotron_h": _NEMOTRON_H,
     "granitemoehybrid": Layout(
-        "granitehybrid", "GraniteMoeHybridForCausalLM", _SILU, _rules("hybrid", "granitehybrid"),
+        "granitehybrid", "GraniteMoeHybridForCausalLM", _SILU_STATES, _rules("hybrid", "granitehybrid"),
         hybrids.granite_hybrid, hybrids.granite_hybrid_keys, interleaved=True, own=stateful.granite_hybrid,
     ),
     "falcon_h1": Layout(
-        "falcon-h1", "FalconH1ForCausalLM", _SILU, _rules("hybrid", "falcon-h1"), hybrids.falcon_h1,
+        "falcon-h1", "FalconH1ForCausalLM", _SILU_STATES, _rules("hybrid", "falcon-h1"), hybrids.falcon_h1,
         hybrids.falcon_h1_keys, own=stateful.mamba,
     ),
     "mamba2": Layout(
@@ -451,6 +455,9 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+#: Names of the activation's key besides ``hidden_act``.
+_ACTIVATION_KEYS = ("hidden_activation", "activation_function", "activation", "mlp_hidden_act")
+
 #: Sizes by which lists are made, and the largest that the engine takes.
 _LARGEST = {
     "num_hidden_layers": MAX_LAYERS,
@@ -461,35 +468,49 @@ _LARGEST = {
 
 def _check_sizes(config: Settings) -> None:
     """Checks sizes before anything of such a size is made; later readers check that they are integers."""
-    text = config.values.get("text_config")
-    for part in (config, Settings(config.path, text if isinstance(text, dict) else {})):
-        for key, largest in _LARGEST.items():
-            if type(value := part.values.get(key)) is int and value > largest:
-                raise part.error(key, f"at most {largest}")
+    for key, largest in _LARGEST.items():
+        if type(value := config.values.get(key)) is int and value > largest:
+            raise config.error(key, f"at most {largest}")
 
 
 def find_layout(config: Settings) -> tuple[Layout, Settings]:
     """The layout of a ``config.json``, and its facts under Llama's keys."""
     model_type = config.text("model_type")
     if model_type not in LAYOUTS:
-        raise config.error("model_type", f"one of {', '.join(LAYOUTS)}")
+        reason = reason_of(model_type) or "docs/convert.md lists the models that are"
+        raise ConvertError(f"{config.path}: model_type {shown(model_type)} is not supported: {reason}")
     layout = LAYOUTS[model_type]
-    if config.values.get("architectures") not in (None, [layout.implementation]):
+    if config.get("architectures") not in (None, [layout.implementation]):
         raise config.error("architectures", f"[{layout.implementation!r}]")
+    config = complete(config)
     _check_sizes(config)
-    config = Settings(config.path, {**config.values, **layout.adapt(config)})
+    config = config.having(layout.adapt(config))
     if model_type == "nemotron_h" and config.flag("experts", False):
         layout = replace(layout, architecture="nemotron_h_moe")
-    if "quantization_config" in config:
-        raise ConvertError(f"{config.path} describes quantised weights: convert the original checkpoint")
-    own_head = not config.flag("tie_word_embeddings", False)
-    return layout, Settings(config.path, {**config.values, "own_head": own_head})
+    _refuse_quantised(config)
+    return layout, config
+
+
+def _refuse_quantised(config: Settings) -> None:
+    """ConvertError: the weights are quantised by a method that no layout reads."""
+    for key in ("quantization_config", "compression_config"):
+        stated = config.section(key)
+        if not stated.values:
+            continue
+        method = stated.text("quant_method", "") or "a method without a name"
+        kind = next((str(stated.get(each)) for each in ("quant_algo", "format") if stated.get(each)), "")
+        named = printable(f"{method} ({kind})" if kind else method, 80)
+        needed = "convert the checkpoint with the original weights (BF16 or F16)"
+        raise ConvertError(
+            f"{config.path}: the weights are quantised by {named}, which is not read: {needed}"
+        )
 
 
 def activation(config: Settings, layout: Layout) -> tuple[str, float]:
     """The FFN's activation, and the threshold that a gate must exceed."""
     hidden_act = config.text("hidden_act")
     if hidden_act not in layout.activations:
-        raise config.error("hidden_act", f"one of {', '.join(layout.activations)}")
+        key = next((key for key in _ACTIVATION_KEYS if key in config), "hidden_act")
+        raise config.error(key, f"one of {', '.join(layout.activations)}")
     has_threshold = hidden_act == "fatrelu" or (hidden_act == "drelu" and "hidden_act_param" in config)
     return layout.activations[hidden_act], config.number("hidden_act_param") if has_threshold else 0.0

@@ -34,6 +34,8 @@ def dimensions(config: Settings) -> dict[str, int]:
         raise config.error("num_attention_heads", f"a divisor of hidden_size {dim} (or a head_dim)")
     head_dim, neurons = config.integer("head_dim", dim // heads), config.integer("intermediate_size")
     if head_dim % 2:
+        if "head_dim" not in config:
+            raise config.error("num_attention_heads", f"a number that makes heads of {dim} / it even")
         raise config.error("head_dim", "an even number (rotary positions turn pairs)")
     sizes = {
         "D": dim,
@@ -92,7 +94,7 @@ def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
 
 
 def _windows(config: Settings, layout: Layout) -> dict[str, Any]:
-    windows: list[bool] = config.values.get("windows", [])
+    windows: list[bool] = config.get("windows", [])
     if not any(windows):
         return {}
     keys: dict[str, Any] = {"attention.sliding_window": config.integer("sliding_window")}
@@ -149,8 +151,11 @@ def rope_of(config: Settings) -> Rope:
     dim = int(head_dim * share)
     if kind == "proportional":  # all pairs have a frequency, and some of them 0
         return Rope(theta, kind, head_dim, settings, config)
-    if share > 1 or dim % 2 or dim < 2:
+    partly = config.flag("rotates_partly", False)
+    if share > 1 or dim % 2 or dim < 2 or (share != 1 and not partly):
         source = settings if "partial_rotary_factor" in settings else config
+        if not partly:
+            raise source.error("partial_rotary_factor", "1, since the model's class rotates all of a head,")
         raise source.error("partial_rotary_factor", f"a share of head_dim {head_dim} that is an even number")
     return Rope(theta, kind, dim, settings, config)
 
@@ -228,22 +233,22 @@ def _yarn(rope: Rope, layout: Layout) -> dict[str, Any]:
     if settings.flag("truncate", True) is not layout.yarn_truncates:
         raise settings.error("truncate", str(layout.yarn_truncates).lower())
     # Null means: as much as the context grew.
-    factor = rope.growth if settings.values.get("factor", 0) is None else settings.number("factor")
+    factor = rope.growth if settings.get("factor", 0) is None else settings.number("factor")
     keys: dict[str, Any] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": np.float32(factor),
         "rope.scaling.original_context_length": rope.original,
     }
     for key in ("beta_fast", "beta_slow"):
-        if settings.values.get(key):
+        if settings.get(key):
             keys[f"rope.scaling.yarn_{key}"] = np.float32(settings.number(key))
     if "attention_factor" in settings:
         keys["rope.scaling.yarn_attn_factor"] = np.float32(settings.number("attention_factor"))
-    elif settings.values.get("mscale") and settings.values.get("mscale_all_dim"):
-        grown = [
-            1 + 0.1 * settings.number(key) * math.log(max(factor, 1)) for key in ("mscale", "mscale_all_dim")
-        ]
-        keys["rope.scaling.yarn_attn_factor"] = np.float32(grown[0] / grown[1])
+    elif settings.get("mscale_all_dim"):  # which has a part in it beside mscale alone
+        weights = ("mscale", "mscale_all_dim") if settings.get("mscale") else ()
+        grown = [1 + 0.1 * settings.number(key) * math.log(max(factor, 1)) for key in weights]
+        implied = 1 + 0.1 * math.log(max(factor, 1))
+        keys["rope.scaling.yarn_attn_factor"] = np.float32(grown[0] / grown[1] if grown else implied)
     return keys
 
 
@@ -284,7 +289,7 @@ def _proportional_factors(rope: Rope) -> Array:
 
 
 def _longrope_factors(rope: Rope, key: str) -> Array:
-    values, half = rope.settings.values.get(key), rope.dim // 2
+    values, half = rope.settings.get(key), rope.dim // 2
     numbers = values if isinstance(values, list) else []
     if len(numbers) != half or not all(is_number(n) for n in numbers):
         raise rope.settings.error(key, f"a list of {half} numbers above 0")

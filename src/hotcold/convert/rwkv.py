@@ -14,7 +14,7 @@ from hotcold.convert.settings import MAX_JSON, ConvertError, Settings
 from hotcold.convert.source import Source, loaded
 from hotcold.convert.tensor_files import Array
 from hotcold.tokenizer.vocabulary import TokenType
-from hotcold.values import shown
+from hotcold.values import not_utf8, shown
 
 VOCABULARY = "rwkv_vocab_v20230424.txt"
 #: The template where a checkpoint has none.
@@ -137,8 +137,7 @@ def world_vocabulary(path: Path, tokens: list[Piece]) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise ConvertError(f"{path} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
+        raise ConvertError(f"{path} {not_utf8(error)}") from None
     for number, line in enumerate(text.rstrip("\n").split("\n"), start=1):
         token = _token(line, number)
         if token is None or number >= len(tokens):

@@ -1,13 +1,13 @@
 """Reads JSON files of strangers; values are checked when they are read."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hotcold.errors import UserError
-from hotcold.values import shown
+from hotcold.values import not_utf8, shown
 
 _V = TypeVar("_V")
 
@@ -27,10 +27,30 @@ class Settings:
 
     path: Path
     values: Mapping[str, Any]
+    read: set[str] = field(
+        default_factory=set, compare=False, repr=False
+    )  #: names of the keys that were read
+    inside: str = ""  #: the beginning of these names: the objects that this one is in
 
     def __contains__(self, key: str) -> bool:
         """True if the key has a value; ``null`` counts as absent."""
-        return self.values.get(key) is not None
+        return self.get(key) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(self.inside + key)
+        return self.values.get(key, default)
+
+    def having(self, facts: Mapping[str, Any]) -> "Settings":
+        """The same object with other values of these keys."""
+        return replace(self, values={**self.values, **facts})
+
+    def unread(self) -> Iterator[str]:
+        """The names of the keys that were not read, those of objects in it among them."""
+        for key, value in self.values.items():
+            if value is not None and self.inside + key not in self.read:
+                yield self.inside + key
+            elif isinstance(value, dict):
+                yield from self.section(key).unread()
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._typed(key, default, int, "an integer from 1 to 2^31 - 1")
@@ -39,7 +59,7 @@ class Settings:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value: Any = self.values[key] if key in self else default
+        value: Any = self.get(key) if key in self else default
         if not is_number(value):
             raise self.error(key, "a finite number above 0")
         return float(value)
@@ -51,11 +71,12 @@ class Settings:
         return self._typed(key, default, str, "a string")
 
     def section(self, key: str) -> "Settings":
-        return Settings(self.path, self._typed(key, {}, dict, "an object"))
+        values = self._typed(key, {}, dict, "an object")
+        return Settings(self.path, values, self.read, f"{self.inside}{key}.")
 
     def token(self, key: str) -> int | None:
         """A token id, or the first of a list; None if it is -1 or absent."""
-        value = self.values.get(key)
+        value = self.get(key)
         if isinstance(value, list) and value:
             value = value[0]
         if value in (None, -1):
@@ -66,17 +87,17 @@ class Settings:
 
     def tokens(self, key: str) -> list[int]:
         """Token ids: one, those of a list, or none."""
-        value = self.values.get(key)
+        value = self.get(key)
         ids = value if isinstance(value, list) else [value]
         found = [Settings(self.path, {key: id}).token(key) for id in ids]
         return [id for id in found if id is not None]
 
     def error(self, key: str, needed: str) -> ConvertError:
-        seen = f"is {shown(self.values[key])}" if key in self else "is missing"
+        seen = f"is {shown(self.get(key))}" if key in self else "is missing"
         return ConvertError(f"{self.path}: {key} {seen}: {needed} is needed")
 
     def _typed(self, key: str, default: _V | None, kind: type[_V], needed: str) -> _V:
-        value = self.values[key] if key in self else default
+        value = self.get(key) if key in self else default
         if type(value) is not kind:
             raise self.error(key, needed)
         return value
@@ -106,6 +127,8 @@ def read_settings(path: Path) -> Settings:
         values = json.loads(path.read_bytes())
     except RecursionError:
         raise ConvertError(f"{path}: the JSON is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise ConvertError(f"{path} {not_utf8(error)}: save it as UTF-8, or download it again") from None
     except ValueError as error:
         raise ConvertError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(values, dict):

@@ -1,6 +1,7 @@
 """Lists the GGUF tensors of layers that keep a state, and of experts whose gate and up a checkpoint joins:
 those that are not one of the checkpoint's as it is."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -19,7 +20,7 @@ def short_conv(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: st
     hf, blk = f"model.layers.{layer}.", f"blk.{layer}."
     found = []
     if config.values["state_layers"][layer]:
-        taps, conv = config.integer("conv_L_cache", 3), f"{hf}conv.conv.weight"
+        taps, conv = config.integer("conv_L_cache"), f"{hf}conv.conv.weight"
         target, shape = f"{blk}shortconv.conv.weight", (dim, 1, taps)
         found.append(loaded(checkpoint, target, [conv], shape, _columns, (dim, taps)))
         parts = {"in_proj": (3 * dim, dim), "out_proj": (dim, dim)}
@@ -95,7 +96,7 @@ def _of_qwen35(checkpoint: Checkpoint, hf: str, blk: str, dim: int) -> list[Sour
 def _rest(checkpoint: Checkpoint, hf: str, blk: str, dim: int, order: Array) -> list[Source]:
     """The tensors that are alike in both, with v heads in this order."""
     config, values = checkpoint.config, len(order)
-    keys, taps = config.integer("linear_num_key_heads"), config.integer("linear_conv_kernel_dim", 4)
+    keys, taps = config.integer("linear_num_key_heads"), config.integer("linear_conv_kernel_dim")
     key_dim, value_dim = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
     rows = _rows_of_heads(order, value_dim)
     before = 2 * keys * key_dim
@@ -136,21 +137,22 @@ def mamba(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) ->
     inner, taps, heads, groups = ssm["heads"] * ssm["head_dim"], ssm["taps"], ssm["heads"], ssm["groups"]
     channels = inner + 2 * groups * ssm["state"]
     rows = inner + channels + heads
-    factors = config.values.get("factors", {})
+    factors = config.get("factors", {})
 
     def into(array: Array) -> Array:
         if not factors:
             return array
         states = groups * ssm["state"]
         counts = {"z": inner, "x": inner, "B": states, "C": states, "d": heads}
-        of_rows = np.concatenate([np.full(n, factors[f"ssm_in {part}"]) for part, n in counts.items()])
-        return (array.astype(np.float32).T * of_rows.astype(np.float32)).T
+        pairs = [(n, *factors[f"ssm_in {part}"]) for part, n in counts.items()]
+        of_rows = [np.full(n, (read if array.ndim > 1 else 1) * given) for n, read, given in pairs]
+        return (array.astype(np.float32).T * np.concatenate(of_rows).astype(np.float32)).T
 
     def column(array: Array) -> Array:
         return array[:, None]
 
     def out(array: Array) -> Array:
-        factor = factors.get("ssm_out", 1)
+        factor = math.prod(factors.get("ssm_out", ()))
         return array if factor == 1 else array.astype(np.float32) * np.float32(factor)
 
     def one(target: str, origin: str, shape: tuple[int, ...], change: Rearrange, *result: int) -> Source:
@@ -171,6 +173,7 @@ def mamba(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) ->
         found.append(one("ssm_norm.weight", "norm.weight", (inner,), lambda a: a.reshape(grouped), *grouped))
     if ssm["bias"]:
         found.append(one("ssm_in.bias", "in_proj.bias", (rows,), into))
+    if ssm.get("out_bias", ssm["bias"]):
         found.append(one("ssm_out.bias", "out_proj.bias", (dim,), out))
     return found
 

@@ -1,5 +1,7 @@
 """The files that hold a checkpoint's tensors: safetensors, or PyTorch's own, of which nothing is executed."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +84,9 @@ _KINDS: tuple[tuple[str, str, _Open], ...] = (
 )
 
 
+WEIGHTS = tuple(name for single, index, _ in _KINDS for name in (single, index))
+
+
 def open_tensors(folder: Path) -> dict[str, Stored]:
     """Where each tensor is; ConvertError: a file is missing, or damaged."""
     for single, index, open_file in _KINDS:
@@ -107,9 +112,25 @@ def open_safetensors(path: Path) -> Any:
         import ml_dtypes  # noqa: F401  (gives NumPy the type bfloat16)
         from safetensors import SafetensorError, safe_open
     try:
-        return safe_open(path, framework="numpy")
+        file = safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:
         raise ConvertError(f"{path} is not a whole safetensors file: {printable(str(error))}") from None
+    _check_names(path)
+    return file
+
+
+def _check_names(path: Path) -> None:
+    """ConvertError: the header, which the library has checked, names a tensor twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(name for name, _ in pairs)
+        if len(counts) < len(pairs):
+            seen = f"{path} has {shown(counts.most_common(1)[0][0])} twice in its header"
+            raise ConvertError(f"{seen}: which of the two counts is unknown; save or download it again")
+        return dict(pairs)
+
+    with path.open("rb") as file:
+        json.loads(file.read(int.from_bytes(file.read(8), "little")), object_pairs_hook=unique)
 
 
 def _open_shards(folder: Path, index: Settings, open_file: _Open, suffix: str) -> dict[str, Stored]:

@@ -34,11 +34,12 @@ def sources(
     """All GGUF tensors in file order. ConvertError: one is missing, unknown, or of another shape. Blocks that
     guess tokens come with ``draft``; where they are not as expected they are left out, and ``notes`` says
     why."""
-    config, sizes = checkpoint.config, dimensions(checkpoint.config)
+    sizes = dimensions(checkpoint.config)
     if "embed_tokens.weight" in checkpoint.files:  # saved without a head, as Qwen3-Embedding is
         checkpoint = checkpoint.renamed({"": "model."}, ())
-    unread = config.values.get("unread", ())
-    checkpoint, blocks = whole = checkpoint.renamed(layout.prefixes, (*layout.ignored, *unread)), 0
+    unread = checkpoint.config.get("unread", ())
+    checkpoint = _with_head(checkpoint.renamed(layout.prefixes, (*layout.ignored, *unread)), layout, notes)
+    config, blocks, whole = checkpoint.config, 0, (checkpoint, 0)
     if layout.drafting:
         checkpoint, blocks = whole = drafting.numbered(checkpoint, sizes["L"])
         checkpoint = checkpoint.renamed({}, drafting.prefixes_of(sizes["L"], blocks))
@@ -60,6 +61,28 @@ def sources(
     for name, table in rope_tables(config).items():
         found.append(Source(name, table.shape, ("rope_scaling",), partial(np.copy, table)))
     return found
+
+
+def _with_head(checkpoint: Checkpoint, layout: Layout, notes: list[str] | None) -> Checkpoint:
+    """The checkpoint whose settings say whether the head is a tensor of its own (``own_head``): a stored one
+    that differs from the embedding always is."""
+    names = {rule.target: f"{rule.source}.weight" for rule in layout.rules if "{}" not in rule.target}
+    head, table = names.get("output", ""), names["token_embd"]
+    config, files = checkpoint.config, checkpoint.files
+    tied = config.flag("tie_word_embeddings", False)
+    if tied and {head, table} <= files.keys() and not checkpoint.same(head, table):
+        tied = False
+        if notes is not None:
+            notes.append(f"config.json ties the head to the embedding, but {head} differs: it is kept")
+    elif tied and table in files and _factors(config, "output") != _factors(config, "token_embd"):
+        tied, files = False, {**files, head: files[table]}
+    return replace(checkpoint, config=config.having({"own_head": not tied}), files=files)
+
+
+def _factors(config: Settings, target: str) -> tuple[float, float]:
+    """The factors of what a matrix reads and of what it gives."""
+    factors: tuple[float, float] = config.get("factors", {}).get(target.rpartition(".")[2], (1, 1))
+    return factors
 
 
 def _of_layer(
@@ -133,7 +156,8 @@ def _of_rule(
             shape, rearrange = _taken(rule.taken, shape, rearrange)
         norm = part == "weight" and len(letters) == 1  # no other weight is a vector
         change = plus_one if norm and layout.norms_less_one else rearrange
-        factor = checkpoint.config.values.get("factors", {}).get(rule.target.rpartition(".")[2], 1)
+        read, given = _factors(checkpoint.config, rule.target)
+        factor = read * given if part == "weight" else given
         if factor != 1:
             change = partial(times, change=change, factor=factor)
         yield loaded(checkpoint, target, origins, shape, change, result)

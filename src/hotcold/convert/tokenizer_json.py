@@ -41,16 +41,16 @@ def trained_vocabulary(tokenizer: Settings, *, merged: bool = False) -> Trained:
     files have it. ConvertError: GGUF cannot express it, or the file is damaged."""
     model = tokenizer.section("model")
     # The first files of this library had no type.
-    kind = model.text("type", "Unigram" if isinstance(model.values.get("vocab"), list) else "BPE")
+    kind = model.text("type", "Unigram" if isinstance(model.get("vocab"), list) else "BPE")
     if kind not in ("BPE", "Unigram"):
         raise ConvertError(f"{tokenizer.path} is {shown(kind)}: BPE, Unigram or tokenizer.model is needed")
     if kind == "Unigram":
         return _unigram(tokenizer, model)
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
-        if model.values.get(key):
+        if model.get(key):
             raise model.error(key, "null")
     ids = _vocab(tokenizer, model)
-    merges = model.values.get("merges")
+    merges = model.get("merges")
     if not isinstance(merges, list):
         raise model.error("merges", "a list of pairs")
     pairs = [_merge(tokenizer, merge) for merge in merges]
@@ -58,7 +58,7 @@ def trained_vocabulary(tokenizer: Settings, *, merged: bool = False) -> Trained:
         found = _with_fallback(tokenizer, model, ids, pairs)
         return _with_merges(tokenizer, found, pairs) if merged else found
     # llama.cpp leaves out NFC as well: nearly all text is in it already.
-    if tokenizer.values.get("normalizer") not in (None, {"type": "NFC"}):
+    if tokenizer.get("normalizer") not in (None, {"type": "NFC"}):
         raise tokenizer.error("normalizer", "null or NFC")
     pre = _pre_kind(tokenizer, model.flag("ignore_merges", False))
     tokens = {id: Piece(text, 0.0, TokenType.NORMAL) for id, text in ids.items()}
@@ -83,7 +83,7 @@ def _with_fallback(
     rank: dict[str, int] = {}
     for place, (left, right) in enumerate(merges):
         rank.setdefault(left + right, place)
-    unknown = model.values.get("unk_token")
+    unknown = model.get("unk_token")
     tokens = {}
     for id, text in ids.items():
         type = TokenType.BYTE if _BYTE.fullmatch(text) else TokenType.NORMAL
@@ -113,14 +113,14 @@ def _with_merges(tokenizer: Settings, found: Trained, merges: list[tuple[str, st
 def _space_prefix(tokenizer: Settings) -> bool:
     """True if a text gets a space before it. ConvertError: more than spaces is changed."""
     prefix, spaced = False, False
-    for step in _flat(tokenizer.values.get("normalizer"), "normalizers"):
+    for step in _flat(tokenizer.get("normalizer"), "normalizers"):
         if step == {"type": "Prepend", "prepend": SPACE}:
             prefix = True
         elif step == SPACED:
             spaced = True
         else:
             raise tokenizer.error("normalizer", f"null, or steps that make {SPACE!a} of spaces")
-    for step in _flat(tokenizer.values.get("pre_tokenizer"), "pretokenizers"):
+    for step in _flat(tokenizer.get("pre_tokenizer"), "pretokenizers"):
         match step:
             case {"type": "Metaspace", "replacement": "\u2581", **more}:
                 old = "always" if more.get("add_prefix_space", True) else "never"
@@ -135,7 +135,7 @@ def _space_prefix(tokenizer: Settings) -> bool:
 
 
 def _unigram(tokenizer: Settings, model: Settings) -> Trained:
-    vocab, unknown = model.values.get("vocab"), model.values.get("unk_id")
+    vocab, unknown = model.get("vocab"), model.get("unk_id")
     if not isinstance(vocab, list) or type(unknown) is not int or not 0 <= unknown < len(vocab):
         raise model.error("unk_id", "the id of the unknown token, and a list of tokens")
     tokens = {}
@@ -148,7 +148,7 @@ def _unigram(tokenizer: Settings, model: Settings) -> Trained:
                 raise ConvertError(
                     f"{tokenizer.path}: token {id} is {shown(entry)}: a text and a score are needed"
                 )
-    steps = _flat(tokenizer.values.get("normalizer"), "normalizers")
+    steps = _flat(tokenizer.get("normalizer"), "normalizers")
     tables = [step.get("precompiled_charsmap") for step in steps if step.get("type") == "Precompiled"]
     others = [step for step in steps if step.get("type") not in ("Precompiled", "Strip") and step != _SINGLE]
     if others:
@@ -200,7 +200,7 @@ def _merge(tokenizer: Settings, merge: Any) -> tuple[str, str]:
 
 
 def _pre_kind(tokenizer: Settings, ignore_merges: bool) -> str:
-    steps = _steps(tokenizer.values.get("pre_tokenizer"))
+    steps = _steps(tokenizer.get("pre_tokenizer"))
     kinds = [kind for kind, cuts in PRE_TOKENIZERS.items() if [*map(_plain, cuts), "ByteLevel"] == steps]
     fitting = [kind for kind in kinds if (kind in IGNORES_MERGES) == ignore_merges]
     if fitting:

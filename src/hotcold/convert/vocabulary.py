@@ -15,11 +15,19 @@ from hotcold.convert.sentencepiece_model import Piece, read_sentencepiece_model
 from hotcold.convert.settings import MAX_JSON, ConvertError, Settings
 from hotcold.convert.tiktoken_model import read_tiktoken
 from hotcold.convert.tokenizer_json import Trained, adds, trained_vocabulary
+from hotcold.tokenizer.bpe import PRE_TOKENIZERS
 from hotcold.tokenizer.end_tokens import ends_by_name
 from hotcold.tokenizer.spm import SPACE
 from hotcold.tokenizer.vocabulary import MORE_ENDS, TokenType
 from hotcold.values import shown
 
+#: Tokenizers of two files by their class in transformers, and how they cut a text into words.
+_TWO_FILES = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2", "Qwen3_5Tokenizer": "qwen35"}
+#: The class of the tokenizer by the beginning of the model_type.
+_OF_MODELS = {
+    "opt": "GPT2Tokenizer", "starcoder2": "GPT2Tokenizer", "qwen3_5": "Qwen3_5Tokenizer",
+    "qwen": "Qwen2Tokenizer",
+}  # fmt: skip
 _ADDED_SCORE = -1000.0  # llama.cpp's score of tokens that were added after training
 _PAD_SCORE = -10000.0
 _ORDINARY = (TokenType.NORMAL, TokenType.USER_DEFINED)
@@ -56,7 +64,7 @@ def vocabulary_metadata(
         world = world_vocabulary(path, tokens)
         keys = dict(world)
     elif (checkpoint.folder / "vocab.json").is_file():
-        keys = _from_json(_gpt2(checkpoint, settings), settings, tokens, beyond)
+        keys = _from_json(_two_files(checkpoint, settings), settings, tokens, beyond)
     else:
         wanted = f"tokenizer.model nor tokenizer.json (nor vocab.json, tiktoken.model, {VOCABULARY})"
         raise ConvertError(f"{checkpoint.folder} has neither {wanted}: download its tokenizer as well")
@@ -163,7 +171,7 @@ def _from_json(
     _check_size(tokenizer.path, max(found.tokens, default=0) + 1, len(tokens))
     for id, piece in found.tokens.items():
         tokens[id] = piece
-    entries = tokenizer.values.get("added_tokens") or []
+    entries = tokenizer.get("added_tokens") or []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise tokenizer.error("added_tokens", "a list of objects")
     _add(tokens, tokenizer, [(entry.get("id"), entry) for entry in entries], 0, beyond)
@@ -182,7 +190,7 @@ def _from_json(
 
 def _special(settings: Settings, name: str) -> str | None:
     """The text of the special token of this name in ``tokenizer_config.json``, or None."""
-    token = settings.values.get(f"{name}_token")
+    token = settings.get(f"{name}_token")
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
@@ -205,19 +213,35 @@ def _spell_user_defined(tokens: list[Piece]) -> None:
             tokens[id] = token._replace(text=token.text.replace(SPACE, " "))
 
 
-def _gpt2(checkpoint: Checkpoint, settings: Settings) -> Settings:
-    """GPT-2's ``vocab.json`` and ``merges.txt``, which OPT has, in the form of ``tokenizer.json``."""
+def _two_files(checkpoint: Checkpoint, settings: Settings) -> Settings:
+    """``vocab.json`` and ``merges.txt`` in the form of ``tokenizer.json``."""
     vocab, path = checkpoint.settings("vocab.json"), checkpoint.folder / "merges.txt"
-    kind = settings.text("tokenizer_class", "GPT2Tokenizer")
-    if kind not in ("GPT2Tokenizer", "GPT2TokenizerFast") or not path.is_file():
-        needed = "vocab.json and merges.txt of GPT2Tokenizer are needed, or a tokenizer.json"
-        raise ConvertError(f"{checkpoint.folder}: {needed}; this is {shown(kind)}")
+    model_type = checkpoint.config.text("model_type", "")
+    stated = settings.text("tokenizer_class", "").removesuffix("Fast")
+    implied = next((kind for begin, kind in _OF_MODELS.items() if model_type.startswith(begin)), "")
+    # transformers takes Qwen's class for its models, whatever tokenizer_config.json names.
+    kind = implied if model_type.startswith("qwen") else stated or implied
+    if kind not in _TWO_FILES or not path.is_file():
+        needed = f"vocab.json and merges.txt of {' or '.join(_TWO_FILES)} are needed, or a tokenizer.json"
+        raise ConvertError(f"{checkpoint.folder}: {needed}; this is {shown(kind or 'of no tokenizer_class')}")
     if path.stat().st_size > MAX_JSON:
         raise ConvertError(f"{path} is larger than {MAX_JSON >> 20} MiB: too large for merges")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     names = {_special(settings, name) for name in ("bos", "eos", "unk", "pad")}
     specials = [(text, id) for text, id in vocab.values.items() if text in names]
     extra = checkpoint.settings("added_tokens.json").values.items()
+    decoder = settings.section("added_tokens_decoder").values.items()
+    listed = [{**entry, "id": int(id)} for id, entry in decoder if id.isdecimal() and isinstance(entry, dict)]
+    if not (extra or listed) and kind != "GPT2Tokenizer":
+        needed = "added_tokens.json, or a tokenizer_config.json with added_tokens_decoder"
+        raise ConvertError(
+            f"{checkpoint.folder}: {kind} has control tokens beside vocab.json: {needed} is needed"
+        )
+    cuts = [
+        {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
+        for cut in PRE_TOKENIZERS[_TWO_FILES[kind]]
+    ]
+    last = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     return Settings(
         vocab.path,
         {
@@ -226,10 +250,11 @@ def _gpt2(checkpoint: Checkpoint, settings: Settings) -> Settings:
                 "vocab": vocab.values,
                 "merges": [line for line in lines if line and not line.startswith("#version")],
             },
-            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, last]},
             "added_tokens": [
                 *({"id": id, "content": text, "special": True} for text, id in specials),
                 *({"id": id, "content": text} for text, id in extra),
+                *listed,
             ],
         },
     )

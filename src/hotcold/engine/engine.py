@@ -1,13 +1,14 @@
 """The loop: schedule rows, run the model, choose tokens.
 
-An engine is pure token ids and knows no text. It is not safe for use from several threads at once. An
-exception out of one of its methods, Ctrl-C at any moment included, leaves an engine that works:
-:meth:`Engine.step` says what becomes of the requests."""
+An engine is pure token ids and knows no text. Several threads may use it: a method waits for the step that
+another thread runs, and no longer. An exception out of one of its methods, Ctrl-C at any moment included,
+leaves an engine that works: :meth:`Engine.step` says what becomes of the requests."""
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hotcold.engine.request import FinishReason, Request
 from hotcold.engine.sampler import Sampler
 from hotcold.engine.scheduler import Scheduler, Step
 from hotcold.engine.speculation import Speculation
+from hotcold.engine.thinking import Spelling, ThoughtConstraint
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DiskCounts, ExpertReadError
 from hotcold.runtime.counters import Figures
@@ -98,6 +100,7 @@ class Engine:
         self.sampler = Sampler(session.transformer.head)
         self._stop_ids = model.tokenizer.stop_ids
         self._steps = self._generated = 0
+        self._spelling: Spelling | None = None  # made for the first request with a thought
         self._live: Live | None = None  # made for the first request with a viewer
 
     def check(self, request: Request) -> None:
@@ -123,7 +126,11 @@ class Engine:
         self.check(request)
         if request.job.grammar is not None and request.constraint is None:
             raise ValueError("the job has a grammar: give the request the constraint that comes of it")
+        self.session.lock.run(partial(self._add, request))
+
+    def _add(self, request: Request) -> None:
         self.session.claim(self)
+        self._think_first(request)
         if request.job.ignore_eos and self._stop_ids:
             bias = {**request.params.logit_bias, **dict.fromkeys(self._stop_ids, -math.inf)}
             request.params = replace(request.params, logit_bias=bias)
@@ -131,6 +138,16 @@ class Engine:
             self._live = self._live or Live(self.session)
             request.viewer.live = self._live
         self.scheduler.add(request)
+
+    def _think_first(self, request: Request) -> None:
+        """Leaves a request's thought to the model, up to its budget. A constraint that is not of a grammar
+        holds the thought, too."""
+        job, thought = request.job, request.job.thought
+        if thought is None or (job.grammar is None and (thought.budget is None or request.constraint)):
+            return
+        if self._spelling is None or self._spelling.shown != job.shown:
+            self._spelling = Spelling(self.model.tokenizer, job.shown)
+        request.constraint = ThoughtConstraint(self._spelling, job, request.constraint)
 
     def step(self) -> list[Event]:
         """Runs the model once; returns a :class:`Token` for each that a request got, then a
@@ -140,14 +157,26 @@ class Engine:
         A request whose token cannot be chosen ends alone, with :attr:`Request.error`, and so does one whose
         expert cannot be read, unless layers keep states, which a step cannot compute again. An exception
         from here is one of the model, or Ctrl-C. It cancels the requests that ran: they keep their tokens,
-        their error says why they ended, and their pages are free. Those that wait start in the next step."""
+        their error says why they ended, and their pages are free. Those that wait start in the next step.
+
+        The thread that calls this gets the events of all threads' requests. Several threads therefore wait by
+        :meth:`run_until`. On a closed session all requests end with a UserError."""
+        return self.session.lock.run(self._step)
+
+    def _step(self, requests: Sequence[Request] = ()) -> list[Event]:
+        """Runs a step. Raises its exception unless ``requests`` are given and none of them ran in it."""
         try:
-            return self._step()
+            return self._run_step()
         except BaseException as error:
-            self.scheduler.drop(f"ended with {type(error).__name__}")
+            dropped = self.scheduler.drop(f"ended with {type(error).__name__}")
+            others_ran = requests and dropped and not any(request in dropped for request in requests)
+            if others_ran and isinstance(error, Exception):
+                return _ends(dropped)
             raise
 
-    def _step(self) -> list[Event]:
+    def _run_step(self) -> list[Event]:
+        if self.session.closed:
+            return _ends(self.scheduler.fail_all(self.session.closed_error))
         start = time.perf_counter()
         step = self.scheduler.schedule()  # fills the batch
         if not step.decode and not step.prompts:
@@ -183,6 +212,9 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """How it is now, and what it did so far; between two steps."""
+        return self.session.lock.run(self._stats)
+
+    def _stats(self) -> EngineStats:
         scheduler, pool, slots = self.scheduler, self.session.cache, self.session.slots
         counters = self.session.counters
         figures = Figures.of(counters, self.session.footprint)
@@ -219,8 +251,7 @@ class Engine:
         try:
             for request in requests:
                 self.add(request)
-            while not all(request.finished for request in requests):
-                self.step()
+            self.run_until(lambda: all(request.finished for request in requests), requests)
         finally:
             for request in requests:
                 self.abort(request)
@@ -228,17 +259,25 @@ class Engine:
             if request.error is not None:
                 raise request.error
 
+    def run_until(self, done: Callable[[], bool], requests: Sequence[Request]) -> None:
+        """Runs steps until ``done``, or waits while other threads run them. Raises the exception of a step in
+        which one of ``requests`` ran; other requests have it as :attr:`Request.error`."""
+        self.session.lock.run_until(done, partial(self._step, requests))
+
     def finish(self, request: Request, reason: FinishReason = "stop") -> None:
         """Ends a request from outside, between two steps, whether it waits, reads its prompt or decodes: its
         pages are free at once, its tokens stay, and it gets no more. ``stop`` is for who found a stop string
         in its text. Harmless when it has finished, and then the reason stays as it was."""
+        self.session.lock.run(partial(self._finish, request, reason))
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
         if not request.finished:
             request.finish(reason)
         self.scheduler.remove(request)
 
     def abort(self, request: Request) -> None:
-        """:meth:`finish` as ``cancelled``."""
-        self.finish(request, "cancelled")
+        """:meth:`finish` as ``cancelled``. Never waits: while a step runs, the request ends after it."""
+        self.session.lock.run_soon(partial(self._finish, request, "cancelled"))
 
     @property
     def in_use(self) -> str:
@@ -317,8 +356,9 @@ class Engine:
         except Exception as error:
             request.fail(error)
             return None
+        request.progress = time.perf_counter()
         if request.timings.first_token is None:
-            request.timings.first_token = time.perf_counter()
+            request.timings.first_token = request.progress
         if token in self._stop_ids:
             request.finish("stop")
             return None

@@ -70,7 +70,7 @@ class Continuation:
         self.request = request
         self._engine = engine
         job = request.job
-        self._text = TextStream(engine.model.tokenizer, job.prompt, job.stop, job.shown)
+        self._text = TextStream(engine.model.tokenizer, job.prompt, job.stop, job.shown, job.thought)
         self._pushed = 0  # tokens whose text was taken; none follows a stop string
         self._told = 0  # tokens of the pieces so far
         self._scored = 0  # tokens of the prompt whose log-probabilities pieces had
@@ -80,6 +80,11 @@ class Continuation:
     def finished(self) -> bool:
         """Whether the last piece was taken."""
         return self._ended
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are tokens, scores or an end that :meth:`take` has not seen."""
+        return self.request.finished or len(self.request.output) > self._pushed or self.has_scores
 
     @property
     def has_scores(self) -> bool:
@@ -92,6 +97,8 @@ class Continuation:
         :attr:`has_scores`. A request whose text has come to a stop string is ended."""
         if self._ended:
             return None
+        # Asked first, since a step of another thread may add tokens and end the request from here on.
+        self._ended = self.request.finished
         text = ""
         # Other requests' steps may have given this one several tokens, more perhaps than belong to it.
         for id in self.request.output[self._pushed :]:
@@ -100,7 +107,6 @@ class Continuation:
             if self._text.stop is not None:
                 self._end_at_stop()
                 break
-        self._ended = self.request.finished
         if self._ended:
             text += self._text.finish()
         elif not text and not self.has_scores:
@@ -114,9 +120,9 @@ class Continuation:
             text=text,
             ids=tuple(self.request.output[new]),
             logprobs=tuple(self.request.output_logprobs[new]),
-            finish_reason=self.request.finish_reason,
+            finish_reason=self.request.finish_reason if self._ended else None,
             stop=stop,
-            context_full=self.request.context_full,
+            context_full=self.request.context_full and self._ended,
             prompt_tokens=len(self.request.job.prompt),
             seed=self.request.seed,
             timings=replace(self.request.timings),
@@ -134,6 +140,7 @@ class Continuation:
         self._engine.finish(request)
         del request.output[self._pushed :], request.output_logprobs[self._pushed :]
         request.finish_reason, request.error, request.context_full = "stop", None, False
+        self._ended = True
 
     def _frame(self, viewer: Viewer) -> Frame:
         request = self.request
@@ -145,13 +152,12 @@ class Continuation:
 
 def stream(engine: Engine, request: Request) -> Generator[Piece, None, None]:
     """Runs a request and yields its text piece by piece; cancels it when it is closed or interrupted. Raises
-    the request's error, after the text before it."""
+    the request's error, after the text before it. A pause between two pieces delays no other thread."""
     continuation = Continuation(engine, request)
     try:
         engine.add(request)
         while not continuation.finished:
-            if not request.finished:  # it may have ended while another stream was read
-                engine.step()
+            engine.run_until(lambda: continuation.has_news, [request])
             piece = continuation.take()
             if piece is not None and (request.error is None or piece.text or piece.prompt_logprobs):
                 yield piece
@@ -169,8 +175,8 @@ def generate(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
     try:
         for request in requests:
             engine.add(request)
-        while not all(each.finished for each in continuations):
-            engine.step()
+        while unfinished := [each for each in continuations if not each.finished]:
+            engine.run_until(lambda: any(each.has_news for each in unfinished), requests)
             for each, found in zip(continuations, pieces, strict=True):
                 if (piece := each.take()) is not None:
                     found.append(piece)

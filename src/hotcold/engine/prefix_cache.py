@@ -50,7 +50,8 @@ class PrefixCache:
         At least its last token is left to be computed, which gives the next one."""
         if not shares(request):
             return Found()
-        pages = list(self._found(request, range(first, self.last_page(request))))
+        last = min((request.length - 1) // PAGE, self._most(request))
+        pages = list(self._found(request, range(first, last)))
         known = first + len(pages)
         if self._slots is None:
             return Found(pages, known=known)
@@ -60,10 +61,6 @@ class PrefixCache:
                 return Found(pages, slot, known)
             pages.pop()
         return Found(known=known)
-
-    def last_page(self, request: Request) -> int:
-        """Pages of a request that another with the same tokens could begin with."""
-        return min((request.length - 1) // PAGE, self._most(request))
 
     def state_key(self, request: Request, position: int) -> bytes | None:
         """Where a request's tokens before a position end with a page: what the state after them is found

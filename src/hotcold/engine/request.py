@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, Self
 from hotcold.engine.pooling import Pool
 from hotcold.engine.sampler import Allowed, Logprobs, splitmix64
 from hotcold.engine.text import stop_strings
+from hotcold.engine.thought import Thought
 from hotcold.errors import UserError
 from hotcold.runtime.pooling import Pooling
 from hotcold.runtime.sampling import SamplingParams
@@ -32,6 +33,13 @@ class RequestError(UserError):
         super().__init__(message)
         self.code = code
         self.retry_after_s = retry_after_s
+
+
+def prompt_too_long(length: str, context: int) -> RequestError:
+    """The error for a prompt of this length, such as ``12 tokens``, that leaves no room for an answer."""
+    seen = f"the prompt has {length} and the context holds {context}, one of them for the answer"
+    fix = "shorten the prompt, or load the model with a larger `context`"
+    return RequestError(f"{seen}: {fix}", "context_length_exceeded")
 
 
 @dataclass
@@ -82,6 +90,7 @@ class Grammar:
     source: str = ""  #: JSON of the schema, the expression, or the grammar's text; nothing of ``json_object``
     #: what of a schema the answer is not held to, such as ``uniqueItems at properties.tags``
     notes: tuple[str, ...] = ()
+    param: str = field(default="", compare=False)  #: field of the request that errors name
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +101,21 @@ class Job:
     prompt: Sequence[int] = ()  #: token ids, at least one
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 200  #: the most tokens to generate, 1 or more; 0 where the prompt is :attr:`scored`
-    stop: tuple[str, ...] = ()  #: strings that end the text where they come up, and are no part of it
+    stop: tuple[str, ...] = ()  #: strings that end the answer where they come up, and are no part of it
     ignore_eos: bool = False  #: never choose a token that would end the text
     #: how many of the likeliest tokens to state beside each token's probability, 0 to 20; None states nothing
     logprobs: int | None = None
     #: with ``logprobs``: the prompt's tokens get log-probabilities, too, by the decode rule of the mode
     echo: bool = False
-    grammar: Grammar | None = None  #: what the text must match
+    grammar: Grammar | None = None  #: what the answer must match
+    thought: Thought | None = None  #: what may come before the answer; None: the whole text is the answer
     cache: bool = True  #: whether its pages may be those of other requests, and theirs its own
-    deadline_s: float | None = None  #: after so many seconds the request ends with an error
+    borders: tuple[int, ...] = ()  #: positions of the prompt up to which later prompts are likely to be equal
+    #: seconds in which the request must end, waiting included; after these it ends with an error
+    deadline_s: float | None = None
+    #: seconds that the request may wait in the queue, and after that without a new token; it then ends with
+    #: an error
+    timeout_s: float | None = None
     shown: tuple[int, ...] = ()  #: control tokens whose names are part of its text; others add nothing to it
     picture: bool = False  #: whether pieces bring frames of which neurons fired
     pooling: Pooling | None = None  #: makes one vector of the prompt, and nothing is generated
@@ -111,8 +126,9 @@ class Job:
             checked["logprobs"] = whole("logprobs", self.logprobs, 0, MAX_LOGPROBS, "None states nothing")
         fewest = 0 if self.scored else 1
         checked["max_tokens"] = whole("max_tokens", self.max_tokens, fewest, hint="0 with echo and logprobs")
-        if self.deadline_s is not None:
-            checked["deadline_s"] = real("deadline_s", self.deadline_s, 0, 1e9, "seconds")
+        for name in ("deadline_s", "timeout_s"):
+            if (limit := getattr(self, name)) is not None:
+                checked[name] = real(name, limit, 0, 1e9, "seconds")
         if self.pooling == "mean":
             checked["cache"] = False  # rows that others computed are gone
         for name, value in checked.items():  # NumPy's numbers become Python's
@@ -140,7 +156,8 @@ class Request:
     job: Job
     constraint: Constraint | None = None  #: asked before each token; that of the job's grammar, say
     params: SamplingParams = field(init=False)  #: the job's, with a seed and without what it must not choose
-    deadline: float | None = field(init=False)  #: when its time is over, by ``time.perf_counter``
+    made: float = field(default_factory=time.perf_counter, init=False)  #: when it was made
+    progress: float = field(init=False)  #: when it was made, started, or got its latest token
     viewer: Viewer | None = field(init=False)  #: watches which neurons fire
     output: list[int] = field(default_factory=list)  #: so far, without a token that ends the text
     output_logprobs: list[Logprobs] = field(default_factory=list)  #: of ``output``'s tokens, if asked for
@@ -179,7 +196,7 @@ class Request:
         if not len(job.prompt):
             raise UserError("the prompt has no tokens: give at least one (a text, or the BOS token)")
         self.params = job.params.with_seed()
-        self.deadline = None if job.deadline_s is None else time.perf_counter() + job.deadline_s
+        self.progress = self.made
         self.viewer = Viewer() if job.picture else None
         if job.scored:
             self.prompt_logprobs = [None]  # nothing comes before the first token
@@ -203,6 +220,23 @@ class Request:
         """Whether it has all that it asked for."""
         n = len(self.output)
         return n >= self.job.max_tokens and (n > 0 or len(self.prompt_logprobs) == len(self.job.prompt))
+
+    def overdue(self, now: float) -> RequestError | None:
+        """The error of a request that has passed a time limit of its job at ``now``; None within them."""
+        deadline, timeout = self.job.deadline_s, self.job.timeout_s
+        if deadline is not None and now - self.made >= deadline:
+            limit = f"the request did not end within {deadline:g} seconds (`deadline_s`)"
+        elif timeout is not None and now - self.progress >= timeout:
+            limit = f"the request got no token for {timeout:g} seconds (`timeout_s`)"
+        else:
+            return None
+        if self.output:
+            state = f"{len(self.output)} tokens were generated"
+        elif self.computed:
+            state = f"{self.computed} of {len(self.job.prompt)} prompt tokens were read"
+        else:
+            state = "it waited in the queue"
+        return RequestError(f"{limit}: {state}", "deadline")
 
     def tokens(self, start: int, stop: int) -> Sequence[int]:
         """Tokens from position ``start`` to ``stop``, of the prompt and then of the output."""

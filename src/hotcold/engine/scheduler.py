@@ -24,7 +24,7 @@ request enters the new list before it leaves the old one."""
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -103,7 +103,7 @@ class Scheduler:
         self.reused = 0  #: positions that were not
         self._changing = False  # pages and lists; an exception meanwhile leaves it True
         self._arrivals = 0
-        self._deadlines = False  # whether any request has had one
+        self._time_limits = False  # whether any request has had one
         self._ended_at = 0.0
         self._seconds_per_end = 1.0
 
@@ -136,7 +136,7 @@ class Scheduler:
         request.timings.added = time.perf_counter()
         request.arrival = self._arrivals
         self._arrivals += 1
-        self._deadlines |= request.deadline is not None
+        self._time_limits |= request.job.deadline_s is not None or request.job.timeout_s is not None
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
@@ -147,10 +147,10 @@ class Scheduler:
         self._settle()
         self._changing = False
 
-    def drop(self, why: str = "was interrupted") -> None:
-        """Cancels the requests that run, with an error, and takes their pages back; those that wait go on
-        waiting. Where an exception came while pages changed hands, the cache begins anew, without the pages
-        that were kept for others."""
+    def drop(self, why: str = "was interrupted") -> list[Request]:
+        """Cancels the requests that run, with an error, and takes their pages back; returns them. Those that
+        wait go on waiting. Where an exception came while pages changed hands, the cache begins anew, without
+        the pages that were kept for others."""
         whole = not self._changing
         self._changing = True  # so that whoever comes after an interrupt from here on does this again
         for request in self.running:
@@ -168,8 +168,17 @@ class Scheduler:
                 self.states.slots.clear()
         if self.speculation is not None:
             self.speculation.drop()
-        self.running, self.suspects = [], []
+        dropped, self.running, self.suspects = self.running, [], []
         self._changing = False
+        return dropped
+
+    def fail_all(self, make_error: Callable[[], Exception]) -> list[Request]:
+        """Ends all requests, each with an error of its own; returns them."""
+        unfinished = [request for request in (*self.running, *self.waiting) if not request.finished]
+        for request in unfinished:
+            request.fail(make_error())
+        self.drop()
+        return unfinished
 
     def _begin(self) -> None:
         """Begins a change of pages and lists, after what an exception broke off has been dropped."""
@@ -210,8 +219,8 @@ class Scheduler:
         step = Step()
         if self.states is not None:
             self.states.begin()
-        if self._deadlines:
-            self._end_late_ones(step)
+        if self._time_limits:
+            self._end_overdue(step)
         step.ended += self._settle()
         self._grow()
         self._admit(step)
@@ -290,14 +299,13 @@ class Scheduler:
             return request.job.scored
         return not self.alike or request.computed == request.length - 1 or request.job.scored
 
-    def _end_late_ones(self, step: Step) -> None:
+    def _end_overdue(self, step: Step) -> None:
+        """Ends requests that have passed a time limit, with an error."""
         now = time.perf_counter()
         for request in (*self.running, *self.waiting):
-            if request.deadline is not None and now >= request.deadline and not request.finished:
-                seen = (
-                    f"{len(request.output)} tokens were generated" if request.output else "it had not begun"
-                )
-                request.fail(RequestError(f"the request's time is over: {seen}", "deadline"))
+            error = None if request.finished else request.overdue(now)
+            if error is not None:
+                request.fail(error)
                 if request not in self.running:
                     step.ended.append(request)
         if any(request.finished for request in self.waiting):
@@ -342,7 +350,8 @@ class Scheduler:
         request.pages = self.cache.allocate(request, pages, found.pages)
         self.running.append(request)
         self._skip(request, len(found.pages))
-        request.timings.started = request.timings.started or time.perf_counter()
+        if request.timings.started is None:
+            request.timings.started = request.progress = time.perf_counter()
         return True
 
     def _skip(self, request: Request, pages: int) -> None:

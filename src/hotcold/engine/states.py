@@ -1,23 +1,29 @@
-"""Which slots hold the states of running requests, and the copies from which others may go on.
+"""Gives running requests the slots that hold their states, and keeps copies from which later requests go on.
 
 A running request owns one slot, and its steps read and write the state there, in place: a step that an
-exception breaks off ends its requests anyhow, so a second slot for each would be memory for nothing. A copy
-is made without copying: where a step ends at a border of pages that is worth keeping, what the request has
-written becomes the copy, and the next step reads that and writes another slot. Steps only ever read a copy,
-so no exception can spoil it.
+exception breaks off ends its requests anyhow, so a second slot for each would waste memory. Making a copy
+copies no value: where a step ends at a page's end that is worth keeping, the slot that the request has
+written becomes the copy, and the next step reads it and writes another slot. Steps only ever read a copy, so
+no exception can spoil it.
 
 A step that verifies guesses writes the state after each of its rows, those after guesses into spare slots.
 The one after the last right guess becomes the request's own by changing numbers, and the others are
 forgotten.
 
-Borders worth keeping are the last one of a prompt but for a few tokens, from which the same prompt (``n``)
-and the next turn go on; the one up to which a prompt begins like another and then goes its own way, the end
-of a system prompt, say, which shows with the second of them; and the last border that a request has
-generated, which replaces the one before it: a conversation's end. Copies are given away as pages are, those
-that were unused longest first."""
+States are kept at these page ends:
 
-from hotcold.engine.prefix_cache import Found, PrefixCache
+- the last one of a prompt, for the same prompt (``n``), and the last one before the tokens that open an
+  answer, for the next turn, which may have others there;
+- the last one before each message border of the prompt (:attr:`Job.borders`);
+- the end of the pages that a prompt shares with earlier ones, such as a system prompt: it shows with the
+  second of them;
+- the last one that a request has generated, which replaces the one before: a conversation's end.
+
+Where no slot is free for a copy, the least useful one makes way (:mod:`hotcold.engine.state_copies`)."""
+
+from hotcold.engine.prefix_cache import Found, PrefixCache, shares
 from hotcold.engine.request import Request
+from hotcold.engine.state_copies import Copy, least_useful
 from hotcold.kernels.backend import PAGE
 from hotcold.model.kv_cache import SlotPool
 
@@ -32,6 +38,7 @@ class States:
     def __init__(self, slots: SlotPool, prefixes: PrefixCache | None) -> None:
         self.slots = slots
         self._prefixes = prefixes
+        self._copies: dict[bytes, Copy] = {}  # by the key of their slots, some of which are gone
         self._lent: dict[Request, range] = {}  # spare slots of this step, one for each guess
         self._next = slots.slots  # the first spare slot that nobody has in this step
 
@@ -41,19 +48,32 @@ class States:
         request.state = found.slot
         if found.slot >= 0:
             self.slots.hold(request, found.slot)
-        own = self.slots.take(request)
+        self._mark_used(request)
+        own = self._take(request, request.length)
         if own is None and found.slot >= 0 and self.slots.forget(found.slot):
             own = found.slot  # all others are in use, and nobody else reads this one
         if own is None:
             self.slots.release(request)
             return False
         request.slot = own
-        request.borders = ()
-        if self._prefixes is not None:
-            last = min(self._prefixes.last_page(request), max(request.length - _OPENING, 0) // PAGE)
-            borders = {min(found.known, last) * PAGE, last * PAGE}
-            request.borders = tuple(sorted(each for each in borders if each > len(found.pages) * PAGE))
+        request.borders = self._borders(request, found)
         return True
+
+    def _borders(self, request: Request, found: Found) -> tuple[int, ...]:
+        """Returns the positions of a request's tokens at which its state is worth keeping."""
+        if self._prefixes is None or not shares(request):
+            return ()
+        ends = (request.length, max(request.length - _OPENING, 0), *request.job.borders)
+        pages = {found.known, *(end // PAGE for end in ends)}
+        return tuple(PAGE * each for each in sorted(pages) if each > len(found.pages))
+
+    def _mark_used(self, request: Request) -> None:
+        """Notes which copies a request begins with."""
+        keys = request.page_keys
+        for key, copy in self._copies.items():
+            if copy.pages <= len(keys) and keys[copy.pages - 1] == key:
+                copy.used = request.arrival
+                copy.border = _has_border(request, copy.pages)
 
     def read_from(self, request: Request, copy: int) -> None:
         """Lets a request that runs read another's state first."""
@@ -99,15 +119,13 @@ class States:
 
     def keep(self, request: Request) -> None:
         """Keeps a copy of the state that a step has written, where it is worth it, and gives the request
-        another slot; where none is free the state is not kept."""
+        another slot; where no slot is free the state is not kept."""
         key = self._key(request, request.computed)
         own = None if key is None else self._slot_for_copy(request, request.computed)
         if key is None or own is None:
             return
-        self.slots.keep(request.slot, key)
+        self._keep(request, request.computed, request.slot, key)
         request.slot = own
-        if request.computed >= len(request.job.prompt):
-            request.last_copy = key
 
     def _keep_passed(self, request: Request, border: int, slot: int) -> None:
         """Keeps the state at a border that right guesses have passed, which lies in a slot of the step's."""
@@ -116,9 +134,15 @@ class States:
         if key is None or copy is None:
             return
         self.slots.exchange(copy, slot)
-        self.slots.keep(copy, key)
+        self._keep(request, border, copy, key)
         self.slots.drop(request, copy)
-        request.last_copy = key
+
+    def _keep(self, request: Request, position: int, slot: int, key: bytes) -> None:
+        self.slots.keep(slot, key)
+        pages = position // PAGE
+        self._copies[key] = Copy(pages, request.arrival, _has_border(request, pages))
+        if position not in request.borders:
+            request.last_copy = key
 
     def _key(self, request: Request, position: int) -> bytes | None:
         """Returns the key of the state before a position; None if it is not worth keeping, or is kept."""
@@ -129,12 +153,34 @@ class States:
         return None if self.slots.find(key) is not None else key
 
     def _slot_for_copy(self, request: Request, position: int) -> int | None:
-        """Takes one slot more for a request. Past its prompt, the copy that it made before is given up."""
+        """Takes one more slot for a request. Past its prompt, it gives up the copy that it made before."""
         if position >= len(request.job.prompt) and request.last_copy is not None:
-            before = self.slots.find(request.last_copy)
-            if before is not None and not self.slots.owners(before):
-                self.slots.forget(before)
+            self._forget(request.last_copy)
+        return self._take(request, position)
+
+    def _take(self, request: Request, position: int) -> int | None:
+        """Takes one more slot for a request that has come to a position, in place of the least useful copy
+        if need be; None where no slot is free."""
+        if self.slots.kept and self.slots.kept == self.slots.free:
+            self._forget(least_useful(self._unread(), request.arrival, position // PAGE))
         return self.slots.take(request)
+
+    def _unread(self) -> dict[bytes, Copy]:
+        """Returns the copies that no request reads. Forgets those that have lost their slot."""
+        unread = {}
+        for key, copy in [*self._copies.items()]:
+            slot = self.slots.find(key)
+            if slot is None:
+                del self._copies[key]
+            elif not self.slots.owners(slot):
+                unread[key] = copy
+        return unread
+
+    def _forget(self, key: bytes) -> None:
+        """Gives up a copy, unless several requests read it."""
+        slot = self.slots.find(key)
+        if slot is None or self.slots.forget(slot):
+            self._copies.pop(key, None)
 
     def release(self, request: Request) -> None:
         """Takes a request's slots back; copies stay for others."""
@@ -144,3 +190,8 @@ class States:
         """Gives back a copy that a request has read, or would have read."""
         if request.state not in (-1, request.slot):
             self.slots.drop(request, request.state)
+
+
+def _has_border(request: Request, pages: int) -> bool:
+    """Whether a message border lies in the page of a request after so many."""
+    return any(border // PAGE == pages for border in request.job.borders)

@@ -3,7 +3,9 @@
 Ids go in and text comes out; this module knows no engine."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
+from hotcold.engine.thought import Thought, phases_of
 from hotcold.errors import UserError
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import shown
@@ -37,7 +39,7 @@ class TextStream:
     After :attr:`stop` is set, tokens are refused.
 
     ``prompt`` has the tokens before the continuation, so that the text keeps its first space. Control tokens
-    that are ``shown`` add their names to the text, others nothing."""
+    that are ``shown`` add their names to the text, others nothing. A ``thought`` has no stop strings."""
 
     def __init__(
         self,
@@ -45,7 +47,9 @@ class TextStream:
         prompt: Sequence[int] = (),
         stop: Sequence[str] = (),
         shown: Iterable[int] = (),
+        thought: Thought | None = None,
     ) -> None:
+        self._phases = phases_of(thought) if thought is not None and stop else None
         self.stop: str | None = None  #: the stop string that ended the text
         self._decoder = tokenizer.stream_decoder(shown)
         for id in prompt[-_TAIL:]:  # a long prompt would take long
@@ -61,17 +65,36 @@ class TextStream:
         string still belongs to the continuation's ids; no other may follow."""
         if self.stop is not None:
             raise ValueError(f"token {id} comes after the stop string {self.stop!r}")
-        return self._safe(self._decoder.push(id))
+        return self._divided(self._decoder.push(id))
 
     def finish(self) -> str:
         """The text that was held back, when no token will follow; empty after a stop string. Bytes of an
         unfinished character are U+FFFD."""
         if self.stop is not None:
             return ""
-        text = self._safe(self._decoder.flush())
+        text = self._divided(self._decoder.flush())
+        if self._phases is not None:
+            text += self._safe(self._phases.finish())
         if self.stop is None:
             text += self._held
             self._held = ""
+        return text
+
+    def _divided(self, new: str) -> str:
+        """Text that is safe to show; that of a thought always is."""
+        if self._phases is None:
+            return self._safe(new)
+        text = ""
+        for answers, part in self._phases.push(new):
+            if answers:
+                text += self._safe(part)
+                if self.stop is not None:
+                    break
+            else:
+                text += self._held + part
+                self._held, self._begun = "", []
+                for prefix in chain.from_iterable(self._prefixes.values()):
+                    prefix.length = 0
         return text
 
     def _safe(self, new: str) -> str:

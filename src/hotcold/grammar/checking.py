@@ -4,6 +4,8 @@ The same module is both sides: :class:`GrammarProcess` asks, and :func:`answer` 
 
 import random
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from hotcold.engine.request import Grammar, RequestError
 from hotcold.errors import UserError
 from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary
 from hotcold.grammar.error import GrammarError
+from hotcold.grammar.json_schema import patterns_in_lark
+from hotcold.grammar.matching import GrammarConstraint
 from hotcold.grammar.notations import lark_of
 from hotcold.processes.guarded import GuardedProcess, ProcessDied, ProcessTimeout
 
@@ -20,9 +24,12 @@ VOCABULARY_S = 60.0  #: for the vocabulary, once in a process
 MEMORY_BYTES = 1 << 30  #: beyond what the process has after its imports; a vocabulary takes some of it
 CHECKED_CHARS = 1 << 21  #: of a grammar when it is in Lark
 RETRY_S = 5.0  #: after which another try may succeed
-_WALKS = 3
-_STEPS = 40  # of each walk
-_WALK_S = 0.3  # of processor time, for all of them
+_WALK_S = 0.3  # of processor time, for all walks of a grammar
+#: Preferred in this order, these lead from one property of a JSON object to the next, and into each.
+_OPENING = b'",{['
+#: For each walk: its tokens, in one answer or several; the share of them for which the above are preferred;
+#: and how many are drawn else, of which the one counts that leads deepest into a text.
+_WALKS = ((200, 1.0, 1), (100, 0.3, 4), (80, 0.0, 16))
 
 
 class GrammarProcess:
@@ -96,14 +103,46 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def walk(compiler: GrammarCompiler, lark: str) -> None:
-    """Compiles a grammar and follows it by tokens drawn at random, always the same ones. GrammarError."""
-    start = compiler.compile(lark)
-    draw = random.Random(0)
+    """Compiles a grammar and follows it in a few ways, always the same ones, as far as the time allows: so a
+    limit that an answer would soon reach is known before the answer begins. GrammarError."""
+    whole = _constraint(compiler, lark)
     end = time.process_time() + _WALK_S
-    for _ in range(_WALKS):
-        matcher = start.copy()
-        for _ in range(_STEPS):
-            bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
-            id = int(draw.choice(np.flatnonzero(bits)))
-            if id in compiler.stops or not matcher.consume([id]) or time.process_time() > end:
-                break
+    _walk(whole, compiler, _WALKS, end)
+    for text in dict.fromkeys(patterns_in_lark(lark)):  # a walk of the whole may pass by them
+        if time.process_time() < end:
+            _walk(_constraint(compiler, text), compiler, _WALKS[-1:], end)
+
+
+def _constraint(compiler: GrammarCompiler, lark: str) -> GrammarConstraint:
+    pool = ThreadPoolExecutor(1)  # starts no thread, since no mask is prepared
+    return GrammarConstraint(lambda: compiler.compile(lark), pool)
+
+
+def _walk(
+    constraint: GrammarConstraint,
+    compiler: GrammarCompiler,
+    walks: Sequence[tuple[int, float, int]],
+    end: float,
+) -> None:
+    opening = [id for byte in _OPENING for id in compiler.spelled(bytes([byte]))]
+    draw = random.Random(0)
+    for steps, share, draws in walks:
+        output: list[int] = []
+        for _ in range(steps):
+            if time.process_time() > end:
+                return
+            mask = constraint(output).mask
+            assert mask is not None
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")
+            allowed[[*compiler.stops]] = 0
+            id = next((id for id in opening if allowed[id]), None) if draw.random() < share else None
+            if id is None:
+                ids = np.flatnonzero(allowed)
+                drawn = map(int, draw.choices(ids, k=draws)) if len(ids) else ()
+                id = max(drawn, key=lambda id: _depth(compiler.pieces[id]), default=None)
+            output = [] if id is None else [*output, id]
+
+
+def _depth(piece: bytes) -> tuple[bool, int]:
+    """Greater for tokens that lead deeper into a text, whether by itself or in JSON."""
+    return b'"' not in piece, len(piece)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.uint64]  #: ``[ceil(V / 64)]``, a bit for each id
 
 #: The most that one step may cost: a mask that needs more is an error, so no grammar stops the engine for
-#: long.
+#: long: a mask at these limits takes some tenths of a second.
 _LIMITS = {
-    "max_items_in_row": 1000,
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
+    "max_items_in_row": 10_000,
+    "initial_lexer_fuel": 5_000_000,
+    "step_lexer_fuel": 1_000_000,
+    "step_max_items": 200_000,
     "max_lexer_states": 20_000,  # of 1 to 2 kB
     "max_grammar_size": 200_000,
     "verbose_errors": False,  # they would quote the answer
@@ -78,7 +78,7 @@ class GrammarCompiler:
         self.stops = frozenset(vocabulary.stops)
         self._tokenizer = llguidance.LLTokenizer(_Tokens(vocabulary), eos_token=list(vocabulary.stops))
         self._limits = llguidance.LLParserLimits(**_LIMITS)
-        self._pieces = vocabulary.pieces
+        self.pieces = vocabulary.pieces
         self._silent = frozenset({*vocabulary.silent, *vocabulary.stops})
         self._ids: dict[bytes, int] = {}  # by piece, once they are needed
         self._longest = 0
@@ -96,7 +96,7 @@ class GrammarCompiler:
         """Tokens that spell a text, the longest one at each place; what comes before bytes that none
         begins with. A model may spell it otherwise."""
         if not self._ids:
-            ids = {piece: id for id, piece in enumerate(self._pieces) if piece and id not in self._silent}
+            ids = {piece: id for id, piece in enumerate(self.pieces) if piece and id not in self._silent}
             self._longest = max(map(len, ids), default=0)
             self._ids = ids
         found: list[int] = []
@@ -109,6 +109,10 @@ class GrammarCompiler:
             found.append(self._ids[text[at:end]])
             at = end
         return found
+
+
+class TooManyStates(GrammarError):
+    """Raised if a matcher has remembered as many states of regular expressions as it may."""
 
 
 def escaped_regex(regex: str) -> str:
@@ -129,16 +133,22 @@ class Matcher:
     def __init__(self, matcher: "LLMatcher", size: int) -> None:
         self._matcher = matcher
         self._size = size
+        self._bounded = False  # whether llguidance applies the limits of a step, which it does from a mask on
 
     def copy(self) -> "Matcher":
+        """Returns a matcher that has come as far. Both count their states of regular expressions together."""
         return Matcher(self._matcher.deep_copy(), self._size)
 
     def consume(self, tokens: Sequence[int]) -> bool:
         """Goes on by some tokens, none of which ends the text. False: one of them is not allowed, and this
-        matcher is of no more use."""
+        matcher is of no more use. GrammarError: going on would cost too much."""
         if not tokens:
             return True
-        return not self._matcher.is_stopped() and self._matcher.consume_tokens(list(tokens))
+        if not self._matcher.is_stopped() and self._matcher.consume_tokens(list(tokens)):
+            return True
+        if not _NOT_ALLOWED.search(self._matcher.get_error()):
+            _refuse_errors(self._matcher, "the grammar cannot go on")
+        return False
 
     def rollback(self, n: int) -> bool:
         """Takes the last ``n`` tokens back. False: it cannot, and this matcher is of no more use."""
@@ -149,8 +159,15 @@ class Matcher:
         return self._matcher.is_accepting()
 
     def forced(self) -> bytes:
-        """The bytes that come next because nothing else may."""
-        found: bytes = b"" if self._matcher.is_stopped() else self._matcher.compute_ff_bytes()
+        """The bytes that come next because nothing else may. GrammarError: they are too many."""
+        if not self._bounded:
+            self.mask()
+        if self._matcher.is_stopped():
+            return b""
+        # Where a control token comes next, the call leaves the matcher in a state that allows no token.
+        matcher = self._matcher.deep_copy()
+        found: bytes = matcher.compute_ff_bytes()
+        _refuse_errors(matcher, "the grammar cannot go on")
         return found
 
     def possible(self, tokens: Sequence[int]) -> int:
@@ -161,6 +178,7 @@ class Matcher:
         """Which tokens may come next; those that end the text where the grammar is complete. GrammarError:
         finding out would cost too much, or nothing may come."""
         found = self._matcher.compute_bitmask()  # without Python's lock
+        self._bounded = True
         _refuse_errors(self._matcher, "the grammar cannot go on")
         mask = np.zeros(-(-self._size // 64), np.uint64)
         n = min(len(found), mask.nbytes)  # it has a bit more than there are tokens
@@ -185,21 +203,39 @@ class _Tokens:
 
 def _refuse_errors(matcher: "LLMatcher", what: str) -> None:
     if matcher.is_error():
-        text = _EXCERPT.split(matcher.get_error())[0]
-        reason = _REASONS.get(text.strip()) or printable(" ".join(text.split()), 300)
-        raise GrammarError(f"{what}: {_OUR_LINE.sub(_their_line, reason)}")
+        text = printable(" ".join(_EXCERPT.split(matcher.get_error())[0].split()), 500)
+        for pattern, reason in _REASONS.items():
+            if found := re.search(pattern, text):
+                error = TooManyStates if pattern == _STATES else GrammarError
+                raise error(f"{what}: {reason.format(*found.groups(), **_LIMITS)}")
+        raise GrammarError(f"{what}: {_OUR_LINE.sub(_their_line, text)}")
 
 
 def _their_line(found: re.Match[str]) -> str:
     return f"line {int(found[1]) - 1}: "  # the first is ours
 
 
-_EXCERPT = re.compile(r"\n *1 \||\n<state>|<non-verbose/>")  # what follows quotes the grammar
+_EXCERPT = re.compile(r"\n *\d+ \||\n<state>|<non-verbose/>")  # what follows quotes the grammar
 _OUR_LINE = re.compile(r"^(?:at )?(\d+)\(\d+\): ")
-#: how llguidance names what happens while it runs
+_NOT_ALLOWED = re.compile("doesn't satisfy the grammar|out of range")
+_STATES = "too many states"
+#: What llguidance says, and the reason that a client reads: most are limits that docs/grammar.md lists.
 _REASONS = {
-    "NoExtensionBias": "no token can come next: it asks for what has no end, or for nothing at all",
-    "NoExtension": "no token can come next",
+    "NoExtension": "no token can come next: it asks for what has no end, or for nothing at all",
+    r"Current row has (\d+) items": "too many items at one place, {}: the limit is {max_items_in_row}",
+    "Too many items": "too many items for one token: the limit is {step_max_items}",
     "ParserTooComplex": "there are too many ways to go on",
+    "too many expressions": "too many steps of an expression for one token: the limit is {step_lexer_fuel}",
+    _STATES: "too many states of its expressions: the limit is {max_lexer_states}",
     "LexerTooComplex": "an expression in it is too complex",
+    "lexer precomputation failed|initial lexer config|fuel exhausted": (
+        "too many steps to compile its expressions: the limit is {initial_lexer_fuel}"
+    ),
+    "number of symbols": "too many symbols: the limit is {max_grammar_size}",
+    "if regex is empty": "it takes too long to find whether a text matches several of its patterns",
+    "patternProperty regexes (.+) and (.+) are not disjoint": (
+        "the patternProperties {} and {} match some of the same names: write patterns that exclude each "
+        "other, or name these properties"
+    ),
+    "^panic": "the compiler fails at it: write it in another way",
 }

@@ -5,19 +5,17 @@ import json
 import os
 import re
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from hotcold.engine.request import Constraint, Grammar, RequestError
-from hotcold.engine.sampler import Allowed
 from hotcold.errors import UserError
 from hotcold.grammar.checking import RETRY_S, GrammarProcess
-from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary, Mask, Matcher
+from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary
 from hotcold.grammar.error import GrammarError
 from hotcold.grammar.json_schema import read
+from hotcold.grammar.matching import GrammarConstraint
 from hotcold.grammar.notations import check_size, lark_of
 from hotcold.tokenizer.tokenizer import Tokenizer
 
@@ -26,10 +24,6 @@ __all__ = ["GrammarError", "Grammars", "check", "schema_grammar"]
 CACHE_BYTES = 64 << 20  #: of the texts of grammars that were checked
 MOST_CHECKS = 16  #: that run or wait
 _THREADS = 4
-#: Processor time that the masks of one answer may take, in all and more for each token. A grammar that can
-#: read one text in very many ways gets slower with each token, up to the library's own bounds.
-MASKS_S = 1.0
-MASK_S = 0.02
 _LINE = re.compile(r"(?<=the grammar is not valid: )line \d+: ")
 
 _Key = TypeVar("_Key")
@@ -61,6 +55,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # never held for long: event loops wait for it
         self._making = threading.Lock()  # of the vocabulary and the compiler
+        self._callers = threading.Semaphore(MOST_CHECKS)  # of `check`, so that none of them is refused
         self._closed = False
         self._vocabulary: GrammarVocabulary | None = None
         self._process: GrammarProcess | None = None
@@ -72,8 +67,9 @@ class Grammars:
 
     def check(self, grammar: Grammar) -> Grammar:
         """GrammarError unless an answer may be held to this grammar. Waits for :meth:`checking`: up to some
-        seconds, so not on an event loop."""
-        return self.checking(grammar).result()
+        seconds, so not on an event loop. Where too many threads check grammars, it waits for them first."""
+        with self._callers:
+            return self.checking(grammar).result()
 
     def checking(self, grammar: Grammar) -> "Future[Grammar]":
         """Checks a grammar in a process that is ended when it takes too long; returns at once. The result is
@@ -116,7 +112,8 @@ class Grammars:
                 self._token_ids = self._of_tokenizer().control_ids()
         known = grammar if grammar.kind == "checked" else self._checked.get(grammar)
         lark = known.source if isinstance(known, Grammar) else lark_of(grammar, self._token_ids)
-        return GrammarConstraint(self._compiler.compile(lark).copy, self._pool, self._compiler.spelled)
+        compiler = self._compiler
+        return GrammarConstraint(lambda: compiler.compile(lark), self._pool, compiler.spelled)
 
     def close(self) -> None:
         """Ends the process and the threads; checks that wait fail. Constraints that are in use go on without
@@ -187,108 +184,6 @@ def _settle(future: "Future[Grammar]", found: Grammar | Exception) -> None:
         future.set_exception(found)
     else:
         future.set_result(found)
-
-
-class GrammarConstraint:
-    """Holds one answer to a grammar. What it says depends on the tokens it is asked about only: it takes back
-    those it had gone too far. Safe to use from several threads."""
-
-    def __init__(
-        self,
-        start: Callable[[], Matcher],
-        pool: ThreadPoolExecutor,
-        spelled: Callable[[bytes], Sequence[int]] = lambda _: (),
-    ) -> None:
-        self._start = start
-        self._pool = pool
-        self._spelled = spelled
-        self._lock = threading.Lock()
-        self._matcher = start()
-        self._consumed: list[int] = []
-        self._spent_s = 0.0
-        self._last: tuple[list[int], Mask] | None = None
-        self._coming: tuple[list[int], Future[Mask]] | None = None
-
-    def prepare(self, output: Sequence[int]) -> None:
-        """Starts making the mask for what comes after these tokens; returns at once."""
-        tokens = list(output)
-        try:
-            self._coming = tokens, self._pool.submit(self._mask, tokens)
-        except RuntimeError:  # closed
-            self._coming = None
-
-    def __call__(self, output: Sequence[int]) -> Allowed:
-        """The mask for what comes after these tokens, which was made meanwhile if it was prepared.
-        GrammarError: these tokens do not match, or the grammar cannot go on."""
-        tokens = list(output)
-        coming = self._coming
-        # Masks that no thread has begun are made here: most take less time than waking one.
-        if coming is not None and coming[0] == tokens and not coming[1].cancel():
-            return Allowed(coming[1].result())
-        return Allowed(self._mask(tokens))
-
-    def forced(self, output: Sequence[int]) -> Sequence[int]:
-        """Tokens that come after these, since nothing else may, if they are spelled so; none where a thread
-        makes the mask now."""
-        text: bytes = self._ask(output, Matcher.forced, b"")
-        return self._spelled(text) if text else ()
-
-    def possible(self, output: Sequence[int], tokens: Sequence[int]) -> int:
-        """How many of ``tokens`` may follow; all of them where a thread makes the mask now."""
-        return self._ask(output, lambda matcher: matcher.possible(tokens), len(tokens))
-
-    def _ask(self, output: Sequence[int], question: Callable[[Matcher], _Value], otherwise: _Value) -> _Value:
-        """Asks the matcher something quick about what comes after these tokens, without waiting."""
-        tokens = list(output)
-        coming = self._coming
-        again = coming is not None and coming[0] == tokens and coming[1].cancel()
-        if not self._lock.acquire(blocking=False):
-            return otherwise
-        try:
-            self._go_to(tokens)
-            return question(self._matcher)
-        except GrammarError:  # is raised again where a token is chosen
-            self._matcher = self._start()
-            self._consumed = []
-            return otherwise
-        finally:
-            self._lock.release()
-            if again:
-                self.prepare(tokens)
-
-    def _mask(self, tokens: list[int]) -> Mask:
-        with self._lock:
-            if self._last is None or self._last[0] != tokens:
-                try:
-                    self._last = tokens, self._new_mask(tokens)
-                except GrammarError:
-                    self._matcher = self._start()
-                    self._consumed = []
-                    raise
-            return self._last[1]
-
-    def _new_mask(self, tokens: list[int]) -> Mask:
-        if self._spent_s > MASKS_S + MASK_S * len(tokens):
-            raise GrammarError("the grammar is too slow here: it can read the same text in very many ways")
-        start = time.thread_time()
-        try:
-            self._go_to(tokens)
-            return self._matcher.mask()
-        finally:
-            self._spent_s += time.thread_time() - start
-
-    def _go_to(self, tokens: list[int]) -> None:
-        had = self._consumed
-        common = len(had)
-        if tokens[:common] != had:
-            common = next(i for i, id in enumerate(had) if i >= len(tokens) or tokens[i] != id)
-            if not self._matcher.rollback(len(had) - common):
-                self._matcher = self._start()
-                common = 0
-        self._consumed = tokens[:common]
-        if not self._matcher.consume(tokens[common:]):
-            raise GrammarError("these tokens do not match the grammar")
-        self._consumed = tokens
 
 
 class BoundedCache(Generic[_Key, _Value]):

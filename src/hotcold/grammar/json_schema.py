@@ -15,8 +15,9 @@ MOST_DEPTH = 64  #: of JSON within JSON, names of properties and constants inclu
 #: How answers are written. A space, or a line break and an indent of a few steps: as much white space as JSON
 #: allows would let a model write nothing else. No characters by their numbers, with which a name could be
 #: spelt in a second way and pass for another one.
+WHITESPACE = r" |\r?\n((  ){0,6}|\t{0,3})"
 _WRITTEN = {
-    "whitespace_pattern": r" |\r?\n((  ){0,6}|\t{0,3})",
+    "whitespace_pattern": WHITESPACE,
     "json_allowed_escapes": 'nrbtf\\"',
 }
 
@@ -41,6 +42,22 @@ def schemas_in_lark(text: str, notes: list[str] | None = None) -> str:
     return "".join([*parts, text])
 
 
+def patterns_in_lark(text: str) -> Iterator[str]:
+    """Yields a grammar of each text with a pattern that the schemas in a grammar ask for."""
+    end = 0
+    while (at := text.find("%json", end)) >= 0:
+        schema, end = _parsed(text, at + len("%json"))
+        values = [schema]
+        for value in values:  # more are added meanwhile
+            if isinstance(value, dict):
+                if isinstance(value.get("pattern"), str):
+                    kept = {key: value[key] for key in ("pattern", "minLength", "maxLength") if key in value}
+                    yield f"start: {_json_term({'type': 'string', **kept})}\n"
+                values += [each for key, each in value.items() if key not in ("enum", "const")]
+            elif isinstance(value, list):
+                values += value
+
+
 def read(schema: object, *, strict: bool = False, open: bool = False) -> Rewritten:
     """A schema as it is enforced, with notes on what is not; ``strict``: that is an error. ``open``: as of
     :func:`~hotcold.grammar.schema_rewriting.rewritten`. GrammarError: see :func:`lark_of_schema`."""
@@ -62,8 +79,12 @@ def _lark_term(schema: object, notes: list[str] | None) -> str:
     found = _read(schema)
     if notes is not None:
         notes += found.notes
-    # Last, since the compiler takes it out by putting the last key in its place.
-    return "%json " + json.dumps({**({} if found.schema is True else found.schema), "x-guidance": _WRITTEN})
+    return _json_term({} if found.schema is True else found.schema)
+
+
+def _json_term(schema: dict[str, Any]) -> str:
+    # The added key is last, since the compiler takes it out by putting the last key in its place.
+    return "%json " + json.dumps({**schema, "x-guidance": _WRITTEN})
 
 
 def _read(schema: object, open: bool = False) -> Rewritten:
@@ -162,6 +183,8 @@ def _conditions(root: Any, schema: Any) -> Iterator[list[list[object]]]:
     types = set(type_list(schema))
     if types <= {"object", "array"} and "enum" not in schema and "const" not in schema:
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
+        if "patternProperties" in schema:
+            rest = True  # the compiler knows which of them a name matches
         least, prefix = schema.get("minItems", 0), schema.get("prefixItems", [])
         array = prefix[:least] + [schema.get("items", True)] * (least > len(prefix))
         ways = {"array": array, "object": [properties.get(name, rest) for name in schema.get("required", ())]}

@@ -10,6 +10,8 @@ from hotcold.values import shown
 
 MOST_ENUM = 4096
 MOST_COUNT = 100_000  #: that minItems, maxLength and the like may demand
+MOST_NAMES = 64  #: that a pattern of names may match to be read as a list of them
+_MOST_GROUPS = 16  # within each other, in such a pattern
 #: Whole numbers beyond these are read wrongly nearly everywhere; the first is the compiler's least.
 LEAST_WHOLE = 1024 - (1 << 63)
 MOST_WHOLE = (1 << 63) - 1
@@ -203,6 +205,75 @@ def compiled_pattern(pattern: str) -> str | None:
             text = f"\\{text}"
         out.append(text)
     return "".join(out)
+
+
+class _ManyTexts(Exception):
+    """Raised if a pattern matches more than :data:`MOST_NAMES` texts, or has a part that is not read here."""
+
+
+def few_names(pattern: str) -> list[str] | None:
+    """Returns all names that a compiled pattern matches; None if it matches more than a few."""
+    if not pattern.startswith("^") or not pattern.endswith("$"):
+        return None
+    try:
+        return _texts(pattern[:-1], 1, 0)[0]
+    except _ManyTexts:
+        return None
+
+
+def _texts(pattern: str, at: int, depth: int) -> tuple[list[str], int]:
+    """Returns the texts that a group matches, and the position after the group. _ManyTexts."""
+    options: list[str] = []
+    before, last = [""], [""]  # texts of the current option without its last part, and of that part
+    while at < len(pattern):
+        part = _PART.match(pattern, at)
+        if part is None or depth > _MOST_GROUPS:
+            raise _ManyTexts
+        text, at = part[0], part.end()
+        if text == "?":
+            last = [*last, ""]
+        elif text in ("|", ")") and depth:
+            options, before, last = [*options, *_joined(before, last)], [""], [""]
+            if text == ")":
+                return _joined(options, [""]), at
+        elif text == "(":
+            at += 2 * pattern.startswith("?:", at)
+            if pattern.startswith("?", at):
+                raise _ManyTexts
+            before = _joined(before, last)
+            last, at = _texts(pattern, at, depth + 1)
+        else:
+            before, last = _joined(before, last), _characters(part)
+    if depth:
+        raise _ManyTexts
+    return _joined(before, last), at
+
+
+def _joined(first: list[str], second: list[str]) -> list[str]:
+    if len(first) * len(second) > MOST_NAMES:
+        raise _ManyTexts
+    return list(dict.fromkeys(one + other for one in first for other in second))
+
+
+def _characters(part: re.Match[str]) -> list[str]:
+    """Returns the characters that one part of a pattern matches. _ManyTexts."""
+    if part["cls"] is None:
+        return [_one_character(part[0], ".*+?^$|()")]
+    if part[0].startswith("[^"):
+        raise _ManyTexts
+    found: list[str] = []
+    for first, last in _RANGE.findall(part[0][1:-1]):
+        low = ord(_one_character(first))
+        found += map(chr, range(low, 1 + (min(ord(_one_character(last)), low + MOST_NAMES) if last else low)))
+    return found
+
+
+def _one_character(text: str, others: str = "") -> str:
+    """Returns the character that stands for itself, alone or behind a backslash. _ManyTexts: it is one of the
+    others, or another kind of escape."""
+    if len(text) > 2 or (text[-1].isalnum() if len(text) == 2 else text in others):
+        raise _ManyTexts
+    return text[-1]
 
 
 def _in_class(text: str) -> str:

@@ -21,6 +21,7 @@ from hotcold.grammar.schema_keywords import (
     can_be_written,
     check_value,
     compiled_pattern,
+    few_names,
     numeric,
     type_list,
 )
@@ -177,11 +178,15 @@ class _Rewriting:
     # --- objects ------------------------------------------------------------------------------------------
 
     def _object(self, schema: _Schema, place: _Place, others: Others) -> _Schema:
+        named, by_pattern = schema.get("properties", {}), schema.get("patternProperties", {})
+        # Schemas of both may apply to one value, and then neither may close it to what the other names.
+        others_of_named = self._said(by_pattern.values())
+        others_by_pattern = self._said(named.values()) if by_pattern else NOTHING
         properties = {
-            name: self._schema(each, self._inner(place, "properties", name))
-            for name, each in schema.get("properties", {}).items()
+            name: self._schema(each, self._inner(place, "properties", name, others=others_of_named))
+            for name, each in named.items()
         }
-        patterns, all_patterns = self._patterns(schema, place)
+        patterns, all_patterns = self._patterns(by_pattern, place, others_by_pattern)
         rest = schema.get("additionalProperties")
         if rest is not None:
             rest = self._schema(rest, self._inner(place, "additionalProperties"))
@@ -195,6 +200,11 @@ class _Rewriting:
                 patterns |= dict.fromkeys(more, True)
         if not properties and not patterns:
             properties, patterns, rest = self._by_names(schema, rest, place)
+        # The compiler would let an answer begin a name that matches a pattern where all of these are taken.
+        for pattern in [*patterns]:
+            if (names := few_names(pattern)) is not None:
+                each = patterns.pop(pattern)
+                properties |= {name: _both(properties.get(name, True), each) for name in names}
         parts = {"properties": properties, "patternProperties": patterns, "required": required}
         found: _Schema = {key: value for key, value in parts.items() if value}
         if rest is not None:
@@ -202,13 +212,12 @@ class _Rewriting:
         alone = others == NOTHING and not any(key in schema for key in (*GROUPS, *REFERENCES))
         return found | self._counts(schema, found, place, alone)
 
-    def _patterns(self, schema: _Schema, place: _Place) -> tuple[_Schema, bool]:
+    def _patterns(self, given: _Schema, place: _Place, others: Others) -> tuple[_Schema, bool]:
         """Schemas by patterns of names, and whether these are all."""
         found = {}
-        given = schema.get("patternProperties", {})
         for pattern, each in given.items():
             compiled = compiled_pattern(pattern)
-            inner = self._inner(place, "patternProperties", pattern)
+            inner = self._inner(place, "patternProperties", pattern, others=others)
             if compiled is None:
                 self._leave_out(inner, "the pattern")
             else:
@@ -346,9 +355,9 @@ class _Rewriting:
     def _leave_out(self, place: _Place, *keys: str) -> None:
         self.notes |= dict.fromkeys(map(place.at, keys))
 
-    def _inner(self, place: _Place, *path: str | int) -> _Place:
+    def _inner(self, place: _Place, *path: str | int, others: Others = NOTHING) -> _Place:
         """Returns the place of a schema of another value, which is inside this one."""
-        return _Place(_path(place.path, *path), place.level + 1, self._closing)
+        return _Place(_path(place.path, *path), place.level + 1, self._closing, others)
 
 
 @dataclass(frozen=True)
@@ -393,6 +402,10 @@ def _asks_nothing(key: str, schema: _Schema) -> bool:
     if key == "unevaluatedProperties":
         return isinstance(value, bool) or value == {}
     return value is nothing or (isinstance(value, dict) and value == nothing)
+
+
+def _both(first: Any, second: Any) -> Any:
+    return second if first is True else first if second is True else {"allOf": [first, second]}
 
 
 def _merged(first: _Schema, second: _Schema) -> _Schema:

@@ -7,11 +7,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import Job, RequestError
+from hotcold.engine.request import Job, RequestError, prompt_too_long
 from hotcold.errors import UserError
 from hotcold.hosting.messages import (
     Abort,
@@ -211,9 +212,7 @@ class EngineFront:
         """RequestError ``context_length_exceeded``: the prompt leaves no room for an answer."""
         context = self.info.context
         if len(job.prompt) >= context:
-            seen = f"the prompt has {len(job.prompt)} tokens and the context holds {context}"
-            fix = "shorten the prompt, or load the model with a larger `context`"
-            raise RequestError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
+            raise prompt_too_long(f"{len(job.prompt)} tokens", context)
 
     def _submit(self, job: Job) -> tuple[int, "_Reply"]:
         self.check()
@@ -259,7 +258,10 @@ class EngineFront:
                 if asked is not None and not asked.done():
                     asked.set_result(message.stats)
             case Step():
+                failed = {failure.id for failure in message.failures}
                 for id, piece in message.pieces:
+                    if id in failed:
+                        piece = replace(piece, finish_reason="error")
                     ended = piece.finish_reason not in (None, "error")  # after an error, a failure follows
                     self._deliver(id, piece, ended)
                 for failure in message.failures:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-import numpy as np
-
 from hotcold.formats.gguf import TensorInfo
 from hotcold.formats.words import ACTIVATIONS, DOWN_LAYOUTS
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
@@ -18,6 +16,7 @@ from hotcold.model.gate_cut import cut_rooms, read_cuts
 from hotcold.model.hidden_input import hidden_rooms
 from hotcold.model.keys import Keys, check_drafting, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
+from hotcold.model.known_keys import ReadKeys
 from hotcold.model.layer_inputs import input_rooms, read_width
 from hotcold.model.mixers.attention import AttentionShape
 from hotcold.model.mixers.gated_delta import read_gated_delta
@@ -38,11 +37,6 @@ from hotcold.values import shown
 #: More than any model has; what lies beyond is a broken file, refused before anything is sized by it.
 MAX_LAYERS, MAX_DIM, MAX_HEADS, MAX_HEAD_DIM = 1024, 1 << 17, 4096, 1024
 MAX_NEURONS, MAX_VOCAB, MAX_CONTEXT = 1 << 20, 1 << 24, 1 << 24
-
-#: Keys that ask for arithmetic that is not implemented, and the value of each that asks for nothing.
-_NOT_COMPUTED = {
-    "attention.causal": True, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0,
-}  # fmt: skip
 
 #: Why a model's context is shorter than what it was trained for.
 _INDEXED = "of more, layers would choose by an index which ones they see, and that is not computed"
@@ -196,11 +190,8 @@ class Config:
         """Reads and checks the metadata of a GGUF file; ModelError has the key, the value, those allowed.
         ``magic`` is ``PWRI`` for PowerInfer's files; ``tensors`` say whether the FFN has a gate."""
         family = _family(metadata)
+        metadata = read = ReadKeys(metadata)
         keys = Keys(metadata, family.name)
-        for key, harmless in _NOT_COMPUTED.items():
-            value = keys.get(key, harmless)
-            if isinstance(value, np.ndarray | list) or value != harmless:
-                raise ModelError(f"{keys.name(key)} is {shown(value)}: this is not supported yet")
         layers = keys.whole("block_count", 1 + keys.drafting, MAX_LAYERS) - keys.drafting
         check_drafting(keys, layers, tensors)
         dim = keys.whole("embedding_length", 1, MAX_DIM)
@@ -250,7 +241,7 @@ class Config:
             cuts=read_cuts(keys, layers, any=family.gates_cut),
             normed=read_normed(neurons, activation, down_layout) if family.norms_inside else (),
             drafting=keys.drafting,
-            notes=notes,
+            notes=(*notes, *read.account(family.name)),
         )
         downs = [(config._down(i), config.activation_of(i)) for i in range(layers)]
         return replace(config, whole_downs=whole_downs(downs, down_layout, tensors))

@@ -38,11 +38,6 @@ from hotcold.values import shown
 
 Shape = tuple[int, ...]
 
-#: Keys that ask for what is not computed, and the largest value of each that asks for nothing.
-_NOT_COMPUTED = {
-    "moe_every_n_layers": 1,
-}  # fmt: skip
-
 #: ``expert_gating_func``, and which score it is; 0 says nothing: the family's. A softmax of the
 #: chosen alone is one of all experts where the factors are made to add up to 1.
 _SCORES = {1: "softmax", 2: "sigmoid", 3: "softmax"}
@@ -175,9 +170,6 @@ def read_experts(
     count = keys.whole("expert_count", 0, MAX_EXPERTS, default=0)
     if not count:
         return None
-    for key, harmless in _NOT_COMPUTED.items():
-        if (value := keys.whole(key, 0, 1 << 20, default=0)) > harmless:
-            raise ModelError(f"{keys.name(key)} is {value}: this is not supported yet")
     by_layer = _by_layer(keys, family, layers, most_neurons // count, count)
     chosen = keys.alike("expert_used_count", 1, min(count, MAX_CHOSEN), layers) if not by_layer else 0
     chosen = max((k for k, _ in by_layer), default=chosen)

@@ -11,6 +11,9 @@ from hotcold.kernels.backend import PAGE, Backend, Batch, Buffer
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 
+#: Copies of states take by default at most this part of the memory that is free, as 1 / n.
+COPIES_PART = 8
+
 #: Guesses of a step with a state after each, which memory pays for: more would seldom be right.
 MOST_GUESSED_STATES = 4
 
@@ -243,12 +246,10 @@ class SlotPool(_Pool):
         return True
 
 
-def slots_of(config: Config, sequences: int, copies: int | None = None) -> int:
-    """The slots that a model needs: one for each sequence that runs, and so many for copies of states, None
-    two more than sequences; 0 where no layer keeps a state."""
-    if not config.slot_bytes:
-        return 0
-    return sequences + (sequences + 2 if copies is None else copies)
+def copies_within(free_bytes: int, config: Config, pages: int) -> int:
+    """Counts the copies of states that a model keeps by default: as many as fit into their part of free
+    memory, and at most one for each page of the KV cache, at whose end it is."""
+    return min(max(free_bytes, 0) // COPIES_PART // config.slot_bytes, pages) if config.slot_bytes else 0
 
 
 def spare_slots_of(config: Config, draft_max: int) -> int:

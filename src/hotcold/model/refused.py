@@ -1,5 +1,8 @@
-"""Architectures of llama.cpp that are refused, by the reason; those in :data:`FAMILIES` run."""
+"""Architectures of llama.cpp that are refused, by the reason; those in :data:`FAMILIES` run.
 
+Checkpoints of them are refused for the same reasons; their names differ from GGUF's by little."""
+
+import re
 from collections.abc import Iterable
 
 from hotcold.values import shown
@@ -47,6 +50,23 @@ _REASONS = {
 #: Names and the reason of each.
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
+#: Names of model_types that are not GGUF's, both plain.
+_MODEL_TYPES = {
+    **dict.fromkeys(("albert", "deberta", "debertav2", "distilbert", "electra"), "bert"),
+    "roberta": "bert", "xlmroberta": "bert",
+    **dict.fromkeys(("bart", "mbart", "mt5", "umt5"), "t5"),
+    "deepseekv4": "deepseek4", "gptbigcode": "starcoder", "phi": "phi2",
+    "stablelmepoch": "stablelm", "whisper": "wavtokenizerdec", "falconmamba": "mamba",
+    "minimaxtext01": "minimax01", "minimax": "minimax01",
+}  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+_BY_PLAIN_NAME = {_plain(name): reason for name, reason in REFUSED.items()}
+
 #: Other kinds of files, by ``general.type``.
 _KINDS = {
     "adapter": "the file is an adapter (LoRA), which changes a model and is none",
@@ -66,5 +86,11 @@ def refusal(architecture: object, kind: object, known: Iterable[str]) -> str | N
     name = architecture if isinstance(architecture, str) else ""
     if name in known:
         return None
-    reason = REFUSED.get(name, f"docs/families.md lists what runs, such as {', '.join([*known][:4])}")
+    reason = reason_of(name) or f"docs/families.md lists what runs, such as {', '.join([*known][:4])}"
     return f"architecture {shown(architecture)} is not supported: {reason}"
+
+
+def reason_of(name: str) -> str | None:
+    """The reason for which a GGUF architecture, or a model_type of config.json, is refused; None: unknown."""
+    plain = _plain(name)
+    return _BY_PLAIN_NAME.get(_MODEL_TYPES.get(plain, plain))

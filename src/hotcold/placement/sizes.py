@@ -18,7 +18,6 @@ from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
 from hotcold.kernels.gpus import held_bytes
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import MOST_GUESSED_STATES, slots_of, spare_slots_of
 from hotcold.model.mixers.attention import AttentionShape
 from hotcold.model.mixers.mixer import MixerShape
 from hotcold.model.weights import check_tensors, is_drafting
@@ -181,20 +180,18 @@ def sizes_of_file(
     chunk: int = _CHUNK,
     sequences: int = 1,
     positions: int | None = None,
-    slots: int | None = None,
+    slots: int = 0,
     sessions: int = 1,
     gpu: bool = True,
 ) -> Sizes:
     """Sizes of a model as it will run: with the predictors in a file, the model's own or a sidecar, or
     without any. ``chunk`` is the most prompt rows of a step, ``context`` the most positions of each of so
     many sequences, and ``positions`` those of the KV cache, None as many as they have together; each of so
-    many sessions has one, and ``slots`` for states, None as many as is usual. Without ``gpu`` another backend
-    plays its part, whose steps take what they take on the CPU. Errors as in loading."""
+    many sessions has one, and ``slots`` for states. Without ``gpu`` another backend plays its part, whose
+    steps take what they take on the CPU. Errors as in loading."""
     pages = sequences * -(-context // PAGE) if positions is None else -(-positions // PAGE)
     kv = _kv_bytes(config.mixers, pages * PAGE, cache)
-    if slots is None:
-        slots = slots_of(config, sequences) + spare_slots_of(config, MOST_GUESSED_STATES)
-    state = np.array([mixer.slot_bytes for mixer in config.mixers], np.int64) if slots else None
+    state = np.array([mixer.slot_bytes for mixer in config.mixers], np.int64) if config.slot_bytes else None
     powerinfer = predictor_names(file)
     check_tensors(file, config, powerinfer)
     fingerprint = file.fingerprint()

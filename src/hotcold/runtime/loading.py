@@ -15,7 +15,7 @@ from hotcold.kernels.gpu import GPUError, GPUMemoryError
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.draft_block import draft_bytes, load_draft, with_draft
-from hotcold.model.kv_cache import slots_of, spare_slots_of
+from hotcold.model.kv_cache import COPIES_PART, copies_within, spare_slots_of
 from hotcold.model.reading import Progress
 from hotcold.model.weights import Weights, check_tensors, load_weights, made_bytes
 from hotcold.placement.hot_neurons import HotNeurons, suits
@@ -129,7 +129,7 @@ def _load(
             bill["draft"] = _draft_bytes(drafts, options, min(context, its_context))
         shelves, profile_note = _fit(file, config, options, bill, mode, asked=not own)
         weight_bytes = resident + shelves.loaded_bytes
-    model = ToLoad(file, config, options, limits, pages, slots, used.path if used else None)
+    model = ToLoad(file, config, options, limits, pages, slots, spare_slots, used.path if used else None)
     reading = _Reading(model, weight_bytes, progress, factors, shelves)
     decision, devices, weights = _read_where_it_fits(reading)
     if config.draft and not weights.draft:
@@ -147,7 +147,7 @@ def _load(
         devices=devices,
         limits=limits,
         pages=pages,
-        slots=slots,
+        slots=decision.slots_of(model),
         spare_slots=spare_slots,
         context=context,
         chunk=chunk,
@@ -324,7 +324,7 @@ class _Reading:
             config,
             model.limits,
             model.pages,
-            model.slots,
+            decision.slots_of(model),
             devices,
             decision.on_gpus,
         )
@@ -389,34 +389,45 @@ def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int
 def _slots(
     config: Config, options: LoadOptions, limits: BatchLimits, weight_bytes: int
 ) -> tuple[int, int, tuple[str, ...]]:
-    """Slots for states: one for each sequence, as many copies as there is room for beside one context, and
-    then some for guesses; how many are for guesses; and what is to be said of them."""
-    wanted = slots_of(config, limits.sequences, options["state_copies"])
-    spare = spare_slots_of(config, options["draft_max"])
-    room = affordable_bytes(weight_bytes, config, limits) if wanted else None
-    if room is None:
-        return wanted + spare, spare, ()
-    room -= limits.pages_per_sequence * config.page_bytes(options["cache_type"])
-    most, slots, notes = room // config.slot_bytes, wanted, []
-    if options["state_copies"] is None and most < wanted:
-        slots = max(limits.sequences, most)
-        kept = f"{slots - limits.sequences} states are kept for prompts that begin alike (`state_copies`)"
-        notes.append(f"{kept}: memory does not suffice for {wanted - limits.sequences}")
-    if most < slots + spare:
-        wanted, spare = spare, max(0, most - slots)
-        guesses = f"{spare} states are kept after guesses, so no step verifies more (`draft_max`)"
-        notes.append(f"{guesses}: memory does not suffice for {wanted}")
-    return slots + spare, spare, tuple(notes)
+    """Counts the slots for states: returns all, the part of them for states after guesses, and notes.
+
+    Each sequence has one slot. Copies come after the pages of one context, and guesses after copies."""
+    if not config.slot_bytes:
+        return 0, 0, ()
+    sequences, asked, notes = limits.sequences, options["state_copies"], []
+    guesses = spare_slots_of(config, options["draft_max"])
+    copies, usual = asked or 0, sequences + 2
+    free = affordable_bytes(weight_bytes, config, limits, options["ram_budget"])
+    if free is None:
+        return sequences + (usual if asked is None else asked) + guesses, guesses, ()
+    context = limits.pages_per_sequence * config.page_bytes(options["cache_type"])
+    most = max(0, (free - context) // config.slot_bytes - sequences)
+    if asked is None:
+        pages = _wanted_pages(options, limits)
+        copies = min(copies_within(free, config, pages), most)
+        if copies < min(usual, pages):
+            kept = f"{copies} states are kept for prompts that begin alike (`state_copies`)"
+            notes.append(f"{kept}: 1/{COPIES_PART} of free memory holds no more")
+    if most < copies + guesses:
+        wanted, guesses = guesses, max(0, most - copies)
+        kept = f"{guesses} states are kept after guesses, so no step verifies more (`draft_max`)"
+        notes.append(f"{kept}: memory does not suffice for {wanted}")
+    return sequences + copies + guesses, guesses, tuple(notes)
+
+
+def _wanted_pages(options: LoadOptions, limits: BatchLimits) -> int:
+    """Counts the pages of the KV cache that are asked for: by default as many contexts as sequences."""
+    if options["cache_positions"] is not None:
+        return -(-options["cache_positions"] // PAGE)
+    return limits.sequences * limits.pages_per_sequence
 
 
 def _pool(
     config: Config, options: LoadOptions, limits: BatchLimits, weight_bytes: int
 ) -> tuple[int, tuple[str, ...]]:
     """Pages of the KV cache that all sequences share, and what is to be said of them."""
-    if options["cache_positions"] is not None:
-        return -(-options["cache_positions"] // PAGE), ()
-    wanted, least = limits.sequences * limits.pages_per_sequence, limits.pages_per_sequence
-    if wanted == least:
+    wanted, least = _wanted_pages(options, limits), limits.pages_per_sequence
+    if options["cache_positions"] is not None or wanted == least:
         return wanted, ()
     room, each = affordable_bytes(weight_bytes, config, limits), config.page_bytes(options["cache_type"])
     if room is None or room >= wanted * each:

@@ -62,13 +62,15 @@ def _room(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) 
     return int(limit) - int(usage) + int(counts.get(reclaimable_name, 0))
 
 
-def affordable_bytes(weight_bytes: int, config: Config, limits: BatchLimits) -> int | None:
-    """Bytes for the state of sequences: nine tenths of the memory that weights and steps leave; None if the
-    system does not state it."""
-    free = available_memory()
-    if free is None:
+def affordable_bytes(
+    weight_bytes: int, config: Config, limits: BatchLimits, budget: int | None = None
+) -> int | None:
+    """Bytes for the state of sequences: nine tenths of what weights and steps leave of the free memory, or of
+    a smaller budget; None if neither is known."""
+    known = [nbytes for nbytes in (available_memory(), budget) if nbytes is not None]
+    if not known:
         return None
-    left = free - weight_bytes - buffer_bytes(config, limits) - scratch_bytes(config, limits)
+    left = min(known) - weight_bytes - buffer_bytes(config, limits) - scratch_bytes(config, limits)
     return max(0, left * 9 // 10)
 
 

@@ -57,8 +57,8 @@ class LoadOptions(ModelOptions, total=False):
     second_sparsity: str | None
     sequences: int  #: how many run at the same time (1; 4 of ``AsyncLLM``)
     cache_positions: int | None  #: of the KV cache, which they share (``context`` for each)
-    #: of the states that recurrent layers keep, for prompts that begin alike (``sequences`` + 2); other
-    #: models have none
+    #: states that recurrent layers keep, for prompts that begin alike (as many as an eighth of free memory
+    #: holds, at most one for each page of the KV cache); other models have none
     state_copies: int | None
     #: the most tokens of a sequence that are guessed and verified in one step (7, where so many pay); 0 is
     #: none. The text is the same

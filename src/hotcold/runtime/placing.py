@@ -23,6 +23,7 @@ from hotcold.kernels.gpus import (
 )
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.model.kv_cache import copies_within
 from hotcold.placement.baselines import last_layers
 from hotcold.placement.costs import Costs
 from hotcold.placement.hardware import DEFAULT, Hardware, find_hardware
@@ -49,7 +50,16 @@ class ToLoad:
     limits: BatchLimits
     pages: int  #: of the KV cache
     slots: int  #: for states of sequences
+    spare_slots: int  #: of those, for the states after guesses
     predictors: Path | None  #: the file with those that the sparsity mode uses, None where it uses none
+
+    def within(self, budgets: Sequence[int]) -> "ToLoad":
+        """The same model with only as many copies of states as GPUs with these budgets keep by default."""
+        if self.options["state_copies"] is not None:
+            return self
+        others = self.limits.sequences + self.spare_slots
+        most = others + copies_within(min(budgets), self.config, self.pages)
+        return replace(self, slots=min(self.slots, most))
 
     def sizes(self, *, gpu: bool) -> Sizes:
         limits = self.limits
@@ -128,6 +138,11 @@ class Decision:
     placement: Placement | None = None
     on_gpus: tuple[OnGPU, ...] = ()  #: those of the placement, in order; none where something else plays them
     asked: bool = True  #: whether somebody wants a GPU; else a failure is no more than a note
+    slots: int | None = None  #: for states of sequences, where the placement has fewer than the CPU alone
+
+    def slots_of(self, model: ToLoad) -> int:
+        """Returns the slots for states that a model has with this decision."""
+        return model.slots if self.slots is None else self.slots
 
     def open(self, options: LoadOptions, layers: int) -> Devices:
         """GPUMemoryError: a GPU has no room for this. GPUError: it cannot be used."""
@@ -165,10 +180,11 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
             found = _read(model, Path(options["placement"]), gpu=False)
         else:
             budgets = _budgets(options, [0])
+            model = model.within(budgets)
             found = _solve(model, [find_hardware(DEFAULT)] * len(budgets), budgets, gpu=False)
         if apart := _apart(model.config, found.placement):
             raise UserError(f"`hot_backend`: {apart}: a placement with all layers or none is needed")
-        return Decision(found.notes, found.placement)
+        return Decision(found.notes, found.placement, slots=model.slots)
     asked = wanted or wished(gpu_asked) is not None
     if options["backend"] != "cpu" and not asked:
         return Decision()  # who checks the other backend wants that alone
@@ -305,6 +321,7 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     budgets = _budgets(options, [gpu.default_budget for gpu in gpus])
     budgets = [min(budget, most.get(gpu, budget)) for gpu, budget in zip(gpus, budgets, strict=True)]
     rooms = [max(0, budget - slack_bytes(budget)) for budget in budgets]
+    model = model.within(rooms)
     favourable = [_favourable()] * len(gpus)
     if options["placement"] is not None and not most:
         found = _read(model, Path(options["placement"]), gpu=True)
@@ -334,7 +351,7 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     on_gpus = tuple(_on(i, gpus[i], found, budgets[i], spin=spins[i]) for i in used)
     idle = [gpu for i, gpu in enumerate(gpus) if i not in used]
     notes = (f"GPU {titles(idle)} has no part: that is expected to be faster",) if idle else ()
-    return Decision((*map(str, on_gpus), *notes, *found.notes), found.placement, on_gpus, asked)
+    return Decision((*map(str, on_gpus), *notes, *found.notes), found.placement, on_gpus, asked, model.slots)
 
 
 def _apart(config: Config, placement: Placement) -> str | None:

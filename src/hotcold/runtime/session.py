@@ -42,6 +42,7 @@ from hotcold.runtime.mode import SparsityMode, choose_mode
 from hotcold.runtime.placing import OnGPU
 from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.runtime.sampling import SamplingParams
+from hotcold.runtime.session_lock import SessionLock
 from hotcold.sparse.ffn import FFN, SplitFFN, make_ffns, make_shared_ffns
 from hotcold.sparse.predictor import load_predictors
 from hotcold.sparse.timeline import Timeline
@@ -63,7 +64,9 @@ class Session:
 
     The caller fills ``transformer.batch`` and reads ``transformer.logits``. ``sparsity`` is the mode in
     force; ``notes`` are those of loading, and what ``auto`` chose and why. ``footprint`` is what a decode
-    step reads, and ``counters`` what the steps so far did. Made by :meth:`LoadedModel.session`."""
+    step reads, and ``counters`` what the steps so far did. Made by :meth:`LoadedModel.session`.
+
+    Several threads may use it: each of them holds ``lock`` while it claims the session or runs a step."""
 
     def __init__(self, model: "LoadedModel", mode: SparsityMode, wrap: Wrap = list) -> None:
         self.model, self._mode = model, mode
@@ -90,6 +93,8 @@ class Session:
         self.state = SequenceState(devices, config, pages, model.cache_type, slots, model.spare_slots)
         self.cache = self.state.pages  #: whose pages lie where
         self.slots = self.state.slots  #: whose states lie where; None where no layer keeps one
+        self.lock = SessionLock()
+        self.closed = False
         self._user: weakref.ref[User] | None = None
         # Which experts a step reads, and so how many rows, is known to the FFNs alone.
         self._ffns, self._cold_sides = self._make_ffns(count=mode.name != "off" or config.experts is not None)
@@ -126,9 +131,15 @@ class Session:
             self._watched = Watched(self.model, *ffns, self.transformer, strongest=strongest)
         return self._watched
 
+    def closed_error(self) -> UserError:
+        """Makes the error of those that use it after :meth:`close`."""
+        return UserError(f"the model {self.model.name} is closed: load it again")
+
     def run(self, watched: "Watched | None" = None) -> None:
         """Runs the step that the batch describes, and counts what it read; with what :meth:`watched` gave,
         that then has what fired for the decode rows."""
+        if self.closed:
+            raise self.closed_error()
         batch, counters = self.transformer.batch, self._counters
         programs = None if watched is None else watched.programs
         rows, decode_rows = int(batch.counts[0]), int(batch.counts[1])
@@ -160,14 +171,19 @@ class Session:
     @property
     def counters(self) -> Counters:
         """Counts of all steps so far; the FFNs' own counts are read from their backends now."""
+        return self._read_counters() if self.lock.held_here else self.lock.run(self._read_counters)
+
+    def _read_counters(self) -> Counters:
+        # Makes new arrays, since another thread may copy the ones before.
         if self._dense_rows is None:
-            for row, ffn in zip(self._counters.rows, self._ffns, strict=True):
-                row[:] = ffn.counts()
+            rows = np.array([ffn.counts() for ffn in self._ffns], np.int64)
             if self._watched is not None:
-                self._counters.rows += self._watched.counts().sum(0)
+                rows += self._watched.counts().sum(0)
+            self._counters.rows = rows
         if self.shared_counts:
-            for row, shared in zip(self._counters.shared, self._shared, strict=True):
-                row[:] = 0 if shared is None else shared.counts()
+            none = np.zeros(len(FFN_COUNTS), np.int64)
+            counts = [none if shared is None else shared.counts() for shared in self._shared]
+            self._counters.shared = np.array(counts, np.int64)
         if self.draft_block is not None:
             self._counters.draft_bytes = self.draft_block.nbytes_read
         return self._counters
@@ -199,7 +215,11 @@ class Session:
         self.transformer.watch = timeline.stage if timeline else None
 
     def close(self) -> None:
-        """Ends the cold sides' threads. Nothing can be run any more."""
+        """Ends the cold sides' threads, after the step that runs now. Nothing can be run any more."""
+        self.lock.run(self._close)
+
+    def _close(self) -> None:
+        self.closed = True
         for side in self._cold_sides:
             side.close()
         if self._watched is not None:

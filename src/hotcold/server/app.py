@@ -13,7 +13,7 @@ from hotcold.engine.request import RequestError
 from hotcold.errors import UserError
 from hotcold.server.protocol.errors import APIError, from_job
 from hotcold.server.replies import error_reply
-from hotcold.server.request_log import Logged, RequestLog, defect_reply
+from hotcold.server.request_log import Logged, RequestLog, defect
 from hotcold.server.routes import api_routes
 from hotcold.server.security import Guard, Public
 from hotcold.server.service import Service
@@ -41,7 +41,7 @@ def make_app(
     )
     app.router.redirect_slashes = False
     guard = Guard(_Asked(app, service), service.settings, lambda path: path in _HEALTH or page_paths(path))
-    return PlainTarget(Logged(guard, log, service.metrics))
+    return PlainTarget(Logged(guard, log, service.metrics, service.rare))
 
 
 class _Asked:
@@ -73,7 +73,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _defect(request: Request, error: Exception) -> Response:
     """Answers a defect; Starlette raises the error again, for the log."""
-    return defect_reply(request.scope)
+    return error_reply(defect(error, request.scope), request.scope["path"])
 
 
 async def _of_http(request: Request, error: Exception) -> Response:

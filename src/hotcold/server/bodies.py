@@ -18,8 +18,7 @@ from hotcold.server.protocol.errors import APIError
 from hotcold.server.security import from_browser
 from hotcold.server.settings import Settings
 
-#: Smaller bodies are read at once: a thread would take longer.
-AT_ONCE = 32 << 10
+_SMALL = 32 << 10  # bytes of a body that may be read twice
 #: Escapes in JSON; ``half`` is a surrogate without the other one of its pair.
 _ESCAPES = re.compile(
     rb"\\(?:u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|u(?P<half>[Dd][89A-Fa-f][0-9A-Fa-f]{2})|.)", re.DOTALL
@@ -29,13 +28,10 @@ _ESCAPES = re.compile(
 _OF_PROGRAMS = ("", "application/x-www-form-urlencoded", "text/plain")
 
 
-async def read_json(request: Request, settings: Settings) -> tuple[Any, int]:
-    """The value that a request's body is, and its bytes. APIError: it is none, or not within the bounds."""
+async def read_body(request: Request, settings: Settings) -> bytes:
+    """The body of a request whose headers state JSON. APIError: they do not, or it is beyond the bounds."""
     _check_headers(request, settings)
-    body = await _read(request, settings)
-    if len(body) <= AT_ONCE:
-        return parse(body, settings.depth), len(body)
-    return await asyncio.to_thread(parse, body, settings.depth), len(body)
+    return await _read(request, settings)
 
 
 def parse(body: bytes, depth: int) -> Any:
@@ -52,7 +48,7 @@ def parse(body: bytes, depth: int) -> Any:
         raise _refused(_what_is_wrong(body, error)) from None
     strings = body.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"') // 2
     if _strings(value, depth) != strings:
-        if len(body) <= AT_ONCE:
+        if len(body) <= _SMALL:
             json.loads(body, object_pairs_hook=_object, parse_int=str, parse_float=str)
         raise _refused("a name is twice in an object")  # of a large body: a second look would take long
     return value

@@ -11,7 +11,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hotcold.server.protocol.dialects import error_body
 from hotcold.server.protocol.errors import APIError
-from hotcold.server.replies import to_json
+from hotcold.server.protocol.json_parts import to_json
+from hotcold.server.rare_lines import RareLines
 from hotcold.server.settings import Settings
 
 #: Keys in a request's scope: the function that drops its connection, and a list that has the status of an
@@ -20,12 +21,17 @@ DROP, _REFUSED = "hotcold.drop", "hotcold.refused"
 _NOT_HTTP = "this is no HTTP request that the server understands"
 _TWO_LENGTHS = "Transfer-Encoding is for HTTP/1.1 alone, and never with Content-Length: send one of the two"
 _BAD_CHUNKS = "the body's chunks are broken: each has a hexadecimal size, CRLF, its data, CRLF"
+_SMALL_CHUNKS = "the body's chunks are too small: send larger ones, or Content-Length"
 #: Limit of empty lines before a request line. Old clients end a body with one (RFC 9112, 2.2).
 _EMPTY_LINES = 8
 #: What an incomplete line before a chunk may be: its size, and extensions, which are ignored.
 _CHUNK_LINE = re.compile(rb"[0-9A-Fa-f]{1,20}[ \t]*(;[^\n]*)?\r?")
+#: Refused connections that stay open for a moment, so that their clients read the answer.
+REFUSED = 32
 _MOST_PIPELINED = 64 << 10
 _LINGER_S = 1.0
+_READ = 16 << 10  # bytes of a connection in one turn of the event loop
+_CHUNKS, _CHUNK = 4096, 64  # so many chunks of a body may be smaller than so many bytes
 _PHRASES = {
     400: "Bad Request",
     408: "Request Timeout",
@@ -34,17 +40,19 @@ _PHRASES = {
 }
 
 
-def bounded(settings: Settings) -> type[H11Protocol]:
-    """The class of connections, for uvicorn's ``http``."""
-    return type("BoundedConnection", (_Connection,), {"settings": settings})
+def bounded(settings: Settings, rare: RareLines) -> type[H11Protocol]:
+    """The class of connections, for uvicorn's ``http``. Refused ones are noted in ``rare``."""
+    return type("BoundedConnection", (_Connection,), {"settings": settings, "rare": rare})
 
 
 class _Framing(h11.Connection):
     """h11's connection with rules of RFC 9112 that h11 lacks: a request states its length in one way, empty
-    lines may precede it, and data after the last request is ignored."""
+    lines may precede it, and data after the last request is ignored. So many tiny chunks that they would hold
+    up other connections are refused."""
 
     reason = _NOT_HTTP  #: what is wrong with a request that next_event() refuses
     _empty_lines = 0  # before the next request
+    _chunks = _chunk_bytes = 0  # of the request's body
 
     def _extract_next_receive_event(self) -> Any:
         state, buffer = self.their_state, self._receive_buffer
@@ -60,10 +68,16 @@ class _Framing(h11.Connection):
                 return self._extract_next_receive_event()
         event = super()._extract_next_receive_event()
         if isinstance(event, h11.Request):
-            self._empty_lines = 0
+            self._empty_lines = self._chunks = self._chunk_bytes = 0
             names = {name for name, _ in event.headers}
             if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
                 self.reason = _TWO_LENGTHS
+                raise h11.RemoteProtocolError(self.reason)
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._chunk_bytes += len(event.data)
+            if self._chunks > _CHUNKS and self._chunk_bytes < _CHUNK * (self._chunks - 1):
+                self.reason = _SMALL_CHUNKS
                 raise h11.RemoteProtocolError(self.reason)
         elif event is h11.NEED_DATA and state is h11.SEND_BODY and not self._line_may_go_on():
             raise h11.RemoteProtocolError(self.reason)
@@ -78,6 +92,7 @@ class _Framing(h11.Connection):
 
 class _Connection(H11Protocol):
     settings: Settings
+    rare: RareLines
     _timer: asyncio.TimerHandle | None = None
     _refused = False
 
@@ -87,9 +102,13 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if hasattr(transport, "max_size"):  # asyncio's own: others get their turn between two reads
+            transport.max_size = _READ
         if len(self.connections) > self.settings.connections:
+            seen = f"the server has {self.settings.connections} connections, the most that it takes"
+            self.rare.add(f"a connection was refused: {seen} (--max-connections)")
             full = APIError(
-                f"the server has {self.settings.connections} connections, the most that it takes",
+                seen,
                 status=503,
                 type="unavailable_error",
                 code="too_many_connections",
@@ -181,7 +200,7 @@ class _Connection(H11Protocol):
         elif self.conn.our_state is not h11.DONE:  # a part of an answer must not look whole
             self.transport.abort()
             return
-        if len(self.connections) > 2 * self.settings.connections:
+        if len(self.connections) > self.settings.connections + REFUSED:
             self.transport.close()
             return
         # Closing while the client still sends would take the answer away from it.

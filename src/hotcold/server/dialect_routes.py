@@ -1,43 +1,46 @@
 """The routes of other dialects, which ask the same jobs as OpenAI's."""
 
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hotcold.server.protocol import anthropic, infill, native, ollama, ollama_models, props
-from hotcold.server.protocol.ollama import LoadCall, RawCall
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.ollama import LoadCall
 from hotcold.server.reading import Reader
 from hotcold.server.replies import JSONReply
+from hotcold.server.service import Call, Prepared
 
 
 class AnthropicRoutes(Reader):
     """Anthropic's Messages."""
 
     async def messages(self, request: Request) -> Any:
-        call = await self._read(request, anthropic.parse)
-        return await self._answered(request, call, "messages")
+        return await self._generated(request, anthropic.parse, "messages")
 
     async def count_tokens(self, request: Request) -> Response:
-        call = await self._read(request, anthropic.parse_count)
-        (job,), _ = await self._service.in_thread(self._service.chat_jobs, call)
-        return JSONReply({"input_tokens": len(job.prompt)})
+        def count(body: Any, facts: Facts) -> int:
+            return self._service.count(anthropic.parse_count(body, facts))
+
+        return JSONReply({"input_tokens": await self._prepared(request, count)})
 
 
 class LlamaCppRoutes(Reader):
     """llama.cpp's own routes."""
 
     async def completion(self, request: Request) -> Any:
-        call = await self._read(request, native.parse)
-        return await self._continued(request, call, call.prompt)
+        return await self._generated(request, native.parse, "prompt")
 
     async def infill(self, request: Request) -> Any:
-        call = await self._read(request, infill.parse)
-        return await self._continued(request, call, call.texts)
+        return await self._generated(request, infill.parse, "prompt")
 
-    async def apply_template(self, request: Request) -> Response:
-        call = await self._read(request, props.parse_template)
-        return JSONReply({"prompt": await self._service.in_thread(self._service.prompt_text, call)})
+    async def apply_template(self, request: Request) -> Any:
+        def render(body: Any, facts: Facts) -> str:
+            return self._service.prompt_text(props.parse_template(body, facts))
+
+        return self._large({"prompt": await self._prepared(request, render)})
 
     async def props(self, request: Request) -> Response:
         facts = self._service.facts
@@ -53,18 +56,10 @@ class OllamaRoutes(Reader):
     """Ollama's own routes."""
 
     async def chat(self, request: Request) -> Any:
-        call = await self._read(request, ollama.parse_chat)
-        if isinstance(call, LoadCall):
-            return JSONReply(call.answer())
-        return await self._answered(request, call, "messages")
+        return await self._loaded_or_generated(request, ollama.parse_chat, "messages")
 
     async def generate(self, request: Request) -> Any:
-        call = await self._read(request, ollama.parse_generate)
-        if isinstance(call, LoadCall):
-            return JSONReply(call.answer())
-        if isinstance(call, RawCall):
-            return await self._continued(request, call, call.prompt)
-        return await self._answered(request, call, "prompt")
+        return await self._loaded_or_generated(request, ollama.parse_generate, "prompt")
 
     async def tags(self, request: Request) -> Response:
         return JSONReply(ollama_models.tags(self._service.facts, self._service.llm.metadata))
@@ -73,10 +68,24 @@ class OllamaRoutes(Reader):
         return JSONReply(ollama_models.running(self._service.facts, self._service.llm.metadata))
 
     async def show(self, request: Request) -> Response:
-        facts = await self._read(request, ollama.parse_show)
+        facts = await self._prepared(request, ollama.parse_show)
         llm = self._service.llm
         template = llm.info.template or ""
         return JSONReply(ollama_models.show(facts, llm.metadata, template, self._service.thinks))
+
+    async def _loaded_or_generated(
+        self, request: Request, read: Callable[[Any, Facts], Call | LoadCall], field: str
+    ) -> Any:
+        """Answers a request without a text at once: it only has the model loaded."""
+
+        def prepare(body: Any, facts: Facts) -> Prepared | LoadCall:
+            call = read(body, facts)
+            return call if isinstance(call, LoadCall) else self._service.prepare(call)
+
+        prepared = await self._prepared(request, prepare, field)
+        if isinstance(prepared, LoadCall):
+            return JSONReply(prepared.answer())
+        return await self._answer(request, prepared, field)
 
     async def version(self, request: Request) -> Response:
         return JSONReply(ollama_models.version())

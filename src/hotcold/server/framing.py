@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from hotcold.server.protocol.json_parts import to_json
 from hotcold.server.protocol.replies import Framing
-from hotcold.server.replies import to_json
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """Answers as HTTP responses."""
 
-import json
 from typing import Any
 
 from starlette.responses import Response
 
 from hotcold.server.protocol.dialects import error_body
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.json_parts import to_json
 
 
 class JSONReply(Response):
@@ -16,15 +16,6 @@ class JSONReply(Response):
 
     def render(self, content: Any) -> bytes:
         return to_json(content)
-
-
-def to_json(content: Any) -> bytes:
-    """Compact JSON. Half a character of a pair, which UTF-8 cannot hold, is written as an escape."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError:
-        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def error_reply(error: APIError, path: str) -> Response:

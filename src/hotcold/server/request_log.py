@@ -9,17 +9,18 @@ import time
 import traceback
 from typing import TextIO
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotcold.server.connections import refused_status
 from hotcold.server.metrics import Metrics
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.rare_lines import RareLines
 from hotcold.server.replies import error_reply
 from hotcold.values import printable
 
 #: Keys in a request's scope: its id, and further facts for its line.
 REQUEST_ID, NOTES = "hotcold.id", "hotcold.notes"
+STRANGER = "hotcold.stranger"  #: true in the scope of a request that was refused, or that needed no key
 LEFT_OUT = "left_out"  #: the note on characters of a prompt that no token can spell
 NOT_ENFORCED = "not_enforced"  #: the note on parts of schemas that are not enforced
 #: Notes that are also headers of the answer.
@@ -42,11 +43,13 @@ class RequestLog:
         self._thread.start()
 
     def line(self, *words: object) -> None:
-        """Adds a line of words; no word can forge another line or move a terminal's cursor."""
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
-        text = " ".join([moment, *(printable(str(word), 300) for word in words)])
+        """Adds a line of words, as :func:`line_of` makes it."""
+        self.text(line_of(*words))
+
+    def text(self, line: str) -> None:
+        """Adds a line as it is."""
         try:
-            self._lines.put_nowait(text)
+            self._lines.put_nowait(line)
         except queue.Full:
             self._dropped += 1
 
@@ -73,10 +76,11 @@ class Logged:
     """The outermost layer: gives every request an id, a log line, and an answer, even if this program
     fails."""
 
-    def __init__(self, app: ASGIApp, log: RequestLog | None, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, log: RequestLog | None, metrics: Metrics, rare: RareLines) -> None:
         self._app = app
         self._log = log
         self._metrics = metrics
+        self._rare = rare
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,13 +107,11 @@ class Logged:
         try:
             await self._app(scope, receive, with_id)
         except Exception as error:
-            notes["error"] = _where(error)
-            if sys.flags.dev_mode:
-                traceback.print_exc()
+            failure = defect(error, scope)
             if status and not complete:
                 raise _Ended from None  # uvicorn closes the connection: the answer must not look whole
             if not complete:
-                await defect_reply(scope)(scope, receive, with_id)
+                await error_reply(failure, scope["path"])(scope, receive, with_id)
         finally:
             seconds = time.perf_counter() - begun
             status = refused_status(scope) or int(str(notes.pop("status", status or 499)))
@@ -119,8 +121,18 @@ class Logged:
                     f'{name}="{value}"' if " " in str(value) else f"{name}={value}"
                     for name, value in notes.items()
                 ]
-                method, path = scope["method"], scope["path"]
-                self._log.line(request_id, method, path, status, f"{seconds:.3f}s", *more)
+                words = (request_id, scope["method"], scope["path"], status, f"{seconds:.3f}s", *more)
+                if scope.get(STRANGER):
+                    cause = f"a request without a valid key was answered with status {status}"
+                    self._rare.add(cause, line_of(*words))
+                else:
+                    self._log.line(*words)
+
+
+def line_of(*words: object) -> str:
+    """A line of words with the time; no word can forge another line or move a terminal's cursor."""
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
+    return " ".join([moment, *(printable(str(word), 300) for word in words)])
 
 
 class _Ended(Exception):
@@ -140,11 +152,14 @@ def _route(scope: Scope) -> str:
     return str(getattr(scope.get("route"), "path", "other"))
 
 
-def defect_reply(scope: Scope) -> Response:
-    """The reply if this program fails: it says where to look, and nothing of what happened."""
+def defect(error: Exception, scope: Scope) -> APIError:
+    """The error for a client where this program fails. It says where to look; the log has the kind and place
+    of the failure."""
+    scope[NOTES]["error"] = _where(error)
+    if sys.flags.dev_mode:
+        traceback.print_exception(error)
     message = f"the server failed, which is its defect: see its log, request {scope[REQUEST_ID]}"
-    error = APIError(message, status=500, type="server_error", code="internal_error")
-    return error_reply(error, scope["path"])
+    return APIError(message, status=500, type="server_error", code="internal_error")
 
 
 def _where(error: Exception) -> str:

@@ -1,22 +1,20 @@
 """The routes: each reads a body, has it translated, and answers with what the model writes."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from hotcold.chat.stand_ins import texts_of
 from hotcold.server import openapi
 from hotcold.server.dialect_routes import AnthropicRoutes, LlamaCppRoutes, OllamaRoutes
 from hotcold.server.metrics import CONTENT_TYPE
 from hotcold.server.protocol import chat, completion, embeddings, models, responses, tokens
-from hotcold.server.reading import Reader
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.reading import Reader, note_left_out
 from hotcold.server.replies import JSONReply
 from hotcold.server.service import Service
-from hotcold.server.streaming import Answer
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 
@@ -84,27 +82,26 @@ class _Routes(Reader):
         return JSONReply(openapi.document())
 
     async def chat(self, request: Request) -> Any:
-        return await self._answered(request, await self._read(request, chat.parse), "messages")
+        return await self._generated(request, chat.parse, "messages")
 
     async def responses(self, request: Request) -> Any:
-        return await self._answered(request, await self._read(request, responses.parse), "input")
+        return await self._generated(request, responses.parse, "input")
 
     async def completions(self, request: Request) -> Any:
-        call = await self._read(request, completion.parse)
-        return await self._continued(request, call, call.prompts)
+        return await self._generated(request, completion.parse, "prompt")
 
     async def embeddings(self, request: Request) -> Any:
-        call = await self._read(request, embeddings.parse)
-        await self._note_left_out(request, texts_of(call.inputs))
-        prompts = await self._service.in_thread(call.encode)
-        jobs = [replace(call.job, prompt=ids) for ids in prompts]
-        return Answer(self._service, jobs, call.reply(), stream=False, field="input")
+        return await self._generated(request, embeddings.parse, "input")
 
-    async def tokenize(self, request: Request) -> Response:
-        call = await self._read(request, tokens.parse_tokenize)
-        await self._note_left_out(request, [call.content])
-        return JSONReply(await self._service.in_thread(call.answer))
+    async def tokenize(self, request: Request) -> Any:
+        def prepare(body: Any, facts: Facts) -> tuple[dict[str, Any], str]:
+            call = tokens.parse_tokenize(body, facts)
+            return call.answer(), facts.tokenizer.left_out([call.content])
 
-    async def detokenize(self, request: Request) -> Response:
-        call = await self._read(request, tokens.parse_detokenize)
-        return JSONReply(await self._service.in_thread(call.answer))
+        answer, left_out = await self._prepared(request, prepare)
+        note_left_out(request, left_out)
+        return self._large(answer)
+
+    async def detokenize(self, request: Request) -> Any:
+        call = await self._prepared(request, tokens.parse_detokenize)
+        return self._large(call.answer())

@@ -3,31 +3,38 @@ be loaded or its process died."""
 
 import asyncio
 import contextlib
+import errno
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvicorn
 
 from hotcold.api.async_llm import AsyncLLM
 from hotcold.server.app import make_app
-from hotcold.server.connections import bounded
+from hotcold.server.connections import REFUSED, bounded
+from hotcold.server.descriptors import most_connections, raise_limit
 from hotcold.server.pages import is_page, page_routes
 from hotcold.server.picture import picture_routes
+from hotcold.server.rare_lines import RareLines
 from hotcold.server.request_log import RequestLog
 from hotcold.server.service import Service
-from hotcold.server.settings import Settings, listening_sockets
+from hotcold.server.settings import BACKLOG, Settings, listening_sockets
 
 EXIT_ENGINE = 70
 _EXIT_SECOND_SIGNAL = 130
 #: On Windows, what a program can send, and what the system sends where a console is closed, too.
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
 _LOOK_S = 0.2  # seconds between checks of the engine process
+_SWITCH_S = 0.001  # the event loop gets Python's lock so soon, whatever other threads compute
+_ACCEPTED = 16  # connections in one turn of the event loop: those that are refused are closed in the next
+_NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LAST_ANSWERS_S = 5.0  # time to tell requests that the engine died
 
 
@@ -42,16 +49,37 @@ class Listening:
 def serve(llm: AsyncLLM, settings: Settings, alias: str | None, ready: Callable[[Listening], None]) -> int:
     """Serves until a signal and returns the exit code. UserError: the address cannot be used, which is
     checked before the model is loaded, or the model cannot be loaded."""
+    settings = _with_possible_connections(settings)
     sockets = listening_sockets(settings)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
     try:
         return asyncio.run(_Run(llm, settings, alias, ready, sockets).run())
     finally:
+        sys.setswitchinterval(before)
         for each in sockets:
             each.close()
 
 
+def _with_possible_connections(settings: Settings) -> Settings:
+    """The settings with as many connections as the system's limit of open files allows, which is raised."""
+    files = raise_limit()
+    refused = REFUSED + 4 * (_ACCEPTED + 1)  # of IPv4 and IPv6: accepted in this turn and in the last one
+    connections = most_connections(settings.connections, files, refused)
+    if connections < settings.connections:
+        seen = f"at most {connections} connections are taken, not {settings.connections}"
+        print(f"hotcold: note: {seen}: the system allows {files} open files (ulimit -Hn)", file=sys.stderr)
+    return replace(settings, connections=connections)
+
+
 class _Server(uvicorn.Server):
-    """uvicorn's server, with our own handling of signals."""
+    """uvicorn's server, with our own handling of signals, and with many connections that wait to be
+    accepted, of which few are accepted at a time."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -74,10 +102,10 @@ class _Run:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_quiet)
-        log = RequestLog() if self._settings.log else None
-        service = Service(self._llm, self._settings, self._alias)
-        server = http_server(service, log)
+        log = RequestLog()
+        service = Service(self._llm, self._settings, self._alias, log.text)
+        loop.set_exception_handler(lambda _, told: _note_error(service.rare, told))
+        server = http_server(service, log if self._settings.log else None)
         with self._caught_signals(loop):
             serving = asyncio.create_task(server.serve(self._sockets))
             try:
@@ -87,8 +115,7 @@ class _Run:
                 await serving
                 await self._llm.close()
                 service.close()
-                if log is not None:
-                    log.close()
+                log.close()
 
     async def _until_stopped(self, service: Service) -> int:
         loading = asyncio.create_task(service.load())
@@ -97,6 +124,9 @@ class _Run:
             await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
             if not stop.done():
                 loading.result()  # UserError: the model cannot be loaded
+                # Each full collection would look at the vocabulary again: 40 ms without another thread.
+                gc.collect()
+                gc.freeze()
                 self._ready(Listening(_url(self._sockets[0]), service))
             while not stop.done() and service.state == "ready":
                 await asyncio.wait((stop,), timeout=_LOOK_S)
@@ -138,7 +168,8 @@ def http_server(service: Service, log: RequestLog | None) -> uvicorn.Server:
     settings = service.settings
     config = uvicorn.Config(
         make_app(service, log, [*page_routes(), *picture_routes(service)], is_page),
-        http=bounded(settings),
+        http=bounded(settings, service.rare),
+        backlog=_ACCEPTED,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -157,12 +188,10 @@ def _url(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _quiet(loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
-    """Logs the kind of an error outside of any request, without data of clients."""
+def _note_error(rare: RareLines, told: dict[str, Any]) -> None:
+    """Notes the kind of an error outside of any request, without data of clients."""
     error = told.get("exception")
-    if isinstance(error, ConnectionError | TimeoutError):
-        return
-    print(
-        f"hotcold: note: {type(error).__name__ if error else told.get('message')} in the server",
-        file=sys.stderr,
-    )
+    if isinstance(error, OSError) and error.errno in _NO_FILES:
+        rare.add(f"a connection has to wait: {error.strerror}; close connections, or allow more (ulimit -n)")
+    elif not isinstance(error, ConnectionError | TimeoutError):
+        rare.add(f"{type(error).__name__ if error else told.get('message')} in the server")

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -28,7 +29,7 @@ class Running:
         self._tasks: list[asyncio.Task[None]] = []
         self._found: list[tuple[int, Piece]] = []
         self._news = asyncio.Event()
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._left = len(jobs)
         self._room = asyncio.Semaphore(at_once or max(len(jobs), 1))
 
@@ -51,12 +52,13 @@ class Running:
 
     @property
     def finished(self) -> bool:
-        """Whether every piece was taken."""
-        return not self._left and not self._found
+        """Whether all jobs have ended well, and every piece was taken."""
+        return not self._left and not self._found and self._error is None
 
     async def take(self, patience_s: float) -> list[tuple[int, Piece]]:
         """Pieces since the last call, with the index of their job; none where none came in time. The first
-        error of a job is raised when the pieces before it were taken."""
+        error of a job is raised after the pieces that came before it. The last piece of each job has the
+        finish reason ``stop`` or ``length``: any other end is an error."""
         if not self._found and self._error is None and self._left:
             self._news.clear()
             try:
@@ -69,28 +71,41 @@ class Running:
         found, self._found = self._found, []
         return found
 
-    def fail(self, error: RequestError) -> None:
-        """Ends the request with an error."""
-        if self._error is None and self._left:
-            self._error = error
-            self._news.set()
+    def fail(self, error: Exception) -> None:
+        """Ends the request with an error, unless all of its jobs have ended."""
+        if self._left:
+            self._set_error(error)
+
+    def _set_error(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._news.set()
 
     async def _follow(self, index: int, job: Job) -> None:
+        """Collects the pieces of a job until it ends; an error of any job ends the collecting of all."""
         self._metrics.begun()
         reason, last = "cancelled", 0.0
         try:
             async with self._room, aclosing(self._llm.stream(job)) as pieces:
                 async for piece in pieces:
+                    if self._error is not None:
+                        return
                     if piece.ids or piece.finish_reason is not None:  # not only what a prompt was scored
                         now = time.perf_counter()
                         self._measure(piece, now - last if last else None)
                         last = now
                     reason = piece.finish_reason or reason
+                    if piece.finish_reason not in (None, "stop", "length"):
+                        piece = replace(piece, finish_reason=None)  # the end that comes next is an error
                     self._found.append((index, piece))
                     self._news.set()
+            if reason not in ("stop", "length"):
+                raise _cut_short()
+        except asyncio.CancelledError:  # also by a future of the engine's that was cancelled
+            self._set_error(_cut_short())
+            raise
         except Exception as error:
             reason = "error"
-            self._error = self._error or error
+            self._set_error(error)
         finally:
             self._left -= 1
             self._news.set()
@@ -103,3 +118,7 @@ class Running:
             self.ttft_s = self.ttft_s or piece.timings.ttft_s
         elif piece.ids:
             self._metrics.between(since_last / len(piece.ids))
+
+
+def _cut_short() -> RequestError:
+    return RequestError("the answer was cut short by the server: try again", "cancelled")

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hotcold.server.origins import Origins
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.replies import error_reply
+from hotcold.server.request_log import STRANGER
 from hotcold.server.settings import HOST_NAME, Settings, digest
 
 _MARKS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode")
@@ -69,6 +70,7 @@ class Guard:
             await send(message)
 
         reply = self._refusal(scope, headers, allowed)
+        scope[STRANGER] = reply is not None or (bool(self._keys) and self._public(scope["path"]))
         await (reply or self._app)(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope, headers: "_Headers", allowed: bool) -> Response | None:

@@ -2,24 +2,31 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from hotcold.api.async_llm import AsyncLLM
 from hotcold.chat.chat import Chat
-from hotcold.chat.messages import normal
+from hotcold.chat.messages import Message, normal
+from hotcold.chat.stand_ins import texts_of
 from hotcold.engine.request import Job, RequestError
 from hotcold.errors import UserError
 from hotcold.hosting.state import ProcessStats
 from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.server.metrics import Metrics
+from hotcold.server.preparing import Preparing
 from hotcold.server.protocol.chat import ChatCall
+from hotcold.server.protocol.completion import CompletionCall
+from hotcold.server.protocol.embeddings import EmbeddingsCall
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.native import NativeCall
 from hotcold.server.protocol.props import TemplateFacts, caps
 from hotcold.server.protocol.replies import Reply
+from hotcold.server.rare_lines import RareLines
 from hotcold.server.running import Running
 from hotcold.server.settings import Settings
 
@@ -27,17 +34,38 @@ T = TypeVar("T")
 State = Literal["loading", "ready", "draining", "failed"]
 
 _STATS_S = 2.0
-_THREADS = 4  # for templates and tokens
+_LONG_TEXT = "Once upon a time " * 20
+_THREADS = 4  # for JSON of replies, a part at a time
+
+#: A request for what the model writes.
+Call: TypeAlias = ChatCall | CompletionCall | NativeCall | EmbeddingsCall
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that can run: its jobs, and what makes the reply of their pieces."""
+
+    jobs: list[Job]
+    reply: Reply
+    stream: bool
+    left_out: str  #: the parts of its texts that no token can spell
 
 
 class Service:
     """The model, settings and state that routes share. Until :meth:`load` has returned, requests are
     refused."""
 
-    def __init__(self, llm: AsyncLLM, settings: Settings, alias: str | None = None) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        settings: Settings,
+        alias: str | None = None,
+        write: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+    ) -> None:
         self.llm = llm
         self.settings = settings
         self.metrics = Metrics()
+        self.rare = RareLines(write)  #: lines on stderr about causes that strangers may repeat
         self._alias = alias
         self._draining = False
         self._facts: Facts | None = None
@@ -47,6 +75,8 @@ class Service:
         self._running: set[Running] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        #: threads for requests
+        self.preparing = Preparing()
         self._threads = ThreadPoolExecutor(_THREADS, "hotcold-front")
 
     @property
@@ -70,6 +100,7 @@ class Service:
         await self.llm.ready()
         info = self.llm.info
         self._chat = Chat(self.llm.tokenizer, self.llm.metadata, info.name)
+        self._threads.submit(self._meet_long_text)
         if info.template is not None:  # agents send tools with their first request
             self.llm.prepare_grammars()
             self._threads.submit(self.template_facts)  # which starts a process of templates
@@ -84,17 +115,24 @@ class Service:
             params=info.params,
             size_bytes=info.size_bytes,
             fingerprint=info.fingerprint,
-            deadline_s=self.settings.timeout_s,
+            timeout_s=self.settings.timeout_s,
+            deadline_s=self.settings.deadline_s,
             tool_format=self._chat.tool_format,
             call_ids=self._chat.call_ids,
             meta=_meta(self.llm.metadata),
             max_tokens=self.settings.max_tokens,
+            thinking_budget=self.settings.thinking_budget,
             sampling=replace(self.llm.sampling, **self.settings.sampling),
             sparsity=info.sparsity,
             pooling=pooling,
             not_pooled=not_pooled,
             open_schemas=self.settings.open_schemas,
         )
+
+    def _meet_long_text(self) -> None:
+        """Has the tokenizer make its tables for long texts, so that no request waits for them."""
+        self.llm.tokenizer.least_tokens(_LONG_TEXT)
+        self.llm.tokenizer.encode(_LONG_TEXT)
 
     @property
     def thinks(self) -> bool:
@@ -139,25 +177,50 @@ class Service:
         message, code, retry_after = _UNAVAILABLE[self.state]
         return APIError(message, status=503, type="unavailable_error", code=code, retry_after=retry_after)
 
-    def chat_jobs(self, call: ChatCall) -> tuple[list[Job], Reply]:
-        """Makes the jobs that continue a conversation, and the reply that makes answers of them. It takes as
-        long as the chat template does, so never call it in the event loop's thread. UserError: the template
-        refuses the conversation."""
+    def prepare(self, call: Call) -> "Prepared":
+        """Makes the jobs of a call and its reply. It renders templates and encodes texts, so it never runs in
+        the event loop's thread. UserError: the template refuses the conversation; RequestError, APIError: the
+        prompt is too long."""
+        tokenizer = self.llm.tokenizer
+        if not isinstance(call, ChatCall):
+            prompts = call.encode()
+            jobs, reply = call.jobs(prompts), call.reply(prompts)
+            return Prepared(jobs, reply, call.stream, tokenizer.left_out(texts_of(call.texts)))
         chat = self._chat
         assert chat is not None  # what was asked before draining began is answered
-        ids = chat.ids(
-            [normal(each) for each in call.messages],
+        messages = [normal(each) for each in call.messages]
+        ids = self._ids(call, messages, call.facts.context)
+        thought = chat.thought(
+            ids,
+            call.callable,
+            kwargs=call.template_kwargs,
+            continue_last=call.continue_last,
+            budget=call.thinking_budget,
+        )
+        borders = chat.borders(ids, messages)
+        jobs = [replace(job, shown=chat.shown, thought=thought, borders=borders) for job in call.jobs(ids)]
+        opened = thought is not None and thought.opened
+        reply = call.reply(lambda: chat.stream(opened, call.callable, sure=True, form=call.form))
+        return Prepared(jobs, reply, call.stream, tokenizer.left_out(texts_of(call.messages)))
+
+    def count(self, call: ChatCall) -> int:
+        """Counts the tokens of a conversation's prompt, which may be more than the context holds. Time and
+        errors are those of :meth:`prepare`."""
+        return len(self._ids(call, [normal(each) for each in call.messages]))
+
+    def _ids(self, call: ChatCall, messages: Sequence[Message], context: int | None = None) -> list[int]:
+        assert self._chat is not None
+        return self._chat.ids(
+            messages,
             call.tools,
             kwargs=call.template_kwargs,
             add_generation_prompt=call.add_generation_prompt,
             continue_last=call.continue_last,
+            context=context,
         )
-        jobs = [replace(job, shown=chat.shown) for job in call.jobs(ids)]
-        opened = call.may_think and chat.opens_thinking(ids)
-        return jobs, call.reply(lambda: chat.stream(opened, call.callable or False, sure=True))
 
     async def in_thread(self, function: Callable[..., T], *values: Any) -> T:
-        """Calls a function in a thread, since it takes long enough to hold up others' events."""
+        """Calls a function in a thread, for work of some milliseconds; :attr:`preparing` is for requests."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *values)
 
     async def stats(self) -> ProcessStats | None:
@@ -207,6 +270,8 @@ class Service:
         """Ends threads, and the processes of templates."""
         if self._chat is not None:
             self._chat.close()
+        self.rare.close()
+        self.preparing.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -16,6 +16,7 @@ from hotcold.formats.files import RegularFile, naming
 
 KEY_VARIABLE = "HOTCOLD_API_KEY"
 MOST_KEYS = 10_000
+BACKLOG = 1024  #: connections that wait to be accepted
 LONGEST_FILE = 1 << 20  #: limit of a file of keys, in bytes
 _KEY = re.compile(r"[!-~]{1,512}")
 HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
@@ -34,7 +35,8 @@ class Settings:
     public_without_key: bool = False
     open_schemas: bool = False  #: whether objects are as open as the JSON Schema standard has them
     log: bool = True  #: whether each request is logged to stderr
-    timeout_s: float = 600  #: limit of a request, waiting included
+    timeout_s: float = 600  #: limit of the wait in the queue, and of the time without a new token
+    deadline_s: float | None = None  #: limit of a whole request, waiting included
     drain_s: float = 30  #: how long running requests may go on after SIGTERM
     connections: int = 512  #: limit of open connections
     body_bytes: int = 4 << 20  #: limit of a request's body
@@ -48,6 +50,7 @@ class Settings:
     #: defaults of requests, as fields of ``SamplingParams``
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None  #: limit of an answer if the request sets none; None: the route's
+    thinking_budget: int | None = None  #: limit of its thinking if the request sets none; None: no limit
 
 
 def digest(key: str) -> bytes:
@@ -129,7 +132,7 @@ def _listen(family: int, host: str, port: int) -> socket.socket:
     import errno
 
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
             raise _Absent from None

@@ -3,18 +3,20 @@ client goes."""
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from hotcold.engine.request import Job, RequestError
-from hotcold.server.connections import drop
 from hotcold.server.framing import FRAMES
+from hotcold.server.protocol.constraints import grammar_param
 from hotcold.server.protocol.errors import APIError, from_job
+from hotcold.server.protocol.json_parts import is_large
 from hotcold.server.protocol.replies import Reply
-from hotcold.server.replies import JSONReply, error_reply
-from hotcold.server.request_log import NOTES
+from hotcold.server.replies import error_reply
+from hotcold.server.request_log import NOTES, defect
 from hotcold.server.running import Running
+from hotcold.server.sending import Sending, disconnected
 from hotcold.server.service import Service
 
 _HEADERS = [
@@ -44,7 +46,7 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._work(scope, send))
-        gone = asyncio.create_task(_disconnected(receive))
+        gone = asyncio.create_task(disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -59,7 +61,7 @@ class Answer:
 
     async def _work(self, scope: Scope, send: Send) -> None:
         running = Running(self._service.llm, self._jobs, self._service.metrics, self._reply.at_once)
-        sending = _Sending(scope, send, self._service.settings.write_s)
+        sending = Sending(scope, send, self._service.settings.write_s)
         notes = scope[NOTES]
         notes["prompt"] = sum(len(job.prompt) for job in self._jobs)
         with self._service.counted(running):
@@ -70,29 +72,29 @@ class Answer:
                         if self._stream
                         else self._whole(running, scope, sending)
                     )
-            except (RequestError, APIError) as error:
-                told = error if isinstance(error, APIError) else from_job(error, self._field)
-                notes["error"] = told.code
-                await self._fail(told, scope, sending)
+            except Exception as error:
+                await self._fail(self._as_api_error(error, scope), scope, sending)
             finally:
                 notes["generated"] = running.generated
                 if running.ttft_s is not None:
                     notes["ttft"] = f"{running.ttft_s:.3f}s"
 
-    async def _whole(self, running: Running, scope: Scope, sending: "_Sending") -> None:
+    async def _whole(self, running: Running, scope: Scope, sending: Sending) -> None:
         while not running.finished:
             for index, piece in await running.take(self._service.settings.ping_s):
                 self._reply.add(index, piece)
-        response = JSONReply(self._reply.whole())
-        self._complete = True
-        await sending.response(response)
 
-    async def _events(self, running: Running, sending: "_Sending") -> None:
+        def told(last: bool) -> None:
+            self._started, self._complete = True, last
+
+        await sending.json(self._reply.whole, self._service.in_thread, told)
+
+    async def _events(self, running: Running, sending: Sending) -> None:
         patience = self._service.settings.ping_s
         # An error before there is anything to send is told by a status.
         pieces = await running.take(patience)
         headers = [(b"content-type", self._frames.content_type), *_HEADERS]
-        await sending.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await sending.start(headers)
         self._started = True
         events = self._reply.first()
         while True:
@@ -100,48 +102,33 @@ class Answer:
                 events += self._reply.add(index, piece)
             if running.finished:
                 break
-            await sending.body(self._frames.lines(events) if events or pieces else self._frames.ping)
+            await sending.body(await self._lines(events) if events or pieces else self._frames.ping)
             pieces = await running.take(patience)
             events = []
         events += self._reply.end()
+        lines = await self._lines(events)
         self._complete = True
-        await sending.body(self._frames.lines(events) + self._frames.done, more=False)
+        await sending.body(lines + self._frames.done, more=False)
 
-    async def _fail(self, error: APIError, scope: Scope, sending: "_Sending") -> None:
+    async def _lines(self, events: list[dict[str, Any]]) -> bytes:
+        if is_large(events):
+            return await self._service.in_thread(self._frames.lines, events)
+        return self._frames.lines(events)
+
+    def _as_api_error(self, error: Exception, scope: Scope) -> APIError:
+        """Returns the error for the client, and notes it for the log."""
+        if isinstance(error, RequestError):
+            error = from_job(error, self._field, grammar_param(self._jobs))
+        if not isinstance(error, APIError):
+            return defect(error, scope)
+        scope[NOTES]["error"] = error.code
+        return error
+
+    async def _fail(self, error: APIError, scope: Scope, sending: Sending) -> None:
+        if self._started and not self._stream:
+            raise error  # the connection is closed: JSON that was cut off must not look whole
         self._complete = True
         if not self._started:
             await sending.response(error_reply(error, scope["path"]))
             return
         await sending.body(self._frames.lines(self._reply.fail(error)), more=False)
-
-
-class _Sending:
-    """Sends, and drops the connection of a client that reads nothing."""
-
-    def __init__(self, scope: Scope, send: Send, patience_s: float) -> None:
-        self._scope, self._send, self._patience_s = scope, send, patience_s
-
-    async def send(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self._patience_s):
-                await self._send(message)
-        except TimeoutError:
-            drop(self._scope)
-            raise asyncio.CancelledError from None
-
-    async def body(self, data: bytes, more: bool = True) -> None:
-        if data or not more:
-            await self.send({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def response(self, response: Response) -> None:
-        await response(self._scope, _never, self.send)
-
-
-async def _never() -> Message:
-    raise AssertionError("a response reads nothing")
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Returns when the client has gone. What it sends is not read: its request is complete."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -139,6 +139,7 @@ def fit_predictor(
     max_share: float = 0.15,
     tokens: int = 8192,
     context: int | None = None,
+    special: bool = False,
     threads: int | None = None,
     cache_type: str | None = None,
     backend: str | None = None,
@@ -163,6 +164,7 @@ def fit_predictor(
         type: block type of the predictors; None: Q4_0, or that of the trained ones.
         max_share: limit of a predictor's bytes, as a part of its layer's FFN.
         tokens: how many tokens to use, spread over the text: four fifths to fit, one to judge.
+        special: whether names of control tokens in the texts become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write; None writes nothing.
         work: with ``train``, a folder for what the run has so far: the same call goes on from it. None is
@@ -191,7 +193,7 @@ def fit_predictor(
     base = opened(source, load_options, progress, **more, state_copies=0, draft_max=0)
     base.mode(mode, own)
     _check_layers(base, method)
-    fit_to, seen = _windows(base, texts, tokens, window_length(base.context, context))
+    fit_to, seen = _windows(base, texts, tokens, window_length(base.context, context), special=special)
     if folder is None:
         ladders = _fit(base, settings, fit_to, seen, progress)
         best = [each[0] if each else None for each in ladders]
@@ -236,11 +238,13 @@ def _check_layers(model: LoadedModel, method: str) -> None:
         raise UserError(f"{seen}: predictors of the others can be made by `method=svd` alone")
 
 
-def _windows(model: LoadedModel, texts: Sequence[str], tokens: int, length: int) -> tuple[Windows, Windows]:
+def _windows(
+    model: LoadedModel, texts: Sequence[str], tokens: int, length: int, *, special: bool = False
+) -> tuple[Windows, Windows]:
     """Windows to fit to and, without overlap, windows to judge by: four fifths and one fifth of ``tokens``.
 
     They are spread over the two texts, or over the first four fifths and the last fifth of one."""
-    fit_to, *more = (text_windows(model.tokenizer, text, length) for text in texts)
+    fit_to, *more = (text_windows(model.tokenizer, text, length, special=special) for text in texts)
     if more:
         held_out = more[0]
     else:

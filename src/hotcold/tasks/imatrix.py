@@ -55,6 +55,7 @@ def imatrix(
     context: int | None = None,
     chunks: int | None = None,
     output_head: bool = False,
+    special: bool = False,
     threads: int | None = None,
     cache_type: str | None = None,
     backend: str | None = None,
@@ -70,6 +71,7 @@ def imatrix(
         chunks: how many windows to take, the first ones; None takes all.
         output_head: whether to take the inputs of the output matrix, too, as ``--process-output`` of
             llama.cpp does.
+        special: whether names of control tokens in the text become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write; None writes nothing.
         progress: is told of the phases ``loading`` and ``windows``.
@@ -89,7 +91,8 @@ def imatrix(
     if base.gpus:
         fix = "load it without placement and vram_budget, or give its file"
         raise UserError(f"this model is loaded on several backends, and this is computed on one: {fix}")
-    windows = text_windows(base.tokenizer, words, window_length(base.context, context))[:chunks]
+    length = window_length(base.context, context)
+    windows = text_windows(base.tokenizer, words, length, special=special)[:chunks]
     name = text.name if isinstance(text, Path) else "a text"
     sums = input_squares(base, windows, output_head=output_head, progress=progress)
     found = ImportanceMatrix(sums, [name], len(windows), len(windows[0]))

@@ -10,7 +10,9 @@ from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.backend import PAGE
 from hotcold.model.config import Config
+from hotcold.model.kv_cache import MOST_GUESSED_STATES, copies_within, spare_slots_of
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.placement.baselines import last_layers, layer_split, paper_placement
 from hotcold.placement.costs import Costs
@@ -177,7 +179,7 @@ def plan(
     machines, budgets = _gpus(hardware, vram_budget)
     kind = block_type(type.upper())
     if shape is None:
-        subject = _of_model(source_of(model), context, cache_type, profile)
+        subject = _of_model(source_of(model), context, cache_type, profile, min(budgets))
     elif model is None:
         subject = _of_shape(shape, kind, context or 2048, cache_type or "f16", profile)
     else:
@@ -232,6 +234,7 @@ def _of_model(
     context: int | None,
     cache_type: str | None,
     profile: _GivenProfile,
+    budget: int,
 ) -> _Subject:
     if isinstance(model, LoadedModel):
         context = model.context if context is None else context
@@ -244,7 +247,15 @@ def _of_model(
         if config.cpu_alone:
             raise UserError(f"there is nothing to place: {config.cpu_alone}")
         predictors = find_predictors(file)
-        sizes = sizes_of_file(file, config, positions, cache_type or "f16", predictors=predictors)
+        guesses = spare_slots_of(config, MOST_GUESSED_STATES)
+        sizes = sizes_of_file(
+            file,
+            config,
+            positions,
+            cache_type or "f16",
+            predictors=predictors,
+            slots=1 + copies_within(budget, config, -(-positions // PAGE)) + guesses,
+        )
     return _Subject(sizes, _profile(sizes, profile, path), positions)
 
 

@@ -84,6 +84,7 @@ def profile(
     counts: str | os.PathLike[str] | None = None,
     tokens: int | None = None,
     context: int | None = None,
+    special: bool = False,
     threads: int | None = None,
     cache_type: str | None = None,
     backend: str | None = None,
@@ -102,6 +103,7 @@ def profile(
             them is executed.
         tokens: how many tokens of the text to take, spread over it; None takes all. With ``counts``: how many
             tokens they cover; None: as many as the largest count.
+        special: whether names of control tokens in the text become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write the profile to; None writes nothing.
         progress: is told of the phases ``loading`` and ``windows``.
@@ -130,7 +132,7 @@ def profile(
         words = text_of(text)
         options = {"threads": threads, "cache_type": cache_type, "backend": backend}
         mode = "off" if config.whole else "exact"
-        firings, setup = _count(source, mode, words, tokens, context, options, progress)
+        firings, setup = _count(source, mode, words, tokens, context, options, progress, special)
         origin = f"{text.name if isinstance(text, Path) else 'a text'}, {firings.tokens} tokens"
         columns = _skew(firings.firing) | firings.figures()
         routing = firings.routing
@@ -153,6 +155,7 @@ def _count(
     context: int | None,
     options: dict[str, Any],
     progress: Progress | None,
+    special: bool,
 ) -> tuple[Firings, Setup]:
     """Runs the model over the text and counts firings."""
     if not isinstance(model, LoadedModel):
@@ -166,7 +169,7 @@ def _count(
     experts = [base.config.experts_of(i) for i in range(base.config.layers)]
     firings = Firings(base.config.neurons, [each.count if each else 1 for each in experts])
     rows = base.limits.tokens
-    windows = text_windows(base.tokenizer, text, length)
+    windows = text_windows(base.tokenizer, text, length, special=special)
     if tokens is not None:
         windows = evenly(windows, max(1, tokens // length))
     watched = base.session(mode, wrap=lambda ffns: firings.watch(base.backend, ffns, rows))

@@ -1,6 +1,7 @@
 """Measures how well a model predicts a text; every token is computed as in decoding."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Floats
-from hotcold.model.kv_cache import PagePool
+from hotcold.model.kv_cache import PagePool, Room
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.session import Session
 
@@ -64,18 +65,22 @@ class Scorer:
             raise UserError(f"a window of {len(window)} tokens: the context holds {context}")
         batch = session.transformer.batch
         use = _Scoring(session.cache)
-        session.claim(use)
-        room = session.state.take(use, len(window))
+
+        def begin() -> Room:
+            session.claim(use)
+            return session.state.take(use, len(window))
+
+        room = session.lock.run(begin)
         try:
             for start in range(0, len(window) - 1, batch.limits.decode):
                 stop = min(start + batch.limits.decode, len(window) - 1)
                 rows = room.put(batch, start, window[start:stop])
                 batch.logits_rows[:rows] = range(rows)
                 batch.counts[:] = (rows, rows, rows, 1)
-                session.run()
+                session.lock.run(session.run)
                 yield session.transformer.read_logits(0, rows)
         finally:
-            session.state.release(use)
+            session.lock.run_soon(partial(session.state.release, use))
 
     @property
     def figures(self) -> Figures:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from hotcold.errors import UserError
+from hotcold.values import not_utf8
 
 _LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memory
 
@@ -21,8 +22,7 @@ def read_text(path: Path | None) -> str:
     try:
         return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise UserError(f"{name} is not UTF-8 text: byte {byte:#04x} at {error.start}") from None
+        raise UserError(f"{name} {not_utf8(error)}") from None
 
 
 def text_of(text: str | Path) -> str:

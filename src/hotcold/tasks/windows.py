@@ -9,11 +9,12 @@ from hotcold.tokenizer.tokenizer import Tokenizer
 _T = TypeVar("_T")
 
 
-def text_windows(tokenizer: Tokenizer, text: str, size: int) -> list[list[int]]:
-    """Consecutive windows of ``size`` tokens, each with BOS first if the model's file asks for it; ValueError
-    as in :func:`~hotcold.tasks.scoring.cut_windows`."""
+def text_windows(tokenizer: Tokenizer, text: str, size: int, *, special: bool = False) -> list[list[int]]:
+    """Consecutive windows of ``size`` tokens, each with BOS first if the model's file asks for it. With
+    ``special`` names of control tokens become these tokens. ValueError as in
+    :func:`~hotcold.tasks.scoring.cut_windows`."""
     bos = tokenizer.bos_id if tokenizer.add_bos else None
-    return cut_windows(tokenizer.encode(text, add_bos=False), size, bos)
+    return cut_windows(tokenizer.encode(text, add_bos=False, parse_special=special), size, bos)
 
 
 def evenly(items: Sequence[_T], n: int) -> list[_T]:

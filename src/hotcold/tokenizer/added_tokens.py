@@ -5,7 +5,7 @@ GGUF has no keys for the flags. ``hotcold convert`` writes keys of its own; with
 for well-known vocabularies apply, by their names."""
 
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,6 +20,8 @@ SPACES = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029"
     "\u202f\u205f\u3000"
 )
+_FREE, _FIRST, _OTHER = b"\0", b"\1", b"\2"
+_PART = 1 << 16  # characters that one call looks at: other threads wait until it returns
 _WORD = ("L", "M", "Nd", "Nl", "Pc")  # Unicode categories of word characters in regular expressions
 
 
@@ -97,36 +99,51 @@ class AddedTokens:
     def cut(self, text: str, before: str = "", after: str = "") -> list[str | int]:
         """The text in parts: ids of the tokens, and the strings between them, none empty. ``before`` and
         ``after`` are the neighbouring characters, if any."""
-        spans: list[tuple[int, int] | int] = [(0, len(text))] if text else []
-        for name, id in self.names:
-            if name in text:
-                cut: list[tuple[int, int] | int] = []
-                for span in spans:
-                    cut += (
-                        [span] if isinstance(span, int) else self._cut(text, *span, name, id, before, after)
-                    )
-                spans = cut
-        return [span if isinstance(span, int) else text[slice(*span)] for span in spans]
+        characters = {each for at in range(0, len(text), _PART) for each in {*text[at : at + _PART]}}
+        names = [each for each in self.names if each[0][0] in characters and each[0] in text]
+        if not names:
+            return [text] if text else []
+        taken = bytearray(
+            len(text)
+        )  # by tokens: _FIRST for the first character of one, _OTHER for its others
+        ends: dict[int, tuple[int, int]] = {}  # end and id of each token, by start
+        for name, id in names:
+            for left, right in self._places(text, taken, name, id, before, after):
+                ends[left] = right, id
+                taken[left:right] = _FIRST + _OTHER * (right - left - 1)
+        parts: list[str | int] = []
+        at = 0
+        while (left := taken.find(_FIRST, at)) >= 0:
+            if left > at:
+                parts.append(text[at:left])
+            at, id = ends[left]
+            parts.append(id)
+        return [*parts, text[at:]] if at < len(text) else parts
 
-    def _cut(
-        self, text: str, start: int, end: int, name: str, id: int, before: str, after: str
-    ) -> list[tuple[int, int] | int]:
+    def _places(
+        self, text: str, taken: bytearray, name: str, id: int, before: str, after: str
+    ) -> Iterator[tuple[int, int]]:
+        """Yields start and end of each place of a token, from left to right, outside of what is taken. The
+        time does not grow with the number of tokens that other names have taken."""
         flags = self.flags
         spaces = SPACES.replace(" ", "") if id in flags.normalized else SPACES
-        parts: list[tuple[int, int] | int] = []
-        at = start
-        while (left := text.find(name, at, end)) >= 0:
-            at = left + len(name)
-            sides = (text[left - 1] if left else before, text[at] if at < len(text) else after)
+        at = 0
+        while at >= 0 and (left := text.find(name, at)) >= 0:
+            right = left + len(name)
+            taken_at = left if taken[left] else taken.find(_FIRST, left, right)
+            if taken_at >= 0:
+                at = taken.find(_FREE, taken_at)
+                continue
+            at = right
+            sides = (text[left - 1] if left else before, text[right] if right < len(text) else after)
             if id in flags.single_word and any(map(_is_word, sides)):
                 continue
-            while id in flags.lstrip and left > start and text[left - 1] in spaces:
+            while id in flags.lstrip and left and not taken[left - 1] and text[left - 1] in spaces:
                 left -= 1
-            while id in flags.rstrip and at < end and text[at] in spaces:
-                at += 1
-            parts += [(start, left), id] if left > start else [id]
-            start = at
-        return [*parts, (start, end)] if start < end else parts
+            while id in flags.rstrip and right < len(text) and not taken[right] and text[right] in spaces:
+                right += 1
+            at = right
+            yield left, right
 
 
 def _is_word(character: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hotcold.tokenizer.library import encoding
 from hotcold.tokenizer.vocabulary import (
     PREFIX,
     TokenizerError,
@@ -61,7 +62,7 @@ class ByteLevelBPE:
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Ids of a text without special tokens; its :meth:`absent` bytes are left out."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = encoding(self._tokenizer, text).ids
         return [id for id in ids if id != self._absent_id] if self.lacks else ids
 
     def absent(self, text: str) -> list[str]:

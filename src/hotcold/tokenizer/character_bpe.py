@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotcold.tokenizer.bpe import read_merges
+from hotcold.tokenizer.library import encoding
 from hotcold.tokenizer.spm import SPACE, spelled
 from hotcold.tokenizer.vocabulary import Vocabulary
 
@@ -32,7 +33,7 @@ class CharacterBPE:
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Ids of a text without special tokens; its :meth:`absent` characters are left out."""
-        ids: list[int] = self._tokenizer.encode(text.replace(" ", SPACE), add_special_tokens=False).ids
+        ids: list[int] = encoding(self._tokenizer, text.replace(" ", SPACE)).ids
         return [id for id in ids if id != self._absent_id] if self.lacks else ids
 
     def absent(self, text: str) -> list[str]:

@@ -5,7 +5,8 @@ highest score first (the leftmost on a tie), until no such pair is left; a chara
 becomes its bytes in UTF-8. Kudo and Richardson, arXiv 1808.06226; the same ids as llama.cpp and
 SentencePiece."""
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping, MutableSequence
 from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -20,6 +21,7 @@ SPACE = "\u2581"  #: how SentencePiece spells a space inside tokens
 
 _CACHED_CHUNKS = 1 << 14
 _CACHED_LENGTH = 64  # longer chunks hardly ever repeat
+_PART = 1 << 16  # characters that one call works on: other threads wait until it returns
 _POSITION_BITS = 40
 
 
@@ -33,6 +35,14 @@ def _pairs(text: str) -> npt.NDArray[np.uint64]:
     points = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.uint64)
     pairs: npt.NDArray[np.uint64] = points[:-1] << np.uint64(32) | points[1:]
     return pairs
+
+
+def _numbers(start: int, end: int) -> MutableSequence[int]:
+    """The numbers from ``start`` to ``end`` - 1. Millions of them are an array: it takes a seventh of the
+    memory, and is made before other threads have waited for long."""
+    if end - start <= _PART:
+        return list(range(start, end))
+    return array("i", np.arange(start, end, dtype=np.int32).tobytes())
 
 
 class SentencePieceBPE:
@@ -61,14 +71,17 @@ class SentencePieceBPE:
         symbols = {symbol for chunk in chunks for symbol in self._symbols(chunk)}
         return [f"U+{ord(symbol):04X}" for symbol in sorted(symbols) if not self._symbol_ids(symbol)]
 
-    def _chunks(self, text: str) -> list[str]:
+    def _chunks(self, text: str) -> Iterator[str]:
         """Cuts a text where no token has the two neighbouring characters: no merge can cross such a place.
         A short text stays whole: it is merged sooner than the list of neighbours is made."""
-        if len(text) <= _CACHED_LENGTH:
-            return [text]
-        known, pairs = self._neighbours, _pairs(text)
-        cuts = (np.flatnonzero(known[np.searchsorted(known, pairs)] != pairs) + 1).tolist()
-        return [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        start = 0
+        for at in range(0, len(text), _PART) if len(text) > _CACHED_LENGTH else ():
+            known, pairs = self._neighbours, _pairs(text[at : at + _PART + 1])
+            cuts = np.flatnonzero(known[np.searchsorted(known, pairs)] != pairs)
+            for cut in (cuts + at + 1).tolist():
+                yield text[start:cut]
+                start = cut
+        yield text[start:]
 
     @cached_property
     def _neighbours(self) -> npt.NDArray[np.uint64]:
@@ -84,13 +97,19 @@ class SentencePieceBPE:
         ids, ranks = self._ids, self._ranks
         symbols = list(chunk)
         end = len(symbols)
-        previous = list(range(-1, end - 1))
-        following = list(range(1, end + 1))
+        previous, following = _numbers(-1, end - 1), _numbers(1, end + 1)
         # An entry is rank and left position. It is stale unless the pair that stands there now has that rank;
         # every pair that ever stood there pushed its own entry, so equal ranks cannot confuse the order.
-        pairs = enumerate(map("".join, pairwise(chunk)))
-        queue = [ranks[ids[pair]] << _POSITION_BITS | i for i, pair in pairs if pair in ids]
-        heapify(queue)
+        queue: list[int] = []
+        for at in range(0, end, _PART):
+            pairs = enumerate(map("".join, pairwise(chunk[at : at + _PART + 1])), at)
+            entries = [ranks[ids[pair]] << _POSITION_BITS | i for i, pair in pairs if pair in ids]
+            if at == 0:
+                queue = entries
+                heapify(queue)
+            else:
+                for entry in entries:
+                    heappush(queue, entry)
         while queue:
             entry = heappop(queue)
             left = entry & ((1 << _POSITION_BITS) - 1)

@@ -5,12 +5,14 @@ text, whole UTF-8 characters. The algorithm in between is chosen by ``tokenizer.
 
 import codecs
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, Protocol, Self, TypeAlias
 
 from hotcold.errors import UserError
-from hotcold.tokenizer.added_tokens import AddedTokens
+from hotcold.tokenizer.added_tokens import SPACES, AddedTokens
 from hotcold.tokenizer.bpe import ADDS_BOS, ADDS_EOS, ByteLevelBPE, pre_kind, pre_notes
 from hotcold.tokenizer.character_bpe import CharacterBPE
+from hotcold.tokenizer.least_tokens import LeastTokens
 from hotcold.tokenizer.longest_match import LongestMatch
 from hotcold.tokenizer.spm import SentencePieceBPE
 from hotcold.tokenizer.unicode import check_unicode
@@ -110,6 +112,26 @@ class Tokenizer:
         vocabulary = read_vocabulary(metadata, defaults(metadata))
         return cls(vocabulary, algorithm(vocabulary, metadata))
 
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that :meth:`encode` makes of a text at least, whatever its options. A million
+        characters take some milliseconds, and other threads run meanwhile."""
+        return self._least_tokens.of(text)
+
+    @cached_property
+    def _least_tokens(self) -> LeastTokens:
+        """A text may lose white space beside tokens with flags, and what the algorithm leaves out. Unigram
+        models also join unknown characters and spaces, so nothing counts there."""
+        lost: set[int] = set()
+        if self._special.flags.lstrip or self._special.flags.rstrip:
+            lost.update(SPACES.encode())
+        if self._algorithm.lacks:
+            lost.update(byte for byte in range(128) if self._algorithm.absent(chr(byte)))
+            lost.update(range(128, 256))  # of characters whose other bytes may be absent
+        if isinstance(self._algorithm, Unigram):
+            lost.update(range(256))
+        pieces = map(self.piece, range(self.vocab_size))
+        return LeastTokens(pieces, lost, spaces=not self._algorithm.lacks)
+
     def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = False) -> list[int]:
         """Token ids of a text; ``ValueError`` for a lone surrogate, or BOS wanted where the file has none.
 
@@ -200,6 +222,11 @@ class StreamDecoder:
         self._silent = tokenizer._silent.difference(shown)
         self._at_start = tokenizer._space_prefix
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    @property
+    def whole(self) -> bool:
+        """Whether no character is unfinished."""
+        return not self._utf8.getstate()[0]
 
     def push(self, id: int) -> str:
         """The text that a token completes, which may be empty. ValueError: the id is out of range."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hotcold.tokenizer.library import encoding
 from hotcold.tokenizer.spm import SPACE, spelled
 from hotcold.tokenizer.vocabulary import PREFIX, TokenizerError, TokenType, Vocabulary, array, flag, wrong
 
@@ -47,9 +48,9 @@ class Unigram:
         if self._single_spaces:
             words = [word for word in text.split(" ") if word]
             text = self._prefix + SPACE.join(words) if words else ""
-        encoding = self._tokenizer.encode(text.replace(" ", SPACE), add_special_tokens=False)
+        found = encoding(self._tokenizer, text.replace(" ", SPACE))
         ids: list[int] = []
-        for index, token in zip(encoding.ids, encoding.tokens, strict=True):
+        for index, token in zip(found.ids, found.tokens, strict=True):
             if index == 0 and self._byte_ids:
                 ids += map(self._byte_ids.__getitem__, token.encode())
             else:

@@ -26,19 +26,28 @@ class NamedText:
 
 
 class Mixture:
-    """Texts as tokens. Windows of ``context`` tokens begin with BOS where the tokenizer adds one.
+    """Texts as tokens. Windows of ``context`` tokens begin with BOS where the tokenizer adds one. With
+    ``special`` names of control tokens, as a chat template writes them, become these tokens.
 
     Which windows belong to a step depends on the seed and the step alone, so that a run can go on anywhere.
     """
 
-    def __init__(self, texts: Sequence[NamedText], tokenizer: Tokenizer, context: int, seed: int) -> None:
+    def __init__(
+        self,
+        texts: Sequence[NamedText],
+        tokenizer: Tokenizer,
+        context: int,
+        seed: int,
+        *,
+        special: bool = True,
+    ) -> None:
         self.context, self._seed = context, seed
         self._bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
         self._step = context - len(self._bos)
         self._train: list[Ids] = []
         parts: list[Ids] = []
         for text in texts:
-            train, judge = self._cut(text.name, _encode(tokenizer, text.text))
+            train, judge = self._cut(text.name, _encode(tokenizer, text.text, special))
             self._train.append(train)
             parts.append(judge)
         given = [text.share for text in texts if text.share is not None]
@@ -78,12 +87,13 @@ class Mixture:
         return np.array(rows)
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> Ids:
+def _encode(tokenizer: Tokenizer, text: str, special: bool) -> Ids:
     """In pieces that end with a line where they can, so that memory holds few ids as Python's integers."""
     pieces, begin = [np.empty(0, np.int32)], 0
     while begin < len(text):
         end = text.rfind("\n", begin, begin + _PIECE) + 1 if begin + _PIECE < len(text) else len(text)
         end = end or begin + _PIECE
-        pieces.append(np.array(tokenizer.encode(text[begin:end], add_bos=False), np.int32))
+        ids = tokenizer.encode(text[begin:end], add_bos=False, parse_special=special)
+        pieces.append(np.array(ids, np.int32))
         begin = end
     return np.concatenate(pieces)

@@ -40,9 +40,9 @@ class Original:
         return self.checkpoint.folder
 
 
-def open_original(folder: Path) -> Original:
-    """Checks a folder. UserError: it is no checkpoint, or ``hotcold convert`` could not read what would
-    become of it."""
+def open_original(folder: Path, wanted: str = "drelu") -> Original:
+    """Checks a folder whose activation becomes ``wanted``. UserError: it is no checkpoint, or ``hotcold
+    convert`` could not read what would become of it."""
     checkpoint = open_checkpoint(folder)
     layout, facts = find_layout(checkpoint.config)
     activation(facts, layout)
@@ -51,6 +51,9 @@ def open_original(folder: Path) -> Original:
     if not key or "drelu" not in layout.activations:
         seen = f"{folder}: the FFN of model_type {shown(config['model_type'])} is of an unknown form"
         raise UserError(f"{seen}: models with a gate and SiLU, GELU or ReLU can be made sparse")
+    if wanted not in layout.activations:
+        seen = f"{folder}: {key} is that of states, too, so {wanted} would change both"
+        raise UserError(f"{seen}: `activation=drelu` changes the FFN alone")
     tokenizer = Tokenizer.from_metadata(vocabulary_metadata(checkpoint, facts.integer("vocab_size")))
     return Original(checkpoint, tokenizer, config, key, facts.integer("max_position_embeddings"))
 

@@ -52,6 +52,7 @@ class SparsifyOptions:
     context: int = 512  #: tokens of a window
     batch: int = 8  #: windows of a step
     distil: float = 0.0  #: share of the loss that is the divergence from the original's predictions
+    special: bool = True  #: names of control tokens in texts become these tokens
     seed: int = 0
 
 
@@ -105,11 +106,12 @@ def sparsify(
     too short, memory or disk do not suffice, the loss is not a number, or ``work`` is another run's."""
     start = time.monotonic()
     _check(options, output)
-    original = open_original(checkpoint)
+    original = open_original(checkpoint, options.activation)
     if options.context > original.context:
         raise UserError(f"a context of {options.context}: the model knows {original.context} positions")
     place = _device(device)
-    mixture = Mixture(texts, original.tokenizer, options.context, options.seed)
+    tokenizer, seed = original.tokenizer, options.seed
+    mixture = Mixture(texts, tokenizer, options.context, seed, special=options.special)
     state = RunState(work or output.with_name(output.name + ".work"), _identity(original, texts, options))
     try:
         run = _Run(original, mixture, options, place)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hotcold.errors import UserError
 from hotcold.formats.files import FileError, replacing
-from hotcold.values import printable
+from hotcold.values import not_utf8, printable
 
 _FACTS = "run.json"
 
@@ -41,7 +41,8 @@ class WorkFolder:
             else:
                 folder.write(_FACTS, json.dumps(dict(facts), indent=1).encode())
         except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            reason = getattr(error, "strerror", None) or error
+            wrong = f"a file {not_utf8(error)}" if isinstance(error, UnicodeDecodeError) else error
+            reason = getattr(error, "strerror", None) or wrong
             raise UserError(f"{shown} cannot be used: {reason}; name another folder") from None
         return folder
 

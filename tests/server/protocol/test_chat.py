@@ -15,7 +15,7 @@ from support.built_in import tokenizer
 from hotcold.chat.stream import ChatStream
 from hotcold.chat.thinking import Thinking
 from hotcold.chat.tool_formats import HERMES
-from hotcold.chat.tool_grammar import tools_grammar
+from hotcold.chat.tool_grammar import tools_grammar, without_calls
 from hotcold.engine.request import Grammar, Job
 from hotcold.engine.sampler import splitmix64
 from hotcold.runtime.sampling import SamplingParams
@@ -180,7 +180,8 @@ def test_tools_and_what_must_be_done_with_them() -> None:
     assert parse(tools=[TOOL], tool_choice="required").tools[0]["function"]["name"] == "weather"
     assert parse(tools=[TOOL], tool_choice=named).tool_choice == named
     assert parse(tools=[TOOL], parallel_tool_calls=False).parallel_tool_calls is False
-    assert parse(tools=[TOOL], tool_choice="none").tools == []
+    none = parse(tools=[TOOL], tool_choice="none")
+    assert (none.tools, none.callable, none.tool_choice) == ([TOOL], [], "none")
     assert parse(tools=[], tool_choice="auto").tool_choice == "none"
 
 
@@ -222,7 +223,6 @@ def test_calls_or_content_of_a_format(format: dict[str, Any]) -> None:
     for choice, may in (("auto", content), ("required", content)):
         found = parse(tools=[TOOL], tool_choice=choice, **format)
         assert found.job.grammar == tools_grammar([TOOL], choice, True, HERMES, ids, may)
-        assert not found.may_think
     assert parse(tools=[TOOL], tool_choice="none", **format).job.grammar == content
     assert parse(tools=[TOOL], **format).job.grammar != parse(tools=[TOOL]).job.grammar
 
@@ -230,29 +230,54 @@ def test_calls_or_content_of_a_format(format: dict[str, Any]) -> None:
 def test_calls_match_a_grammar_of_their_own() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     ids = {name: id for id, name in tokenizer().control_names.items()}
-    for choice, free in (("auto", True), ("required", False)):
+    for choice in ("auto", "required"):
         found = parse(tools=tools, tool_choice=choice)
         (job,) = found.jobs([1])
         assert job.grammar == tools_grammar(tools, choice, True, HERMES, ids)
-        assert found.may_think is free
-    assert parse(tools=tools, tool_choice="none").job.grammar is None
+    assert parse(tools=tools, tool_choice="none").job.grammar == without_calls(None, HERMES, ids)
+    assert parse(tool_choice="none").job.grammar is None
     broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": 5}}}
     assert refused(tools=[broken]).param == "tools"
     assert refused(tools=[broken]).code == "invalid_grammar"
 
 
+_FORBIDDEN = {"enable_thinking": False}
+_WANTED = {"enable_thinking": True}
+
+
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("fields", "kwargs", "budget"),
     [
-        ({}, {}),
-        ({"response_format": {"type": "json_object"}}, {"enable_thinking": False}),
-        ({"regex": "a", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
-        ({"response_format": {"type": "text"}}, {}),
+        ({}, {}, None),
+        ({"response_format": {"type": "json_object"}}, {}, None),  # the template's default
+        ({"regex": "a", "chat_template_kwargs": _WANTED}, _WANTED, None),
+        ({"reasoning_effort": "none"}, _FORBIDDEN | {"reasoning_effort": "none"}, None),
+        ({"reasoning": {"effort": "none"}}, _FORBIDDEN | {"reasoning_effort": "none"}, None),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}, None),
+        ({"reasoning_effort": "none", "chat_template_kwargs": _WANTED},
+         _WANTED | {"reasoning_effort": "none"}, None),
+        ({"enable_thinking": False}, _FORBIDDEN, None),
+        ({"thinking": False}, _FORBIDDEN, None),
+        ({"thinking": {"type": "disabled"}}, _FORBIDDEN, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 7}}, _WANTED | {"thinking_budget": 7}, 7),
+        ({"reasoning": {"max_tokens": 7, "enabled": True}}, _WANTED | {"thinking_budget": 7}, 7),
+        ({"thinking_token_budget": 0}, _FORBIDDEN | {"thinking_budget": 0}, 0),
+        ({"thinking_token_budget": 9, "thinking_budget": 8}, {"thinking_budget": 9}, 9),
+        ({"thinking_budget_tokens": 8}, {"thinking_budget": 8}, 8),
+        ({"thinking_budget": "8"}, {"thinking_budget": 8}, 8),
+        ({"reasoning_budget": -1}, {}, None),
     ],
-)
-def test_a_format_has_no_room_for_thinking(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+)  # fmt: skip
+def test_names_of_thinking(fields: dict[str, Any], kwargs: dict[str, Any], budget: int | None) -> None:
     call = parse(**fields)
-    assert call.template_kwargs == expected and call.may_think is (call.job.grammar is None)
+    assert call.template_kwargs == kwargs and call.thinking_budget == budget
+
+
+def test_the_servers_budget_of_thinking() -> None:
+    known = facts(thinking_budget=5)
+    assert chat.parse({"messages": HELLO}, known).thinking_budget == 5
+    assert chat.parse({"messages": HELLO, "thinking_budget": 9}, known).thinking_budget == 9
+    assert chat.parse({"messages": HELLO, "thinking_budget": -1}, known).thinking_budget is None
 
 
 @pytest.mark.parametrize(
@@ -475,12 +500,3 @@ def test_guesses_are_counted_as_llama_cpp_counts_them() -> None:
         reply.add(i, piece("a", [5, 6, 7], "length", guessed=10 * i, accepted=7 * i))
     found = reply.whole()["timings"]
     assert (found["draft_n"], found["draft_n_accepted"]) == (10, 7)
-
-
-@pytest.mark.parametrize("reason", ["cancelled", "error"])
-def test_an_answer_that_was_cut_short_never_looks_whole(reason: str) -> None:
-    reply = parse().reply(Marked)
-    with pytest.raises(APIError) as caught:
-        reply.add(0, piece("a", [5], reason))
-    assert caught.value.status == 503
-    assert reply.fail(caught.value) == [caught.value.body()]

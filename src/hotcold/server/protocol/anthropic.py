@@ -1,15 +1,16 @@
 """Anthropic's ``/v1/messages``: the request, as one of the chat route's."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hotcold.chat.stream import AnswerStream
-from hotcold.server.protocol import chat, sampling
+from hotcold.server.protocol import chat, sampling, thinking
 from hotcold.server.protocol.anthropic_reply import MessagesReply
 from hotcold.server.protocol.chat import ChatCall
-from hotcold.server.protocol.dialects import renamed
-from hotcold.server.protocol.errors import APIError, invalid
+from hotcold.server.protocol.dialects import translated
+from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
     Anything,
@@ -94,14 +95,6 @@ _TOOL_CHOICE = Tagged(
         "none": Shape({}),
     },
 )
-_THINKING = Tagged(
-    "type",
-    {
-        "enabled": Shape({"budget_tokens": Field(Whole(0, LARGEST), None, "Has no effect.")}),
-        "adaptive": Shape({}),
-        "disabled": Shape({}),
-    },
-)
 _FORMAT = Tagged("type", {"json_schema": Shape({"schema": Field(Anything(), required=True)})})
 _OUTPUT = Shape(
     {
@@ -119,14 +112,10 @@ COUNT: Fields = {
     "messages": Field(
         Items(_MESSAGE, 1, MAX_MESSAGES), None, "A last one of the assistant is continued.", required=True
     ),
-    "system": Field(_TEXTS, None, "What comes before all messages."),
+    "system": Field(_TEXTS, None, "What comes before all messages; Claude Code's billing line is left out."),
     "tools": Field(Items(_TOOL, 0, MAX_TOOLS), None, "Functions that the model may call."),
     "tool_choice": Field(_TOOL_CHOICE, None, "auto where there are tools."),
-    "thinking": Field(
-        _THINKING,
-        None,
-        "For the model's template. No effect where the answer must be a call or match a schema.",
-    ),
+    "thinking": Field(thinking.THINKING, None, "For the model's template; disabled forbids thinking."),
     "output_config": Field(_OUTPUT, None, "The form of the answer, and the effort."),
     "mcp_servers": Field(Neutral(([],))),
     "container": Field(Neutral()),
@@ -142,6 +131,11 @@ FIELDS: Fields = {
 }  # fmt: skip
 BODY, COUNT_BODY = Shape(FIELDS), Shape(COUNT)
 _NAMES = {"response_format": "output_config"}
+#: The line at the beginning of a text that Claude Code writes for Anthropic's billing:
+#: ``x-anthropic-billing-header: cc_version=2.1.100.f2a; cc_entrypoint=cli; cch=0a1b2;``
+_BILLING_LINE = re.compile(
+    r"x-anthropic-billing-header:(?:[ \t]*\w+=[^;\s]*;)*[ \t]*\w+=[^;\s]*;?[ \t]*(?:\r?\n|\Z)"
+)
 
 
 @dataclass(frozen=True)
@@ -171,10 +165,7 @@ def _call(values: Mapping[str, Any], facts: Facts) -> MessagesCall:
             if part["type"] == "tool_use":
                 seen = f"messages ends with the call {shown(part['id'])}"
                 raise invalid(f"{seen}: add a tool_result of each, in a message of role user", "messages")
-    try:
-        return MessagesCall(**vars(chat.parse(_chat(values), facts)))
-    except APIError as error:
-        raise renamed(error, _NAMES) from None
+    return MessagesCall(**vars(translated(chat.parse, _chat(values), facts, _NAMES)))
 
 
 def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,6 +178,7 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
         "stop": values.get("stop_sequences"),
         "stream": values.get("stream"),
         "reasoning_effort": output.get("effort"),
+        "thinking": values["thinking"],
         **{name: values.get(name) for name in sampling.SHARED},
     }
     if values["tools"]:
@@ -197,15 +189,31 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
         body["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
     if format is not None:
         body["response_format"] = {"type": "json_schema", "json_schema": {"schema": format["schema"]}}
-    may_think = format is None and choice.get("type") not in ("any", "tool")
-    if values["thinking"] is not None and may_think:
-        body["chat_template_kwargs"] = {"enable_thinking": values["thinking"]["type"] != "disabled"}
     return body
 
 
 def _system(content: str | list[dict[str, Any]] | None) -> Iterator[dict[str, Any]]:
-    if content:
+    if content := _without_billing_line(content or []):
         yield {"role": "system", "content": _text(content)}
+
+
+def _without_billing_line(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Leaves out Claude Code's billing line: a block of its own, or the first line of the first block.
+
+    The line changes with each request, so no prompt would begin like the one before it."""
+    if isinstance(content, str):
+        line = _BILLING_LINE.match(content)
+        return content[line.end() :] if line else content
+    blocks: list[dict[str, Any]] = []
+    for block in content:
+        text = block["text"]
+        line = _BILLING_LINE.match(text)
+        if line and not text[line.end() :].strip():
+            continue
+        if line and not blocks:
+            block = {**block, "text": text[line.end() :]}
+        blocks.append(block)
+    return blocks
 
 
 def _text(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:

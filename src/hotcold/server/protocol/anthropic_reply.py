@@ -41,7 +41,7 @@ class MessagesReply(Reply):
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
         (tally,) = self._tallies
-        reason = self._reason(piece)
+        reason = piece.finish_reason
         first = tally.last is None
         tally.add(piece)
         events = [self._begun()] if first else []

@@ -6,15 +6,14 @@ from typing import Any, TypeAlias
 
 from hotcold.chat.stream import AnswerStream
 from hotcold.chat.tool_formats import GENERAL, HARMONY
-from hotcold.chat.tool_grammar import framed, tools_grammar
+from hotcold.chat.tool_grammar import tools_grammar, without_calls
 from hotcold.engine.request import Grammar, Job
 from hotcold.grammar.error import GrammarError
-from hotcold.server.protocol import constraints, sampling
+from hotcold.server.protocol import constraints, sampling, thinking
 from hotcold.server.protocol.chat_reply import ChatReply
-from hotcold.server.protocol.errors import from_job, invalid
+from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
-    Choice,
     Field,
     Fields,
     Flag,
@@ -78,9 +77,7 @@ FIELDS: Fields = {
         "Whether an answer may have several calls: true where the template has calls and no tool is named.",
     ),
     "chat_template_kwargs": Field(TemplateKwargs(), None, "Values for the model's chat template."),
-    "reasoning_effort": Field(
-        Choice(("none", "minimal", "low", "medium", "high", "xhigh", "max")), None, "For its template."
-    ),
+    **thinking.FIELDS,
     "add_generation_prompt": Field(Flag(), True, "False leaves out the beginning of an answer."),
     **EXTENSIONS,
     **sampling.UNSUPPORTED,
@@ -114,7 +111,8 @@ class ChatCall:
     template_kwargs: dict[str, Value]
     add_generation_prompt: bool
     continue_last: bool  #: whether the last message is the beginning of the answer
-    may_think: bool  #: whether it may begin with thinking; no format has room for that
+    thinking_budget: int | None  #: the most tokens of its thinking; None: no limit but that of the effort
+    form: bool  #: whether what is no call must match a format
     job: Job  #: of each answer, without its prompt
     n: int
     stream: bool
@@ -147,7 +145,7 @@ def parse(body: object, facts: Facts) -> ChatCall:
     values = BODY.read(body, "")
     content = constraints.grammar(values, facts)
     tools, callable, choice = _tools(values)
-    if content is not None and content.kind == "gbnf" and tools:
+    if content is not None and content.kind == "gbnf" and callable:
         message = "tools and a grammar of the answer are both given: one is allowed, or tool_choice none"
         raise invalid(message, "tools")
     last = values["messages"][-1]
@@ -157,12 +155,9 @@ def parse(body: object, facts: Facts) -> ChatCall:
         raise invalid(message, "messages")
     if continue_last and facts.tool_format is HARMONY and choice == "auto":
         callable = []  # the channel of the answer was chosen before
-    may_think = content is None and choice in ("none", "auto")
-    kwargs = dict(values["chat_template_kwargs"] or {})
-    if not may_think:
-        kwargs.setdefault("enable_thinking", False)
-    if values["reasoning_effort"] is not None:
-        kwargs.setdefault("reasoning_effort", values["reasoning_effort"])
+    grammar = _grammar(values, facts, callable, choice, content, continue_last)
+    if grammar is not None:
+        grammar = replace(grammar, param="tools" if callable or content is None else content.param)
     return ChatCall(
         facts=facts,
         messages=[_without_absent(each) for each in values["messages"]],
@@ -170,16 +165,17 @@ def parse(body: object, facts: Facts) -> ChatCall:
         callable=callable,
         tool_choice=choice,
         parallel_tool_calls=_parallel(values, facts, choice),
-        template_kwargs=kwargs,
+        template_kwargs=thinking.template_kwargs(values, facts),
         add_generation_prompt=values["add_generation_prompt"] and not continue_last,
         continue_last=continue_last,
-        may_think=may_think,
+        thinking_budget=thinking.budget(values, facts),
+        form=content is not None,
         job=sampling.job(
             values,
             facts,
             max_tokens=sampling.length(values, _LENGTHS, facts.default_max_tokens),
             logprobs=_logprobs(values),
-            grammar=_grammar(values, facts, callable, choice, content, continue_last),
+            grammar=grammar,
             picture=picture(values),
         ),
         n=values["n"],
@@ -192,23 +188,25 @@ def parse(body: object, facts: Facts) -> ChatCall:
 def _grammar(
     values: Mapping[str, Any],
     facts: Facts,
-    tools: Sequence[Mapping[str, Any]],
+    callable: Sequence[Mapping[str, Any]],
     choice: ToolChoice,
     content: Grammar | None,
     continue_last: bool,
 ) -> Grammar | None:
     """Returns the grammar of calls, of content, or of either. APIError: a tool's schema is broken or not
     supported."""
+    format = facts.tool_format
     token_ids = {name: id for id, name in facts.tokenizer.control_names.items()}
-    if not tools:
-        return content if content is None or continue_last else framed(content, facts.tool_format, token_ids)
+    if not callable:
+        free = content is None and not values["tools"]
+        if free or (continue_last and format is HARMONY):  # its channel was chosen before
+            return content
+        return without_calls(content, format, token_ids)
     parallel = _parallel(values, facts, choice)
     try:
-        return tools_grammar(
-            tools, choice, parallel, facts.tool_format, token_ids, content, open=facts.open_schemas
-        )
+        return tools_grammar(callable, choice, parallel, format, token_ids, content, open=facts.open_schemas)
     except GrammarError as error:
-        raise from_job(error, "tools") from None
+        raise invalid(str(error), "tools", "invalid_grammar") from None
 
 
 def _parallel(values: Mapping[str, Any], facts: Facts, choice: ToolChoice) -> bool:
@@ -251,7 +249,9 @@ def _logprobs(values: Mapping[str, Any]) -> int | None:
 def _tools(
     values: Mapping[str, Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], ToolChoice]:
-    """The tools that the model is told of, those which it may call, and what it must do with them."""
+    """The tools that the prompt describes, the tools that the model may call, and what it must do with them.
+    Tools that it may not call stay in the prompt, so that earlier calls keep their meaning and pages of the
+    prompt are reused."""
     tools = [_as_given(each) for each in values["tools"] or []]
     choice: ToolChoice = values["tool_choice"] or ("auto" if tools else "none")
     names = [each["function"]["name"] for each in tools]
@@ -264,13 +264,14 @@ def _tools(
         choice = choice["allowed_tools"]["mode"]
         _check_chosen(allowed, names)
     elif isinstance(choice, dict):
-        _check_chosen([choice["function"]["name"]], names)
+        allowed = [choice["function"]["name"]]
+        _check_chosen(allowed, names)
     elif choice != "none" and not tools:
         if choice == "required":
             raise invalid("tool_choice is required and there are no tools: give some", "tool_choice")
         choice = "none"
     if choice == "none":
-        return [], [], choice
+        allowed = []
     return tools, [each for each in tools if each["function"]["name"] in allowed], choice
 
 

@@ -77,7 +77,7 @@ class ChatReply(Reply):
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
         answer, tally = self._answers[i], self._tallies[i]
-        reason = self._reason(piece)
+        reason = piece.finish_reason
         tally.add(piece)
         if self._logprobs:
             answer.logprobs += logprobs.of_chat(self._facts.tokenizer, piece.ids, piece.logprobs)

@@ -96,6 +96,11 @@ class CompletionCall:
     include_usage: bool
     timings_per_token: bool
 
+    @property
+    def texts(self) -> list[Prompt]:
+        """All that the prompts are made of."""
+        return self.prompts
+
     def encode(self) -> list[list[int]]:
         """The tokens of each prompt. Takes as long as the text is: not for an event loop's thread. Names of
         control tokens are these tokens, since it is a program that writes whole prompts."""

@@ -51,7 +51,7 @@ class CompletionReply(Reply):
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
         choice, tally = self._texts[i], self._tallies[i]
-        reason = self._reason(piece)
+        reason = piece.finish_reason
         tally.add(piece, silent=self._silent)
         text = "" if self._silent else piece.text
         parts: list[dict[str, Any]] = []

@@ -1,11 +1,12 @@
 """Reads the grammar that an answer must match: OpenAI's ``response_format``, llama.cpp's fields, or an
 expression."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hotcold.engine.request import Grammar
+from hotcold.engine.request import Grammar, Job
 from hotcold.grammar.constraint import schema_grammar
 from hotcold.grammar.error import GrammarError
 from hotcold.server.protocol.errors import APIError, from_job
@@ -64,8 +65,6 @@ FIELDS: Fields = {
     "regex": Field(Text(0, MAX_GRAMMAR), note="A regular expression for the whole answer."),
 }  # fmt: skip
 
-#: Fields of any route that have schemas, which may take long to read.
-SCHEMAS = frozenset({"tools", "response_format", "json_schema", "output_config", "text", "format"})
 #: Other programs' names for the same.
 UNSUPPORTED: Fields = {
     name: Field(Neutral(), note="Use response_format, grammar or regex.")
@@ -74,14 +73,22 @@ UNSUPPORTED: Fields = {
 
 
 def grammar(values: Mapping[str, Any], facts: Facts) -> Grammar | None:
-    """Makes a grammar of the values that :data:`FIELDS` read; APIError where several are asked for, and for a
-    broken schema."""
+    """Makes a grammar of the values that :data:`FIELDS` read. APIError: they ask for several different ones,
+    or a schema is broken."""
+    format, schema = values["response_format"], values["json_schema"]
+    if format is not None and format["type"] == "text":
+        format = None
+    if format is not None and schema is not None:  # as clients of llama.cpp write one wish
+        other = _schema(format)
+        if schema in _ANYTHING or _sorted(other) == _sorted(schema):
+            schema = None
+        elif other is None or other in _ANYTHING:
+            format = None
     found: dict[str, Grammar] = {}
-    format = values["response_format"]
-    if format is not None and format["type"] != "text":
+    if format is not None:
         found["response_format"] = _of_format(format, facts)
-    if values["json_schema"] is not None:
-        found["json_schema"] = _of_schema(values["json_schema"], "json_schema", facts)
+    if schema is not None:
+        found["json_schema"] = _of_schema(schema, "json_schema", facts)
     if values["grammar"]:
         found["grammar"] = Grammar("gbnf", values["grammar"])
     if values["regex"]:
@@ -89,23 +96,41 @@ def grammar(values: Mapping[str, Any], facts: Facts) -> Grammar | None:
     if len(found) > 1:
         names = " and ".join(found)
         raise APIError(f"{names} are both given: one is allowed", param=[*found][1], code="invalid_value")
-    return next(iter(found.values()), None)
+    return next((replace(each, param=name) for name, each in found.items()), None)
+
+
+def grammar_param(jobs: Sequence[Job]) -> str | None:
+    """Returns the field of a request that its grammar came in."""
+    return next((job.grammar.param for job in jobs if job.grammar is not None), None)
+
+
+_ANYTHING: tuple[object, ...] = ({}, True)  # schemas that ask for nothing
+
+
+def _sorted(schema: object) -> str:
+    return json.dumps(schema, sort_keys=True)
+
+
+def _schema(format: Mapping[str, Any]) -> Any:
+    """Returns the schema of a ``response_format``; None: any object."""
+    if format["type"] == "json_object":
+        return None if format["schema"] in _ANYTHING else format["schema"]
+    named = (format["json_schema"] or {}).get("schema")
+    schema = format["schema"] if named is None else named
+    if schema is None:
+        raise APIError(
+            "response_format.json_schema.schema is missing: it is required",
+            param="response_format.json_schema.schema",
+            code="missing_required_parameter",
+        )
+    return schema
 
 
 def _of_format(format: Mapping[str, Any], facts: Facts) -> Grammar:
-    schema, strict = format["schema"], False
-    if format["type"] == "json_schema":
-        named = format["json_schema"] or {}
-        strict = bool(named.get("strict"))
-        schema = schema if named.get("schema") is None else named["schema"]
-        if schema is None:
-            raise APIError(
-                "response_format.json_schema.schema is missing: it is required",
-                param="response_format.json_schema.schema",
-                code="missing_required_parameter",
-            )
+    schema = _schema(format)
     if schema is None:
         return Grammar("json_object")
+    strict = bool((format.get("json_schema") or {}).get("strict"))
     return _of_schema(schema, "response_format", facts, strict=strict)
 
 
@@ -113,5 +138,5 @@ def _of_schema(schema: object, param: str, facts: Facts, *, strict: bool = False
     try:
         found = schema_grammar(schema, strict=strict, open=facts.open_schemas)
     except GrammarError as error:
-        raise from_job(GrammarError(f"{param}: {error}"), param) from None
+        raise from_job(error, grammar=param) from None
     return replace(found, notes=tuple(f"{param}: {note}" for note in found.notes))

@@ -1,9 +1,14 @@
 """The form of errors in each dialect; a route's path says which dialect it speaks."""
 
 import re
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.native import NativeCall
 
 _ANTHROPIC = ("/messages", "/messages/count_tokens")
 _ANTHROPIC_TYPES = {
@@ -52,17 +57,21 @@ def ollama_error(error: APIError) -> dict[str, Any]:
     return {"error": error.message}
 
 
-def renamed(error: APIError, names: dict[str, str]) -> APIError:
-    """The error of a translated request, by the names of the fields that the client sent."""
-    known = next((name for name in names if error.param == name), None)
-    if known is None:
-        return error
-    message = error.message.replace(known, names[known])
-    return APIError(
-        message,
-        status=error.status,
-        type=error.type,
-        param=names[known],
-        code=error.code,
-        retry_after=error.retry_after,
-    )
+_Call = TypeVar("_Call", ChatCall, NativeCall)
+
+
+def translated(
+    parse: Callable[[object, Facts], _Call], body: object, facts: Facts, names: Mapping[str, str]
+) -> _Call:
+    """Returns the call that another route's parser makes of a translated request. Errors name the fields that
+    the client sent: ``names`` has these by the names that the parser knows."""
+    try:
+        call = parse(body, facts)
+    except APIError as error:
+        if (param := error.param) is not None and param in names:
+            error.message, error.param = error.message.replace(param, names[param]), names[param]
+        raise
+    grammar = call.job.grammar
+    if grammar is None or grammar.param not in names:
+        return call
+    return replace(call, job=replace(call.job, grammar=replace(grammar, param=names[grammar.param])))

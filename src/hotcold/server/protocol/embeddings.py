@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,17 +35,23 @@ class EmbeddingsCall:
     """The jobs and options of one request."""
 
     facts: Facts
-    inputs: list[Prompt]
+    texts: list[Prompt]
     job: Job  #: of each text, without its tokens
     in_base64: bool
+    stream: bool = False
 
     def encode(self) -> list[list[int]]:
         """The tokens of each text; names of control tokens in it are text. Not for an event loop's thread."""
         encode = self.facts.encode_text
-        return [encode(each, "input") if isinstance(each, str) else each for each in self.inputs]
+        return [encode(each, "input") if isinstance(each, str) else each for each in self.texts]
 
-    def reply(self) -> "EmbeddingsReply":
-        return EmbeddingsReply(self.facts, len(self.inputs), self.in_base64)
+    def jobs(self, prompts: Sequence[Sequence[int]]) -> list[Job]:
+        """Returns the job of each text."""
+        return [replace(self.job, prompt=ids) for ids in prompts]
+
+    def reply(self, prompts: Sequence[Sequence[int]]) -> "EmbeddingsReply":
+        """Makes the reply from the jobs' pieces."""
+        return EmbeddingsReply(self.facts, len(prompts), self.in_base64)
 
 
 class EmbeddingsReply(Reply):
@@ -55,7 +61,6 @@ class EmbeddingsReply(Reply):
         self._in_base64 = in_base64
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
-        self._reason(piece)
         self._tallies[i].add(piece)
         return []
 
@@ -88,5 +93,5 @@ def parse(body: object, facts: Facts) -> EmbeddingsCall:
     for i, each in enumerate(values["input"]):
         if not isinstance(each, str):
             facts.check_ids(each, f"input[{i}]" if len(values["input"]) > 1 else "input")
-    job = Job(max_tokens=1, pooling=facts.pooling, deadline_s=facts.deadline_s)
+    job = Job(max_tokens=1, pooling=facts.pooling, deadline_s=facts.deadline_s, timeout_s=facts.timeout_s)
     return EmbeddingsCall(facts, values["input"], job, values["encoding_format"] == "base64")

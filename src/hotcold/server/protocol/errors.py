@@ -1,5 +1,6 @@
 """Errors in OpenAI's form: four keys, always present."""
 
+import re
 from typing import Any, NamedTuple
 
 from hotcold.engine.request import RequestError
@@ -45,7 +46,6 @@ class _Told(NamedTuple):
     status: int
     type: str
     code: str
-    param: str | None = None
 
 
 #: :attr:`RequestError.code` -> the status and type for clients.
@@ -54,21 +54,30 @@ _OF_JOBS = {
     "not_ready": _Told(503, "unavailable_error", "model_loading"),
     "closed": _Told(503, "unavailable_error", "shutting_down"),
     "deadline": _Told(408, "timeout_error", "deadline_exceeded"),
-    "context_length_exceeded": _Told(400, INVALID, "context_length_exceeded", "messages"),
-    "invalid_grammar": _Told(400, INVALID, "invalid_grammar", "response_format"),
+    "context_length_exceeded": _Told(400, INVALID, "context_length_exceeded"),
+    "invalid_grammar": _Told(400, INVALID, "invalid_grammar"),
     "invalid_request": _Told(400, INVALID, "invalid_value"),
     "engine_failed": _Told(500, "server_error", "engine_failed"),
     "cancelled": _Told(503, "unavailable_error", "cancelled"),
 }
 
 
-def from_job(error: RequestError, param: str | None = None) -> APIError:
-    """The error for a job that the engine refused or ended. ``param`` is the field of a too long prompt or a
-    bad grammar, if it is not the chat route's."""
+#: The server's flags for options that messages of the engine name as Python does.
+_FLAGS = {"context": "-c", "deadline_s": "--deadline", "timeout_s": "--timeout"}
+_PYTHON_OPTION = re.compile("`([a-z_]+)`")
+
+
+def from_job(error: RequestError, prompt: str = "messages", grammar: str | None = None) -> APIError:
+    """Returns the error for a job that the engine refused or ended. ``prompt`` and ``grammar`` are the fields
+    that these came in. A message about a grammar begins with its field, since some dialects have no other
+    place for that."""
     told = _OF_JOBS.get(error.code, _OF_JOBS["engine_failed"])
     status = told.status
     retry = None if error.retry_after_s is None else max(1, round(error.retry_after_s))
     if error.code == "engine_failed" and retry is not None:
         status = 503
-    field = told.param if param is None or told.param is None else param
-    return APIError(str(error), status=status, type=told.type, param=field, code=told.code, retry_after=retry)
+    param = {"context_length_exceeded": prompt, "invalid_grammar": grammar or None}.get(error.code)
+    message = _PYTHON_OPTION.sub(lambda found: _FLAGS.get(found[1], found[0]), str(error))
+    if error.code == "invalid_grammar" and grammar:
+        message = f"{grammar}: {message}"
+    return APIError(message, status=status, type=told.type, param=param, code=told.code, retry_after=retry)

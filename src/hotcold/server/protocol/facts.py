@@ -7,10 +7,11 @@ from typing import Any
 
 from hotcold.chat.call_ids import CallIds
 from hotcold.chat.tool_formats import GENERAL, ToolFormat
+from hotcold.engine.request import prompt_too_long
 from hotcold.runtime.pooling import Pooling
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import prompts
-from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.errors import APIError, from_job
 from hotcold.server.protocol.kept_items import KeptItems
 from hotcold.tokenizer.tokenizer import Tokenizer
 
@@ -31,7 +32,9 @@ class Facts:
     size_bytes: int = 0
     fingerprint: str = ""  #: identifies the model, its mode and the program
     max_tokens: int | None = None  #: limit of an answer if the request sets none; None: the route's
-    deadline_s: float | None = None  #: time limit of each request
+    timeout_s: float | None = None  #: as of :class:`~hotcold.engine.request.Job`
+    deadline_s: float | None = None  #: likewise
+    thinking_budget: int | None = None  #: tokens of thinking if the request sets none; None: no limit
     tool_format: ToolFormat = GENERAL  #: how the model writes calls
     call_ids: CallIds = "openai"  #: form of call ids that the template wants
     meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models
@@ -74,19 +77,20 @@ class Facts:
 
     def encode_text(self, text: str, param: str) -> list[int]:
         """The tokens of a user's text. APIError: it cannot fit, which is checked first."""
-        self._check_length(text, param)
+        self.check_length(text, param)
         return self.tokenizer.encode(text)
 
-    def _check_length(self, text: str, param: str) -> None:
-        if len(text) > self.most_characters:
-            seen = f"{param} has {len(text)} characters, which are more than {self.context} tokens"
-            message = f"{seen}: shorten it, or start the server with a larger context"
-            raise APIError(message, param=param, code="context_length_exceeded")
+    def check_length(self, text: str, param: str) -> None:
+        """Raises APIError for a text that surely has so many tokens that the context has no room for an
+        answer. It need not be encoded to know."""
+        least = self.tokenizer.least_tokens(text)
+        if least >= self.context:
+            raise from_job(prompt_too_long(f"at least {least} tokens", self.context), param)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a whole prompt that a program wrote: names of control tokens are these tokens. A
         prompt that begins with BOS gets no second one. APIError: it cannot fit, which is checked first."""
-        self._check_length(text, "prompt")
+        self.check_length(text, "prompt")
         ids = self.tokenizer.encode(text, parse_special=True)
         bos = self.tokenizer.bos_id
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids

@@ -1,8 +1,7 @@
 """llama.cpp's ``/infill``: what stands between two texts, for models that were taught to fill in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hotcold.server.protocol import native
 from hotcold.server.protocol.errors import APIError
@@ -95,7 +94,7 @@ def parse(body: object, facts: Facts) -> InfillCall:
     check_depth(body)
     values = BODY.read(body, "")
     _check_model(facts)
-    _check_size(values, facts)
+    facts.check_length(values["prompt"], "prompt")  # the rest is cut
     call = native.call_of(values, facts)
     extra = [(each["filename"], each["text"]) for each in values["input_extra"] or ()]
     return InfillCall(
@@ -109,11 +108,3 @@ def _check_model(facts: Facts) -> None:
         what = f"its vocabulary lacks {' and '.join(lacking)} token"
         message = f"this model cannot fill in between texts, {what}: use one that was taught to"
         raise APIError(message, code="model_not_supported")
-
-
-def _check_size(values: Mapping[str, Any], facts: Facts) -> None:
-    """APIError for what the answer is to begin with, if it cannot fit: the rest is cut."""
-    prompt: Sequence[str] = values["prompt"]
-    if len(prompt) > facts.most_characters:
-        seen = f"prompt has {len(prompt)} characters, which are more than {facts.context} tokens"
-        raise APIError(f"{seen}: shorten it", param="prompt", code="context_length_exceeded")

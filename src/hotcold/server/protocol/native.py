@@ -71,6 +71,11 @@ class NativeCall:
     stream: bool
     timings_per_token: bool
 
+    @property
+    def texts(self) -> Sequence[str | int]:
+        """All that the prompt is made of."""
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
     def encode(self) -> list[list[int]]:
         """The prompt's tokens, in a list of one. Not for an event loop's thread. Names of control tokens are
         these tokens, since it is a program that writes whole prompts."""

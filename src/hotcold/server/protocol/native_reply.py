@@ -40,7 +40,6 @@ class NativeReply(Reply):
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
         (tally,) = self._tallies
-        self._reason(piece)
         tally.add(piece, silent=self._silent)
         ids = () if self._silent else piece.ids
         text = "" if self._silent else piece.text

@@ -8,7 +8,7 @@ from hotcold.chat.stream import AnswerStream, ChatStream
 from hotcold.engine.request import Job
 from hotcold.server.protocol import chat, native, sampling
 from hotcold.server.protocol.chat import ChatCall
-from hotcold.server.protocol.dialects import renamed
+from hotcold.server.protocol.dialects import translated
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
@@ -81,7 +81,7 @@ OPTIONS: Fields = {
 _COMMON: Fields = {
     "format": Field(_FORMAT, None, "json, or a JSON Schema that the answer fits."),
     "options": Field(Shape(OPTIONS), None, "Sampling and length."),
-    "think": Field(_THINK, None, "For the model's template. No effect beside format."),
+    "think": Field(_THINK, None, "For the model's template; false forbids thinking."),
     "stream": Field(Flag(), True, "Sends the answer piece by piece, a line of JSON each."),
     "logprobs": Field(Neutral((False,))),
     "top_logprobs": Field(Neutral((0,))),
@@ -168,10 +168,7 @@ def parse_generate(body: object, facts: Facts) -> OllamaChat | RawCall | LoadCal
             "system and raw are both given: write it into the prompt", param="system", code="invalid_value"
         )
     given = _common(values, "n_predict")
-    try:
-        return RawCall(**vars(native.parse({"prompt": values["prompt"], **given}, facts)))
-    except APIError as error:
-        raise renamed(error, _NAMES) from None
+    return RawCall(**vars(translated(native.parse, {"prompt": values["prompt"], **given}, facts, _NAMES)))
 
 
 def parse_show(body: object, facts: Facts) -> Facts:
@@ -183,13 +180,10 @@ def parse_show(body: object, facts: Facts) -> Facts:
 def _chat(values: Mapping[str, Any], messages: list[dict[str, Any]], facts: Facts, key: str) -> OllamaChat:
     body = {"messages": messages, "tools": values.get("tools"), **_common(values, "max_tokens")}
     think = values["think"]
-    if think is not None and "response_format" not in body:
+    if think is not None:
         body["chat_template_kwargs"] = {"enable_thinking": think is not False}
         body["reasoning_effort"] = think if isinstance(think, str) else None
-    try:
-        return OllamaChat(**vars(chat.parse(body, facts)), key=key)
-    except APIError as error:
-        raise renamed(error, _NAMES) from None
+    return OllamaChat(**vars(translated(chat.parse, body, facts, _NAMES)), key=key)
 
 
 def _common(values: Mapping[str, Any], length: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class OllamaReply(Reply):
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
         (tally,) = self._tallies
-        reason = self._reason(piece)
+        reason = piece.finish_reason
         tally.add(piece)
         parts = self._splitter.push(piece.text) if piece.text else []
         if reason is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from hotcold.chat.chat import Chat
 from hotcold.chat.tool_formats import GENERAL
-from hotcold.server.protocol import chat
+from hotcold.server.protocol import chat, thinking
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
@@ -15,7 +15,7 @@ from hotcold.server.protocol.native import settings
 TEMPLATE: Fields = {
     name: chat.FIELDS[name]
     for name in (
-        "model", "messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort",
+        "model", "messages", "tools", "tool_choice", "chat_template_kwargs", *thinking.FIELDS,
         "add_generation_prompt", "response_format", "chat_template",
     )
 }  # fmt: skip

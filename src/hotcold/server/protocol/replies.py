@@ -34,7 +34,7 @@ class Reply(ABC):
 
     @abstractmethod
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
-        """Events of a piece of job ``i``."""
+        """Events of a piece of job ``i``. Its finish reason is None, ``stop`` or ``length``."""
 
     def end(self) -> list[dict[str, Any]]:
         """Values of events after the last piece of all jobs."""
@@ -52,19 +52,6 @@ class Reply(ABC):
     def completion_tokens(self) -> int:
         """So far, of all choices."""
         return sum(each.tokens for each in self._tallies)
-
-    def _reason(self, piece: Piece) -> str | None:
-        """Returns the finish reason as clients know it; APIError for an answer that was cut short, which must
-        not look whole."""
-        reason = piece.finish_reason
-        if reason in ("cancelled", "error"):
-            raise APIError(
-                "the answer was cut short by the server: try again",
-                status=503,
-                type="unavailable_error",
-                code="cancelled",
-            )
-        return reason
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {

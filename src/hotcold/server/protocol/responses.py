@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotcold.chat.stream import AnswerStream
-from hotcold.server.protocol import chat, sampling
+from hotcold.server.protocol import chat, sampling, thinking
 from hotcold.server.protocol.chat import ChatCall
-from hotcold.server.protocol.dialects import renamed
-from hotcold.server.protocol.errors import APIError, invalid
+from hotcold.server.protocol.dialects import translated
+from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
     Anything,
@@ -120,10 +120,10 @@ _INCLUDED = (
     "web_search_call.action.sources", "code_interpreter_call.outputs",
     "computer_call_output.output.image_url", "message.input_image.image_url",
 )  # fmt: skip
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _REASONING = Shape(
     {
-        "effort": Field(Choice(_EFFORTS)),
+        "effort": Field(Choice(thinking.EFFORTS), note="none forbids thinking."),
+        "max_tokens": Field(thinking.BUDGET, None, "The most tokens of thinking, as OpenRouter names it."),
         "summary": Field(Choice(("auto", "concise", "detailed")), None, "No effect: thoughts come whole."),
     }
 )
@@ -179,10 +179,7 @@ def parse(body: object, facts: Facts) -> ResponsesCall:
         values["input"] = [*_found(values["input"], facts)]
     _check_calls(values["input"])
     names = Names(values["tools"] or ())
-    try:
-        call = chat.parse(_chat(values, names), facts)
-    except APIError as error:
-        raise renamed(error, _NAMES) from None
+    call = translated(chat.parse, _chat(values, names), facts, _NAMES)
     keep = isinstance(body, dict) and body.get("store") is None
     return ResponsesCall(**vars(call), told=_told(values, call), names=names, keep=keep)
 
@@ -234,12 +231,13 @@ def _without_absent(shape: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chat(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
     """The same request as the chat route takes it."""
+    reasoning = values["reasoning"]
     body: dict[str, Any] = {
         "messages": [*_messages(values, names)],
         "max_tokens": values["max_output_tokens"],
         "stream": values["stream"],
         "parallel_tool_calls": values["parallel_tool_calls"],
-        "reasoning_effort": (values["reasoning"] or {}).get("effort"),
+        "reasoning": reasoning and {name: reasoning[name] for name in ("effort", "max_tokens")},
         **{name: values[name] for name in sampling.SHARED},
     }
     format = (values["text"] or {}).get("format") or {"type": "text"}

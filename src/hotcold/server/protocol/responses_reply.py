@@ -66,7 +66,7 @@ class ResponsesReply(Reply):
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
         (tally,) = self._tallies
-        reason = self._reason(piece)
+        reason = piece.finish_reason
         tally.add(piece)
         parts = self._splitter.push(piece.text) if piece.text else []
         if reason is not None:

@@ -218,6 +218,7 @@ def job(
         logprobs=logprobs,
         cache=values["cache_prompt"],
         deadline_s=facts.deadline_s,
+        timeout_s=facts.timeout_s,
         **more,
     )
 

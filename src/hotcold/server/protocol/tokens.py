@@ -1,11 +1,15 @@
 """The routes ``/tokenize`` and ``/detokenize``."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import Field, Fields, Flag, Shape, Text
+from hotcold.server.protocol.json_parts import LongText
 from hotcold.server.protocol.prompts import Ids, check_ids
+
+_TOKENS = 1 << 12  # decoded in one call
 
 TOKENIZE: Fields = {
     "content": Field(Text(), None, "The text.", required=True),
@@ -25,12 +29,13 @@ class TokenizeCall:
     with_pieces: bool
 
     def answer(self) -> dict[str, Any]:
-        """The reply. The time grows with the text, so it must not run in an event loop's thread."""
+        """The reply, for :func:`json_parts`. The time grows with the text, so it must not run in an event
+        loop's thread."""
         add_bos = None if self.add_special else False
         ids = self.facts.tokenizer.encode(self.content, add_bos=add_bos, parse_special=self.parse_special)
         if not self.with_pieces:
             return {"tokens": ids}
-        return {"tokens": [{"id": id, "piece": self._piece(id)} for id in ids]}
+        return {"tokens": ({"id": id, "piece": self._piece(id)} for id in ids)}
 
     def _piece(self, id: int) -> str | list[int]:
         """The text of a token, or its bytes if these are not whole characters."""
@@ -47,8 +52,14 @@ class DetokenizeCall:
     tokens: list[int]
 
     def answer(self) -> dict[str, Any]:
-        """The reply. The time grows with the list, so it must not run in an event loop's thread."""
-        return {"content": self.facts.tokenizer.decode(self.tokens)}
+        """The reply, for :func:`json_parts`."""
+        return {"content": LongText(self._text())}
+
+    def _text(self) -> Iterator[str]:
+        stream = self.facts.tokenizer.stream_decoder()
+        for at in range(0, len(self.tokens), _TOKENS):
+            yield "".join(map(stream.push, self.tokens[at : at + _TOKENS]))
+        yield stream.flush()
 
 
 def parse_tokenize(body: object, facts: Facts) -> TokenizeCall:

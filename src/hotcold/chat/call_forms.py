@@ -1,0 +1,231 @@
+"""Forms in which models write calls of tools at the start of an answer, without their template's own tag.
+
+A form is the text up to the name of a known tool. One description of it serves twice: as a regular expression
+in the grammar of an answer, and to match a text that is still arriving."""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from hotcold.chat.tool_formats import ToolFormat
+
+
+@dataclass(frozen=True)
+class Run:
+    """Any number of these characters."""
+
+    characters: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """One of these sequences, from ``least`` to ``most`` times."""
+
+    sequences: "tuple[Pattern, ...]"
+    least: int = 1
+    most: int = 1
+
+
+#: What a text consists of, in order. Nothing that follows a :class:`Run` begins with its characters.
+Pattern: TypeAlias = "tuple[str | Run | Options, ...]"
+
+SPACE = Run(" \t\r\n")
+LANGUAGE = Run("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_+-")
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """Text around calls. Wrappers may be nested, with spaces between them."""
+
+    opening: Pattern
+    closing: str
+    source: str  #: where a model wrote it
+
+
+_HERMES_2_PRO = "https://github.com/ggml-org/llama.cpp/pull/12034"  # common_chat_parse_hermes_2_pro
+WRAPPERS = (
+    Wrapper(("```", LANGUAGE), "```", "https://github.com/ardanlabs/kronk/pull/950"),
+    Wrapper(("<tool_call>",), "</tool_call>", "https://github.com/NousResearch/hermes-agent/pull/83023"),
+    Wrapper(("<tool_calls>",), "</tool_calls>", "https://github.com/UKGovernmentBEIS/inspect_ai/pull/1871"),
+    Wrapper(("<tools>",), "</tools>", "https://github.com/vllm-project/vllm/pull/33083"),
+    Wrapper(("<tool>",), "</tool>", _HERMES_2_PRO),
+    Wrapper(("<function_call>",), "</function_call>", _HERMES_2_PRO),
+    Wrapper(("<response>",), "</response>", _HERMES_2_PRO),
+    Wrapper(("<json>",), "</json>", _HERMES_2_PRO),
+    Wrapper(("<JSON>",), "</JSON>", _HERMES_2_PRO),
+    Wrapper(("<xml>",), "</xml>", _HERMES_2_PRO),
+    Wrapper(("<|python_tag|>",), "<|eom_id|>", "https://github.com/unslothai/unsloth/pull/5620"),
+    Wrapper(("<|python_start|>",), "<|python_end|>", "https://github.com/vllm-project/vllm/issues/16214"),
+    Wrapper(("[TOOL_CALLS]",), "[/TOOL_CALLS]", "https://github.com/vllm-project/vllm/issues/16190"),
+    Wrapper(("[tool_call]",), "[/tool_call]", "https://github.com/QwenLM/Qwen3-Coder/issues/180"),
+    Wrapper(
+        ("{", SPACE, '"tool_calls"', SPACE, ":"), "}", "https://github.com/Nano-Collective/nanocoder/pull/493"
+    ),
+    Wrapper(("[",), "]", "https://github.com/vllm-project/vllm/pull/33083"),
+    Wrapper(("{",), "}", "https://github.com/QwenLM/Qwen3/issues/918"),
+)
+MOST_WRAPPERS = 4  #: around the first call
+MOST_CLOSINGS = 16  #: characters of space, commas and texts that close wrappers, behind a call
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An object that is a call, up to the quote before the name of its tool."""
+
+    before: Pattern
+    source: str  #: where a model wrote it
+
+
+def _shape(before: str, source: str) -> Shape:
+    """A space in ``before`` stands for any number of them."""
+    parts = [part for text in before.split() for part in (text, SPACE)]
+    return Shape((*parts, '"'), source)
+
+
+SHAPES = (
+    _shape('{ "name" :', "https://github.com/ollama/ollama/issues/12174"),
+    _shape('{ "type" : "function" , "name" :', "https://github.com/vllm-project/vllm/issues/46863"),
+    _shape(
+        '{ "type" : "function" , "function" : { "name" :', "https://github.com/Gitlawb/openclaude/pull/1076"
+    ),
+    _shape('{ "function" : { "name" :', "https://github.com/agentscope-ai/QwenPaw/pull/1961"),
+    _shape('{ "function" :', "https://github.com/ml-explore/mlx-lm/pull/792"),
+    _shape('{ "tool" : { "name" :', "https://github.com/ml-explore/mlx-lm/pull/792"),
+)
+
+
+def name_text(name: str) -> str:
+    """A tool's name and the quote behind it."""
+    return json.dumps(name, ensure_ascii=False)[1:]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A call up to the quote behind the name of its tool."""
+
+    name: str
+    end: int  #: its length
+
+
+class CallForms:
+    """The forms that a template's format leaves free, for calls of these tools. Its own marks begin a call
+    anywhere in an answer, so they are no form."""
+
+    def __init__(self, format: ToolFormat, names: Iterable[str]) -> None:
+        own = {*format.marks, *format.tokens}
+        self._wrappers = [each for each in WRAPPERS if own.isdisjoint(each.opening)]
+        openings = tuple((*each.opening, SPACE) for each in self._wrappers)
+        closings = {*(each.closing for each in self._wrappers), *SPACE.characters, ",", ";"}
+        #: What stands before the name of the first tool. No such text begins a longer one.
+        self.before: Pattern = (
+            SPACE,
+            Options(openings, 0, MOST_WRAPPERS),
+            Options(tuple(each.before for each in SHAPES)),
+        )
+        #: Text around calls that no JSON begins with.
+        self.wrapped: Pattern = (
+            Options(tuple(each for each in openings if str(each[0])[0] not in "{["), 1, MOST_WRAPPERS),
+        )
+        #: What may stand behind a call, at least a character.
+        self.behind: Pattern = (Options(tuple((each,) for each in sorted(closings)), 1, MOST_CLOSINGS),)
+        #: What stands between two calls, and before the name of the second.
+        self.between: Pattern = (Options((self.behind,), 0), *self.before)
+        self._names = {name_text(name): name for name in names}
+        self._before, self._between = _Matcher(self.before), _Matcher(self.between)
+        self._behind = re.compile(regex(self.behind, re.escape))
+
+    def first(self, text: str) -> tuple[Head | None, bool]:
+        """The head of the first call, with which a text begins, and whether more text may still make one."""
+        return self._head(self._before, text)
+
+    def further(self, text: str) -> tuple[Head | None, bool]:
+        """The same of a call that follows another one."""
+        return self._head(self._between, text)
+
+    def closed(self, text: str, opened: str) -> int:
+        """How much of the text behind calls only closes the wrappers that ``opened`` has open, or wrappers
+        of any kind where that is the whole text."""
+        if self._behind.fullmatch(text):
+            return len(text)
+        at = 0
+        while True:
+            rest = text[at:].lstrip(SPACE.characters)
+            closing = next(
+                (
+                    each.closing
+                    for each in self._wrappers
+                    if rest.startswith(each.closing) and _is_open(each, opened)
+                ),
+                None,
+            )
+            if closing is None:
+                return at
+            at, opened = len(text) - len(rest) + len(closing), opened + closing
+
+    def _head(self, before: "_Matcher", text: str) -> tuple[Head | None, bool]:
+        end = before.end(text)
+        if end is None:
+            return None, before.unsettled(text)
+        for written, name in self._names.items():
+            if text.startswith(written, end):
+                return Head(name, end + len(written)), False
+        rest = text[end:]
+        return None, any(written.startswith(rest) for written in self._names)
+
+
+def _is_open(wrapper: Wrapper, text: str) -> bool:
+    opening = wrapper.opening[0]
+    assert isinstance(opening, str)
+    if opening == wrapper.closing:
+        return text.count(opening) % 2 == 1
+    return text.count(opening) > text.count(wrapper.closing)
+
+
+class _Matcher:
+    """Matches a pattern with the beginning of a text that is still arriving."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self._whole = re.compile(regex(pattern, re.escape))
+        self._part = re.compile(_part(pattern))
+
+    def end(self, text: str) -> int | None:
+        """Where the pattern ends."""
+        match = self._whole.match(text)
+        return None if match is None else match.end()
+
+    def unsettled(self, text: str) -> bool:
+        """Whether the whole text may be the beginning of what matches."""
+        return self._part.match(text) is not None
+
+
+def regex(pattern: Pattern, escaped: Callable[[str], str]) -> str:
+    """The pattern as a regular expression."""
+    parts = []
+    for each in pattern:
+        if isinstance(each, str):
+            parts.append(escaped(each))
+        elif isinstance(each, Run):
+            parts.append(f"[{escaped(each.characters)}]*")
+        else:
+            inner = "|".join(regex(sequence, escaped) for sequence in each.sequences)
+            parts.append(f"({inner}){{{each.least},{each.most}}}")
+    return "".join(parts)
+
+
+def _part(pattern: Pattern, behind: str = r"(?!)") -> str:
+    """A regular expression of texts that end within the pattern; ``behind`` is what else may follow it."""
+    expression = behind
+    for each in reversed(pattern):
+        if isinstance(each, str):
+            for character in reversed(each):
+                expression = rf"(?:\Z|{re.escape(character)}{expression})"
+        elif isinstance(each, Run):
+            expression = rf"{regex((each,), re.escape)}(?:\Z|{expression})"
+        else:
+            parts = "|".join(_part(sequence) for sequence in each.sequences)
+            # Some of the options are whole, and the text ends within another one or behind all of them.
+            some = regex((replace(each, least=0),), re.escape)
+            expression = rf"(?:{regex((each,), re.escape)}{expression}|{some}(?:{parts}))"
+    return expression

@@ -1,0 +1,75 @@
+"""Whether and how long a model thinks before it answers: the names that different programs have for it."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.fields import Choice, Either, Field, Fields, Flag, Shape, Tagged, Whole
+from hotcold.server.protocol.limits import LARGEST
+
+Value: TypeAlias = bool | int | float | str
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+BUDGET = Whole(-1, LARGEST, "-1 is no limit")
+_NOTE = "The most tokens of thinking; then the answer follows. -1: no limit."
+_EFFORT = "For the model's template; none forbids thinking. Where the template knows no efforts: a budget."
+_BUDGETS = ("thinking_token_budget", "thinking_budget_tokens", "thinking_budget", "reasoning_budget")
+#: Anthropic's field.
+THINKING = Tagged(
+    "type",
+    {
+        "enabled": Shape(
+            {"budget_tokens": Field(BUDGET, None, "The most tokens of thinking; -1: no limit.")}
+        ),
+        "adaptive": Shape({}),
+        "disabled": Shape({}),
+    },
+)
+
+FIELDS: Fields = {
+    "reasoning_effort": Field(Choice(EFFORTS), None, _EFFORT),
+    "reasoning": Field(
+        Shape(
+            {
+                "effort": Field(Choice(EFFORTS), None, "As reasoning_effort."),
+                "max_tokens": Field(BUDGET, None, "As thinking_token_budget."),
+                "enabled": Field(Flag(), None, "As enable_thinking."),
+            }
+        ),
+        None,
+        "OpenRouter's names.",
+    ),
+    "thinking": Field(
+        Either({bool: Flag(), dict: THINKING}, "a boolean, or an object with a type"),
+        None,
+        "Anthropic's names.",
+    ),
+    "enable_thinking": Field(Flag(), None, "As in chat_template_kwargs."),
+    "thinking_token_budget": Field(BUDGET, None, _NOTE),
+    **{name: Field(BUDGET, None, "Another name of thinking_token_budget.") for name in _BUDGETS[1:]},
+}
+
+
+def template_kwargs(values: Mapping[str, Any], facts: Facts) -> dict[str, Value]:
+    """Values for the model's chat template; those that a request gives to it by name come first."""
+    found: dict[str, Value] = dict(values["chat_template_kwargs"] or {})
+    reasoning, thinking, most = values["reasoning"] or {}, values["thinking"], budget(values, facts)
+    effort = values["reasoning_effort"] or reasoning.get("effort")
+    if isinstance(thinking, Mapping):
+        thinking = thinking["type"] != "disabled"
+    forbidden = False if effort == "none" or most == 0 else None
+    named = (values["enable_thinking"], reasoning.get("enabled"), thinking, forbidden)
+    allowed = next((each for each in named if each is not None), None)
+    more = {"reasoning_effort": effort, "enable_thinking": allowed, "thinking_budget": most}
+    return {**{name: each for name, each in more.items() if each is not None}, **found}
+
+
+def budget(values: Mapping[str, Any], facts: Facts) -> int | None:
+    """The most tokens of thinking, by the first of its names that is given, else the server's; None: no
+    limit but that of an effort."""
+    reasoning, thinking = values["reasoning"] or {}, values["thinking"]
+    given = [*map(values.get, _BUDGETS), reasoning.get("max_tokens")]
+    if isinstance(thinking, Mapping):
+        given.append(thinking.get("budget_tokens"))
+    found: int | None = next((each for each in given if each is not None), facts.thinking_budget)
+    return None if found == -1 else found

@@ -1,0 +1,110 @@
+"""Sends replies to clients that may read slowly, or go away."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from hotcold.server.connections import drop
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.json_parts import json_parts
+from hotcold.server.request_log import NOTES
+
+T = TypeVar("T")
+#: Calls a function in a thread.
+InThread = Callable[..., Awaitable[Any]]
+
+_PART_BYTES = 256 << 10  # written in one call of a thread
+
+
+class Sending:
+    """Sends, and drops the connection of a client that reads nothing."""
+
+    def __init__(self, scope: Scope, send: Send, patience_s: float) -> None:
+        self._scope, self._send, self._patience_s = scope, send, patience_s
+
+    async def send(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._send(message)
+        except TimeoutError:
+            drop(self._scope)
+            raise asyncio.CancelledError from None
+
+    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def body(self, data: bytes, more: bool = True) -> None:
+        if data or not more:
+            await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def response(self, response: Response) -> None:
+        await response(self._scope, _never, self.send)
+
+    async def json(
+        self, value: Callable[[], Any], in_thread: InThread, told: Callable[[bool], None] = lambda last: None
+    ) -> None:
+        """Sends a value as JSON. Threads make and write it, part by part, so that a large one delays no other
+        request. ``told`` is called before each part is sent, with whether it is the last one."""
+        parts: Iterator[bytes] | None = None
+
+        def part() -> tuple[bytes, bool]:
+            nonlocal parts
+            parts = json_parts(value()) if parts is None else parts
+            data = bytearray()
+            for each in parts:
+                data += each
+                if len(data) >= _PART_BYTES:
+                    return bytes(data), False
+            return bytes(data), True
+
+        data, last = await in_thread(part)
+        headers = [(b"content-type", b"application/json")]
+        told(last)
+        await self.start(headers + [(b"content-length", str(len(data)).encode())] * last)
+        while not last:
+            await self.body(data)
+            data, last = await in_thread(part)
+            told(last)
+        await self.body(data, more=False)
+
+
+class LargeReply:
+    """The response of a route whose JSON may be large; see :meth:`Sending.json`."""
+
+    def __init__(self, value: Any, in_thread: InThread, patience_s: float) -> None:
+        self._value, self._in_thread, self._patience_s = value, in_thread, patience_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = Sending(scope, send, self._patience_s)
+        work = sending.json(lambda: self._value, self._in_thread)
+        try:
+            await unless_gone(receive, work)
+        except APIError as error:
+            scope[NOTES]["status"] = error.status
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine, which is cancelled when the client goes. APIError: it has gone."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise APIError("the client has gone", status=499, code="cancelled")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has gone. What it sends is not read: its request is complete."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _never() -> Message:
+    raise AssertionError("a response reads nothing")

@@ -1,0 +1,88 @@
+"""Writes the defaults of transformers' classes for the keys of config.json that ``hotcold convert`` reads.
+
+pip install torch==2.13.0 transformers==5.23.0
+python tools/class_defaults.py [--check]      # --check: exit code 1 if the file would change
+"""
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig, logging
+
+from hotcold.convert.known_keys import DEFAULTS, has_effect
+from hotcold.convert.layouts import LAYOUTS
+
+_OF_ALL = {each.name for each in dataclasses.fields(PreTrainedConfig)}
+_PARTLY = "partial_rotary_factor"
+
+
+def row_of(text: Any) -> dict[str, Any]:
+    """The defaults of a text model's class, and the names that its keys have besides."""
+    kind = type(text)
+    values = {
+        each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        for each in dataclasses.fields(kind)
+        if each.name not in _OF_ALL
+    }
+    values |= _rotation(text)
+    names = dict(kind.attribute_map)
+    values = {names.get(key, key): value for key, value in values.items() if value is not None}
+    values = {key: value for key, value in sorted(values.items()) if has_effect(key)}
+    return {"values": values} | ({"names": names} if names else {})
+
+
+def _rotation(text: Any) -> dict[str, Any]:
+    """The keys of the rotation, as the class has them without any in config.json."""
+    found: dict[str, Any] = {}
+    theta, made = type(text).default_theta, getattr(text, "rope_parameters", None) or {}
+    nested = [each for each in made.values() if isinstance(each, dict)]
+    if any(each.get("rope_type") != "default" for each in nested or [made]) and made:
+        found["rope_parameters"] = {
+            key: each for key, each in made.items() if (key, each) != ("rope_theta", theta)
+        }
+        found["rope_theta"] = theta
+    elif isinstance(theta, dict):
+        found |= {"rope_theta": theta["global"], "rope_local_base_freq": theta["local"]}
+    else:
+        found["rope_theta"] = theta
+    modeling = importlib.import_module(type(text).__module__.replace(".configuration_", ".modeling_"))
+    if _PARTLY in inspect.getsource(modeling):
+        found |= {"rotates_partly": True, _PARTLY: made.get(_PARTLY, 1.0)}
+    return found
+
+
+def rows() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for model_type in LAYOUTS:
+        try:
+            text = AutoConfig.for_model(model_type).get_text_config()
+        except ValueError:  # a class of the publishers' own
+            continue
+        found[text.model_type] = row_of(text)
+        if text.model_type != model_type:
+            found[model_type] = text.model_type
+    return dict(sorted(found.items()))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    logging.set_verbosity_error()
+    lines = (f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows().items())
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    if parser.parse_args().check:
+        return int(Path(DEFAULTS).read_text() != text)
+    Path(DEFAULTS).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
