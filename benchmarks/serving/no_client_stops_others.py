@@ -184,8 +184,9 @@ def running(
 ) -> Iterator[tuple[ServerProcess, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        model = ["-m", options.model] if options.model else []
-        with serving([*model, *arguments], log, requests=requests) as server:
+        arguments = [*arguments, *(["-m", options.model] if options.model else [])]
+        arguments += ["-t", str(options.threads)] if options.threads else []
+        with serving(arguments, log, requests=requests) as server:
             yield server, log
 
 
@@ -214,6 +215,7 @@ def main() -> int:
     )
     add = parser.add_argument
     add("-m", "--model", help="GGUF file (default: the built-in model)")
+    add("-t", "--threads", type=int, help="of the server's engine (its default)")
     add("--mb", type=float, default=3, help="size of each large request")
     add("--text-mb", type=float, default=4, help="size of the text that becomes tokens")
     add("--connections", type=int, default=3000)
