@@ -76,6 +76,7 @@ def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # Bits do not depend on it. What is saved in compiling, the emulated run takes: about as long in all.
         "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
         "-DCMAKE_EXE_LINKER_FLAGS=-static",  # so that the emulator needs no libraries of the other processor
+        targets=["hotcold_op_table"],  # the program that is emulated
     )
 
 

@@ -14,6 +14,15 @@ from tests.test_native import X86, build, pytestmark  # noqa: F401  (the mark is
 LIMIT_S = 900
 #: The instruction set that takes the least time to compile and to run.
 ISA = "scalar" if X86 else "neon"
+PROGRAMS = [
+    ("hotcold_op_table", [ISA]),
+    ("hotcold_pool", ["3"]),
+    ("hotcold_pool_traffic", []),
+    ("hotcold_link", []),
+    ("hotcold_files", []),
+    ("hotcold_shelf", []),
+]
+#: Programs of which threads share memory.
 RACES = [("hotcold_pool", ["3"]), ("hotcold_link", []), ("hotcold_shelf", [])]
 
 
@@ -30,7 +39,7 @@ def built(folder: Path, sanitizers: str, *targets: str) -> Path:
     ):
         if subprocess.run(step, capture_output=True, check=False).returncode != 0:
             pytest.skip(f"the sanitizers {sanitizers} do not work here")
-    fast = "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -g1"  # to compile; assertions are on
+    fast = "-DCMAKE_CXX_FLAGS_RELEASE=-O0"  # to compile; assertions are on
     build(folder / "build", f"-DHC_SANITIZE={sanitizers}", f"-DHOTCOLD_ISAS={ISA}", fast, targets=targets)
     return folder / "build"
 
@@ -43,6 +52,12 @@ def check(program: Path, arguments: list[str]) -> None:
 
 
 # One test each: parts of a test may run in several processes, each of which would build for minutes.
+def test_addresses_and_behaviour_are_defined(tmp_path: Path) -> None:
+    folder = built(tmp_path, "address,undefined", *(name for name, _ in PROGRAMS))
+    for name, arguments in PROGRAMS:
+        check(folder / name, arguments)
+
+
 def test_there_is_no_data_race(tmp_path: Path) -> None:
     folder = built(tmp_path, "thread", *(name for name, _ in RACES))
     for name, arguments in RACES:
