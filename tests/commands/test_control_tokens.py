@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.changed_models import changed
 from support.golden import golden
 
 from hotcold.commands.cli import main
+from hotcold.demo import model_path
+from hotcold.formats.gguf import open_gguf
 from hotcold.tasks.windows import text_windows
 from hotcold.tokenizer.tokenizer import Tokenizer
 
@@ -51,6 +54,25 @@ def test_tokens_and_the_note(
         assert seen[0] > seen[1] == seen[2]
 
 
+@pytest.mark.parametrize("command", ["generate", "embed"])
+def test_texts_that_are_given_to_a_model(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``</s>`` is one token with the option, and several without it."""
+    model = changed(model_path(), tmp_path / "model.gguf", {"bamboo.pooling_type": 3})
+    limit = ("-n", "1") if command == "generate" else ()
+    counts = []
+    for option in ((), ("--special",)):
+        report, err = run(capsys, command, "-m", model, "-p", "a rose</s>", *limit, *option)
+        assert ("the text has names of control tokens (</s>), which are read as characters" in err) == (
+            not option
+        )
+        counts.append(report["prompt_tokens"])
+    with open_gguf(model) as file:
+        tokenizer = Tokenizer.from_metadata(file.metadata)
+    assert counts[1] == len(tokenizer.encode("a rose")) + 1 < counts[0]
+
+
 def test_no_note_without_names(
     model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,8 +82,6 @@ def test_no_note_without_names(
 
 
 def test_windows_have_the_control_tokens(model: Path) -> None:
-    from hotcold.formats.gguf import open_gguf
-
     with open_gguf(model) as file:
         tokenizer = Tokenizer.from_metadata(file.metadata)
     plain, special = (text_windows(tokenizer, TEXT, 8, special=each) for each in (False, True))

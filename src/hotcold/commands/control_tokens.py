@@ -3,9 +3,13 @@
 import argparse
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hotcold.commands import options
 from hotcold.errors import UserError
+
+if TYPE_CHECKING:
+    from hotcold.tokenizer.tokenizer import Tokenizer
 
 _NAMED = 3  # names of a note
 
@@ -19,20 +23,25 @@ def add_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def note_names(args: argparse.Namespace, model: Path | None, *texts: Path | None) -> None:
-    """Prints a note where a text has names of control tokens that are read as characters."""
+def note_files(args: argparse.Namespace, model: Path | None, *texts: Path | None) -> None:
+    """Prints a note where a file has names of control tokens that are read as characters."""
     if args.special:
         return
     from hotcold.demo import model_path
     from hotcold.formats.gguf import open_gguf
     from hotcold.tokenizer.tokenizer import Tokenizer
 
-    names: list[str] = []
     with suppress(UserError), open_gguf(model or model_path()) as file:  # the command itself names a mistake
-        names = [*Tokenizer.from_metadata(file.metadata).control_names.values()]
-    for text in texts if names else ():
-        words = options.read_text(text) if text is not None else ""
-        if found := [name for name in names if name in words]:
-            listed = ", ".join(found[:_NAMED]) + ", ..." * (len(found) > _NAMED)
-            seen = f"{text} has names of control tokens ({listed}), which are read as characters"
-            options.print_notes([f"{seen}: --special reads them as these tokens"])
+        tokenizer = Tokenizer.from_metadata(file.metadata)
+        for text in texts:
+            if text is not None:
+                note_names(args, tokenizer, options.read_text(text), str(text))
+
+
+def note_names(args: argparse.Namespace, tokenizer: "Tokenizer", text: str, source: str) -> None:
+    """Prints a note where a text has names of control tokens that are read as characters."""
+    names = [] if args.special else [name for name in tokenizer.control_names.values() if name in text]
+    if names:
+        listed = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
+        read = f"{source} has names of control tokens ({listed}), which are read as characters"
+        options.print_notes([f"{read}: --special reads them as these tokens"])

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import replace
 
-from hotcold.commands import options
+from hotcold.commands import control_tokens, options
 from hotcold.errors import UserError
 
 
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a text; may be repeated (default: each line of standard input is one)",
     )
     add("-f", "--file", type=options.file_path, metavar="FILE", help="a file with a text in each line")
+    control_tokens.add_option(parser)
     options.add_model_options(parser)
     options.add_json_option(parser)
 
@@ -38,12 +39,15 @@ def run(args: argparse.Namespace) -> int:
     session = options.load_session(args, state_copies=0)
     model, pooling = session.model, session.model.pooling
     options.note_left_out(model.tokenizer, *texts)
+    control_tokens.note_names(args, model.tokenizer, "\n".join(texts), "the text")
     engine = Engine(session)
     job = Job(max_tokens=1, pooling=pooling)
     requests: list[Request] = []
     for number, text in enumerate(texts, 1):
         try:
-            requests.append(Request(replace(job, prompt=model.tokenizer.encode(text))))
+            requests.append(
+                Request(replace(job, prompt=model.tokenizer.encode(text, parse_special=args.special)))
+            )
             engine.check(requests[-1])
         except UserError as error:
             place = f"text {number} of `-p`" if number <= given else f"line {number - given}"

@@ -107,7 +107,7 @@ def _training(args: argparse.Namespace) -> TrainOptions | None:
 
 def run(args: argparse.Namespace) -> int:
     model = options.local_model(args.model)
-    control_tokens.note_names(args, model, args.file, args.held_out)
+    control_tokens.note_files(args, model, args.file, args.held_out)
     with phases() as advance:
         fitted = hotcold.fit_predictor(
             model,

@@ -5,7 +5,7 @@ import contextlib
 import sys
 from dataclasses import asdict, replace
 
-from hotcold.commands import options
+from hotcold.commands import control_tokens, options
 from hotcold.commands.cli import EXIT_INTERRUPTED
 from hotcold.commands.display import display
 from hotcold.commands.echo import unseen_typing
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end before this text; may be repeated",
     )
     parser.add_argument("--no-display-prompt", action="store_true", help="print only the continuation")
+    control_tokens.add_option(parser)
     options.add_plain_option(parser)
     options.add_model_options(parser)
     options.add_draft_options(parser)
@@ -58,9 +59,11 @@ def run(args: argparse.Namespace) -> int:
     if args.file is not None or prompt == "-":
         prompt = options.read_text(args.file).removesuffix("\n")
     session = options.load_session(args, state_copies=0)
-    ids = session.model.tokenizer.encode(prompt)
+    tokenizer = session.model.tokenizer
+    ids = tokenizer.encode(prompt, parse_special=args.special)
     params = replace(session.model.sampling, **given)
-    options.note_left_out(session.model.tokenizer, prompt)
+    options.note_left_out(tokenizer, prompt)
+    control_tokens.note_names(args, tokenizer, prompt, "the text")
     request = Request(replace(job, prompt=ids, params=params))
     engine = Engine(session, reuse=False, speculation=speculation_of(session))  # one request shares nothing
     engine.check(request)

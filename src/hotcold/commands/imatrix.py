@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model_file is not None and args.model is not None:
         raise UserError(f"two models, {args.model_file} and -m {args.model}: give one of them")
     model = options.local_model(args.model_file or args.model)
-    control_tokens.note_names(args, model, args.file)
+    control_tokens.note_files(args, model, args.file)
     start = time.perf_counter()
     with phases() as advance:
         found = imatrix(

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     )
     model = session.model
     windows = text_windows(model.tokenizer, text, model.context, special=args.special)[: args.chunks]
-    control_tokens.note_names(args, model.path, args.file)
+    control_tokens.note_names(args, model.tokenizer, text, str(args.file))
     options.note_left_out(model.tokenizer, text)
     scorer = scoring.Scorer(session)
     base = scoring.Scorer(model.session(args.compare)) if args.compare else None

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     model = options.local_model(args.model)
-    control_tokens.note_names(args, model, args.file)
+    control_tokens.note_files(args, model, args.file)
     with phases() as advance:
         profile = hotcold.profile(
             model,
