@@ -14,6 +14,7 @@ from hotcold.extras import check, importing
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.opening import file_of
 from hotcold.runtime.options import complete
+from hotcold.values import exact_size
 
 if TYPE_CHECKING:
     from hotcold.server.run import Listening
@@ -167,11 +168,13 @@ def _add_limit_options(add: Callable[..., object]) -> None:
 
 
 def _body_size(text: str) -> int:
-    """A parser of sizes with a unit: a bare number is GiB elsewhere, which makes no sense here."""
-    found = 0 if text[-1:].isdigit() else options.byte_size(text)
-    if not 1 << 10 <= found <= 1 << 30:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1KiB to 1GiB, such as 512KiB")
-    return found
+    """A parser of sizes from 1KiB to 1GiB."""
+    nbytes = options.byte_size(text)
+    if not 1 << 10 <= nbytes <= 1 << 30:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is {exact_size(nbytes)}: sizes from 1KiB to 1GiB are allowed, such as 512KiB"
+        )
+    return nbytes
 
 
 def run(args: argparse.Namespace) -> int:

@@ -131,7 +131,7 @@ class NeuronProbe:
         program = backend.record(read_all)
         program.run()  # the first time takes longer
         read = self._bytes_read(backend, stats)
-        return [read / mean_time(program.run, seconds / RUNS)[0] / 1e9 for _ in range(RUNS)]
+        return [read / mean_time(program.run, seconds / RUNS) / 1e9 for _ in range(RUNS)]
 
     def _read(self, backend: Backend, layer: int, batch: Batch, stats: FFNStats, mask: Buffer | None) -> None:
         weights = self._layers[layer]
@@ -141,14 +141,14 @@ class NeuronProbe:
         return float(backend.read(stats.counts)[0, :3] @ self._layers[0].row_bytes[:3])
 
 
-def mean_time(run: Callable[[], object], seconds: float, least: int = 1) -> tuple[float, int]:
-    """Returns the mean time of a call, over ``seconds`` and ``least`` calls at least, and their number."""
+def mean_time(run: Callable[[], object], seconds: float) -> float:
+    """Returns the mean time of a call, over at least ``seconds`` and one call."""
     start, calls, elapsed = time.perf_counter(), 0, 0.0
-    while calls < least or elapsed <= seconds:
+    while not calls or elapsed <= seconds:
         run()
         calls += 1
         elapsed = time.perf_counter() - start
-    return elapsed / calls, calls
+    return elapsed / calls
 
 
 def _one_row() -> Batch:
