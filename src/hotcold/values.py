@@ -60,6 +60,11 @@ def exact_size(n: int) -> str:
     return f"{n}{_UNITS[power]}"
 
 
+def enough_size(n: int) -> str:
+    """The smallest size in whole MiB that holds ``n`` bytes, as options take it."""
+    return exact_size(-(-n >> 20) << 20)
+
+
 def round_size(n: int) -> int:
     """Rounds bytes down to whole MiB, or below 64 MiB to whole KiB, so that :func:`exact_size` is short."""
     unit = 1 << (20 if n >= 1 << 26 else 10)
@@ -70,8 +75,8 @@ def read_size(text: str) -> int:
     """Reads the size in a user's text: ``8GiB``, ``512 MiB``, ``64KiB``, ``100B``, or ``8``, which is GiB."""
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KMGT]iB|B)?", text)
     if not found:
-        needed = "a size such as 8GiB, 512MiB or 64KiB is needed; a bare number is GiB"
-        raise UserError(f"{printable(text, 40)!r}: {needed}")
+        seen = f"{printable(text, 40)!r} is not a size"
+        raise UserError(f"{seen} such as 8GiB, 512MiB or 64KiB (a bare number is GiB)")
     return int(float(found[1]) * 1024 ** _UNITS.index(found[2] or "GiB"))
 
 
@@ -82,7 +87,7 @@ def bytes_of(name: str, value: Any) -> int:
     try:
         return read_size(value)
     except UserError as error:
-        raise UserError(f"`{name}` is {error}") from None
+        raise UserError(f"`{name}`: {error}") from None
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:

@@ -14,7 +14,6 @@ from hotcold.extras import check, importing
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.opening import file_of
 from hotcold.runtime.options import complete
-from hotcold.values import exact_size
 
 if TYPE_CHECKING:
     from hotcold.server.run import Listening
@@ -171,9 +170,8 @@ def _body_size(text: str) -> int:
     """A parser of sizes from 1KiB to 1GiB."""
     nbytes = options.byte_size(text)
     if not 1 << 10 <= nbytes <= 1 << 30:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is {exact_size(nbytes)}: sizes from 1KiB to 1GiB are allowed, such as 512KiB"
-        )
+        needed = "a size from 1KiB to 1GiB, such as 512KiB (a bare number is GiB)"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {needed}")
     return nbytes
 
 

@@ -64,16 +64,23 @@ class DiskSpeed:
         return "\n".join(lines)
 
 
-def measure_disk(path: Path, advance: Callable[[int, int], None] | None = None) -> DiskSpeed:
-    """Reads a file in several ways, for some seconds in all; ``advance`` is told what is done of how much.
-    UserError: it is too short, or cannot be read."""
-    kinds = [(SIZES[-1], DEPTHS[-1], True)]
-    for nbytes in SIZES:
-        kinds += [(nbytes, depth, False) for depth in sorted({*DEPTHS, reads_at_once(nbytes)})]
-    file, found, direct = RegularFile(path), [], True
+def large_file(path: Path) -> RegularFile:
+    """Opens a file that is long enough for :func:`measure_disk`. UserError: it is too short, or no file."""
+    file = RegularFile(path)
     if file.size < 8 * SIZES[-1]:
         seen = f"{printable(path.name)} has {size(file.size)}"
         raise UserError(f"{seen}: a file of {size(8 * SIZES[-1])} at least is needed to measure its disk")
+    return file
+
+
+def measure_disk(path: Path, advance: Callable[[int, int], None] | None = None) -> DiskSpeed:
+    """Reads a file in several ways, for some seconds in all; ``advance`` gets the number of finished
+    measurements and their total. UserError: it is too short, or cannot be read."""
+    file = large_file(path)
+    kinds = [(SIZES[-1], DEPTHS[-1], True)]
+    for nbytes in SIZES:
+        kinds += [(nbytes, depth, False) for depth in sorted({*DEPTHS, reads_at_once(nbytes)})]
+    found, direct = list[Reads](), True
     with file.descriptor() as number:
         for i, (nbytes, depth, sequential) in enumerate(kinds):
             if advance is not None:

@@ -15,7 +15,7 @@ from hotcold.kernels.cpu_disk import reading_bytes, way_of_reading
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
-from hotcold.values import exact_size, printable, size
+from hotcold.values import enough_size, exact_size, printable, size
 
 LEAST_PLACES = 2  #: of a layer: one is read while another is used
 
@@ -72,7 +72,7 @@ class Shelves:
         room = budget - sum(bill.values())
         each = room // sum(units)
         if each < LEAST_PLACES:
-            least = exact_size(-(-(sum(bill.values()) + LEAST_PLACES * sum(units)) // 2**20) * 2**20)
+            least = enough_size(sum(bill.values()) + LEAST_PLACES * sum(units))
             rest = ", ".join(f"{what} {size(n)}" for what, n in bill.items() if n)
             needs = f"this model needs {least} ({rest}, and {LEAST_PLACES} experts of each layer)"
             fix = "give as much, or a smaller context (`context`)"

@@ -26,7 +26,7 @@ from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors
 from hotcold.tasks.profiling import ModelProfile
 from hotcold.tasks.texts import new_file
-from hotcold.values import bytes_of, exact_size, printable, size, whole
+from hotcold.values import bytes_of, enough_size, exact_size, printable, round_size, size, whole
 from hotcold.version import __version__
 
 _GIB = 1 << 30
@@ -91,7 +91,7 @@ class Plan:
                 for kind in ("hardware", "source")
             ),
             f"{'context':<12}{self.context}",
-            f"{'budget':<12}{' + '.join(size(gpu['budget_bytes']) for gpu in self.gpus)}",
+            f"{'budget':<12}{','.join(exact_size(gpu['budget_bytes']) for gpu in self.gpus)}",
             *self._lines_of_bytes(),
             *("", hot, ""),
             *(f"{title:<12}{speed:>9.2f} tok/s  {note}".rstrip() for title, speed, note in rows),
@@ -218,7 +218,7 @@ def _budget(asked: int | str | None, hardware: Hardware) -> int:
         seen = f"`hardware={printable(hardware.name)}`: no GPU was measured, so nothing is to be placed"
         raise UserError(f"{seen}; choose a preset, {', '.join(PRESETS)}, or leave it out")
     if asked is None:
-        return vram - min(_GIB, vram // 8)
+        return round_size(vram - min(_GIB, vram // 8))
     budget = bytes_of("vram_budget", asked)
     if not 0 < budget <= vram:
         allowed = f"more than 0, which is the CPU alone, and at most the GPU's {exact_size(vram)} are needed"
@@ -296,7 +296,7 @@ def _placement(
             needed = placement.part_of(gpu).gpu_bytes(sizes)
             if needed > budgets[gpu]:
                 raise UserError(
-                    f"{given} needs {exact_size(needed)}: `vram_budget` is {exact_size(budgets[gpu])}"
+                    f"{given} needs {enough_size(needed)}: `vram_budget` is {exact_size(budgets[gpu])}"
                 )
         return placement
     if objective == "paper":
