@@ -102,6 +102,5 @@ NB_MODULE(_native, m) {
             fetching = {ahead, level == 2};
         },
         "ahead"_a, "level"_a);
-    m.def("read_bandwidth", &read_bandwidth, "isa"_a, "pool"_a, "memory"_a, "seconds"_a,
-          "streams"_a = 1);
+    m.def("read_bandwidth", &read_bandwidth, "isa"_a, "pool"_a, "memory"_a, "seconds"_a, "streams"_a = 1);
 }

@@ -13,11 +13,8 @@ from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads
 from hotcold.placement.hardware import find_hardware
 from hotcold.tasks import doctor
 
-DISK = DiskSpeed(
-    "a disk",
-    True,
-    (Reads(SIZES[-1], 8, True, 1.0), *(Reads(n, d, False, 1.0) for n in SIZES for d in DEPTHS)),
-)
+READS = [Reads(nbytes, depth, False, 1.0) for nbytes in SIZES for depth in DEPTHS]
+DISK = DiskSpeed("a disk", True, (Reads(SIZES[-1], 8, True, 1.0), *READS))
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
