@@ -57,7 +57,7 @@ def test_the_plan_is_what_loading_does(model: Path) -> None:
         "of 20 experts of each layer",
         f"predicted   {plan.hit_share:.1%} of the experts that a token chooses are in memory",
         f"{plan.missed_per_token:.2f} are missed per token, which reads ",
-        f"hotcold bench -m MODEL --ram-budget {exact_size(ram)} measures it",
+        f"hotcold bench with `ram_budget={exact_size(ram)}` measures it",
     ):
         assert line in str(plan)
     assert max(map(len, str(plan).splitlines())) <= 80
@@ -203,7 +203,8 @@ def test_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = ["plan", "-m", str(model), "-c", "128"]
     args = [*plan, "--ram-budget", exact_size(budget(model, 0.4, context=128))]
     assert cli.main(args) == 0
-    assert "missed per token" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "missed per token" in out and f"hotcold bench with --ram-budget {args[-1]} measures it" in out
     for more in (["--vram-budget", "1GiB"], ["--hardware", "rtx4090-i9"]):
         line = refused(capsys, *args, *more)
         assert f"--ram-budget plans for the CPU alone: leave out {more[0]}" in line

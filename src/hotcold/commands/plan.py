@@ -4,6 +4,7 @@ import argparse
 
 import hotcold
 from hotcold.commands import options
+from hotcold.commands.flags import in_flags
 from hotcold.errors import UserError
 from hotcold.placement.hardware import DEFAULT, PRESETS
 from hotcold.placement.sizes import SHAPES
@@ -110,5 +111,5 @@ def _run_ram(args: argparse.Namespace) -> int:
         sparsity=args.sparsity,
         profile=args.profile,
     )
-    print(plan)
+    print(in_flags(str(plan)))
     return options.end(args, plan.report())

@@ -15,7 +15,7 @@ from hotcold.placement.hardware import Hardware
 from hotcold.placement.measuring import RUNS
 from hotcold.values import printable, size
 
-_UNMEASURED = ["GPU stream and masked rows", "link", "handshake"]  #: without a GPU
+GPU_FIGURES = ("GPU stream and masked rows", "link", "handshake")  #: what lacks without a GPU
 
 _TEXT = """\
 processor   {processor}
@@ -51,12 +51,8 @@ class Diagnosis:
     gpu: GPU | None  #: the one that the figures are of
     gpu_reason: str  #: why there is none
     disk: DiskSpeed | None = None  #: of the file that was named
+    unmeasured: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()  #: of the text
-
-    @property
-    def unmeasured(self) -> list[str]:
-        cpu = [] if self.hardware else ["memory"]
-        return cpu if self.hardware and self.hardware.vram_bytes else [*cpu, *_UNMEASURED]
 
     def report(self) -> dict[str, Any]:
         """Returns the object that ``--json`` prints."""
@@ -64,7 +60,7 @@ class Diagnosis:
             "from_cache": self.from_cache,
             "cache": str(self.cache),
             "notes": list(self.notes),
-            "unmeasured": self.unmeasured,
+            "unmeasured": list(self.unmeasured),
             **self.machine,
             "gpus": [asdict(each) for each in self.gpus],
             "gpu": self.gpu and self.gpu.index,

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,18 @@ from hotcold.placement.measuring import (
 from hotcold.runtime.machine import cache_path, machine_name, processor
 from hotcold.runtime.memory import available_memory
 from hotcold.runtime.options import Progress
-from hotcold.tasks.diagnosis import Diagnosis, Show, cpu_speed, disk_speed, facts, gpu_speed, speeds
+from hotcold.tasks.diagnosis import (
+    GPU_FIGURES,
+    Diagnosis,
+    Show,
+    cpu_speed,
+    disk_speed,
+    facts,
+    gpu_speed,
+    speeds,
+)
 from hotcold.tasks.texts import new_file
-from hotcold.values import printable, size
+from hotcold.values import size
 from hotcold.version import __version__
 
 _SECONDS = 6.0  # of reading in all
@@ -81,10 +90,11 @@ def doctor(
     hardware = None if again else _cached(path, machine, notes)
     from_cache = hardware is not None
     if hardware is None:
-        hardware = _measure(machine, chosen, notes, text, advance)
+        hardware, with_gpu = _measure(machine, chosen, notes, text, advance)
         if hardware is not None:
             _keep(path, hardware, notes)
     else:
+        with_gpu = hardware.vram_bytes > 0
         notes.append(f"figures from {path}; `again` measures")
         for section in speeds(hardware):
             text.add(section)
@@ -95,11 +105,11 @@ def doctor(
     speed = None
     if disk is not None:
         speed = _measure_disk(Path(disk), notes, text, partial(advance, "measuring the disk"))
+    lacking = (*(() if hardware else ("memory",)), *(() if with_gpu else GPU_FIGURES))
+    if lacking:
+        text.add(f"\nnot measured: {', '.join(lacking)}")
     known = machine, hardware, from_cache, path, tuple(notes), tuple(devices), chosen, reason, speed
-    found = Diagnosis(*known)
-    if found.unmeasured:
-        text.add("\n" + printable(f"not measured: {', '.join(found.unmeasured)}", 80))
-    return replace(found, sections=tuple(text.sections))
+    return Diagnosis(*known, lacking, tuple(text.sections))
 
 
 class _Text:
@@ -168,8 +178,9 @@ def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware |
 
 def _measure(
     machine: dict[str, Any], gpu: GPU | None, notes: list[str], text: _Text, progress: Progress
-) -> Hardware | None:
-    """Measures memory and a GPU. Returns None, with a note, where there are no figures of all threads."""
+) -> tuple[Hardware | None, bool]:
+    """Measures memory and a GPU: returns the figures, or None, with a note, where those of all threads are
+    missing; and whether a GPU was measured."""
     caches, all_threads = machine["cache_bytes"], machine["threads"]
     source = f"measured by hotcold doctor, {datetime.datetime.now():%Y-%m-%d %H:%M}"
     found: list[Bandwidth] = []
@@ -194,8 +205,8 @@ def _measure(
     machine = machine | {"buffer_bytes": nbytes, "bandwidths": bandwidths, "gpu": of_gpu}
     on_all = [each for each in found if each.threads == all_threads]
     if {"dense", "rows"} - {each.access for each in on_all}:
-        return None
-    return _hardware(machine, source, on_all, gpu, speed)
+        return None, speed is not None
+    return _hardware(machine, source, on_all, gpu, speed), speed is not None
 
 
 def _measure_gpu(gpu: GPU, notes: list[str], advance: Callable[[int, int], None]) -> GPUSpeed | None:

@@ -63,7 +63,7 @@ class RAMPlan:
                 "",
                 f"{'predicted':<12}{self.hit_share:.1%} of the {shelves.unit} are in memory",
                 f"{'':<12}{self.missed_per_token:.2f} are missed per token, which reads {read} of the file",
-                f"{'speed':<12}hotcold bench -m MODEL --ram-budget {budget} measures it",
+                f"{'speed':<12}hotcold bench with `ram_budget={budget}` measures it",
             ]
         )
 
