@@ -135,7 +135,8 @@ def _table(bandwidths: Sequence[dict[str, Any]]) -> list[str]:
         spread = (each["most_gb_s"] - each["least_gb_s"]) / each["gb_s"]
         rows.setdefault(each["threads"], {})[title] = f"{each['gb_s']:.1f} ({spread:.0%})"
         if each["streams"]:
-            streams.append(f"{each['streams']:d} ({each['threads']:d} threads)")
+            plural = "s" if each["threads"] > 1 else ""
+            streams.append(f"{each['streams']:d} ({each['threads']:d} thread{plural})")
     titles = dict.fromkeys(title for row in rows.values() for title in row)
     lines = [f"{'threads':<8}" + "".join(f"{title:>12}" for title in titles)]
     for threads, row in rows.items():
