@@ -24,7 +24,6 @@ FAILING = {
     "4-10-ollama-embed",
     "4-11-ollama-found-by-clients",
     "4-14-embedding-file-without-pooling",
-    "4-41-plan-for-little-memory",
 }
 #: Cases that CI leaves out: why, and the tests there that hold their kind. `HOTCOLD_ALL_CASES=1` runs them.
 BY_HAND = {

@@ -1,13 +1,11 @@
-"""Budgets of RAM from 10 to 100 % of a model of experts: measured speed and hits, beside those of `plan`.
+"""Budgets of RAM from 10 to 100 % of a model of experts: measured speed, and hits beside `plan`'s.
 
     python benchmarks/cpu/larger_than_memory.py -m q30.gguf --make 16 --gib 3 --profile  # makes both files
     python benchmarks/cpu/ram_sweep.py -m q30.gguf --profile q30.counted.gguf --svg sweep.svg
 
 Budgets take turns, and each round has a text of its own, as texts differ in hits. Each measurement is a
-process of its own that begins with the file out of the system's cache, and has a plan before it and one after
-it, each of which times tokens of the first layers, and reads of experts; the geometric mean of both is what
-was predicted. The profile serves the plans alone, unless `--hot` gives it to loading, too. The last column is
-predicted by measured.
+process of its own that begins with the file out of the system's cache. The profile serves the plan alone,
+unless `--hot` gives it to loading, too.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.runtime.loading import shelves_of
-from hotcold.tasks.ram_planning import RAMPlan, plan_ram
+from hotcold.tasks.ram_planning import plan_ram
 from lib.curves import Curve, Panel, svg
 
 SHARES = (10, 15, 20, 30, 40, 50, 60, 70, 80, 90, 100)
@@ -52,21 +50,12 @@ def budgets(path: Path, shares: list[float]) -> dict[float, int]:
 
 
 def one(args: argparse.Namespace, budget: int, seed: int) -> dict[str, Any]:
-    """A measurement between two plans, of the text that ``seed`` draws."""
-
-    def planned() -> RAMPlan:
-        return plan_ram(args.model, budget, context=CONTEXT, profile=args.profile)
-
-    before = planned()
+    """A measurement of the text that ``seed`` draws."""
     found = apart(args, budget, hot=args.hot, seed=seed)
-    plans = before, planned()
+    plan = plan_ram(args.model, budget, context=CONTEXT, profile=args.profile)
     found |= {
-        "predicted_tok_s": math.sqrt(math.prod(each.predicted_tok_s for each in plans)),
-        "expected_hit_share": plans[0].hit_share,
-        "expected_disk_bytes_per_token": plans[0].disk_bytes_per_token,
-        "memory_gb_s": [each.memory_gb_s for each in plans],
-        "resident_ms": [1e3 / each.resident_tok_s for each in plans],
-        "missed_ms": [1e3 * each.disk_s_per_token for each in plans],
+        "expected_hit_share": plan.hit_share,
+        "expected_disk_bytes_per_token": plan.disk_bytes_per_token,
     }
     del found["text"]
     print(json.dumps({"budget": budget} | found), file=sys.stderr, flush=True)
@@ -80,10 +69,7 @@ def picture(rows: list[dict[str, Any]], told: str) -> str:
     def ranges(name: str) -> list[tuple[float, float]]:
         return [(min(row["rounds"][name]), max(row["rounds"][name])) for row in rows]
 
-    speed = [
-        Curve("measured", "#10a37f", points("tok_s"), ranges("tok_s")),
-        Curve("plan", "#3b82f6", points("predicted_tok_s"), dashed=True),
-    ]
+    speed = [Curve("measured", "#10a37f", points("tok_s"), ranges("tok_s"))]
     hits = [
         Curve("measured", "#10a37f", points("hit_share", 100)),
         Curve("plan", "#3b82f6", points("expected_hit_share", 100), dashed=True),
@@ -113,19 +99,18 @@ def main() -> None:
         for share, budget in found.items():
             rounds[share].append(one(args, budget, seed))
     rows = []
-    print("    %  budget GiB   tok/s    plan    hits    plan  MiB/token    plan  plan/measured")
+    print("    %  budget GiB   tok/s    hits    plan  MiB/token    plan")
     for share, each in rounds.items():
         names = [name for name, value in each[0].items() if isinstance(value, float)]
         row: dict[str, Any] = {name: statistics.median(seen[name] for seen in each) for name in names}
-        ratio = statistics.median(seen["predicted_tok_s"] / seen["tok_s"] for seen in each)
-        row |= {"share": share, "budget_bytes": found[share], "ratio": ratio}
+        row |= {"share": share, "budget_bytes": found[share]}
         row["rounds"] = {name: [seen[name] for seen in each] for name in names}
         rows.append(row)
         print(
-            f"{share:5g} {found[share] / 2**30:11.2f} {row['tok_s']:7.2f} {row['predicted_tok_s']:7.2f}"
+            f"{share:5g} {found[share] / 2**30:11.2f} {row['tok_s']:7.2f}"
             f" {row['hit_share']:7.1%} {row['expected_hit_share']:7.1%}"
             f" {row['disk_bytes_per_token'] / 2**20:10.1f}"
-            f" {row['expected_disk_bytes_per_token'] / 2**20:7.1f} {ratio:14.2f}"
+            f" {row['expected_disk_bytes_per_token'] / 2**20:7.1f}"
         )
     if args.svg is not None:
         args.svg.write_text(picture(rows, args.told), encoding="utf-8")

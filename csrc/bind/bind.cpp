@@ -31,24 +31,30 @@ size_t bind_top_k(const Array<const float>& logits, const Maybe<const int32_t>& 
     return best.size();
 }
 
-// GB/s at which the pool's threads stream through a memory, for about `seconds`.
-double read_bandwidth(const std::string& isa, Pool& pool, const Memory& memory, double seconds) {
+// GB/s at which the pool's threads stream through a memory, for about `seconds`. Each thread reads `streams`
+// places of a piece in turn: one stream alone may not have enough cache lines under way to fill the bus.
+double read_bandwidth(const std::string& isa, Pool& pool, const Memory& memory, double seconds, int streams) {
     const Kernels& k = kernels_of(isa);
-    constexpr size_t kPiece = 1 << 20;
+    constexpr size_t kPiece = 1 << 20, kTurn = 1 << 10;
     const auto pieces = int64_t(memory.size() / kPiece);
     if (pieces < 1) refuse("the bandwidth probe needs at least 1 MiB");
+    if (streams < 1 || streams > 8) refuse("the bandwidth probe reads 1 to 8 streams a thread");
+    const size_t part = kPiece / size_t(streams) / kTurn * kTurn, turn = streams == 1 ? part : kTurn;
     std::atomic<int64_t> kept{0};  // keeps the reads from being optimised away
-    const std::vector<Step> steps{{[=] { return pieces; },
-                                   [&](int64_t piece, const Scratch&) {
-                                       if (k.read(memory.data() + size_t(piece) * kPiece, kPiece) > 0) ++kept;
-                                   }}};
+    const auto read = [&](int64_t piece, const Scratch&) {
+        const uint8_t* data = memory.data() + size_t(piece) * kPiece;
+        for (size_t at = 0; at < part; at += turn)
+            for (size_t stream = 0; stream < size_t(streams); ++stream)
+                if (k.read(data + stream * part + at, turn) > 0) ++kept;
+    };
+    const std::vector<Step> steps{{[=] { return pieces; }, read}};
     const std::function<void()> check = check_signals();
     nb::gil_scoped_release release;
     const auto start = std::chrono::steady_clock::now();
     double elapsed = 0, bytes = 0;
     do {
         pool.run(steps, nullptr, check);
-        bytes += double(pieces) * kPiece;
+        bytes += double(pieces) * double(part) * streams;
         elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     } while (elapsed < seconds);
     return bytes / elapsed / 1e9;
@@ -96,5 +102,5 @@ NB_MODULE(_native, m) {
             fetching = {ahead, level == 2};
         },
         "ahead"_a, "level"_a);
-    m.def("read_bandwidth", &read_bandwidth, "isa"_a, "pool"_a, "memory"_a, "seconds"_a);
+    m.def("read_bandwidth", &read_bandwidth, "isa"_a, "pool"_a, "memory"_a, "seconds"_a, "streams"_a = 1);
 }

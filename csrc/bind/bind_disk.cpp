@@ -108,7 +108,6 @@ void bind_disk(nb::module_& m) {
         .def_static("at_once", &Disk::at_once, "pieces"_a, "bytes"_a, "rings"_a);
     m.def("why_no_rings", &why_no_rings);
     m.attr("DISK_READ_BYTES") = kRead;
-    m.attr("EXPERTS_OF_A_WAVE") = kWave;
     m.def(
         "probe_disk",
         [](int file, int64_t bytes, int depth, double seconds, bool sequential, std::optional<bool> rings) {

@@ -20,13 +20,26 @@ _SERVE = (
     *("filelock", "h11", "huggingface_hub", "jinja2", "llguidance", "msgspec", "prometheus_client"),
     *("starlette", "uvicorn"),
 )
-_TEST = ("gguf", "httpx", "hypothesis", "pytest", "scipy", "xdist")
+_TEST = (*_CONVERT, *_SERVE, "gguf", "httpx", "hypothesis", "pytest", "scipy", "xdist")
+_TRAIN = (*_CONVERT, "torch", "transformers")
+_RAY = (*_SERVE, "ray")
+_TEST_FULL = (
+    *("anthropic", "flask", "jsonschema_rs", "langchain_openai", "ollama", "openai", "pydantic"),
+    *("pydantic_ai", "schemathesis", "selenium", "yaml"),
+)
 EXTRAS = {
     "serve": Extra(_SERVE, "hotcold serve, chat and pull"),
     "convert": Extra(_CONVERT, "hotcold convert"),
-    "train": Extra((*_CONVERT, "torch", "transformers"), "training"),
-    "test": Extra((*_CONVERT, *_SERVE, *_TEST), "the tests"),
+    "train": Extra(_TRAIN, "training"),
+    "ray": Extra(_RAY, "examples/ray_serve.py"),
     "bench": Extra(("llama_cpp",), "benchmarks beside llama.cpp"),
+    "test": Extra(_TEST, "the tests"),
+    "test-full": Extra(tuple(dict.fromkeys((*_TEST_FULL, *_RAY, *_TRAIN))), "all tests"),
+    "test-instructor": Extra(
+        (*_SERVE, "httpx", "hypothesis", "instructor", "pytest"), "the tests of a client"
+    ),
+    "lint": Extra(("clang_format", "mypy", "nanobind", "ruff"), "checks of the source"),
+    "fuzz": Extra(("atheris",), "fuzzing"),
 }
 
 

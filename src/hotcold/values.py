@@ -1,11 +1,13 @@
 """Checks numbers that users give, and formats values for users."""
 
 import numbers
+import re
 from typing import Any
 
 from hotcold.errors import UserError
 
 LARGEST = (1 << 31) - 1
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def integer(name: str, value: Any) -> int:
@@ -46,7 +48,46 @@ def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "
 
 def size(n: int) -> str:
     """A number of bytes for people, such as ``7.34 MiB``."""
-    return scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    return scaled(n, 1024, _UNITS)
+
+
+def exact_size(n: int) -> str:
+    """A number of bytes as options take it, such as ``843MiB``: :func:`read_size` gives the same number."""
+    power = 0
+    while n and n % 1024 == 0 and power < len(_UNITS) - 1:
+        n //= 1024
+        power += 1
+    return f"{n}{_UNITS[power]}"
+
+
+def enough_size(n: int) -> str:
+    """The smallest size in whole MiB that holds ``n`` bytes, as options take it."""
+    return exact_size(-(-n >> 20) << 20)
+
+
+def round_size(n: int) -> int:
+    """Rounds bytes down to whole MiB, or below 64 MiB to whole KiB, so that :func:`exact_size` is short."""
+    unit = 1 << (20 if n >= 1 << 26 else 10)
+    return n // unit * unit
+
+
+def read_size(text: str) -> int:
+    """Reads the size in a user's text: ``8GiB``, ``512 MiB``, ``64KiB``, ``100B``, or ``8``, which is GiB."""
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KMGT]iB|B)?", text)
+    if not found:
+        seen = f"{printable(text, 40)!r} is not a size"
+        raise UserError(f"{seen} such as 8GiB, 512MiB or 64KiB (a bare number is GiB)")
+    return int(float(found[1]) * 1024 ** _UNITS.index(found[2] or "GiB"))
+
+
+def bytes_of(name: str, value: Any) -> int:
+    """Returns the bytes of an option's value: a number of them, or a text that :func:`read_size` reads."""
+    if not isinstance(value, str):
+        return integer(name, value)
+    try:
+        return read_size(value)
+    except UserError as error:
+        raise UserError(f"`{name}`: {error}") from None
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:

@@ -92,10 +92,20 @@ def code(error: OSError) -> int | None:
 def free_memory(library: Any) -> int:
     """Bytes that this process may take and that are there: the smaller of the free memory, caches that can
     be dropped included, and of what the system may still promise. OSError: it does not say."""
+    found = _memory_status(library)
+    return min(int(found.free), int(found.promisable))
+
+
+def memory_size(library: Any) -> int:
+    """Bytes of this machine's memory. OSError: the system does not state them."""
+    return int(_memory_status(library).total)
+
+
+def _memory_status(library: Any) -> MemoryStatus:
     found = MemoryStatus(size=ctypes.sizeof(MemoryStatus))
     if not library.GlobalMemoryStatusEx(ctypes.byref(found)):
         raise library.failure()
-    return min(int(found.free), int(found.promisable))
+    return found
 
 
 def cores(library: Any, cpus: Collection[int] | None = None) -> list[Core]:

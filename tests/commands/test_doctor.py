@@ -10,12 +10,25 @@ from typing import Any
 import pytest
 
 from hotcold.commands import cli
+from hotcold.extras import EXTRAS
 from hotcold.kernels.cores import available_cores
+from hotcold.kernels.cpu import STREAMS
+from hotcold.placement import measuring
 from hotcold.placement.hardware import find_hardware
 from hotcold.placement.measuring import SHAPES, buffer_bytes
 from hotcold.tasks import doctor
 
-GOOD = {"access": "memory", "run_bytes": 0, "threads": 1, "least_gb_s": 1, "gb_s": 1, "most_gb_s": 1}
+GOOD = {
+    "access": "memory",
+    "run_bytes": 0,
+    "threads": 1,
+    "least_gb_s": 1,
+    "gb_s": 1,
+    "most_gb_s": 1,
+    "streams": 4,
+}
+
+MIB = 1 << 20
 
 Doctor = Callable[..., tuple[dict[str, Any], str]]
 
@@ -61,6 +74,7 @@ def test_what_is_measured(run: Doctor, tmp_path: Path) -> None:
         1 << i for i in range(10) if 1 << i <= cores
     }
     assert len(bandwidths) == (2 + len(SHAPES)) * len({each["threads"] for each in bandwidths})
+    assert all(each["streams"] in STREAMS for each in bandwidths if each["access"] == "memory")
     best = {(e["access"], e["run_bytes"]): e["gb_s"] for e in bandwidths if e["threads"] == cores}
     assert found.cpu_stream_gb_s == best.pop(("dense", 0)) and best.pop(("memory", 0)) > 0
     # A neuron of Q4_0 and dim 1024 has three rows of 32 blocks of 18 bytes, in two places.
@@ -68,33 +82,102 @@ def test_what_is_measured(run: Doctor, tmp_path: Path) -> None:
     assert found.cpu_gather_gb_s == [[length, gb_s] for (_, length), gb_s in best.items()]
 
 
-@pytest.mark.parametrize("cache", [4 << 20, 33 << 20])
-def test_caches_of_any_size(
-    cache: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("cache", "free", "nbytes"),
+    [
+        (4 * MIB, None, 128 * MIB),
+        (33 * MIB, None, 132 * MIB),
+        (300 * MIB, 512 * MIB, 128 * MIB),
+        (1 << 30, 512 * MIB + 12_345, 128 * MIB),
+        (0, 100_000_007, 23 * MIB),
+        (3 * MIB + 77, 64 * MIB, 16 * MIB),
+    ],
+)
+def test_caches_and_memory_of_any_size(
+    cache: int,
+    free: int | None,
+    nbytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A buffer of 128 MiB holds more of the smallest neurons than one layer may have."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(doctor, "_SECONDS", 0.0)
     monkeypatch.setattr(doctor, "cache_bytes", lambda cpus: cache)
-    monkeypatch.setattr(doctor, "available_memory", lambda: None)
+    monkeypatch.setattr(doctor, "available_memory", lambda: free)
     assert cli.main(["doctor", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report["hardware"]["machine"]["buffer_bytes"] == max(128 << 20, 4 * cache)
-    assert report["notes"] == []
+    lines = capsys.readouterr().out.splitlines()
+    report = json.loads(lines[-1])
+    assert report["hardware"]["machine"]["buffer_bytes"] == nbytes
+    assert [note[:4] for note in report["notes"]] == ["only"] * (nbytes < 2 * cache)
+    assert ("caches      unknown" in lines) == (not cache)
 
 
 def test_little_memory_is_said(
     run: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the report where caches keep much of what fits; in an error where nothing can be measured."""
+    """By a note where caches keep much of what fits, and where nothing can be measured. A file is not written
+    without figures."""
     monkeypatch.setattr(doctor, "cache_bytes", lambda cpus: 1 << 20)
     seen = "only 1.00 MiB were read by turns, as memory is short: the caches (1.00 MiB) keep much of it"
     assert seen in run()[1]
     monkeypatch.setattr(doctor, "buffer_bytes", buffer_bytes)
     monkeypatch.setattr(doctor, "available_memory", lambda: 40 << 20)
-    assert cli.main(["doctor", "--again"]) == 2
-    err = capsys.readouterr().err
-    assert "40 MiB of memory are available: 64 MiB are needed" in err and err.count("\n") == 1
+    report, err = run("--again")
+    needed = "memory was not measured: 40 MiB of memory are available: 64 MiB are needed"
+    assert needed in err and err.count("\n") == 1 and report["hardware"] is None
+    assert "memory" in report["unmeasured"]
+    path = tmp_path / "new.json"
+    assert cli.main(["doctor", "--again", "-o", str(path)]) == 2
+    assert f"new.json was not written: {needed}" in capsys.readouterr().err and not path.exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("odd rows"), OSError(12, "no memory")])
+def test_a_measurement_that_fails_costs_a_line(
+    error: Exception, run: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are measured and kept, and what failed is missing."""
+
+    def fails(*given: object) -> object:
+        raise error
+
+    monkeypatch.setattr(measuring, "ReadProbe", fails)
+    report, err = run()
+    (line,) = [line for line in err.splitlines() if "note: only" not in line]
+    assert line == f"note: memory was not measured: {str(error) or 'MemoryError'}"
+    accesses = [each["access"] for each in report["hardware"]["machine"]["bandwidths"]]
+    assert {*accesses} == {"dense", "rows"} and report["hardware"]["cpu_stream_gb_s"] > 0
+    monkeypatch.setattr(measuring, "NeuronProbe", fails)
+    report, err = run("--again")
+    assert report["hardware"] is None and err.count("was not measured") == 1 + len(SHAPES)
+
+
+def test_a_section_is_printed_when_it_is_known(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the next measurement begins, with all of its lines."""
+    printed: list[str] = []
+    at: list[int] = []
+    measure = doctor.measure
+
+    def measured(*given: Any) -> Any:
+        at.append(len(printed))
+        return measure(*given)
+
+    monkeypatch.setattr(doctor, "measure", measured)
+    found = doctor.doctor(gpu="off", show=printed.append)
+    assert at == [1] and printed[0].startswith("processor ") and "GB/s, median of" in printed[1]
+    assert tuple(printed) == found.sections and str(found) == "\n".join(printed)
+    again = doctor.doctor(gpu="off")
+    assert again.sections[1:] == found.sections[1:]
+
+
+def test_missing_packages_of_each_extra(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "missing", lambda extra: [f"package_{extra}"])
+    assert run()[0]["missing_extras"] == {extra: [f"package_{extra}"] for extra in EXTRAS}
+    text = " ".join(str(doctor.doctor(gpu="off")).split())
+    for extra in ("serve", "train", "convert", "test", "bench", "ray"):
+        command = f"missing pip install 'hotcold[{extra}]', for {EXTRAS[extra].purpose}: package_{extra}"
+        assert command in text
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\0", "{}"])

@@ -49,7 +49,7 @@ def test_a_sidecar_is_made_found_and_used(
     """One that does not pay by the clock is tested in tests/tasks/test_functions.py."""
     model, sidecar = text.with_name("m.gguf"), text.with_name("m.predictor.gguf")
     shutil.copy(model_path(), model)
-    seen = fitting.Speed(exact_tok_s=100.0, predicted_tok_s=110.0, ratio=1.1)
+    seen = fitting.Speed(100.0, 110.0, ratio=1.1, least_ratio=1.05, most_ratio=1.2)
     monkeypatch.setattr(fitting, "_speed", lambda *models: seen)
     fitted = ("fit-predictor", "-m", str(model), "-f", str(text), "-o", str(sidecar), "-c", "64")
     result, lines = report(capsys, *fitted, "--recall", "0.95")

@@ -24,7 +24,7 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("model", "profile", "hardware", "context"):
         assert report[name] and str(report[name]).startswith(said[name].removesuffix("..."))
     assert said["source"][:40] == report["hardware_source"][:40] != said["hardware"][:40]
-    assert said["budget"] == "2.00 GiB"
+    assert said["budget"] == "2GiB"
     for kind in ("attention", "kv", "neurons", "head", "total"):
         parts = [part for part in report["parts"] if kind in (part["kind"], "total")]
         sums = (sum(part[side] for part in parts) for side in ("gpu_bytes", "cpu_bytes"))
@@ -56,5 +56,5 @@ def test_a_budget_above_the_card_is_told_what_the_card_has(
     assert cli.main([*line.split(), f"{most}GiB"]) == 0
     capsys.readouterr()
     assert cli.main([*line.split(), f"{most + 1}GiB"]) == 2
-    assert f"--vram-budget is {most + 1} GiB: " in (error := capsys.readouterr().err)
-    assert re.search(rf"\b{most}\b", error)
+    assert f"--vram-budget is {most + 1}GiB: " in (error := capsys.readouterr().err)
+    assert re.search(rf"\b{most}GiB\b", error)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hotcold.formats.blocks import block_type
-from hotcold.kernels.cpu import CPUBackend
+from hotcold.kernels.cpu import STREAMS, CPUBackend, ReadProbe
 from hotcold.kernels.reference_ffn import unpack_mask
 from hotcold.placement import measuring
 from hotcold.placement.measuring import NeuronProbe, ProbePlan, buffer_bytes
@@ -81,11 +81,38 @@ def test_more_neurons_than_one_layer_may_have() -> None:
 def test_memory_bounds_the_buffer() -> None:
     assert buffer_bytes(96 * MIB, available=400 * MIB) == 100 * MIB
     assert buffer_bytes(96 * MIB, available=64 * MIB) == 16 * MIB
+    assert buffer_bytes(96 * MIB, available=400 * MIB + 4 * MIB - 1) == 100 * MIB  # whole MiB
     message = (
         "63 MiB of memory are available: 64 MiB are needed to measure how fast it is; end other programs"
     )
     with pytest.raises(ValueError, match=message):
         buffer_bytes(0, available=64 * MIB - 1)
+
+
+@pytest.mark.parametrize("nbytes", [1, MIB, MIB + 256, 3 * MIB - 1])
+def test_buffers_of_any_size_are_read_in_streams(nbytes: int) -> None:
+    """Rows of a fixed length fill them, so neither the size nor a remainder matters."""
+    backend = CPUBackend(2)
+    probe = ReadProbe(backend, nbytes)
+    assert probe._memory.nbytes == max(1, nbytes // MIB) * MIB
+    assert all(probe.rate(streams, 0.0) > 0 for streams in STREAMS) and probe.measure(0.0) > 0
+    for streams in (0, 9):
+        with pytest.raises(ValueError, match="1 to 8 streams"):
+            probe.rate(streams, 0.0)
+
+
+def test_the_fastest_number_of_streams_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number of threads has its own, from made-up rates."""
+
+    def rate(self: ReadProbe, streams: int, seconds: float, backend: CPUBackend) -> float:
+        return {(1, 1): 5.0, (1, 4): 9.0, (2, 2): 7.0}.get((backend.threads, streams), 3.0)
+
+    monkeypatch.setattr(ReadProbe, "rate", rate)
+    monkeypatch.setattr(measuring, "SHAPES", ())
+    failed: list[str] = []
+    found = measuring.measure([1, 2], MIB, 0.0, lambda done, total: None, failed.append)
+    assert [(each.threads, each.streams, each.gb_s) for each in found] == [(1, 4, 9.0), (2, 2, 7.0)]
+    assert not failed
 
 
 def test_masks_of_one_word() -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hotcold.runtime.memory import available_memory
+from hotcold.errors import UserError
+from hotcold.runtime import memory
+from hotcold.runtime.memory import available_memory, check_budget, machine_memory
 
 GIB = 2**30
 
@@ -73,3 +75,20 @@ def test_a_path_cannot_leave_the_cgroup_tree(trees: tuple[Path, Path]) -> None:
     (proc / "self" / "cgroup").write_text("0::/../../outside\n")
     write(cgroup.parent.parent / "outside", memory__max="1", memory__current="1")
     assert available_memory(proc, cgroup) == 8 * GIB
+
+
+def test_memory_of_the_machine(trees: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, used or not, and what the tightest group allows; budgets up to that are allowed."""
+    proc, cgroup = trees
+    (proc / "meminfo").write_text(f"MemTotal: {GIB // 128} kB\nMemAvailable: 5 kB\n")
+    assert machine_memory(*trees) == 8 * GIB
+    (proc / "self" / "cgroup").write_text("0::/outer\n")
+    write(cgroup / "outer", memory__max=str(4 * GIB), memory__current=str(3 * GIB))
+    assert machine_memory(*trees) == 4 * GIB
+    assert machine_memory(proc / "none", cgroup / "none") is None
+    for most, budget in ((4 * GIB, 4 * GIB), (None, 1 << 60)):
+        monkeypatch.setattr(memory, "machine_memory", lambda most=most: most)
+        check_budget(budget)
+    for budget in (0, -1):
+        with pytest.raises(UserError, match=f"`ram_budget` is {budget}B: a size above 0"):
+            check_budget(budget)

@@ -47,7 +47,7 @@ def many_experts(name: str, folder: Path, *, type: str, down: str, count: int, f
 def budget(path: Path, share: float, **options: object) -> int:
     """So many bytes that this share of the experts fits, two of each layer at least, where the threads that
     read take no memory."""
-    ample = LoadOptions(threads=1, ram_budget=1 << 40, **options)  # type: ignore[typeddict-item]
+    ample = LoadOptions(threads=1, ram_budget=1 << 30, **options)  # type: ignore[typeddict-item]
     needed = load(path, ample).shelves
     assert needed is not None and needed.all_fit
     places = max(2, round(share * needed.experts))

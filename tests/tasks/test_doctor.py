@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 import hotcold
 from hotcold.errors import UserError
+from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads
 from hotcold.placement.hardware import find_hardware
 from hotcold.tasks import doctor
+
+READS = [Reads(nbytes, depth, False, 1.0) for nbytes in SIZES for depth in DEPTHS]
+DISK = DiskSpeed("a disk", True, (Reads(SIZES[-1], 8, True, 1.0), *READS))
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +32,34 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not hotcold.doctor(gpu="off", again=True).from_cache
     with pytest.raises(UserError, match="a new file in a folder that exists is needed"):
         hotcold.doctor(output=tmp_path / "a.json")
+
+
+def test_doctor_measures_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "_SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "buffer_bytes", lambda caches, available: 1 << 20)
+    monkeypatch.setattr(doctor, "measure_disk", lambda path, advance: DISK)
+    (path := tmp_path / "model").touch()
+    os.truncate(path, 16 << 20)
+    found = hotcold.doctor(gpu="off", disk=path)
+    assert found.report()["disk"]["direct"] is True and "one after another: 1.00 GB/s" in str(found)
+    assert hotcold.doctor(gpu="off").report()["disk"] is None
+
+    def fails(*given: object) -> DiskSpeed:
+        raise UserError("model: the file cannot be read")
+
+    monkeypatch.setattr(doctor, "measure_disk", fails)
+    found = hotcold.doctor(gpu="off", disk=path)
+    assert found.disk is None and found.hardware is not None
+    assert "the disk was not measured: model: the file cannot be read" in found.notes
+
+
+def test_a_disk_that_cannot_be_measured_leaves_no_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "small").write_bytes(b"short")
+    for name, told in (("small", "small has 5 B"), ("missing", "No such file")):
+        with pytest.raises(UserError, match=told):
+            hotcold.doctor(gpu="off", disk=tmp_path / name, output=tmp_path / "figures.json")
+    assert not (tmp_path / "figures.json").exists() and not (tmp_path / "cache").exists()

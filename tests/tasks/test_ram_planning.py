@@ -1,13 +1,10 @@
-"""Plans for a budget of RAM: the bill is that of loading, hits are those of a simulation, and rates lie
-between those that were measured."""
+"""Plans for a budget of RAM: the bill is that of loading, and hits are those of a simulation."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +20,24 @@ from hotcold.commands import cli
 from hotcold.demo import model_path
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels import _native
 from hotcold.model.config import Config
-from hotcold.placement import disk_speed, expert_speed, shelves
 from hotcold.placement import routes as ram_routes
-from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads, measure_disk
-from hotcold.placement.expert_speed import measure_experts
-from hotcold.placement.hardware import find_hardware
+from hotcold.placement import shelves
 from hotcold.placement.profiles import Profile, write_profile
 from hotcold.placement.routes import how_many, mean, missed_by_token
 from hotcold.placement.shelves import Shelves
 from hotcold.placement.sizes import sizes_of_file
+from hotcold.runtime import memory
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
-from hotcold.tasks import doctor, ram_planning
-from hotcold.tasks.first_layers import TokenTime
-from hotcold.tasks.missed_experts import Between, MissTime
+from hotcold.tasks import ram_planning
 from hotcold.tasks.ram_planning import plan_ram
+from hotcold.values import exact_size, read_size
 
 COUNT = 20
 
 Floats = npt.NDArray[np.float64]
 Routes = npt.NDArray[Any]
-MACHINE = find_hardware("rtx4090-i9")
-
-
-def disk(gb_s: float = 1.0) -> DiskSpeed:
-    """A disk whose rate grows with reads under way, up to 8, and halves for small reads."""
-    reads = [Reads(n, d, False, gb_s * d / 8 * (1 if n > 4096 else 0.5)) for n in SIZES for d in DEPTHS]
-    return DiskSpeed("a disk", True, (Reads(SIZES[-1], 8, True, gb_s), *reads))
 
 
 @pytest.fixture
@@ -62,23 +48,20 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_plan_is_what_loading_does(model: Path) -> None:
     ram = budget(model, 0.4, context=128)
-    plan = plan_ram(model, ram, context=128, hardware=MACHINE, disk=disk())
+    plan = plan_ram(model, ram, context=128)
     loaded = load(model, LoadOptions(threads=1, ram_budget=ram, context=128)).shelves
     assert plan.shelves == loaded and loaded is not None and not loaded.all_fit
-    assert 0 < plan.hit_share < 1 and 0 < plan.predicted_tok_s < plan.resident_tok_s
-    assert "of 20 experts of each layer" in str(plan) and "past the system's cache" in str(plan)
+    read = plan.missed_per_token * loaded.unit_bytes[0]  # all layers are alike
+    assert 0 < plan.hit_share < 1 and plan.disk_bytes_per_token == pytest.approx(read)
+    for line in (
+        "of 20 experts of each layer",
+        f"predicted   {plan.hit_share:.1%} of the experts that a token chooses are in memory",
+        f"{plan.missed_per_token:.2f} are missed per token, which reads ",
+        f"hotcold bench with `ram_budget={exact_size(ram)}` measures it",
+    ):
+        assert line in str(plan)
+    assert max(map(len, str(plan).splitlines())) <= 80
     assert json.loads(json.dumps(plan.report()))["shelves"]["places"] == list(loaded.places)
-
-
-def test_more_memory_and_faster_disks_are_faster(model: Path) -> None:
-    def speed(share: float, gb_s: float) -> float:
-        ram = budget(model, share, context=128)
-        return plan_ram(model, ram, context=128, hardware=MACHINE, disk=disk(gb_s)).predicted_tok_s
-
-    found = [speed(share, 1.0) for share in (0.2, 0.5, 0.9, 1.0)]
-    assert found == sorted(found) and found[0] < found[-1]
-    assert speed(0.3, 0.1) < speed(0.3, 1.0)
-    assert speed(1.0, 0.1) == speed(1.0, 1.0)  # nothing is read
 
 
 @given(seed=st.integers(0, 99), places=st.integers(3, 19), kept=st.integers(0, 10))
@@ -177,29 +160,14 @@ def test_a_plan_replays_the_routes_of_a_profile(model: Path, tmp_path: Path) -> 
         profile = Profile(firing, name, routing=routing, routes=[ids] * config.layers)
         path = tmp_path / "text.profile.gguf"
         write_profile(path, profile, {"model_fingerprint": sizes.fingerprint})
-        found[name] = plan_ram(model, ram, context=128, hardware=MACHINE, disk=disk(), profile=path)
+        found[name] = plan_ram(model, ram, context=128, profile=path)
     assert found["alike"].hit_share == pytest.approx(1) and found["in turns"].hit_share < 0.001
-    assert found["alike"].predicted_tok_s > found["in turns"].predicted_tok_s
+    assert found["alike"].missed_per_token == pytest.approx(0)
+    assert found["in turns"].missed_per_token == pytest.approx(k * config.layers, rel=0.001)
     assert found["alike"].disk_bytes_per_token == pytest.approx(0)
     assert found["in turns"].disk_bytes_per_token == pytest.approx(
         k * sum(found["alike"].shelves.unit_bytes), rel=0.001
     )
-
-
-@pytest.mark.parametrize("name", ["tiny-qwen3moe", "tiny-turbosparse", "tiny-gpt-oss"])
-def test_computing_is_measured_with_experts_of_the_shape(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(expert_speed, "_SECONDS", 0.0)
-    monkeypatch.setattr(expert_speed, "_BYTES", 1 << 20)
-    path = many_experts(name, tmp_path, type="Q8_0", down="by_output", count=COUNT)
-    with open_gguf(path) as file:
-        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        assert config.experts is not None
-        odd = replace(config.experts, chosen=1, neurons=20, latent=32)  # no whole block of down, in the file
-        for experts in (config.experts, odd):
-            found = measure_experts(file, replace(config, experts=experts), 1)
-            assert found.gb_s > 0 and found.packing_gb_s > 0
 
 
 def test_shares_of_a_short_text_are_nearer_to_their_mean() -> None:
@@ -225,166 +193,75 @@ def test_how_many_experts_a_token_misses() -> None:
     np.testing.assert_allclose(found, [cases[n] for n in range(len(found))])
 
 
-def test_rates_between_those_that_were_measured() -> None:
-    known = disk(8.0)
-    for n in SIZES[1:]:
-        for depth in DEPTHS:
-            assert known.gb_s(n, depth) == pytest.approx(depth)
-    assert known.gb_s(1 << 20, 2) == pytest.approx(2)  # the geometric mean of 1 and 4
-    assert known.gb_s(1 << 30, 100) == pytest.approx(8) and known.gb_s(1, 0.5) == pytest.approx(0.5)
+def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    assert cli.main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
 
 
-@pytest.mark.parametrize("way", ["io_uring", "threads"])
-def test_a_disk_is_measured(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the way in which experts are read: by io_uring with as many small reads at once as then."""
-    if way == "io_uring" and _native.why_no_rings():
-        pytest.skip("needs Linux with io_uring")
-    monkeypatch.setenv("HOTCOLD_READS", way)
-    monkeypatch.setattr(disk_speed, "_SECONDS", 0.0)
-    path = tmp_path / "large"
-    with path.open("wb") as file:
-        file.truncate(16 << 20)
-    told: list[tuple[int, int]] = []
-    found = measure_disk(path, lambda *each: told.append(each))
-    more = {4 << 10: 64, 64 << 10: 64, 512 << 10: 24} if way == "io_uring" else {}
-    kinds = {(n, d) for n in SIZES for d in DEPTHS} | {*more.items()}
-    assert {(each.nbytes, each.depth) for each in found.reads if not each.sequential} == kinds
-    count = 1 + len(kinds)
-    assert len(found.reads) == count and all(each.gb_s > 0 for each in found.reads)
-    assert told[0] == (0, count) and told[-1] == (count, count)
-    assert found.sequential_gb_s == found.reads[0].gb_s
-    assert "8 at once" in str(found) and ("64 at once" in str(found)) == (way == "io_uring")
-    assert found.way == ("by 8 threads" if way == "threads" else "by io_uring") and found.way in str(found)
-    rates = iter([*[(1e9, True)] * 5, (1e9, False), *[(1e9, True)] * (count - 6)])
-    monkeypatch.setattr(_native, "probe_disk", lambda *probe, rings: next(rates))
-    assert not measure_disk(path).direct  # one came through the system's cache
-    path.write_bytes(b"short")
-    with pytest.raises(UserError, match=r"large has 5 B: a file of 16\.00 MiB at least is needed"):
-        measure_disk(path)
+def test_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", "-m", str(model), "-c", "128"]
+    args = [*plan, "--ram-budget", exact_size(budget(model, 0.4, context=128))]
+    assert cli.main(args) == 0
+    out = capsys.readouterr().out
+    assert "missed per token" in out and f"hotcold bench with --ram-budget {args[-1]} measures it" in out
+    for more in (["--vram-budget", "1GiB"], ["--hardware", "rtx4090-i9"]):
+        line = refused(capsys, *args, *more)
+        assert f"--ram-budget plans for the CPU alone: leave out {more[0]}" in line
+    assert "this model has none" in refused(capsys, "plan", "-m", str(model_path()), "--ram-budget", "1GiB")
+    assert "--sparsity is for a plan with --ram-budget" in refused(capsys, *plan, "--sparsity", "exact")
 
 
-def test_a_plan_measures_tokens_and_misses(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token of the two layers takes 13 ms, and a missed expert adds 2."""
-    asked: list[Between] = []
+@pytest.mark.parametrize("size", ["0", "0B", "1B", "1KiB"])
+def test_budgets_that_hold_nothing_are_refused_by_name(
+    size: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "plan", "-m", str(model), "--ram-budget", size)
+    seen = exact_size(read_size(size))
+    assert f"--ram-budget is {seen}:" in line or f"--ram-budget of {seen}: this model needs" in line
 
-    def misses(file: Any, config: Any, own: Any, missing: Any, between: Between) -> MissTime:
-        asked.append(between)
-        missed = sum(mean(each) for each in missing)
-        return MissTime(0.013, 0.013 + 0.004 * missed, 2 * missed)  # twice as many as are expected
 
-    monkeypatch.setattr(ram_planning, "sizes_to_time", lambda file, config: (1, 3))
-    time_tokens = lambda file, sizes, options: TokenTime(1, 3, 0.01, 0.003, 128)  # noqa: E731
-    monkeypatch.setattr(ram_planning, "time_tokens", time_tokens)
-    monkeypatch.setattr(ram_planning, "time_misses", misses)
-    monkeypatch.setattr(
-        ram_planning, "measure_experts", lambda file, config: expert_speed.ExpertSpeed(10.0, 5.0)
-    )
-    ram = budget(model, 0.4, context=128)
-    told: list[str] = []
-    plan = plan_ram(model, ram, context=128, progress=lambda phase, done, total: told.append(phase))
-    missed = plan.disk_bytes_per_token / max(plan.shelves.unit_bytes)
-    assert 1 / plan.resident_tok_s == pytest.approx(0.013)
-    assert 1 / plan.predicted_tok_s == pytest.approx(0.013 + 0.002 * missed)
-    assert asked[0].layer_s == 0.003 and asked[0].besides_s == pytest.approx(0.007)
-    assert told == ["timing tokens"] * 2 + ["reading experts"] * 2 and plan.disk is None
-    assert "3.00 ms a layer" in str(plan) and "missed experts a token add" in str(plan)
-    assert json.loads(json.dumps(plan.report()))["misses"]["hits_s"] == 0.013
-    whole = plan_ram(model, budget(model, 1.0, context=128), context=128)
-    assert whole.misses is None and whole.disk is None and whole.predicted_tok_s == whole.resident_tok_s
-    # At position 128 there are no more keys and values to come; at 0 all of the context's.
-    monkeypatch.setattr(ram_planning, "time_tokens", lambda *given: TokenTime(1, 3, 0.01, 0.003, 0))
+def test_one_expert_is_too_few_and_what_the_error_suggests_is_enough(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A budget of one expert of each layer, and the size that the error names."""
+    two = budget(model, 0, context=128)
+    shelves = plan_ram(model, two, context=128).shelves
+    assert isinstance(shelves, Shelves)
+    assert set(shelves.places) == {2} and sum(shelves.bill.values()) + shelves.expert_bytes == two
+    one = two - sum(shelves.unit_bytes)
+    plan = ["plan", "-m", str(model), "-c", "128", "--ram-budget"]
+    line = refused(capsys, *plan, exact_size(one))
+    assert f"--ram-budget of {exact_size(one)}: this model needs " in line
+    assert cli.main([*plan, line.split(" needs ")[1].split()[0]]) == 0
+
+
+def test_a_profile_of_another_model_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.profile.gguf"
     with open_gguf(model) as file:
-        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        kv = float(sizes_of_file(file, config, 128, "f16").kv.sum())
-    again = plan_ram(model, ram, context=128)
-    assert 1 / again.resident_tok_s == pytest.approx(0.013 + kv / 10e9)
+        sizes = sizes_of_file(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 128, "f16")
+    firing = [np.full(n, 0.1) for n in sizes.neurons.tolist()]
+    write_profile(other, Profile(firing, "made up"), {"model_fingerprint": "another"})
+    size = exact_size(budget(model, 0.4, context=128))
+    line = refused(capsys, "plan", "-m", str(model), "--ram-budget", size, "--profile", str(other))
+    assert "other.profile.gguf" in line and "a file for this model" in line
 
 
-def test_a_plan_says_what_it_could_not_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*given: Any) -> Any:
-        raise UserError("there is no room")
-
-    ram = budget(model, 0.4, context=128)
-    assert "too few layers to time some" in plan_ram(model, ram, context=128, disk=disk()).memory
-    monkeypatch.setattr(ram_planning, "sizes_to_time", lambda file, config: (1, 3))
-    monkeypatch.setattr(ram_planning, "time_tokens", fails)
-    plan = plan_ram(model, ram, context=128, disk=disk())
-    assert "experts alone: its first layers cannot be loaded (there is no room)" in plan.memory
-    assert plan.token is None and plan.predicted_tok_s > 0
-
-
-def test_processor_seconds_of_reads() -> None:
-    """They are those of the nearest measurement."""
-    reads = [Reads(n, d, False, 1.0, n + d) for n in SIZES for d in DEPTHS]
-    known = DiskSpeed("a disk", True, (Reads(SIZES[-1], 8, True, 1.0, 1e9), *reads))
-    assert known.cpu_s_gb(5000, 1) == 4097 and known.cpu_s_gb(3 << 20, 64) == (2 << 20) + DEPTHS[-1]
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "depth", "needed"),
-    [
-        (4097, 1, "whole blocks"),
-        (0, 1, "whole blocks"),
-        (1 << 30, 1, "whole blocks"),
-        (4096, 0, "1 to 64"),
-        (4096, 65, "1 to 64"),
-        (1 << 20, 1, "shorter"),
-    ],
-)
-def test_a_probe_that_cannot_be(nbytes: int, depth: int, needed: str, tmp_path: Path) -> None:
-    path = tmp_path / "small"
-    path.write_bytes(bytes(8192))
-    with path.open("rb") as file, pytest.raises(ValueError, match=needed):
-        _native.probe_disk(file.fileno(), nbytes, depth, 0.0, False)
-
-
-def test_a_disk_that_fails_is_an_error(tmp_path: Path) -> None:
-    """As a folder, which cannot be read."""
-    if tmp_path.stat().st_size < 4096:
-        pytest.skip("folders have no size in this file system")
-    number = os.open(tmp_path, os.O_RDONLY)
-    try:
-        with pytest.raises(_native.DiskError, match="the file cannot be read"):
-            _native.probe_disk(number, 4096, 2, 0.0, False)
-    finally:
-        os.close(number)
-
-
-def test_the_command(
+def test_a_budget_above_this_machine_s_memory_is_refused(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ram_planning, "time_misses", lambda *given: MissTime(0.01, 0.02, 1.5))
-    size = f"{-(-budget(model, 0.4, context=128) // 1024)}KiB"
-    args = ["plan", "-m", str(model), "-c", "128", "--ram-budget", size, "--hardware", "rtx4090-i9"]
-    assert cli.main(args) == 0
-    assert "tok/s" in capsys.readouterr().out
-    assert cli.main([*args, "--vram-budget", "1GiB"]) == 2
-    assert "--ram-budget plans for the CPU alone: leave out --vram-budget" in capsys.readouterr().err
-    assert cli.main(["plan", "-m", str(model_path()), "--ram-budget", "1GiB"]) == 2
-    assert "this model has none" in capsys.readouterr().err
-    assert cli.main(["plan", "-m", str(model), "--sparsity", "exact"]) == 2
-    assert "--sparsity is for a plan with --ram-budget" in capsys.readouterr().err
-
-
-def test_doctor_measures_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "_SECONDS", 0.0)
-    monkeypatch.setattr(doctor, "buffer_bytes", lambda caches, available: 1 << 20)
-    monkeypatch.setattr(doctor, "measure_disk", lambda path, advance: disk())
-    found = hotcold.doctor(gpu="off", disk=tmp_path / "model")
-    assert found.report()["disk"]["direct"] is True and "one after another: 1.00 GB/s" in str(found)
-    assert hotcold.doctor(gpu="off").report()["disk"] is None
-
-
-def test_a_disk_that_cannot_be_measured_leaves_no_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "small").write_bytes(b"short")
-    for name, told in (("small", "small has 5 B"), ("missing", "No such file")):
-        with pytest.raises(UserError, match=told):
-            hotcold.doctor(gpu="off", disk=tmp_path / name, output=tmp_path / "figures.json")
-    assert not (tmp_path / "figures.json").exists() and not (tmp_path / "cache").exists()
+    """In each command, and where bytes were copied without a unit; the size that is allowed is."""
+    monkeypatch.setattr(memory, "machine_memory", lambda: (8 << 30) + 5)
+    for command in ("plan", "generate", "bench"):
+        for size in ("8193MiB", "884552704"):
+            line = refused(capsys, command, "-m", str(model), "--ram-budget", size)
+            seen = f"--ram-budget is {exact_size(read_size(size))}, and this machine has 8.00 GiB"
+            assert f"{seen}: at most 8GiB are allowed" in line
+    assert cli.main(["plan", "-m", str(model), "--ram-budget", "8GiB"]) == 0
+    with pytest.raises(UserError, match="`ram_budget` is 9GiB"):
+        hotcold.LLM(model, ram_budget="9GiB")
 
 
 @pytest.mark.parametrize(
@@ -410,6 +287,4 @@ def test_routes_that_cannot_be(routes: Routes, message: str, model: Path, tmp_pa
     profile = Profile(firing, "made up", routing=routing, routes=own)
     write_profile(path, profile, {"model_fingerprint": sizes.fingerprint})
     with pytest.raises(UserError, match=message):
-        plan_ram(
-            model, budget(model, 0.4, context=128), context=128, hardware=MACHINE, disk=disk(), profile=path
-        )
+        plan_ram(model, budget(model, 0.4, context=128), context=128, profile=path)

@@ -36,8 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with phases() as advance:
         found = hotcold.doctor(
-            gpu=args.gpu, again=args.again, output=args.output, disk=args.disk, progress=advance
+            gpu=args.gpu,
+            again=args.again,
+            output=args.output,
+            disk=args.disk,
+            progress=advance,
+            show=lambda section: print(in_flags(section), flush=True),
         )
-    print(in_flags(str(found)))
     options.print_notes(found.notes)
     return options.end(args, found.report() | {"gpu_reason": in_flags(found.gpu_reason)})

@@ -23,7 +23,7 @@ from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES, ModelOptions
 from hotcold.tasks import texts as files
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.texts import read_text as read_text
-from hotcold.values import printable
+from hotcold.values import printable, read_size
 from hotcold.values import scaled as scaled
 from hotcold.values import size as size
 
@@ -89,11 +89,11 @@ def logit_bias(text: str) -> tuple[int, float]:
 
 
 def byte_size(text: str) -> int:
-    """A parser of sizes: ``8``, which is GiB, ``8GiB``, ``512 MiB``, ``64KiB``."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(KiB|MiB|GiB)?", text)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GiB, 512MiB or 64KiB")
-    return int(float(found[1]) * 1024 ** {"KiB": 1, "MiB": 2}.get(found[2], 3))
+    """A parser of sizes, as :func:`read_size` reads them."""
+    try:
+        return read_size(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def byte_sizes(text: str) -> int | tuple[int, ...]:

@@ -4,7 +4,7 @@ import argparse
 
 import hotcold
 from hotcold.commands import options
-from hotcold.commands.progress import phases
+from hotcold.commands.flags import in_flags
 from hotcold.errors import UserError
 from hotcold.placement.hardware import DEFAULT, PRESETS
 from hotcold.placement.sizes import SHAPES
@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ram-budget",
         type=options.byte_size,
         metavar="SIZE",
-        help="instead, for the CPU alone and a model of experts: RAM that it may take; loads the first "
-        "layers and reads some experts for some seconds, and says what of them fits and how fast that is",
+        help="instead, for the CPU alone and a model of experts: RAM that it may take, such as 8GiB; prints "
+        "what fits and how many experts a token is expected to miss (hotcold bench measures the speed)",
     )
     add(
         "--sparsity",
@@ -100,20 +100,16 @@ def _run_ram(args: argparse.Namespace) -> int:
 
     for_gpus = {"shape": args.shape, "vram_budget": args.vram_budget, "placement": args.placement}
     for_gpus |= {"objective": None if args.objective == "time" else args.objective, "output": args.output}
+    for_gpus |= {"hardware": args.hardware}
     if given := [name for name, value in for_gpus.items() if value is not None]:
         raise UserError(f"`ram_budget` plans for the CPU alone: leave out `{given[0]}`")
-    if args.hardware is not None and len(args.hardware) > 1:
-        raise UserError("`ram_budget` plans for one machine: give `hardware` once")
-    with phases() as advance:
-        plan = plan_ram(
-            options.local_model(args.model),
-            args.ram_budget,
-            context=args.ctx_size,
-            cache_type=options.cache_type(args),
-            sparsity=args.sparsity,
-            profile=args.profile,
-            hardware=args.hardware[0] if args.hardware else None,
-            progress=advance,
-        )
-    print(plan)
+    plan = plan_ram(
+        options.local_model(args.model),
+        args.ram_budget,
+        context=args.ctx_size,
+        cache_type=options.cache_type(args),
+        sparsity=args.sparsity,
+        profile=args.profile,
+    )
+    print(in_flags(str(plan)))
     return options.end(args, plan.report())

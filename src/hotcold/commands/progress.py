@@ -30,7 +30,7 @@ def progress(label: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, i
 
 @contextlib.contextmanager
 def phases() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each phase. The body gets a function to call with (phase, done, total)."""
+    """A bar for each phase, until it is done. The body gets a function to call with (phase, done, total)."""
     current = ""
     advance: Callable[[int, int], None] | None = None
     with contextlib.ExitStack() as bars:
@@ -42,5 +42,8 @@ def phases() -> Iterator[Callable[[str, int, int], None]]:
                 current = phase
                 advance = bars.enter_context(progress(phase, in_bytes=phase in IN_BYTES))
             advance(done, total)
+            if done == total:  # what is printed next must not meet a bar
+                bars.close()
+                advance = None
 
         yield show

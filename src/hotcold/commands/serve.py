@@ -167,11 +167,12 @@ def _add_limit_options(add: Callable[..., object]) -> None:
 
 
 def _body_size(text: str) -> int:
-    """A parser of sizes with a unit: a bare number is GiB elsewhere, which makes no sense here."""
-    found = 0 if text[-1:].isdigit() else options.byte_size(text)
-    if not 1 << 10 <= found <= 1 << 30:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1KiB to 1GiB, such as 512KiB")
-    return found
+    """A parser of sizes from 1KiB to 1GiB."""
+    nbytes = options.byte_size(text)
+    if not 1 << 10 <= nbytes <= 1 << 30:
+        needed = "a size from 1KiB to 1GiB, such as 512KiB (a bare number is GiB)"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {needed}")
+    return nbytes
 
 
 def run(args: argparse.Namespace) -> int:

@@ -436,20 +436,30 @@ class CPUBackend(CPUStateOps):
         return ids[:n], values[:n]
 
 
+STREAMS = (1, 2, 4, 8)  #: of a thread, that the read probe tries
+
+
 class ReadProbe:
-    """Measures how fast a backend's pool can stream through ``nbytes``, far more than any cache holds."""
+    """Measures how fast a backend's pool can stream through ``nbytes`` (whole MiB, at least one), far more
+    than any cache holds."""
 
     def __init__(self, backend: CPUBackend, nbytes: int = 256 << 20) -> None:
         self._backend = backend
-        self._memory = _native.Arena(memory_nodes()).take(nbytes)
-        # Unwritten pages all map to one page of zeros: write each.
-        rows = _native.WeightRows(self._memory, 0, nbytes // 256, 256, nbytes // 256 // 4, 0)
-        rows.pack(np.ones((256, nbytes // 256), np.uint8), backend._pool)
+        pieces = max(1, nbytes >> 20)
+        self._memory = _native.Arena(memory_nodes()).take(pieces << 20)
+        # Unwritten pages all map to one page of zeros: write each, as rows of 64 KiB, 1 MiB at a time.
+        ones = np.ones((16, 1 << 16), np.uint8)
+        for piece in range(pieces):
+            _native.WeightRows(self._memory, piece << 20, 1 << 16, 16, 1 << 14, 0).pack(ones, backend._pool)
 
     def measure(self, seconds: float = 0.2, backend: CPUBackend | None = None) -> float:
-        """GB/s (10^9 bytes), all threads of the pool together, or of another backend's pool."""
+        """GB/s (10^9 bytes) of the fastest of :data:`STREAMS`, each for its part of ``seconds``."""
+        return max(self.rate(n, seconds / len(STREAMS), backend) for n in STREAMS)
+
+    def rate(self, streams: int, seconds: float, backend: CPUBackend | None = None) -> float:
+        """GB/s with so many streams a thread, all threads of the pool together, or of another backend's."""
         backend = backend or self._backend
-        return _native.read_bandwidth(backend.isa, backend._pool, self._memory, seconds)
+        return _native.read_bandwidth(backend.isa, backend._pool, self._memory, seconds, streams)
 
 
 def _bits(cache: Buffer) -> Buffer:

@@ -29,7 +29,6 @@ AHEAD_VARIABLE = "HOTCOLD_AHEAD"  #: of the environment; one of :data:`AHEAD`
 AHEAD = ("off", "on", "auto")
 READERS = 8  #: reads of :data:`READ_BYTES` that are under way at once
 READ_BYTES = _native.DISK_READ_BYTES  #: of the largest
-WAVE = _native.EXPERTS_OF_A_WAVE  #: of those that were read: so many at most are computed at once
 
 
 def reading_bytes(row_bytes: Sequence[int]) -> int:

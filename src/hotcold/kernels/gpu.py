@@ -8,6 +8,7 @@ from typing import Protocol
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType
 from hotcold.kernels.backend import Backend, BatchLimits
+from hotcold.values import round_size
 
 #: Every buffer, and every range that a shader gets, begins at a multiple of so many bytes.
 ALIGNMENT = 256
@@ -54,7 +55,7 @@ class GPU:
     def default_budget(self) -> int:
         """Bytes that are free, less 1 GiB, or less an eighth where that is smaller."""
         free = self.memory_bytes if self.free_bytes is None else min(self.free_bytes, self.memory_bytes)
-        return free - min(_GIB, free // 8)
+        return round_size(free - min(_GIB, free // 8))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Measures how fast a file's disk reads, past the system's cache where that can be."""
 
-import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +26,6 @@ class Reads:
     depth: int  #: reads under way at once
     sequential: bool
     gb_s: float  #: 1e9 bytes a second
-    cpu_s_gb: float = 0.0  #: seconds that processors are busy with 1e9 bytes
 
 
 @dataclass(frozen=True)
@@ -40,23 +37,8 @@ class DiskSpeed:
     reads: tuple[Reads, ...]
     way: str = "by threads"
 
-    def gb_s(self, nbytes: float, depth: float) -> float:
-        """The rate of random reads, interpolated between those that were measured, by logarithms."""
-        return _between({n: self._at(n, depth) for n in SIZES}, nbytes)
-
-    def _at(self, nbytes: int, depth: float) -> float:
-        return _between(self._depths(nbytes), depth)
-
     def _depths(self, nbytes: int) -> dict[int, float]:
         return {each.depth: each.gb_s for each in self.reads if each.nbytes == nbytes and not each.sequential}
-
-    def cpu_s_gb(self, nbytes: float, depth: float) -> float:
-        """Processor seconds of 1e9 bytes of random reads: of the nearest that were measured."""
-
-        def far(each: Reads) -> float:
-            return abs(math.log(each.nbytes / nbytes)) + abs(math.log(each.depth / depth))
-
-        return min((each for each in self.reads if not each.sequential), key=far).cpu_s_gb
 
     @property
     def sequential_gb_s(self) -> float:
@@ -82,39 +64,34 @@ class DiskSpeed:
         return "\n".join(lines)
 
 
-def _between(known: dict[int, float], at: float) -> float:
-    """The value at a number, interpolated by logarithms; that of the nearest known one outside of them."""
-    below = max((n for n in known if n <= at), default=min(known))
-    above = min((n for n in known if n >= at), default=max(known))
-    if below == above:
-        return known[below]
-    part = math.log(at / below) / math.log(above / below)
-    return math.exp((1 - part) * math.log(known[below]) + part * math.log(known[above]))
-
-
-def measure_disk(path: Path, advance: Callable[[int, int], None] | None = None) -> DiskSpeed:
-    """Reads a file in several ways, for some seconds in all; ``advance`` is told what is done of how much.
-    UserError: it is too short, or cannot be read."""
-    kinds = [(SIZES[-1], DEPTHS[-1], True)]
-    for nbytes in SIZES:
-        kinds += [(nbytes, depth, False) for depth in sorted({*DEPTHS, reads_at_once(nbytes)})]
-    file, found, direct = RegularFile(path), [], True
+def large_file(path: Path) -> RegularFile:
+    """Opens a file that is long enough for :func:`measure_disk`. UserError: it is too short, or no file."""
+    file = RegularFile(path)
     if file.size < 8 * SIZES[-1]:
         seen = f"{printable(path.name)} has {size(file.size)}"
         raise UserError(f"{seen}: a file of {size(8 * SIZES[-1])} at least is needed to measure its disk")
+    return file
+
+
+def measure_disk(path: Path, advance: Callable[[int, int], None] | None = None) -> DiskSpeed:
+    """Reads a file in several ways, for some seconds in all; ``advance`` gets the number of finished
+    measurements and their total. UserError: it is too short, or cannot be read."""
+    file = large_file(path)
+    kinds = [(SIZES[-1], DEPTHS[-1], True)]
+    for nbytes in SIZES:
+        kinds += [(nbytes, depth, False) for depth in sorted({*DEPTHS, reads_at_once(nbytes)})]
+    found, direct = list[Reads](), True
     with file.descriptor() as number:
         for i, (nbytes, depth, sequential) in enumerate(kinds):
             if advance is not None:
                 advance(i, len(kinds))
             try:
                 probe = number, nbytes, depth, _SECONDS, sequential
-                before = time.process_time(), time.perf_counter()
                 rate, past_cache = _native.probe_disk(*probe, rings=asked_for_rings())
-                used, took = time.process_time() - before[0], time.perf_counter() - before[1]
             except _native.DiskError as error:
                 raise UserError(f"{printable(path.name)}: {error}") from None
             direct = direct and past_cache
-            found.append(Reads(nbytes, depth, sequential, rate / 1e9, used / (rate * took / 1e9)))
+            found.append(Reads(nbytes, depth, sequential, rate / 1e9))
     if advance is not None:
         advance(len(kinds), len(kinds))
     return DiskSpeed(str(path), direct, tuple(found), way_of_reading())

@@ -21,7 +21,7 @@ from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
 from hotcold.placement.shelves import PartlyLoaded
-from hotcold.values import printable, size
+from hotcold.values import exact_size, printable, size
 
 _PAGE = 4096  #: bytes that memory is given and taken by
 _MATRIX = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
@@ -178,7 +178,7 @@ class HotNeurons:
         bill = ", ".join(f"{what} {size(n)}" for what, n in parts if n)
         seen = f"{self.fitting} ({printable(self.source)}), {self.share:.0%} of the experts' bytes,"
         others = f"others' are read as they are needed ({way_of_reading()})"
-        return f"{seen} fit in {size(self.budget_bytes)}; {others}: {bill}"
+        return f"{seen} fit in {exact_size(self.budget_bytes)}; {others}: {bill}"
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""

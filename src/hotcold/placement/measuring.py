@@ -23,7 +23,7 @@ from hotcold.kernels.backend import (
     FFNWeights,
     Masks,
 )
-from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.kernels.cpu import STREAMS, CPUBackend, ReadProbe
 from hotcold.kernels.gpu import GPU, LinkSpeed
 from hotcold.kernels.gpus import open_gpu
 from hotcold.kernels.reference_ffn import pack_mask
@@ -31,6 +31,8 @@ from hotcold.kernels.reference_ffn import pack_mask
 #: Block type and dim of gathered neurons; the first entry is streamed, too.
 SHAPES = (("Q4_0", 4096), ("Q4_0", 1024), ("Q4_0", 8192), ("F16", 8192))
 RUNS = 5
+#: How a measurement fails without a defect here: memory, threads, files, drivers.
+FAILURES = (MemoryError, OSError, RuntimeError, ValueError)
 SMALLEST_BUFFER, LARGEST_BUFFER = 16 << 20, 2 << 30
 
 _USUAL_BUFFER = 128 << 20
@@ -43,15 +45,20 @@ _LINK_BYTES = 64 << 20  # bytes copied at a time
 _TURNS = 10  # one neuron in ten is read at a time
 
 
+def reason_of(error: Exception) -> str:
+    """Words for one of :data:`FAILURES`, some of which have no message."""
+    return str(error) or type(error).__name__
+
+
 def buffer_bytes(caches: int, available: int | None) -> int:
-    """Bytes to read by turns so that ``caches`` bytes of caches keep little of them; ``available`` is the
-    memory that may still be taken, None where nobody says. ValueError: too little for any measurement."""
+    """Whole MiB to read by turns so that ``caches`` bytes of caches keep little of them; ``available`` is
+    the memory that may still be taken, None if unknown. UserError: too little for any measurement."""
     if available is not None and available < _MEMORY_SHARE * SMALLEST_BUFFER:
         seen = f"{available >> 20} MiB of memory are available"
         needed = f"{_MEMORY_SHARE * SMALLEST_BUFFER >> 20} MiB are needed to measure how fast it is"
         raise UserError(f"{seen}: {needed}; end other programs and try again")
     wanted = min(max(_USUAL_BUFFER, _CACHE_MULTIPLE * caches), LARGEST_BUFFER)
-    return wanted if available is None else min(wanted, available // _MEMORY_SHARE)
+    return wanted if available is None else min(wanted, available // _MEMORY_SHARE >> 20 << 20)
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ class NeuronProbe:
         program = backend.record(read_all)
         program.run()  # the first time takes longer
         read = self._bytes_read(backend, stats)
-        return [read / mean_time(program.run, seconds / RUNS)[0] / 1e9 for _ in range(RUNS)]
+        return [read / mean_time(program.run, seconds / RUNS) / 1e9 for _ in range(RUNS)]
 
     def _read(self, backend: Backend, layer: int, batch: Batch, stats: FFNStats, mask: Buffer | None) -> None:
         weights = self._layers[layer]
@@ -141,14 +148,14 @@ class NeuronProbe:
         return float(backend.read(stats.counts)[0, :3] @ self._layers[0].row_bytes[:3])
 
 
-def mean_time(run: Callable[[], object], seconds: float, least: int = 1) -> tuple[float, int]:
-    """Returns the mean time of a call, over ``seconds`` and ``least`` calls at least, and their number."""
+def mean_time(run: Callable[[], object], seconds: float) -> float:
+    """Returns the mean time of a call, over at least ``seconds`` and one call."""
     start, calls, elapsed = time.perf_counter(), 0, 0.0
-    while calls < least or elapsed <= seconds:
+    while not calls or elapsed <= seconds:
         run()
         calls += 1
         elapsed = time.perf_counter() - start
-    return elapsed / calls, calls
+    return elapsed / calls
 
 
 def _one_row() -> Batch:
@@ -188,37 +195,53 @@ class Bandwidth:
     gb_s: float  #: the median
     least_gb_s: float
     most_gb_s: float
+    streams: int = 0  #: of each thread, for ``memory``
 
 
 class _Access(NamedTuple):
     name: str
     run_bytes: int
     measure: Callable[[float, CPUBackend], float]  # takes seconds, and the backend whose threads read
+    streams: int = 0
 
 
 def measure(
-    threads: Sequence[int], nbytes: int, seconds: float, advance: Callable[[int, int], None]
+    threads: Sequence[int],
+    nbytes: int,
+    seconds: float,
+    advance: Callable[[int, int], None],
+    failed: Callable[[str], None],
 ) -> list[Bandwidth]:
-    """Measures each way to read, on each number of threads, from buffers of ``nbytes``, for ``seconds``."""
+    """Measures each way to read, on each number of threads, from buffers of ``nbytes``, for ``seconds``.
+    ``failed`` gets a line for each way that cannot be measured, and the result lacks these."""
     backends = [CPUBackend(n) for n in threads]
-    ways = 2 + len(SHAPES)
+    ways = len(STREAMS) + 1 + len(SHAPES)
     seconds_of_a_run = seconds / (ways * len(backends) * RUNS)
     found: list[Bandwidth] = []
-
-    def measure_all(accesses: list[_Access]) -> None:
-        for access in accesses:
-            found.extend(_bandwidth(access, backend, seconds_of_a_run) for backend in backends)
-            advance(len(found) // len(backends), ways)
-
-    # One buffer at a time: each is freed before the next is made.
-    measure_all(_memory_access(backends[-1], nbytes))
-    for shape in SHAPES:
-        measure_all(_neuron_accesses(backends[-1], shape, nbytes))
+    probes = [("memory", partial(_memory_accesses, backends[-1], nbytes))]
+    for kind, dim in SHAPES:
+        probe = partial(_neuron_accesses, backends[-1], (kind, dim), nbytes)
+        probes.append((f"an FFN of {kind} with {dim} columns", probe))
+    for number, (name, accesses) in enumerate(probes):
+        advance(number, len(probes))
+        try:  # One buffer at a time: each is freed before the next is made.
+            measured = [
+                [_bandwidth(access, backend, seconds_of_a_run) for backend in backends]
+                for access in accesses()
+            ]
+        except FAILURES as error:
+            failed(f"{name} was not measured: {reason_of(error)}")
+            continue
+        if name == "memory":
+            measured = [[max(row, key=lambda each: each.gb_s) for row in zip(*measured, strict=True)]]
+        found.extend(each for row in measured for each in row)
+    advance(len(probes), len(probes))
     return sorted(found, key=lambda each: each.run_bytes)
 
 
-def _memory_access(backend: CPUBackend, nbytes: int) -> list[_Access]:
-    return [_Access("memory", 0, ReadProbe(backend, nbytes).measure)]
+def _memory_accesses(backend: CPUBackend, nbytes: int) -> list[_Access]:
+    probe = ReadProbe(backend, nbytes)
+    return [_Access("memory", 0, partial(probe.rate, streams), streams) for streams in STREAMS]
 
 
 def _neuron_accesses(backend: CPUBackend, shape: tuple[str, int], nbytes: int) -> list[_Access]:
@@ -238,6 +261,7 @@ def _bandwidth(access: _Access, backend: CPUBackend, seconds: float) -> Bandwidt
         gb_s=speeds[RUNS // 2],
         least_gb_s=speeds[0],
         most_gb_s=speeds[-1],
+        streams=access.streams,
     )
 
 

@@ -15,7 +15,7 @@ from hotcold.kernels.cpu_disk import reading_bytes, way_of_reading
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
-from hotcold.values import printable, size
+from hotcold.values import enough_size, exact_size, printable, size
 
 LEAST_PLACES = 2  #: of a layer: one is read while another is used
 
@@ -66,17 +66,17 @@ class Shelves:
         if scales := [name for name in file.tensors if _EXPERT_SCALE.fullmatch(name) and not experts.beside]:
             seen = f"tensor {scales[0]} multiplies experts, which cannot be read when they are named then"
             raise NoExpertsError(
-                f"`ram_budget` of {size(budget)}: {seen}: give none, or as much as holds all experts"
+                f"`ram_budget` of {exact_size(budget)}: {seen}: give none, or as much as holds all experts"
             )
         bill = {**bill, "reading": reading_bytes(_row_bytes(file, config))}
         room = budget - sum(bill.values())
         each = room // sum(units)
         if each < LEAST_PLACES:
-            least = size(-(-(sum(bill.values()) + LEAST_PLACES * sum(units)) // 2**20) * 2**20)
+            least = enough_size(sum(bill.values()) + LEAST_PLACES * sum(units))
             rest = ", ".join(f"{what} {size(n)}" for what, n in bill.items() if n)
             needs = f"this model needs {least} ({rest}, and {LEAST_PLACES} experts of each layer)"
             fix = "give as much, or a smaller context (`context`)"
-            raise NoRoomError(f"`ram_budget` of {size(budget)}: {needs}: {fix}")
+            raise NoRoomError(f"`ram_budget` of {exact_size(budget)}: {needs}: {fix}")
         left, places = room - each * sum(units), []
         for unit in units:
             more = 0 < unit <= left
@@ -148,14 +148,14 @@ class Shelves:
         parts = [*self.bill.items(), ("experts", self.expert_bytes)]
         bill = ", ".join(f"{what} {size(n)}" for what, n in parts if n)
         if self.all_fit:
-            return f"all experts fit in {size(self.budget_bytes)}: {bill}"
+            return f"all experts fit in {exact_size(self.budget_bytes)}: {bill}"
         seen = f"{self.fitting} ({self.share:.0%} of their bytes)"
         if self.profile:
             own = sorted({n for n, unit in zip(self.kept, self.unit_bytes, strict=True) if unit})
             most = f"{own[0]}" if len(own) == 1 else f"{own[0]} to {own[-1]}"
             seen += f", of which {most} keep their place ({printable(self.profile)}),"
         others = f"others are read when they are named ({way_of_reading()})"
-        return f"{seen} fit in {size(self.budget_bytes)}, {others}: {bill}"
+        return f"{seen} fit in {exact_size(self.budget_bytes)}, {others}: {bill}"
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""

@@ -293,13 +293,6 @@ def _ffn_types(file: GGUFFile, *, beside: bool) -> tuple[BlockType, BlockType, B
     return found.get("gate", up), up, found.get("down", up)
 
 
-def ffn_types(file: GGUFFile, config: Config) -> tuple[BlockType, BlockType, BlockType]:
-    """Block types of gate, up and down, those of experts where a model has some."""
-    return _ffn_types(
-        file, beside=bool(config.normed) or (config.experts is not None and config.experts.beside)
-    )
-
-
 def _expert_share(config: Config) -> float:
     """The share of its experts that a token gets, in the mean of layers that have any."""
     experts = [each for i in range(config.layers) if (each := config.experts_of(i))]

@@ -26,19 +26,20 @@ from hotcold.runtime.drafts import check_draft
 from hotcold.runtime.memory import (
     MemoryShortError,
     affordable_bytes,
+    check_budget,
     check_memory,
     memory_bill,
     own_budget,
 )
 from hotcold.runtime.mode import SparsityMode, choose_mode
 from hotcold.runtime.named_templates import with_template
-from hotcold.runtime.options import LoadError, LoadOptions, complete
+from hotcold.runtime.options import LoadError, LoadOptions, complete, ram_budget
 from hotcold.runtime.placing import Decision, ToLoad, beside_ram_budget, decide
 from hotcold.runtime.sampling import sampling_of_file
 from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors, predictor_names
 from hotcold.tokenizer.tokenizer import Tokenizer
-from hotcold.values import printable, size
+from hotcold.values import exact_size, printable, round_size, size
 
 _NO_BLOCK = "the block that guesses tokens is left out"
 _TRIES = 8  # with less of a GPU's memory each time
@@ -58,7 +59,10 @@ def load(path: Path | None, options: Mapping[str, Any], progress: Progress | Non
 def load_open(file: GGUFFile, options: Mapping[str, Any], progress: Progress | None = None) -> LoadedModel:
     """Loads a file that is open, as :func:`load` does."""
     try:
-        return _load_as_it_fits(file, complete(options), progress)
+        settings = complete(options)
+        if (budget := ram_budget(settings)) is not None:
+            check_budget(budget)
+        return _load_as_it_fits(file, settings, progress)
     except UserError:
         raise
     except ValueError as error:  # a shape that is right and that a kernel has no room for, say
@@ -75,7 +79,7 @@ def _load_as_it_fits(file: GGUFFile, options: LoadOptions, progress: Progress | 
             raise
         budget, reserve = own
         smaller = LoadOptions(**{**options, "ram_budget": budget})
-        chosen = f"memory does not suffice for all of it: `ram_budget={budget}` ({size(budget)}) was chosen"
+        chosen = f"memory does not suffice for all of it: `ram_budget={exact_size(budget)}` was chosen"
         note = f"{chosen}, which leaves {size(reserve)} of what is free to others"
         try:
             return _load_with_block(file, smaller, progress, note)
@@ -225,7 +229,7 @@ def _fit(
 ) -> tuple[Shelves | HotNeurons, str]:
     """Chooses the experts that lie in memory beside the bill, and says which profile is left out. UserError:
     the one beside the model is another model's, say, and the budget was ``asked`` for."""
-    budget = options["ram_budget"]
+    budget = ram_budget(options)
     assert budget is not None
     by_neuron, shelves, lacking = suits(file, config), None, ""
     try:
@@ -347,7 +351,7 @@ def _read_where_it_fits(reading: _Reading) -> tuple[Decision, Devices, Weights]:
             if not decision.on_gpus or len(changes) == _TRIES:
                 raise
             less = {each.gpu: _less(error.allocated, each.planned_bytes) for each in decision.on_gpus}
-            now = " and ".join(f"`vram_budget={n}` B ({size(n)})" for n in less.values())
+            now = " and ".join(f"`vram_budget={exact_size(n)}`" for n in less.values())
             changes.append(f"{error}: now {now}")
         except GPUError as error:
             if decision.asked:
@@ -359,8 +363,8 @@ def _read_where_it_fits(reading: _Reading) -> tuple[Decision, Devices, Weights]:
 
 
 def _less(allocated: int, planned: int) -> int:
-    """The next budget: 95 % of what could be allocated, and half of what was planned at least."""
-    return max(allocated * 19 // 20, planned // 2)
+    """The next budget, a round size: 95 % of the bytes that could be allocated, or half of the plan."""
+    return round_size(max(allocated * 19 // 20, planned // 2))
 
 
 def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int]:
@@ -397,7 +401,7 @@ def _slots(
     sequences, asked, notes = limits.sequences, options["state_copies"], []
     guesses = spare_slots_of(config, options["draft_max"])
     copies, usual = asked or 0, sequences + 2
-    free = affordable_bytes(weight_bytes, config, limits, options["ram_budget"])
+    free = affordable_bytes(weight_bytes, config, limits, ram_budget(options))
     if free is None:
         return sequences + (usual if asked is None else asked) + guesses, guesses, ()
     context = limits.pages_per_sequence * config.page_bytes(options["cache_type"])

@@ -1,8 +1,10 @@
 """Finds how much memory this process may still take: a model that cannot fit is refused before it is read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from hotcold.errors import UserError
 from hotcold.kernels.backend import PAGE, BatchLimits
 from hotcold.kernels.cores import cgroups, read_text
 from hotcold.kernels.gpus import STAGING_BYTES
@@ -11,7 +13,8 @@ from hotcold.model.devices import Devices
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.options import LoadError
 from hotcold.runtime.placing import OnGPU
-from hotcold.windows import free_memory, kernel32
+from hotcold.values import exact_size, round_size, size
+from hotcold.windows import free_memory, kernel32, memory_size
 
 #: A cgroup v1 limit at or above this means "no limit" (the kernel rounds 2**63 down to a page).
 _UNLIMITED = 1 << 60
@@ -32,34 +35,57 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
     """Bytes that can be allocated without swapping or being killed; None where the system does not say. The
     smallest of what the kernel says (``MemAvailable``, or Windows' call) and what every enclosing cgroup
     (version 1 or 2) has left."""
-    limits = [_mem_available(proc / "meminfo"), _windows_free()]
+    limits = [_of_meminfo(proc / "meminfo", "MemAvailable"), _windows(free_memory)]
     for version, folder in cgroups(proc / "self" / "cgroup", cgroup, "memory"):
         limits.append(_room(folder, *(_V2 if version == 2 else _V1)))
     known = [limit for limit in limits if limit is not None]
     return max(0, min(known)) if known else None
 
 
-def _mem_available(meminfo: Path) -> int | None:
+def machine_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes of this machine's memory, or of the smallest cgroup around this process; None if unknown."""
+    limits = [_of_meminfo(proc / "meminfo", "MemTotal"), _windows(memory_size)]
+    for version, folder in cgroups(proc / "self" / "cgroup", cgroup, "memory"):
+        limits.append(_limit(folder / (_V2 if version == 2 else _V1)[0]))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def check_budget(budget: int) -> None:
+    """Raises UserError for a ``ram_budget`` above this machine's memory, or below 1 byte."""
+    most = machine_memory()
+    if budget < 1:
+        raise UserError(f"`ram_budget` is {exact_size(budget)}: a size above 0 is needed, such as 8GiB")
+    if most is not None and budget > most:
+        seen = f"`ram_budget` is {exact_size(budget)}, and this machine has {size(most)}"
+        raise UserError(f"{seen}: at most {exact_size(round_size(most))} are allowed (a bare number is GiB)")
+
+
+def _of_meminfo(meminfo: Path, name: str) -> int | None:
     for line in read_text(meminfo).splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return None
 
 
-def _windows_free() -> int | None:
+def _windows(ask: Callable[[Any], int]) -> int | None:
     try:
-        return free_memory(kernel32())
+        return ask(kernel32())
     except OSError:
         return None
 
 
 def _room(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> int | None:
-    limit, usage = read_text(group / limit_name).strip(), read_text(group / usage_name).strip()
-    if not limit.isdigit() or not usage.isdigit() or int(limit) >= _UNLIMITED:
-        return None  # "max", or no such file
+    limit, usage = _limit(group / limit_name), read_text(group / usage_name).strip()
+    if limit is None or not usage.isdigit():
+        return None
     # File cache counts as use, but the kernel drops it before it kills.
     counts = dict(line.split(" ", 1) for line in read_text(group / "memory.stat").splitlines() if " " in line)
-    return int(limit) - int(usage) + int(counts.get(reclaimable_name, 0))
+    return limit - int(usage) + int(counts.get(reclaimable_name, 0))
+
+
+def _limit(path: Path) -> int | None:
+    limit = read_text(path).strip()
+    return int(limit) if limit.isdigit() and int(limit) < _UNLIMITED else None  # "max", or no such file
 
 
 def affordable_bytes(
@@ -75,13 +101,13 @@ def affordable_bytes(
 
 
 def own_budget() -> tuple[int, int] | None:
-    """Bytes of a budget that nobody gave, and the bytes that it leaves free; None where the system does not
-    state how many are."""
+    """Bytes of the automatic budget, a round size, and the bytes that it leaves free; None where the system
+    does not state how many are."""
     free = available_memory()
     if free is None:
         return None
-    reserve = min(1 << 30, free // _RESERVE)
-    return free - reserve, reserve
+    budget = round_size(free - min(1 << 30, free // _RESERVE))
+    return budget, free - budget
 
 
 def memory_bill(

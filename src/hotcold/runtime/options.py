@@ -8,7 +8,7 @@ from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import template_text
-from hotcold.values import integer
+from hotcold.values import bytes_of, integer
 
 DRAFT_MAX = 7  #: guesses of one sequence in a step, where nobody says otherwise
 
@@ -36,14 +36,15 @@ class ModelOptions(TypedDict, total=False):
     gpu: str | int | None
     #: made by ``hotcold plan -o``: what the GPU computes, and ``backend`` the rest
     placement: str | os.PathLike[str] | None
-    #: instead: bytes that may be allocated on the GPU, for the placement of ``plan`` (what is free); of
-    #: several GPUs on each, or one number for each
-    vram_budget: int | Sequence[int] | None
+    #: instead: bytes that may be allocated on the GPU, or a size such as ``"8GiB"``, for the placement of
+    #: ``plan`` (what is free); of several GPUs on each, or one size for each
+    vram_budget: int | str | Sequence[int | str] | None
     hot_backend: str | None  #: for checks, in the GPU's place: ``cpu`` or ``reference``
     hot_threads: int | None  #: of that (as many as ``threads``)
-    #: bytes that weights, KV cache and steps may take in RAM: experts that do not fit stay in the model's
-    #: file and are read when they are named (all lie in memory where they fit, else as many as do)
-    ram_budget: int | None
+    #: bytes, or a size such as ``"8GiB"``, that weights, KV cache and steps may take in RAM: experts that
+    #: do not fit stay in the model's file and are read when they are named (all lie in memory where they
+    #: fit, else as many as do)
+    ram_budget: int | str | None
     cache_type: str  #: of the KV cache: ``f16`` (the default), ``q8_0`` (half as large, lossy) or ``f32``
     chat_template: str | None  #: instead of the file's: Jinja, or a name such as ``chatml`` (docs/chat.md)
 
@@ -85,11 +86,12 @@ def complete(options: Mapping[str, Any]) -> LoadOptions:
     given = {name: value for name, value in options.items() if value is not None}
     for name, kind in get_type_hints(LoadOptions).items():
         if name in given and int in (kind, *get_args(kind)) and str not in get_args(kind):
-            value, several = given[name], Sequence[int] in get_args(kind)
-            if several and isinstance(value, list | tuple):
-                given[name] = tuple(integer(name, each) for each in value)
-            else:
-                given[name] = integer(name, value)
+            given[name] = integer(name, given[name])
+    for name in ("vram_budget", "ram_budget"):
+        if isinstance(value := given.get(name), list | tuple) and name == "vram_budget":
+            given[name] = tuple(bytes_of(name, each) for each in value)
+        elif name in given:
+            given[name] = bytes_of(name, value)
     found: Any = {**dict.fromkeys(get_type_hints(LoadOptions)), **_DEFAULTS, **given}
     if found["sparsity"] not in SPARSITY_MODES:
         raise LoadError(f"sparsity {found['sparsity']!r}: choose from {', '.join(SPARSITY_MODES)}")
@@ -108,6 +110,12 @@ def complete(options: Mapping[str, Any]) -> LoadOptions:
     if found["chat_template"] is not None:
         found["chat_template"] = template_text(found["chat_template"])
     return found  # type: ignore[no-any-return]
+
+
+def ram_budget(options: LoadOptions) -> int | None:
+    """The bytes of ``ram_budget`` in options that :func:`complete` returned."""
+    budget = options["ram_budget"]
+    return None if budget is None else int(budget)
 
 
 def check_names(options: Mapping[str, Any], allowed: type[Any]) -> None:

@@ -34,7 +34,7 @@ from hotcold.placement.solver import Solver
 from hotcold.placement.split import SplitDevices
 from hotcold.runtime.machine import measured_hardware
 from hotcold.runtime.options import LoadOptions
-from hotcold.values import size
+from hotcold.values import exact_size, round_size, size
 
 _BESIDES_S = 5e-5  # of a handshake, of a step, and of a layer's kernels
 _PAYS = 0.95  # a GPU that nobody asked for is used if a token takes at most this part of the CPU's time
@@ -109,7 +109,7 @@ class OnGPU:
     def __str__(self) -> str:
         parts = f"{len(self.layers)} of {self.all_layers} layers{' and the head' if self.head else ''}"
         hot = f"{self.hot_share:.1%} of the neurons, {self.hot_activation_share:.1%} of the firings"
-        memory = f"{size(self.planned_bytes)} of {size(self.budget_bytes)}"
+        memory = f"{size(self.planned_bytes)} of {exact_size(self.budget_bytes)}"
         form = "a shader that waits" if self.spin else "submits"
         return f"GPU {self.gpu.name} ({self.gpu.driver}): {parts}; {hot}; {memory}; handshakes by {form}"
 
@@ -291,7 +291,7 @@ def _favourable() -> Hardware:
 
 def _budgets(options: LoadOptions, free: Sequence[int]) -> list[int]:
     """Returns the budget of each GPU; ``free`` is what each has where no budget is given."""
-    asked = options["vram_budget"]
+    asked: Any = options["vram_budget"]
     each = asked if isinstance(asked, Sequence) else free if asked is None else [asked] * len(free)
     if len(each) != len(free):
         seen = f"`vram_budget` has {len(each)} sizes, and GPUs that are used are {len(free)}"
@@ -319,6 +319,10 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
         shares = "it shares the processor's memory, and need not be faster"
         return Decision((f"{unused}: {shares}: hotcold doctor measures it, and `gpu={name}` uses it",))
     budgets = _budgets(options, [gpu.default_budget for gpu in gpus])
+    for gpu, budget in zip(gpus, budgets, strict=True):
+        if budget > gpu.memory_bytes:
+            seen = f"`vram_budget` is {exact_size(budget)}, and GPU {gpu.title} has {size(gpu.memory_bytes)}"
+            raise UserError(f"{seen}: at most {exact_size(round_size(gpu.memory_bytes))} are allowed")
     budgets = [min(budget, most.get(gpu, budget)) for gpu, budget in zip(gpus, budgets, strict=True)]
     rooms = [max(0, budget - slack_bytes(budget)) for budget in budgets]
     model = model.within(rooms)
@@ -337,7 +341,7 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
             found = _solve(model, favourable, rooms, gpu=True, asked=asked)
             found = replace(found, notes=(slower, *found.notes))
     if found.is_empty:
-        return Decision((f"{unused}: within {size(max(budgets))} there is room for nothing",))
+        return Decision((f"{unused}: within {exact_size(max(budgets))} there is room for nothing",))
     if apart := _apart(model.config, found.placement):
         why = f"{apart}: a placement with all layers or none on the GPU is needed"
         if asked:

@@ -1,19 +1,21 @@
-"""The findings of ``hotcold doctor``: this machine, its GPUs and their speeds, as a report and as text."""
+"""The findings of ``hotcold doctor``: this machine, its GPUs and their speeds, as a report and as sections of
+text."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from hotcold.extras import EXTRAS
+from hotcold.kernels.cpu import STREAMS
 from hotcold.kernels.gpu import GPU
 from hotcold.placement.disk_speed import DiskSpeed
 from hotcold.placement.hardware import Hardware
 from hotcold.placement.measuring import RUNS
 from hotcold.values import printable, size
 
-_UNMEASURED = ["GPU stream and masked rows", "link", "handshake"]  #: without a GPU
+GPU_FIGURES = ("GPU stream and masked rows", "link", "handshake")  #: what lacks without a GPU
 
 _TEXT = """\
 processor   {processor}
@@ -27,9 +29,13 @@ versions    hotcold {hotcold}, Python {python}, NumPy {numpy}"""
 
 _HEADING = f"""\
 GB/s, median of {RUNS} runs (and their range)
-memory: plain reads; dense: an FFN of Q4_0 with all its neurons;
+memory: plain reads, the fastest of {", ".join(map(str, STREAMS))} streams a thread
+dense: an FFN of Q4_0 with all its neurons
 N B: an FFN with one neuron in ten, read in pieces of N bytes
 """
+
+#: What :func:`doctor` calls with each section of the text as soon as it is known.
+Show: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Diagnosis:
     """This machine, and what was measured of it; ``str()`` gives the lines that ``hotcold doctor`` prints."""
 
     machine: dict[str, Any]  #: processor, threads, caches, memory and versions
-    hardware: Hardware
+    hardware: Hardware | None  #: None where too little could be measured
     from_cache: bool  #: whether the figures are of an earlier call
     cache: Path  #: the file that keeps them
     notes: tuple[str, ...]
@@ -45,10 +51,8 @@ class Diagnosis:
     gpu: GPU | None  #: the one that the figures are of
     gpu_reason: str  #: why there is none
     disk: DiskSpeed | None = None  #: of the file that was named
-
-    @property
-    def unmeasured(self) -> list[str]:
-        return [] if self.hardware.vram_bytes else _UNMEASURED
+    unmeasured: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()  #: of the text
 
     def report(self) -> dict[str, Any]:
         """Returns the object that ``--json`` prints."""
@@ -56,35 +60,58 @@ class Diagnosis:
             "from_cache": self.from_cache,
             "cache": str(self.cache),
             "notes": list(self.notes),
-            "unmeasured": self.unmeasured,
+            "unmeasured": list(self.unmeasured),
             **self.machine,
             "gpus": [asdict(each) for each in self.gpus],
             "gpu": self.gpu and self.gpu.index,
             "gpu_reason": self.gpu_reason,
-            "hardware": asdict(self.hardware),
+            "hardware": self.hardware and asdict(self.hardware),
             "disk": self.disk and self.disk.report(),
         }
 
     def __str__(self) -> str:
-        lines = _machine(self.machine)
-        for line in _list(self.gpus, self.gpu):
-            lines += textwrap.wrap(line, 80, subsequent_indent=12 * " ")
-        if self.gpu_reason:
-            lines += textwrap.wrap(f"{'GPU':<12}{self.gpu_reason}", 80, subsequent_indent=12 * " ")
-        for extra in self.machine["missing_extras"]:
-            lines.append(f"{'missing':<12}for {EXTRAS[extra].purpose}: pip install '.[{extra}]'")
-        lines += ["", self.hardware.source, *_HEADING.split("\n"), *tables(self.hardware), ""]
-        if self.disk is not None:
-            lines += [*str(self.disk).split("\n"), ""]
-        if self.unmeasured:
-            lines.append(f"not measured: {', '.join(self.unmeasured)}")
-        return "\n".join(printable(line, 80) for line in lines)
+        return "\n".join(self.sections)
 
 
-def tables(hardware: Hardware) -> list[str]:
-    """The lines of all figures; ArithmeticError, LookupError, TypeError or ValueError where one is missing or
-    of another kind, as in a damaged file."""
-    return [*_table(hardware), *_gpu_figures(hardware)]
+def facts(machine: dict[str, Any], gpus: Sequence[GPU], gpu: GPU | None, gpu_reason: str) -> str:
+    """The section of the text about what this machine has."""
+    lines = _machine(machine)
+    wrapped = _list(gpus, gpu)
+    if gpu_reason:
+        wrapped.append(f"{'GPU':<12}{gpu_reason}")
+    for extra, modules in machine["missing_extras"].items():
+        command = f"pip install 'hotcold[{extra}]'"
+        wrapped.append(f"{'missing':<12}{command}, for {EXTRAS[extra].purpose}: {', '.join(modules)}")
+    for line in wrapped:
+        lines += textwrap.wrap(line, 80, subsequent_indent=12 * " ", break_on_hyphens=False)
+    return _section(lines)
+
+
+def cpu_speed(source: str, bandwidths: Sequence[dict[str, Any]]) -> str:
+    """The section of the text about reads of memory."""
+    return _section(["", source, *_HEADING.split("\n"), *_table(bandwidths)])
+
+
+def gpu_speed(of_gpu: dict[str, Any]) -> str:
+    """The section of the text about a measured GPU."""
+    return _section(_gpu_figures(of_gpu))
+
+
+def disk_speed(disk: DiskSpeed) -> str:
+    """The section of the text about a disk."""
+    return _section(["", *str(disk).split("\n")])
+
+
+def _section(lines: Sequence[str]) -> str:
+    return "\n".join(printable(line, 80) for line in lines)
+
+
+def speeds(hardware: Hardware) -> list[str]:
+    """The sections of all figures; ArithmeticError, LookupError, TypeError or ValueError where one is missing
+    or of another kind, as in a damaged file."""
+    machine = hardware.machine or {}
+    of_gpu = machine.get("gpu")
+    return [cpu_speed(hardware.source, machine["bandwidths"]), *([gpu_speed(of_gpu)] if of_gpu else [])]
 
 
 def _machine(machine: dict[str, Any]) -> list[str]:
@@ -92,25 +119,30 @@ def _machine(machine: dict[str, Any]) -> list[str]:
     slow = "never, which is slow: let the system allow 'madvise'"
     words = machine | {
         "quota": machine["quota"] or "none",
-        "caches": size(machine["cache_bytes"]),
+        "caches": size(machine["cache_bytes"]) if machine["cache_bytes"] else "unknown",
         "memory": "unknown" if free is None else size(free),
         "huge_pages": slow if machine["huge_pages"] == "never" else machine["huge_pages"],
     }
     return _TEXT.format(**words).splitlines()
 
 
-def _table(hardware: Hardware) -> list[str]:
+def _table(bandwidths: Sequence[dict[str, Any]]) -> list[str]:
     """A line for each number of threads."""
     rows: dict[int, dict[str, str]] = {}
-    for each in (hardware.machine or {})["bandwidths"]:
+    streams = []
+    for each in bandwidths:
         title = f"{each['run_bytes']:d} B" if each["run_bytes"] else f"{each['access']:s}"
         spread = (each["most_gb_s"] - each["least_gb_s"]) / each["gb_s"]
         rows.setdefault(each["threads"], {})[title] = f"{each['gb_s']:.1f} ({spread:.0%})"
+        if each["streams"]:
+            plural = "s" if each["threads"] > 1 else ""
+            streams.append(f"{each['streams']:d} ({each['threads']:d} thread{plural})")
     titles = dict.fromkeys(title for row in rows.values() for title in row)
     lines = [f"{'threads':<8}" + "".join(f"{title:>12}" for title in titles)]
     for threads, row in rows.items():
-        lines.append(f"{threads:<8d}" + "".join(f"{row[title]:>12}" for title in titles))
-    return lines
+        lines.append(f"{threads:<8d}" + "".join(f"{row.get(title, '-'):>12}" for title in titles))
+    fastest = f"memory is fastest with these streams a thread: {', '.join(streams)}"
+    return [*lines, *textwrap.wrap(fastest, 80)] if streams else lines
 
 
 def _list(devices: Sequence[GPU], chosen: GPU | None) -> list[str]:
@@ -128,10 +160,7 @@ def _list(devices: Sequence[GPU], chosen: GPU | None) -> list[str]:
     return lines
 
 
-def _gpu_figures(hardware: Hardware) -> list[str]:
-    of_gpu = (hardware.machine or {}).get("gpu")
-    if not of_gpu:
-        return []
+def _gpu_figures(of_gpu: dict[str, Any]) -> list[str]:
     link = of_gpu["link"]
     spin = link["handshake_spin_s"]
     rows = [

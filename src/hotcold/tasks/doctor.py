@@ -18,15 +18,32 @@ from hotcold.extras import EXTRAS, missing
 from hotcold.formats.files import replacing
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
 from hotcold.kernels.cpu import default_isa, fetching
-from hotcold.kernels.gpu import GPU, GPUError
+from hotcold.kernels.gpu import GPU
 from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
-from hotcold.placement.disk_speed import measure_disk
+from hotcold.placement.disk_speed import DiskSpeed, large_file, measure_disk
 from hotcold.placement.hardware import Hardware, find_hardware
-from hotcold.placement.measuring import Bandwidth, GPUSpeed, buffer_bytes, measure, measure_gpu
+from hotcold.placement.measuring import (
+    FAILURES,
+    Bandwidth,
+    GPUSpeed,
+    buffer_bytes,
+    measure,
+    measure_gpu,
+    reason_of,
+)
 from hotcold.runtime.machine import cache_path, machine_name, processor
 from hotcold.runtime.memory import available_memory
 from hotcold.runtime.options import Progress
-from hotcold.tasks.diagnosis import Diagnosis, tables
+from hotcold.tasks.diagnosis import (
+    GPU_FIGURES,
+    Diagnosis,
+    Show,
+    cpu_speed,
+    disk_speed,
+    facts,
+    gpu_speed,
+    speeds,
+)
 from hotcold.tasks.texts import new_file
 from hotcold.values import size
 from hotcold.version import __version__
@@ -44,9 +61,10 @@ def doctor(
     output: str | os.PathLike[str] | None = None,
     disk: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    show: Show | None = None,
 ) -> Diagnosis:
     """Says what this machine has, and how fast it and its GPU read memory: measured once, in about 10 s, and
-    kept for later calls, and for plans.
+    kept for later calls, and for plans. A measurement that fails is a note, and others go on.
 
     >>> print(hotcold.doctor())
 
@@ -55,28 +73,55 @@ def doctor(
         again: whether to measure even if there are figures of an earlier call.
         output: a new file for the figures, which ``hotcold.plan(hardware=...)`` takes.
         disk: a large file, such as a model, whose disk is measured, too: by reads of it, each time.
-        progress: is told of the phases ``measuring the disk``, ``measuring`` and ``measuring the GPU``.
+        progress: is told of the phases ``measuring``, ``measuring the GPU`` and ``measuring the disk``.
+        show: is called with each section of the text as soon as it is known.
 
-    UserError: a GPU that is not there, a file that exists, too little memory, or a file for ``disk`` that is
-    small or cannot be read."""
+    UserError: a GPU that is not there, an ``output`` that exists or that gets no figures, or a file for
+    ``disk`` that is small or cannot be opened."""
     to_write = None if output is None else new_file(output)
-    notes: list[str] = []
+    if disk is not None:
+        large_file(Path(disk))
+    advance = progress or (lambda phase, done, total: None)
+    text, notes = _Text(show or (lambda section: None)), list[str]()
     devices, chosen, reason = _gpus(gpu, notes)
     path = cache_path(chosen)
     machine = _facts(chosen)
-    told = progress or (lambda phase, done, total: None)
-    # First: a file that cannot be measured is an error before figures are kept and written.
-    speed = None if disk is None else measure_disk(Path(disk), partial(told, "measuring the disk"))
+    text.add(facts(machine, devices, chosen, reason))
     hardware = None if again else _cached(path, machine, notes)
     from_cache = hardware is not None
     if hardware is None:
-        hardware = _measure(machine, chosen, notes, told)
-        _keep(path, hardware, notes)
+        hardware, with_gpu = _measure(machine, chosen, notes, text, advance)
+        if hardware is not None:
+            _keep(path, hardware, notes)
     else:
+        with_gpu = hardware.vram_bytes > 0
         notes.append(f"figures from {path}; `again` measures")
+        for section in speeds(hardware):
+            text.add(section)
     if to_write is not None:
+        if hardware is None:
+            raise UserError(f"{to_write} was not written: {'; '.join(notes)}")
         _write(to_write, hardware)
-    return Diagnosis(machine, hardware, from_cache, path, tuple(notes), tuple(devices), chosen, reason, speed)
+    speed = None
+    if disk is not None:
+        speed = _measure_disk(Path(disk), notes, text, partial(advance, "measuring the disk"))
+    lacking = (*(() if hardware else ("memory",)), *(() if with_gpu else GPU_FIGURES))
+    if lacking:
+        text.add(f"\nnot measured: {', '.join(lacking)}")
+    known = machine, hardware, from_cache, path, tuple(notes), tuple(devices), chosen, reason, speed
+    return Diagnosis(*known, lacking, tuple(text.sections))
+
+
+class _Text:
+    """The sections of the text, each shown when it is added."""
+
+    def __init__(self, show: Show) -> None:
+        self.sections: list[str] = []
+        self._show = show
+
+    def add(self, section: str) -> None:
+        self.sections.append(section)
+        self._show(section)
 
 
 def _gpus(asked: str | None, notes: list[str]) -> tuple[list[GPU], GPU | None, str]:
@@ -112,7 +157,7 @@ def _facts(gpu: GPU | None) -> dict[str, Any]:
         "hotcold": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "missing_extras": [name for name in EXTRAS if missing(name)],
+        "missing_extras": {name: modules for name in EXTRAS if (modules := missing(name))},
     }
 
 
@@ -124,24 +169,44 @@ def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware |
         found = find_hardware(str(path))
         if found.name != machine["name"]:
             raise UserError(f"they are of {found.name!r}, and this is {machine['name']!r}")
-        json.dumps([asdict(found), tables(found)], allow_nan=False)  # what is printed later
+        json.dumps([asdict(found), speeds(found)], allow_nan=False)  # what is printed later
         return found
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         notes.append(f"measured anew, as the cached figures are of no use: {error}")
         return None
 
 
-def _measure(machine: dict[str, Any], gpu: GPU | None, notes: list[str], progress: Progress) -> Hardware:
+def _measure(
+    machine: dict[str, Any], gpu: GPU | None, notes: list[str], text: _Text, progress: Progress
+) -> tuple[Hardware | None, bool]:
+    """Measures memory and a GPU: returns the figures, or None, with a note, where those of all threads are
+    missing; and whether a GPU was measured."""
     caches, all_threads = machine["cache_bytes"], machine["threads"]
-    nbytes = buffer_bytes(caches, machine["free_bytes"])
-    if nbytes < 2 * caches:
-        seen = f"only {size(nbytes)} were read by turns, as memory is short"
-        notes.append(f"{seen}: the caches ({size(caches)}) keep much of it, and figures are too high")
-    powers_of_two = [1 << i for i in range((all_threads - 1).bit_length())]
-    found = measure([*powers_of_two, all_threads], nbytes, _SECONDS, partial(progress, "measuring"))
+    source = f"measured by hotcold doctor, {datetime.datetime.now():%Y-%m-%d %H:%M}"
+    found: list[Bandwidth] = []
+    nbytes = 0
+    try:
+        nbytes = buffer_bytes(caches, machine["free_bytes"])
+        if nbytes < 2 * caches:
+            seen = f"only {size(nbytes)} were read by turns, as memory is short"
+            notes.append(f"{seen}: the caches ({size(caches)}) keep much of it, and figures are too high")
+        powers_of_two = [1 << i for i in range((all_threads - 1).bit_length())]
+        threads = [*powers_of_two, all_threads]
+        found = measure(threads, nbytes, _SECONDS, partial(progress, "measuring"), notes.append)
+    except FAILURES as error:
+        notes.append(f"memory was not measured: {reason_of(error)}")
+    bandwidths = [asdict(each) for each in found]
+    if found:
+        text.add(cpu_speed(source, bandwidths))
     speed = None if gpu is None else _measure_gpu(gpu, notes, partial(progress, "measuring the GPU"))
-    machine = machine | {"buffer_bytes": nbytes, "bandwidths": [asdict(each) for each in found]}
-    return _hardware(machine, [each for each in found if each.threads == all_threads], gpu, speed)
+    of_gpu = None if gpu is None or speed is None else {**asdict(gpu), **asdict(speed)}
+    if of_gpu is not None:
+        text.add(gpu_speed(of_gpu))
+    machine = machine | {"buffer_bytes": nbytes, "bandwidths": bandwidths, "gpu": of_gpu}
+    on_all = [each for each in found if each.threads == all_threads]
+    if {"dense", "rows"} - {each.access for each in on_all}:
+        return None, speed is not None
+    return _hardware(machine, source, on_all, gpu, speed), speed is not None
 
 
 def _measure_gpu(gpu: GPU, notes: list[str], advance: Callable[[int, int], None]) -> GPUSpeed | None:
@@ -149,19 +214,31 @@ def _measure_gpu(gpu: GPU, notes: list[str], advance: Callable[[int, int], None]
     most = _SOFTWARE_BUFFER if gpu.kind == "software" else _GPU_BUFFER
     try:
         return measure_gpu(gpu, min(most, gpu.default_budget // 4), _GPU_SECONDS, advance)
-    except GPUError as error:
-        notes.append(f"GPU {gpu.title} was not measured: {error}")
+    except FAILURES as error:
+        notes.append(f"GPU {gpu.title} was not measured: {reason_of(error)}")
         return None
 
 
+def _measure_disk(
+    path: Path, notes: list[str], text: _Text, advance: Callable[[int, int], None]
+) -> DiskSpeed | None:
+    """Measures a disk; returns None, and adds a note, where that fails."""
+    try:
+        speed = measure_disk(path, advance)
+    except FAILURES as error:
+        notes.append(f"the disk was not measured: {reason_of(error)}")
+        return None
+    text.add(disk_speed(speed))
+    return speed
+
+
 def _hardware(
-    machine: dict[str, Any], on_all: list[Bandwidth], gpu: GPU | None, speed: GPUSpeed | None
+    machine: dict[str, Any], source: str, on_all: list[Bandwidth], gpu: GPU | None, speed: GPUSpeed | None
 ) -> Hardware:
     link = speed.link if speed else None
-    of_gpu = None if gpu is None or speed is None else {**asdict(gpu), **asdict(speed)}
     return Hardware(
         name=machine["name"],
-        source=f"measured by hotcold doctor, {datetime.datetime.now():%Y-%m-%d %H:%M}",
+        source=source,
         cpu_stream_gb_s=next(each.gb_s for each in on_all if each.access == "dense"),
         cpu_gather_gb_s=[[each.run_bytes, each.gb_s] for each in on_all if each.access == "rows"],
         vram_bytes=gpu.memory_bytes if gpu and speed else 0,
@@ -173,7 +250,7 @@ def _hardware(
         spins=link is not None and link.spins,
         step_s=link.step_s if link else 0,
         layer_s=speed.layer_s if speed else 0,
-        machine=machine | {"gpu": of_gpu},
+        machine=machine,
     )
 
 

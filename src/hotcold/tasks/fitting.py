@@ -53,6 +53,13 @@ class Speed:
     exact_tok_s: float
     predicted_tok_s: float
     ratio: float  #: median over rounds of the second over the first
+    least_ratio: float  #: of a round
+    most_ratio: float
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether rounds do not agree on the faster one of the two."""
+        return self.least_ratio <= 1 <= self.most_ratio
 
 
 @dataclass(frozen=True)
@@ -123,8 +130,11 @@ class FittedPredictor:
         return "\n".join(lines)
 
     def _generation(self, speed: Speed) -> str:
+        rounds = f"rounds: {speed.least_ratio:.2f} to {speed.most_ratio:.2f} times"
+        if speed.is_noise:
+            return f"generation: {self.measured} and exact differ by the clock's noise ({rounds})"
         both = f"exact {speed.exact_tok_s:.1f}, {self.measured} {speed.predicted_tok_s:.1f} tok/s"
-        return f"generation: {both}, {speed.ratio:.2f} times"
+        return f"generation: {both}, {speed.ratio:.2f} times ({rounds})"
 
 
 def fit_predictor(
@@ -306,7 +316,7 @@ def _measured(
         options=settings,
         layers=fits,
         frontier=frontier,
-        pays=pays if speed.ratio >= 1 else [False] * len(pays),
+        pays=pays if speed.least_ratio > 1 else [False] * len(pays),
         speed=speed,
         measured=measured,
         fingerprint=model.fingerprint,
@@ -360,8 +370,11 @@ def _speed(exact: Session, predicted: Session) -> Speed:
 
     round(0)  # warms memory and threads
     rounds = [round(seed) for seed in range(1, _ROUNDS + 1)]
+    ratios = [after / before for before, after in rounds]
     return Speed(
         exact_tok_s=statistics.median(before for before, _ in rounds),
         predicted_tok_s=statistics.median(after for _, after in rounds),
-        ratio=statistics.median(after / before for before, after in rounds),
+        ratio=statistics.median(ratios),
+        least_ratio=min(ratios),
+        most_ratio=max(ratios),
     )

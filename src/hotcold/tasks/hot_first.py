@@ -16,14 +16,13 @@ from hotcold.kernels.backend import PAGE, PredictorTensors
 from hotcold.model.config import Config
 from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, read_profile, write_profile
-from hotcold.placement.routes import mean
 from hotcold.placement.shelves import NoRoomError, Shelves
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
 from hotcold.quantize.reordering import Order, check_order
 from hotcold.runtime.loading import shelves_of
 from hotcold.sparse.predictor import PredictorFacts, check_predictors, read_predictor, write_sidecar
-from hotcold.tasks.ram_planning import missed_experts, routing_shares
+from hotcold.tasks.ram_planning import expected_misses
 from hotcold.tasks.texts import new_file
 from hotcold.values import size
 from hotcold.version import __version__
@@ -147,8 +146,7 @@ def _worth(
     except NoRoomError:
         pass
     else:
-        shares = routing_shares(config, profile)
-        missed = [mean(missed_experts(shelves, layer, profile, each)) for layer, each in enumerate(shares)]
+        missed = expected_misses(shelves, config, profile)
         whole = sum(n * unit for n, unit in zip(missed, shelves.unit_bytes, strict=True))
     named = predictor and (predictor.candidates or [0.0] * config.layers)
     hot = HotNeurons.fit(budget, bill, file, config, profile, named or ())

@@ -26,7 +26,7 @@ from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors
 from hotcold.tasks.profiling import ModelProfile
 from hotcold.tasks.texts import new_file
-from hotcold.values import integer, printable, size, whole
+from hotcold.values import bytes_of, enough_size, exact_size, printable, round_size, size, whole
 from hotcold.version import __version__
 
 _GIB = 1 << 30
@@ -91,7 +91,7 @@ class Plan:
                 for kind in ("hardware", "source")
             ),
             f"{'context':<12}{self.context}",
-            f"{'budget':<12}{' + '.join(size(gpu['budget_bytes']) for gpu in self.gpus)}",
+            f"{'budget':<12}{','.join(exact_size(gpu['budget_bytes']) for gpu in self.gpus)}",
             *self._lines_of_bytes(),
             *("", hot, ""),
             *(f"{title:<12}{speed:>9.2f} tok/s  {note}".rstrip() for title, speed, note in rows),
@@ -141,7 +141,7 @@ def plan(
     type: str = "Q4_0",
     context: int | None = None,
     cache_type: str | None = None,
-    vram_budget: int | Sequence[int] | None = None,
+    vram_budget: int | str | Sequence[int | str] | None = None,
     profile: str | os.PathLike[str] | Profile | None = None,
     hardware: _GivenHardware | Sequence[_GivenHardware] = DEFAULT,
     objective: Objective = "time",
@@ -158,8 +158,8 @@ def plan(
         context: positions; None: a loaded model's own, else the file's, at most 4096, or 2048 for a shape. 0:
             all that the model has.
         cache_type: type of keys and values; None: a loaded model's own, else ``f16``.
-        vram_budget: limit in bytes of GPU memory, for each GPU the same or a sequence; None: the card's
-            memory minus 1 GiB, or minus an eighth if it has less than 8 GiB.
+        vram_budget: limit of GPU memory, bytes or ``"8GiB"``, for each GPU the same or a sequence; None: the
+            GPU's memory minus 1 GiB, or minus an eighth if it has less than 8 GiB.
         profile: a result or file of :func:`hotcold.profile`; None finds ``MODEL.profile.gguf`` beside the
             model, else assumes a power law.
         hardware: the name of a preset, a file of ``hotcold doctor``, or a :class:`Hardware`. A sequence
@@ -192,12 +192,16 @@ def plan(
 
 
 def _gpus(
-    hardware: _GivenHardware | Sequence[_GivenHardware], budget: int | Sequence[int] | None
+    hardware: _GivenHardware | Sequence[_GivenHardware], budget: int | str | Sequence[int | str] | None
 ) -> tuple[list[Hardware], list[int]]:
     """The machine of each GPU, and its budget. One machine and several budgets are GPUs alike."""
     given = [hardware] if isinstance(hardware, str | os.PathLike | Hardware) else [*hardware]
     machines = [each if isinstance(each, Hardware) else find_hardware(os.fspath(each)) for each in given]
-    asked = [*budget] if isinstance(budget, Sequence) else [budget] * len(machines)
+    asked = (
+        [*budget]
+        if isinstance(budget, Sequence) and not isinstance(budget, str)
+        else [budget] * len(machines)
+    )
     if len(machines) == 1:
         machines *= len(asked)
     if len(asked) != len(machines):
@@ -208,17 +212,18 @@ def _gpus(
     return machines, [_budget(*each) for each in zip(asked, machines, strict=True)]
 
 
-def _budget(asked: int | None, hardware: Hardware) -> int:
+def _budget(asked: int | str | None, hardware: Hardware) -> int:
     vram = int(hardware.vram_bytes)
     if not vram:
         seen = f"`hardware={printable(hardware.name)}`: no GPU was measured, so nothing is to be placed"
         raise UserError(f"{seen}; choose a preset, {', '.join(PRESETS)}, or leave it out")
     if asked is None:
-        return vram - min(_GIB, vram // 8)
-    if not 0 < integer("vram_budget", asked) <= vram:
-        allowed = f"more than 0, which is the CPU alone, and at most the card's {vram / _GIB:g} are needed"
-        raise UserError(f"`vram_budget` is {asked / _GIB:g} GiB: {allowed}")
-    return int(asked)
+        return round_size(vram - min(_GIB, vram // 8))
+    budget = bytes_of("vram_budget", asked)
+    if not 0 < budget <= vram:
+        allowed = f"more than 0, which is the CPU alone, and at most the GPU's {exact_size(vram)} are needed"
+        raise UserError(f"`vram_budget` is {exact_size(budget)}: {allowed}")
+    return budget
 
 
 def _of_shape(name: str, type: BlockType, context: int, cache_type: str, profile: _GivenProfile) -> _Subject:
@@ -290,7 +295,9 @@ def _placement(
                 raise UserError(f"{seen}: give each a `vram_budget`")
             needed = placement.part_of(gpu).gpu_bytes(sizes)
             if needed > budgets[gpu]:
-                raise UserError(f"{given} needs {needed} bytes: `vram_budget` is {budgets[gpu]}")
+                raise UserError(
+                    f"{given} needs {enough_size(needed)}: `vram_budget` is {exact_size(budgets[gpu])}"
+                )
         return placement
     if objective == "paper":
         if len(machines) > 1:
