@@ -238,15 +238,15 @@ def _new_tensors(plan: Plan, progress: Progress) -> dict[str, NewTensor]:
         progress(done, plan.nbytes)
         try:
             values = source.load()
-            tensor = values if isinstance(values, Tensor) else _pack(values, type)
-            del values
-            if not tensor.is_finite():
-                raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
+            for part in values if isinstance(values, Iterator) else [values]:
+                tensor = part if isinstance(part, Tensor) else _pack(part, type)
+                if not tensor.is_finite():
+                    raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
+                done += tensor.nbytes
+                progress(done, plan.nbytes)
+                yield tensor.data
         except BlockTypeError as error:
             raise ConvertError(f"tensor {shown(source.origin)} as {type.name}: {error}") from None
-        done += tensor.nbytes
-        progress(done, plan.nbytes)
-        yield tensor.data
 
     return {
         name: NewTensor(plan.types[name], source.shape, partial(make, source, plan.types[name]))

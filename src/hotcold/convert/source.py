@@ -1,10 +1,8 @@
 """Describes a tensor to write to a GGUF file, and its source."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-
-import numpy as np
 
 from hotcold.convert.checkpoint import Checkpoint, Rearrange
 from hotcold.convert.settings import ConvertError
@@ -19,8 +17,8 @@ class Source:
     name: str
     shape: tuple[int, ...]
     origins: tuple[str, ...]
-    #: reads as :meth:`Checkpoint.load`, in GGUF's order, or gives finished blocks
-    load: Callable[[], Array | Tensor] = field(compare=False)
+    #: reads as :meth:`Checkpoint.load`, in GGUF's order, or gives finished blocks, or the parts of a stack
+    load: Callable[[], Array | Tensor | Iterator[Array]] = field(compare=False)
     packed: str | None = None  #: the block type, if ``load`` gives finished blocks
 
     @property
@@ -44,13 +42,9 @@ def loaded(
     if len(origins) == 1:
         return Source(target, result, tuple(origins), partial(checkpoint.load, origins[0], rearrange))
 
-    def load() -> Array:
-        """Reads one part at a time, so that memory holds the tensor and one part."""
-        first = checkpoint.load(origins[0], rearrange)
-        stacked = np.empty((len(origins), *first.shape), first.dtype)
-        for place, name in enumerate(origins):
-            stacked[place] = checkpoint.load(name, rearrange) if place else first
-        return stacked
+    def load() -> Iterator[Array]:
+        for name in origins:
+            yield checkpoint.load(name, rearrange)
 
     return Source(target, (len(origins), *result), tuple(origins), load)
 

@@ -13,6 +13,7 @@ from hotcold.convert.gpt_oss import expert_sources
 from hotcold.convert.layouts import DRAFTING_RULES, Layout, Rule
 from hotcold.convert.metadata import dimensions, rope_tables
 from hotcold.convert.predictors import own_predictors
+from hotcold.convert.quantised import dequantised
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source, loaded
 from hotcold.convert.tensor_files import Array
@@ -35,6 +36,7 @@ def sources(
     guess tokens come with ``draft``; where they are not as expected they are left out, and ``notes`` says
     why."""
     sizes = dimensions(checkpoint.config)
+    checkpoint = dequantised(checkpoint, notes)
     if "embed_tokens.weight" in checkpoint.files:  # saved without a head, as Qwen3-Embedding is
         checkpoint = checkpoint.renamed({"": "model."}, ())
     unread = checkpoint.config.get("unread", ())
