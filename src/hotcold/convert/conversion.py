@@ -200,7 +200,7 @@ def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[
     types = {name: _type_of(source, wanted) for name, source in found.items()}
     notes: list[str] = []
     head = "output.weight" if "output.weight" in found else "token_embd.weight"
-    if wanted.nbytes < wanted.weights:
+    if wanted.nbytes < wanted.weights and not found[head].packed:
         # The head decides every token: less than a byte a weight costs more quality than it saves.
         types[head] = block_type("Q8_0")
         notes.append(f"{head} is Q8_0, since the head decides every token")

@@ -151,7 +151,7 @@ _METHODS: dict[str, Callable[[Settings], Quantised]] = {
 }
 
 
-def dequantised(checkpoint: Checkpoint, notes: list[str] | None = None) -> Checkpoint:
+def dequantised(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint in which quantised tensors are float32, under the names of their weights.
 
     ConvertError: no tensor is stored as its method stores codes, a tensor of codes lacks its scales, scales
@@ -170,11 +170,9 @@ def dequantised(checkpoint: Checkpoint, notes: list[str] | None = None) -> Check
             stored = [files.pop(part) for part in parts]
             weight = name.removesuffix("_packed")
             files[weight] = Stored(_matrix(weight, parts, stored, method.blocks), weight)
-    for name in files.keys() & types.keys():
-        _check_plain(name, types[name], method)
-    count = sum(isinstance(stored.file, Dequantised) for stored in files.values())
-    if count and notes is not None:
-        notes.append(f"{count} matrices quantised by {method.name} are dequantised")
+    for name, kept in files.items():
+        if not isinstance(kept.file, Dequantised):
+            _check_plain(name, types[name], method)
     return replace(checkpoint, files=files)
 
 
@@ -245,6 +243,10 @@ class Dequantised:
     size: tuple[int, ...]
     block: Block
 
+    @property
+    def is_nvfp4(self) -> bool:
+        return len(self.parts) > 2
+
     def names(self) -> Iterable[str]:
         return self.parts[:1]
 
@@ -267,13 +269,25 @@ class Dequantised:
             part *= np.repeat(of_rows, self.block[1], axis=1)[:, :columns]
         return values.reshape(self.size)
 
+    def blocks(self) -> Array:
+        """The rows of a matrix of NVFP4 as GGUF's blocks, ``[rows, bytes]``. They have the same codes and
+        scales: 4 scales, then for each 16 codes the first 8 in the low halves of 8 bytes, the last 8 in the
+        high ones."""
+        rows = self.size[0]
+        scales = self.stored[1].file.read(self.stored[1].name).reshape(rows, -1, 4)
+        if (scales >= 127).any():
+            raise ConvertError(f"tensor {shown(self.parts[1])} holds a scale that is negative or no number")
+        codes = _halves(self._codes()[0]).reshape(rows, -1, 4, 2, 8)
+        packed = codes[..., 0, :] | codes[..., 1, :] << 4
+        return np.concatenate([scales, packed.reshape(rows, -1, 32)], axis=-1).reshape(rows, -1)
+
     def _codes(self) -> Array:
         codes = self.stored[0].file.read(self.stored[0].name)
         return codes.reshape(-1, *codes.shape[-2:])
 
     def _opened(self, codes: Array) -> Floats:
-        if len(self.parts) > 2:
-            return _HALF_OF_FP4[np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)]
+        if self.is_nvfp4:
+            return _FP4[_halves(codes)]
         if ((codes & 127) == 127).any():
             raise ConvertError(f"tensor {shown(self.parts[0])} holds a code that is no number: it is damaged")
         return E4M3[codes]
@@ -283,7 +297,7 @@ class Dequantised:
         *stack, rows, columns = self.size
         shape = math.prod(stack), -(-rows // self.block[0]), -(-columns // self.block[1])
         scales = _numbers(self.parts[1], self.stored[1]).reshape(shape)
-        if len(self.parts) == 2:
+        if not self.is_nvfp4:
             return _positive(self.parts[1], scales)
         scaled: Floats = scales * self.factors()[:, None, None]
         return scaled
@@ -292,6 +306,11 @@ class Dequantised:
         """The factor of each matrix of NVFP4."""
         factors = _positive(self.parts[2], _numbers(self.parts[2], self.stored[2]).reshape(-1))
         return np.float32(1) / factors if self.parts[2].endswith("_global_scale") else factors
+
+
+def _halves(codes: Array) -> Array:
+    """Codes of 4 bits, the first of a byte in its low half."""
+    return np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
 
 
 def _numbers(name: str, stored: Stored) -> Floats:
@@ -325,4 +344,4 @@ def _e4m3() -> Floats:
 
 
 E4M3 = _e4m3()
-_HALF_OF_FP4 = FP4.astype(np.float32) / 2
+_FP4 = FP4.astype(np.float32) / np.float32(2)  # the table holds doubles
