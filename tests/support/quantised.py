@@ -71,8 +71,20 @@ def fp8(block: tuple[int, int], end: str = "_scale_inv", type: Any = np.float32)
     return quantise
 
 
-def quantised_pair(folder: Path, quantise: Quantise, config: Mapping[str, Any]) -> tuple[Path, Path]:
-    """Rewrites the matrices of a checkpoint: the folder becomes quantised, a copy beside it has their values
+def compressed(strategy: str, format: str = "float-quantized", **weights: Any) -> dict[str, Any]:
+    """As llm-compressor writes it."""
+    scheme = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": scheme | weights, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*gate$"], "quantization_status": "compressed", "kv_cache_scheme": None,
+    }  # fmt: skip
+
+
+def quantised_pair(
+    folder: Path, quantise: Quantise, config: Mapping[str, Any], names: str = r"_proj|\.w[123]\."
+) -> tuple[Path, Path]:
+    """Rewrites the matrices of these names: the folder becomes quantised, a copy beside it has their values
     in float32."""
     plain = folder.with_name(f"{folder.name}-plain")
     plain.mkdir()
@@ -81,7 +93,7 @@ def quantised_pair(folder: Path, quantise: Quantise, config: Mapping[str, Any]) 
     stored: Parts = {}
     values: Parts = {}
     for name, each in tensors_of(folder).items():
-        if each.ndim > 1 and re.search(r"_proj|\.w[123]\.", name):
+        if each.ndim > 1 and re.search(names, name):
             parts, values[name] = quantise(name, each.astype(np.float32))
             stored |= parts
         else:
