@@ -16,8 +16,10 @@ from support.checkpoints import change_config, copy_checkpoint, tensors_of, writ
 from support.quantised import FP8, Parts, Quantise, compressed, fp8, in_fp8, quantised_pair, rewrite
 
 from hotcold.convert import ConvertError, ConvertOptions, convert
-from hotcold.convert.quantised import E4M3
-from hotcold.convert.tensor_files import Safetensors
+from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.quantised import E4M3, dequantised, read_method
+from hotcold.convert.settings import Settings
+from hotcold.convert.tensor_files import Safetensors, stored_in
 
 BLOCKS = {
     "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
@@ -111,6 +113,22 @@ def test_bytes_of_8_bit_floats(tmp_path: Path) -> None:
     file = Safetensors(tmp_path / "a.safetensors")
     np.testing.assert_array_equal(file.read("b"), codes)
     np.testing.assert_array_equal(file.read("c")[3:5], codes[3:5])
+
+
+@pytest.mark.parametrize("shape", [(64, 32768), (32768, 64), (4, 512, 1024)])
+def test_memory_holds_the_values_of_a_tensor_once(shape: tuple[int, ...], tmp_path: Path) -> None:
+    scales = np.ones((*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128)), np.float32)
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, {"x": np.ones(shape, FP8), "x_scale_inv": scales})
+    config = Settings(path, {"quantization_config": BLOCKS})
+    config = config.having(read_method(config))
+    checkpoint = dequantised(Checkpoint(tmp_path, config, stored_in(Safetensors(path))))
+    checkpoint.load("x")
+    tracemalloc.start()
+    values = checkpoint.load("x")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < values.nbytes + (4 << 20)
 
 
 def test_memory_holds_one_matrix(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Beside a tensor of codes is a tensor of scales, one for each block of rows and columns. FP8 has a float of 8
 bits (E4M3) for each weight. NVFP4 has two floats of 4 bits in a byte, and one factor for all scales."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ Block: TypeAlias = tuple[int, int]  #: the rows and columns that share a scale; 
 
 _TENSOR, _CHANNEL, _PUBLISHED, _NVFP4 = (0, 0), (1, 0), (128, 128), (1, 16)
 _FP8, _BYTES = "F8_E4M3", "U8"
-_ROWS = 128  # rows that are computed at a time
+_CHUNK = 1 << 18  # weights that are computed at a time
 
 #: Keys that say how activations are rounded, and which modules are not quantised: each stored tensor has a
 #: type of its own, and activations are not rounded here.
@@ -261,8 +262,9 @@ class Dequantised:
         *stack, rows, columns = self.size
         codes, scales = self._codes(), self.scales()
         values = np.empty((math.prod(stack), rows, columns), np.float32)
-        for matrix, start in np.ndindex(len(values), -(-rows // _ROWS)):
-            taken = slice(start * _ROWS, (start + 1) * _ROWS)
+        step = max(1, _CHUNK // columns)
+        for matrix, start in itertools.product(range(len(values)), range(0, rows, step)):
+            taken = slice(start, start + step)
             part = values[matrix, taken]
             part[:] = self._opened(codes[matrix, taken])
             of_rows = scales[matrix, np.arange(rows)[taken] // self.block[0]]
