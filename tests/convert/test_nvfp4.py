@@ -142,8 +142,17 @@ def test_damage_is_named(case: str, tmp_path: Path) -> None:
         convert(folder, tmp_path / "out.gguf")
 
 
-def test_more_than_one_factor(tmp_path: Path) -> None:
+ADDED = {
+    "more than one factor": ("_global_scale", np.ones(2), r"_global_scale' has shape \[2\]: one factor of e"),
+    "scales of another type": ("_scale", np.ones((64, 4)), "_scale' is F32: scales of NVFP4 are F8_E4M3"),
+    "the weight twice": ("", np.ones((64, 64)), f"'{NAME}' is stored beside '{NAME}_packed'"),
+}
+
+
+@pytest.mark.parametrize("case", ADDED)
+def test_what_does_not_fit_is_named(case: str, tmp_path: Path) -> None:
+    end, values, message = ADDED[case]
     folder, _ = quantised_pair(copy_checkpoint(tmp_path), nvfp4("compressed"), PUBLISHED["compressed"])
-    rewrite(folder, lambda arrays: arrays.update({f"{NAME}_global_scale": np.ones(2, np.float32)}))
-    with pytest.raises(ConvertError, match=r"_global_scale' has shape \[2\]: one factor of each matrix"):
+    rewrite(folder, lambda arrays: arrays.update({NAME + end: values.astype(np.float32)}))
+    with pytest.raises(ConvertError, match=message):
         convert(folder, tmp_path / "out.gguf")

@@ -208,7 +208,7 @@ DAMAGED: dict[str, tuple[Change, dict[str, Any] | None, str]] = {
                                       "model.norm.weight_scale_inv": np.ones(1, np.float32)}),
         BLOCKS, r"'model\.norm\.weight' has shape \[64\]: a matrix is needed",
     ),
-    "no declared method": (lambda arrays: None, {}, "_proj.weight' is F8_E4M3, and config.json has no quant"),
+    "no declared method": (lambda arrays: None, {}, "_proj.weight' is F8_E4M3, but config.json has no quant"),
     "another kind of floats": (
         put(MATRIX, np.ones((160, 64), ml_dtypes.float8_e5m2)), BLOCKS, f"'{MATRIX}' is F8_E5M2, which fp8|"
         f"'{SCALE}' holds scales",

@@ -142,7 +142,7 @@ def _modelopt(stated: Settings) -> Quantised:
 
 
 def _types_of(blocks: Iterable[Block]) -> tuple[str, ...]:
-    return tuple({_BYTES if block == _NVFP4 else _FP8 for block in blocks})
+    return tuple(dict.fromkeys(_BYTES if block == _NVFP4 else _FP8 for block in blocks))
 
 
 _METHODS: dict[str, Callable[[Settings], Quantised]] = {
@@ -182,6 +182,8 @@ def _parts(name: str, type: str, method: Quantised, files: Mapping[str, Stored])
     if type not in method.stored or not method.blocks or name.endswith(_OF_WEIGHTS):
         return []
     weight = name.removesuffix("_packed")
+    if weight != name and weight in files:
+        raise ConvertError(f"tensor {shown(weight)} is stored beside {shown(name)}: which of them counts?")
     wanted = [[f"{weight}_scale_inv", f"{weight}_scale"]]
     if type == _BYTES:
         wanted = [[f"{weight}_scale"], [f"{weight}_global_scale", f"{weight}_scale_2"]]
@@ -200,10 +202,10 @@ def _check_plain(name: str, type: str, method: Quantised) -> None:
         seen = f"tensor {shown(name)} holds scales, but the tensor that they belong to is not"
         raise ConvertError(f"{seen} stored as {' or '.join(method.stored)}: download all files again")
     if type.startswith("F8_"):
-        seen = f"tensor {shown(name)} is {type}, and config.json has no quantization_config"
-        if method.stored:
-            seen = f"tensor {shown(name)} is {type}, which {method.name} does not store here"
-        raise ConvertError(f"{seen}: {_FP8} with scales of a declared method is read")
+        seen = f"tensor {shown(name)} is {type}"
+        if not method.stored:
+            raise ConvertError(f"{seen}, but config.json has no quantization_config: download it again")
+        raise ConvertError(f"{seen}, which {method.name} does not store: {_FP8} with scales is needed")
 
 
 def _matrix(weight: str, names: list[str], stored: list[Stored], blocks: tuple[Block, ...]) -> "Dequantised":
@@ -260,7 +262,7 @@ class Dequantised:
     def read(self, name: str) -> Array:
         """Computes a few rows at a time, so that memory holds the values and little else."""
         *stack, rows, columns = self.size
-        codes, scales = self._codes(), self.scales()
+        codes, scales = self._codes(), self._scales()
         values = np.empty((math.prod(stack), rows, columns), np.float32)
         step = max(1, _CHUNK // columns)
         for matrix, start in itertools.product(range(len(values)), range(0, rows, step)):
@@ -276,9 +278,7 @@ class Dequantised:
         scales: 4 scales, then for each 16 codes the first 8 in the low halves of 8 bytes, the last 8 in the
         high ones."""
         rows = self.size[0]
-        scales = self.stored[1].file.read(self.stored[1].name).reshape(rows, -1, 4)
-        if (scales >= 127).any():
-            raise ConvertError(f"tensor {shown(self.parts[1])} holds a scale that is negative or no number")
+        scales = self._scale_codes().reshape(rows, -1, 4)
         codes = _halves(self._codes()[0]).reshape(rows, -1, 4, 2, 8)
         packed = codes[..., 0, :] | codes[..., 1, :] << 4
         return np.concatenate([scales, packed.reshape(rows, -1, 32)], axis=-1).reshape(rows, -1)
@@ -294,15 +294,24 @@ class Dequantised:
             raise ConvertError(f"tensor {shown(self.parts[0])} holds a code that is no number: it is damaged")
         return E4M3[codes]
 
-    def scales(self) -> Floats:
+    def _scales(self) -> Floats:
         """The scales of all blocks of each matrix, times its factor."""
         *stack, rows, columns = self.size
         shape = math.prod(stack), -(-rows // self.block[0]), -(-columns // self.block[1])
-        scales = _numbers(self.parts[1], self.stored[1]).reshape(shape)
         if not self.is_nvfp4:
-            return _positive(self.parts[1], scales)
-        scaled: Floats = scales * self.factors()[:, None, None]
+            return _positive(self.parts[1], _numbers(self.parts[1], self.stored[1])).reshape(shape)
+        scaled: Floats = E4M3[self._scale_codes()].reshape(shape) * self.factors()[:, None, None]
         return scaled
+
+    def _scale_codes(self) -> Array:
+        """The scales of NVFP4 as they are stored; they may be 0."""
+        name, stored = self.parts[1], self.stored[1]
+        if (type := stored.file.dtype(stored.name)) != _FP8:
+            raise ConvertError(f"tensor {shown(name)} is {type}: scales of NVFP4 are {_FP8}")
+        codes = stored.file.read(stored.name)
+        if (codes >= 127).any():
+            raise ConvertError(f"tensor {shown(name)} holds a scale that is negative or no number")
+        return codes
 
     def factors(self) -> Floats:
         """The factor of each matrix of NVFP4."""
@@ -318,8 +327,6 @@ def _halves(codes: Array) -> Array:
 def _numbers(name: str, stored: Stored) -> Floats:
     """Scales of any type as float32."""
     match stored.file.dtype(stored.name):
-        case "F8_E4M3":
-            return E4M3[stored.file.read(stored.name)]
         case "F8_E8M0":
             exponents = stored.file.read(stored.name).astype(np.int32)
             return np.where(exponents == 255, np.nan, np.ldexp(1.0, exponents - 127)).astype(np.float32)
