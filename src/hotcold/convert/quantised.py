@@ -183,7 +183,7 @@ def _parts(name: str, type: str, method: Quantised, files: Mapping[str, Stored])
         return []
     weight = name.removesuffix("_packed")
     if weight != name and weight in files:
-        raise ConvertError(f"tensor {shown(weight)} is stored beside {shown(name)}: which of them counts?")
+        raise ConvertError(f"tensor {shown(weight)} is stored beside {shown(name)}: remove one of the two")
     wanted = [[f"{weight}_scale_inv", f"{weight}_scale"]]
     if type == _BYTES:
         wanted = [[f"{weight}_scale"], [f"{weight}_global_scale", f"{weight}_scale_2"]]
