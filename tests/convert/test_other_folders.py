@@ -96,7 +96,12 @@ def test_a_tensor_that_the_header_names_twice(same: bool, tmp_path: Path) -> Non
         ({"quant_method": "gptq", "bits": 4}, "quantised by gptq, which is not read"),
         ({"quant_method": "awq"}, "quantised by awq, which"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantised by bitsandbytes, which"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"quantised by modelopt \(NVFP4\), which"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, r"by modelopt \(W4A16_AWQ\), which"),
+        ({"quant_method": "hqq"}, "quantised by hqq, which"),
+        ({"quant_method": "quanto", "weights": "int4"}, "quantised by quanto, which"),
+        ({"quant_method": "torchao", "quant_type": "int4wo"}, "quantised by torchao, which"),
+        ({"quant_method": "exl2", "bits": 4.0}, "quantised by exl2, which"),
+        ({"quant_method": "mxfp4"}, "quantised by mxfp4, which"),
         ({"bits": 4}, "quantised by a method without a name, which"),
     ],
 )

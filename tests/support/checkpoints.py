@@ -14,8 +14,12 @@ import numpy.typing as npt
 
 from hotcold.convert.tensor_files import open_safetensors
 
-_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16, "I64": "<i8", "U8": "u1"}
-_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+DTYPES = {
+    "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16, "I64": "<i8", "U8": "u1",
+    "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}  # fmt: skip
+_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -27,7 +31,7 @@ def safetensors_bytes(header: Any, data: bytes = b"") -> bytes:
 
 
 def write_safetensors(path: Path, arrays: Arrays) -> None:
-    """float32, float16, bfloat16 and int64."""
+    """A safetensors file of arrays of :data:`DTYPES`."""
     header, data = {}, b""
     for name, values in arrays.items():
         raw = np.ascontiguousarray(values).tobytes()

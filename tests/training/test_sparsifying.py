@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.checkpoints import change_config, copy_checkpoint
 
 from hotcold.convert import ConvertOptions, convert
+from hotcold.errors import UserError
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.scoring import Scorer
@@ -163,3 +165,10 @@ def perplexity(folder: Path, context: int) -> float:
     with torch.no_grad():
         logits = model(held_out).logits[:, :-1]
     return math.exp(torch.nn.functional.cross_entropy(logits.flatten(0, 1), held_out[:, 1:].flatten()))
+
+
+def test_quantised_weights_cannot_be_trained(tmp_path: Path) -> None:
+    folder = copy_checkpoint(tmp_path)
+    change_config(folder, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(UserError, match="quantised by fp8: training needs the original weights"):
+        open_original(folder)

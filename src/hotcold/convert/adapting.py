@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hotcold.convert.quantised import Quantised
 from hotcold.convert.settings import Settings
 
 Facts = dict[str, Any]
@@ -119,11 +120,10 @@ def gpt_oss(config: Settings) -> Facts:
         "moe_intermediate_size": config.integer("intermediate_size"),
         "windows": windows_of(config, [i % 2 == 0 for i in range(layers)]),
     }
-    if "quantization_config" in config:
-        stored = config.section("quantization_config")
+    if (stored := config.section("quantization_config")).values:
         if stored.text("quant_method", "") != "mxfp4":
             raise stored.error("quant_method", "mxfp4")
-        facts |= {"quantization_config": None, "mxfp4": True}
+        facts |= {"quantization_config": None, "mxfp4": True, "quantised": Quantised("mxfp4", ("U8",))}
     return facts
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from hotcold.convert.adapting import Facts, refuse_others
 from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.quantised import Quantised
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source, check_shape, loaded
 from hotcold.convert.tensor_files import Array
@@ -33,10 +34,12 @@ _NORMS = (("self_attn.attn_sub_norm", "attn_sub_norm", "Q"), ("mlp.ffn_sub_norm"
 
 def bitnet(config: Settings) -> Facts:
     refuse_others(config, attention_bias=False)
-    facts: Facts = {}
-    if "quantization_config" in config:
-        facts |= {"quantization_config": None, "ternary": _kind(config.section("quantization_config"))}
-    return facts
+    stored = config.section("quantization_config")
+    if not stored.values:
+        return {}
+    kind = _kind(stored)
+    types = () if kind == "online" else ("U8",)
+    return {"quantization_config": None, "ternary": kind, "quantised": Quantised("bitnet", types)}
 
 
 def _kind(stored: Settings) -> str:

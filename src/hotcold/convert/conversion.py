@@ -200,7 +200,7 @@ def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[
     types = {name: _type_of(source, wanted) for name, source in found.items()}
     notes: list[str] = []
     head = "output.weight" if "output.weight" in found else "token_embd.weight"
-    if wanted.nbytes < wanted.weights:
+    if wanted.nbytes < wanted.weights and not found[head].packed:
         # The head decides every token: less than a byte a weight costs more quality than it saves.
         types[head] = block_type("Q8_0")
         notes.append(f"{head} is Q8_0, since the head decides every token")
@@ -238,15 +238,15 @@ def _new_tensors(plan: Plan, progress: Progress) -> dict[str, NewTensor]:
         progress(done, plan.nbytes)
         try:
             values = source.load()
-            tensor = values if isinstance(values, Tensor) else _pack(values, type)
-            del values
-            if not tensor.is_finite():
-                raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
+            for part in values if isinstance(values, Iterator) else [values]:
+                for tensor in [part] if isinstance(part, Tensor) else _pack(part, type):
+                    if not tensor.is_finite():
+                        raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
+                    done += tensor.nbytes
+                    progress(done, plan.nbytes)
+                    yield tensor.data
         except BlockTypeError as error:
             raise ConvertError(f"tensor {shown(source.origin)} as {type.name}: {error}") from None
-        done += tensor.nbytes
-        progress(done, plan.nbytes)
-        yield tensor.data
 
     return {
         name: NewTensor(plan.types[name], source.shape, partial(make, source, plan.types[name]))
@@ -254,15 +254,11 @@ def _new_tensors(plan: Plan, progress: Progress) -> dict[str, NewTensor]:
     }
 
 
-def _pack(values: Array, type: BlockType) -> Tensor:
-    """Quantises a few rows at a time, so that float32 copies stay small."""
-    tensor = Tensor(type, values.shape, np.empty(type.data_shape(values.shape), np.uint8))
+def _pack(values: Array, type: BlockType) -> Iterator[Tensor]:
+    """Quantises a few rows at a time, so that copies of them stay small."""
     step = max(1, _CHUNK // math.prod(values.shape[1:])) if values.ndim > 1 else len(values)
-    rows_each = math.prod(values.shape[1:-1])
     for start in range(0, len(values), step):
         chunk = values[start : start + step].astype(np.float32)
         if not np.isfinite(chunk).all():
             raise BlockTypeError("it holds NaN or infinity: the checkpoint is damaged")
-        at = slice(None) if values.ndim == 1 else slice(start * rows_each, (start + step) * rows_each)
-        tensor.data[at] = quantise(chunk, type).data
-    return tensor
+        yield quantise(chunk, type)

@@ -13,12 +13,13 @@ from hotcold.convert import adapting, bitnet, gemma3n, gemma4, hybrids, latent, 
 from hotcold.convert import adapting_recent as recent
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.known_keys import complete
+from hotcold.convert.quantised import read_method
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.convert.source import Source
 from hotcold.formats.words import MAX_EXPERTS
 from hotcold.model.config import MAX_LAYERS, MAX_VOCAB
 from hotcold.model.refused import reason_of
-from hotcold.values import printable, shown
+from hotcold.values import shown
 
 
 @dataclass(frozen=True)
@@ -487,23 +488,7 @@ def find_layout(config: Settings) -> tuple[Layout, Settings]:
     config = config.having(layout.adapt(config))
     if model_type == "nemotron_h" and config.flag("experts", False):
         layout = replace(layout, architecture="nemotron_h_moe")
-    _refuse_quantised(config)
-    return layout, config
-
-
-def _refuse_quantised(config: Settings) -> None:
-    """ConvertError: the weights are quantised by a method that no layout reads."""
-    for key in ("quantization_config", "compression_config"):
-        stated = config.section(key)
-        if not stated.values:
-            continue
-        method = stated.text("quant_method", "") or "a method without a name"
-        kind = next((str(stated.get(each)) for each in ("quant_algo", "format") if stated.get(each)), "")
-        named = printable(f"{method} ({kind})" if kind else method, 80)
-        needed = "convert the checkpoint with the original weights (BF16 or F16)"
-        raise ConvertError(
-            f"{config.path}: the weights are quantised by {named}, which is not read: {needed}"
-        )
+    return layout, config.having(read_method(config))
 
 
 def activation(config: Settings, layout: Layout) -> tuple[str, float]:

@@ -1,15 +1,21 @@
 """Describes a tensor to write to a GGUF file, and its source."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from hotcold.convert.checkpoint import Checkpoint, Rearrange
+from hotcold.convert.quantised import Dequantised
 from hotcold.convert.settings import ConvertError
 from hotcold.convert.tensor_files import Array
-from hotcold.formats.blocks import Tensor
+from hotcold.formats.blocks import Tensor, block_type
+from hotcold.model.reading import takes_factors
+
+
+def unchanged(values: Array) -> Array:
+    return values
 
 
 @dataclass(frozen=True)
@@ -19,9 +25,11 @@ class Source:
     name: str
     shape: tuple[int, ...]
     origins: tuple[str, ...]
-    #: reads as :meth:`Checkpoint.load`, in GGUF's order, or gives finished blocks
-    load: Callable[[], Array | Tensor] = field(compare=False)
+    #: reads as :meth:`Checkpoint.load`, in GGUF's order, or gives finished blocks, or the parts of a stack
+    load: Callable[[], Array | Tensor | Iterator[Array | Tensor]] = field(compare=False)
     packed: str | None = None  #: the block type, if ``load`` gives finished blocks
+    #: reads what each matrix of finished blocks is multiplied by
+    factors: Callable[[], Array] | None = field(default=None, compare=False)
 
     @property
     def origin(self) -> str:
@@ -33,26 +41,54 @@ def loaded(
     target: str,
     origins: Sequence[str],
     shape: tuple[int, ...],
-    rearrange: Rearrange = lambda values: values,
+    rearrange: Rearrange = unchanged,
     result: tuple[int, ...] | None = None,
+    *,
+    moves_rows: bool = False,
 ) -> Source:
     """A source of one tensor of this shape, or of several, stacked; ``result`` is the shape in GGUF's
-    order."""
+    order. Blocks of NVFP4 stay blocks where ``rearrange`` only moves rows and readers take their factor."""
     for name in origins:
         check_shape(checkpoint, name, shape)
     result = result or shape
+    files = [checkpoint.files[name].file for name in origins]
+    whole = (len(origins), *result) if len(origins) > 1 else result
+    if (
+        (moves_rows or rearrange is unchanged)
+        and len(shape) == 2
+        and takes_factors(target)
+        and shape[1] % 64 == 0
+    ):
+        matrices = [file for file in files if isinstance(file, Dequantised) and file.is_nvfp4]
+        if len(matrices) == len(files):
+            return _blocks(target, whole, origins, matrices, rearrange)
     if len(origins) == 1:
         return Source(target, result, tuple(origins), partial(checkpoint.load, origins[0], rearrange))
 
-    def load() -> Array:
-        """Reads one part at a time, so that memory holds the tensor and one part."""
-        first = checkpoint.load(origins[0], rearrange)
-        stacked = np.empty((len(origins), *first.shape), first.dtype)
-        for place, name in enumerate(origins):
-            stacked[place] = checkpoint.load(name, rearrange) if place else first
-        return stacked
+    def load() -> Iterator[Array]:
+        for name in origins:
+            yield checkpoint.load(name, rearrange)
 
-    return Source(target, (len(origins), *result), tuple(origins), load)
+    return Source(target, whole, tuple(origins), load)
+
+
+def _blocks(
+    target: str,
+    shape: tuple[int, ...],
+    origins: Sequence[str],
+    matrices: Sequence[Dequantised],
+    rearrange: Rearrange,
+) -> Source:
+    type = block_type("NVFP4")
+
+    def load() -> Iterator[Tensor]:
+        for matrix in matrices:
+            yield Tensor(type, shape[-2:], np.ascontiguousarray(rearrange(matrix.blocks())))
+
+    def factors() -> Array:
+        return np.concatenate([matrix.factors() for matrix in matrices])
+
+    return Source(target, shape, tuple(origins), load, type.name, factors)
 
 
 def check_shape(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) -> None:

@@ -4,9 +4,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from hotcold.convert.settings import ConvertError, Settings, read_settings
@@ -36,7 +38,7 @@ class Stored:
 
 class Safetensors:
     def __init__(self, path: Path) -> None:
-        self._file = open_safetensors(path)
+        self._path, self._file = path, open_safetensors(path)
 
     def names(self) -> Iterable[str]:
         names: list[str] = self._file.keys()
@@ -49,8 +51,17 @@ class Safetensors:
         return str(self._file.get_slice(name).get_dtype())
 
     def read(self, name: str) -> Array:
+        """The values; those of types of 8 bits that NumPy lacks as uint8, read when they are used."""
+        if self.dtype(name).startswith("F8_"):
+            return np.memmap(self._path, np.uint8, "r", self._starts[name], self.shape(name))
         values: Array = self._file.get_tensor(name)
         return values
+
+    @cached_property
+    def _starts(self) -> dict[str, int]:
+        """Where each tensor's bytes begin."""
+        size, header = _header(self._path)
+        return {name: size + header[name]["data_offsets"][0] for name in self.names()}
 
 
 class _Torch:
@@ -115,12 +126,13 @@ def open_safetensors(path: Path) -> Any:
         file = safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:
         raise ConvertError(f"{path} is not a whole safetensors file: {printable(str(error))}") from None
-    _check_names(path)
+    _header(path)
     return file
 
 
-def _check_names(path: Path) -> None:
-    """ConvertError: the header, which the library has checked, names a tensor twice."""
+def _header(path: Path) -> tuple[int, dict[str, Any]]:
+    """The bytes before the tensors, and the header, which the library has checked. ConvertError: it names a
+    tensor twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(name for name, _ in pairs)
@@ -130,7 +142,8 @@ def _check_names(path: Path) -> None:
         return dict(pairs)
 
     with path.open("rb") as file:
-        json.loads(file.read(int.from_bytes(file.read(8), "little")), object_pairs_hook=unique)
+        size = int.from_bytes(file.read(8), "little")
+        return 8 + size, json.loads(file.read(size), object_pairs_hook=unique)
 
 
 def _open_shards(folder: Path, index: Settings, open_file: _Open, suffix: str) -> dict[str, Stored]:

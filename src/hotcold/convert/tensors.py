@@ -13,8 +13,9 @@ from hotcold.convert.gpt_oss import expert_sources
 from hotcold.convert.layouts import DRAFTING_RULES, Layout, Rule
 from hotcold.convert.metadata import dimensions, rope_tables
 from hotcold.convert.predictors import own_predictors
+from hotcold.convert.quantised import Dequantised, dequantised
 from hotcold.convert.settings import ConvertError, Settings
-from hotcold.convert.source import Source, loaded
+from hotcold.convert.source import Source, loaded, unchanged
 from hotcold.convert.tensor_files import Array
 from hotcold.model.families import FAMILIES
 from hotcold.values import shown
@@ -35,6 +36,7 @@ def sources(
     guess tokens come with ``draft``; where they are not as expected they are left out, and ``notes`` says
     why."""
     sizes = dimensions(checkpoint.config)
+    checkpoint = dequantised(checkpoint)
     if "embed_tokens.weight" in checkpoint.files:  # saved without a head, as Qwen3-Embedding is
         checkpoint = checkpoint.renamed({"": "model."}, ())
     unread = checkpoint.config.get("unread", ())
@@ -58,9 +60,27 @@ def sources(
     if layout.predictor:
         found += own_predictors(checkpoint, layout.predictor, sizes)
     _refuse_others(checkpoint, {origin for source in found for origin in source.origins}, layout.left_out)
+    if notes is not None:
+        notes += _dequantisation_notes(whole[0], found)
+    for source in [*found]:
+        if source.factors:
+            name, shape = source.name.removesuffix("weight") + "scale", (len(source.origins),)
+            found.append(Source(name, shape, source.origins, source.factors))
     for name, table in rope_tables(config).items():
         found.append(Source(name, table.shape, ("rope_scaling",), partial(np.copy, table)))
     return found
+
+
+def _dequantisation_notes(checkpoint: Checkpoint, found: list[Source]) -> list[str]:
+    """A note if quantised matrices do not stay blocks."""
+    names = {name for source in found if not source.packed for name in source.origins}
+    matrices = [
+        name
+        for name in names & checkpoint.files.keys()
+        if isinstance(checkpoint.files[name].file, Dequantised)
+    ]
+    method = checkpoint.config.get("quantised")
+    return [f"{len(matrices)} matrices that {method.name} quantised are dequantised"] if matrices else []
 
 
 def _with_head(checkpoint: Checkpoint, layout: Layout, notes: list[str] | None) -> Checkpoint:
@@ -160,7 +180,8 @@ def _of_rule(
         factor = read * given if part == "weight" else given
         if factor != 1:
             change = partial(times, change=change, factor=factor)
-        yield loaded(checkpoint, target, origins, shape, change, result)
+        moves_rows = getattr(change, "func", change) in (interleave_rotary, ungroup_heads)
+        yield loaded(checkpoint, target, origins, shape, change, result, moves_rows=moves_rows)
 
 
 def _taken(taken: str, shape: tuple[int, ...], rearrange: Rearrange) -> tuple[tuple[int, ...], Rearrange]:
@@ -192,7 +213,7 @@ def _rearrangement(rule: Rule, layout: Layout, sizes: Mapping[str, int], down_la
         return partial(interleave_rotary, heads=sizes[rule.heads])
     if rule.shape[-2:] in ("DN", "DM", "DS", "IM") and down_layout == "by_neuron":
         return _turned
-    return lambda values: values
+    return unchanged
 
 
 def _turned(values: Array) -> Array:

@@ -95,15 +95,19 @@ class TensorReader:
         return None if values is None else upload(self.backend, np.float32(scale) * values)
 
 
+def takes_factors(name: str) -> bool:
+    """Whether a matrix may have a factor beside it (``X.scale`` of ``X.weight``)."""
+    return name.endswith(".weight") and _SCALED.fullmatch(name.removesuffix(".weight")) is not None
+
+
 def scale_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """Shapes by name of what may lie beside the matrices among these tensors, as in files of NVFP4: a factor
     of the matrix, or one of each expert's, and the same number of factors of its input. The latter are for
     hardware that rounds the input to four bits, too; nothing else reads them."""
     found: dict[str, Shape] = {}
     for name, shape in shapes.items():
-        matrix = name.removesuffix(".weight")
-        if matrix != name and _SCALED.fullmatch(matrix):
-            kinds = [f"{matrix}.{kind}" for kind in ("scale", "input_scale")]
+        if takes_factors(name):
+            kinds = [name.removesuffix("weight") + kind for kind in ("scale", "input_scale")]
             found |= {kind: shape[:-2] or (1,) for kind in kinds if kind not in shapes}
     return found
 

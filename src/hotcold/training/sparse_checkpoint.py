@@ -46,6 +46,9 @@ def open_original(folder: Path, wanted: str = "drelu") -> Original:
     checkpoint = open_checkpoint(folder)
     layout, facts = find_layout(checkpoint.config)
     activation(facts, layout)
+    if "quantised" in facts:
+        seen = f"{folder}: the weights are quantised by {facts.values['quantised'].name}"
+        raise UserError(f"{seen}: training needs the original weights (BF16, F16 or F32)")
     config = dict(checkpoint.config.values)
     key = next((key for key in _ACTIVATION_KEYS if key in config), "")
     if not key or "drelu" not in layout.activations:
