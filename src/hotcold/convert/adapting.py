@@ -41,6 +41,11 @@ def mistral(config: Settings) -> Facts:
     return {"windows": everywhere(config)} if "sliding_window" in config else {}
 
 
+def ministral(config: Settings) -> Facts:
+    """Ministral of 2024, whose layers differ in their window."""
+    return {"windows": windows_of(config, everywhere(config))} if "sliding_window" in config else {}
+
+
 def mixtral(config: Settings) -> Facts:
     return mistral(config)
 

@@ -33,6 +33,13 @@ def _alike(config: Settings, key: str, default: int | None = None) -> int:
     return Settings(config.path, {key: value[0]}).integer(key)
 
 
+def gemma(config: Settings) -> Facts:
+    """Gemma 1, whose ``gelu`` is the tanh form, as its class has it."""
+    tanh = "gelu_pytorch_tanh"
+    refuse_others(config, use_bidirectional_attention=False, hidden_activation=tanh)
+    return {"hidden_act": tanh} if config.text("hidden_act") == "gelu" else {}
+
+
 def gemma2(config: Settings) -> Facts:
     refuse_others(config, use_bidirectional_attention=False)
     layers = config.integer("num_hidden_layers")
@@ -203,6 +210,13 @@ def qwen2vl_keys(config: Settings) -> Facts:
     return {"rope.dimension_sections": np.array([*sections, 0, 0, 0, 0][:4], np.int32)}
 
 
+def glm4v(config: Settings) -> Facts:
+    """GLM-4.1V. In files with sections of positions, which are all alike without images, rotary pairs are
+    halves of what is rotated."""
+    refuse_others(config, attention_bias=True)
+    return {"attention_bias": True, "halves": "mrope_section" in _rope(config)}
+
+
 def qwen3vl(config: Settings) -> Facts:
     return {"sliding_window": None}
 
@@ -265,6 +279,15 @@ def glm4_moe(config: Settings) -> Facts:
         "num_local_experts": config.integer("n_routed_experts"),
         "shared_width": config.integer("moe_intermediate_size") * config.integer("n_shared_experts"),
     }
+
+
+def glm4v_moe(config: Settings) -> Facts:
+    refuse_others(config, use_qk_norm=False)
+    return glm4_moe(config) | {"use_qk_norm": False}
+
+
+def glm4v_moe_keys(config: Settings) -> Facts:
+    return glm4_moe_keys(config) | qwen2vl_keys(config)
 
 
 def glm4_moe_keys(config: Settings) -> Facts:
