@@ -152,13 +152,15 @@ _VISION = (
     "model.vision_tower.",
     "model.multi_modal_projector.",
 )
-_PARTS = (*_VISION, "mm_projector.", "model.visual.", "visual.")
+_PARTS = (*_VISION, "mm_projector.", "model.mm_projector.", "model.visual.", "visual.")
 
 
 def _wrapper(implementation: str, *ignored: str, **texts: str) -> Layout:
     """The row of a model with other parts, whose text model has a row of its own."""
+    # transformers 5.23 saves the layers of Kimi K2.5's text model under the name of its image model's.
+    prefixes = {"language_model.model.blocks.": "model.layers.", **_OF_VISION}
     return Layout(
-        "", implementation, {}, (), prefixes=_OF_VISION, ignored=(*_PARTS, *ignored), texts=texts
+        "", implementation, {}, (), prefixes=prefixes, ignored=(*_PARTS, *ignored), texts=texts
     )
 
 
@@ -379,7 +381,7 @@ LAYOUTS = {
     ),
     "glm4": _GLM4,
     "glm4v_text": replace(
-        _GLM4, implementation="Glm4vTextModel", adapt=recent.glm4v, extra=recent.qwen2vl_keys
+        _GLM4, implementation="Glm4vTextModel", adapt=recent.glm4v, extra=recent.glm4v_keys
     ),
     "glm4v": _wrapper("Glm4vForConditionalGeneration", glm4v_text="glm4v_text"),
     "glm46v": _wrapper(
