@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints import change_config, copy_checkpoint, tensors_of, write_safetensors
+from support.golden import DATA
+from support.runner import Runner
 
 from hotcold import LLM
 from hotcold.convert import ConvertError, ConvertOptions, convert
 from hotcold.formats.gguf import open_gguf
+from hotcold.kernels import open_backend
 
 TEXTS = ["one", "two words of it", "The same is said once more, and then once more.", "ä" * 40]
 OLD = {f"pooling_mode_{mode}": False for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
@@ -145,6 +148,17 @@ def test_a_list_of_modules_that_is_none(tmp_path: Path, modules: Any, message: s
     (checkpoint / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ConvertError, match=message):
         convert(checkpoint, tmp_path / "out.gguf")
+
+
+def test_the_rows_of_a_base_model_are_those_of_transformers(tmp_path: Path) -> None:
+    """The golden's head is its embedding, which readers take as the head of a file without one."""
+    checkpoint = folder_of(tmp_path, {"pooling_mode": "lasttoken"})
+    change_config(checkpoint, architectures=["Qwen3Model"], tie_word_embeddings=False)
+    convert(checkpoint, tmp_path / "out.gguf", ConvertOptions("F32"))
+    runner = Runner(tmp_path / "out.gguf", open_backend("reference"), cache_type="f32")
+    with np.load(DATA / "tiny-qwen3" / "golden.npz", allow_pickle=False) as arrays:
+        logits = runner.run(arrays["prompt"])
+        np.testing.assert_allclose(logits, arrays["prompt_logits"], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])

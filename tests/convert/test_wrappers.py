@@ -94,7 +94,7 @@ def test_the_text_model_decides_what_is_computed(tmp_path: Path) -> None:
     assert before[0]["general.architecture"] == "glm4moe"
     assert_same(folder, before)
     change_text(folder, model_type="glm4v_text")
-    with pytest.raises(ConvertError, match="has shape|has no tensor"):
+    with pytest.raises(ConvertError, match=r"has shape|has no tensor"):
         file_of(folder)
 
 
@@ -116,7 +116,7 @@ def test_what_guesses_tokens_is_left_out(tmp_path: Path) -> None:
 
 
 def test_sections_of_rotated_pairs(tmp_path: Path) -> None:
-    """Files of GLM-4.1V with sections have halves, as llama.cpp asks for; GLM-4.5V's checkpoints have them."""
+    """Rotated rows of GLM-4.1V become halves, as llama.cpp needs them; GLM-4.5V stores them so."""
     folder = copy_checkpoint(tmp_path, "tiny-glm4v")
     metadata, tensors = file_of(folder)
     assert list(metadata["glm4.rope.dimension_sections"]) == [1, 1, 1, 0]

@@ -57,7 +57,8 @@ def phi3(config: Settings) -> Facts:
 
 
 def qwen(config: Settings) -> Facts:
-    if "sliding_window" not in config or not config.flag("use_sliding_window", False):
+    if not config.flag("use_sliding_window", False) or "sliding_window" not in config:
+        config.read.update(("layer_types", "max_window_layers"))  # which then have no effect
         return {"sliding_window": None}
     layers = config.integer("num_hidden_layers")
     first = config.get("max_window_layers", 28)

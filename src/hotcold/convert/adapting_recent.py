@@ -221,9 +221,7 @@ def glm4v(config: Settings) -> Facts:
 def glm4v_keys(config: Settings) -> Facts:
     rope, share = _rope(config), "partial_rotary_factor"
     keys = qwen2vl_keys(config, [8, 12, 12])
-    head = config.integer(
-        "head_dim", config.integer("hidden_size") // config.integer("num_attention_heads")
-    )
+    head = config.integer("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads"))
     pairs = int(head * rope.number(share, config.number(share))) // 2
     if np.sum(keys.get("rope.dimension_sections", 0), dtype=np.int64) != pairs:
         raise rope.error("mrope_section", f"a list with the sum {pairs}, the number of rotated pairs,")

@@ -159,9 +159,7 @@ def _wrapper(implementation: str, *ignored: str, **texts: str) -> Layout:
     """The row of a model with other parts, whose text model has a row of its own."""
     # transformers 5.23 saves the layers of Kimi K2.5's text model under the name of its image model's.
     prefixes = {"language_model.model.blocks.": "model.layers.", **_OF_VISION}
-    return Layout(
-        "", implementation, {}, (), prefixes=prefixes, ignored=(*_PARTS, *ignored), texts=texts
-    )
+    return Layout("", implementation, {}, (), prefixes=prefixes, ignored=(*_PARTS, *ignored), texts=texts)
 
 
 _GEMMA3 = Layout(

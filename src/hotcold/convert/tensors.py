@@ -74,7 +74,7 @@ def _with_head(checkpoint: Checkpoint, layout: Layout, notes: list[str] | None) 
     if not tied and head not in files and config.flag("headless", False):
         tied = True
         if notes is not None:
-            notes.append("it has no head: the file is for vectors, and text of it would mean nothing")
+            notes.append("it has no head (lm_head): the file gives vectors, but no meaningful text")
     elif tied and {head, table} <= files.keys() and not checkpoint.same(head, table):
         tied = False
         if notes is not None:
