@@ -143,6 +143,7 @@ def _gemma3(layers: int, dim: int, heads: int) -> Scales:
 
 
 def _gemma(layers: int, dim: int, heads: int) -> Scales:
+    """The scales of Gemma 1; arXiv 2403.08295."""
     return Scales(embedding=math.sqrt(dim))
 
 
