@@ -57,6 +57,8 @@ EXPLAINED = {
 UNTRIED = ("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "vision_config")
 #: Keys with which transformers changes weights after it has loaded them.
 INITIAL = ("rescale_prenorm_residual", "time_step_min", "time_step_max", "time_step_floor")
+#: Tensors of parts that read images or guess tokens: goldens have one of them, and the text model none.
+IMAGES = r"visual|vision_tower|m\w*_projector|mtp"
 
 Path_ = tuple[str, ...]  # of a key: the objects that it is in, then its name
 Logits = np.ndarray[Any, Any]
@@ -168,7 +170,7 @@ class Checkpoints:
                 self.folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
             )
             names = [*info["missing_keys"], *info["mismatched_keys"], *info["unexpected_keys"]]
-            if wrong := [str(name) for name in names if not re.search(r"visual|mtp", str(name))]:
+            if wrong := [str(name) for name in names if not re.search(IMAGES, str(name))]:
                 return f"tensors: {wrong[0][:80]}"
             for part in model.modules():
                 if type(part).__name__.startswith("NemotronH") and hasattr(part, "time_step_limit"):

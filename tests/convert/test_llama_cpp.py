@@ -25,6 +25,7 @@ from hotcold.kernels.reference import ReferenceBackend
 llama_cpp = pytest.importorskip("llama_cpp")
 
 FOLDERS = sorted(path.parent.name for path in DATA.glob("tiny-*/golden.npz"))
+_EXAONE4 = "its heads of EXAONE 4 make up D, and windows are those of 64 layers"
 _INDEX = "its index has heads of 64 values and more: with fewer it ends the process"
 #: Why llama.cpp's logits are others than transformers' for these configurations.
 OTHERS = {
@@ -32,13 +33,15 @@ OTHERS = {
     "tiny-deepseek2": "its groups of experts rank by two of each, DeepSeek-V2's by one",
     "tiny-deepseek2-lite": "it loads queries without a latent in models of 26, 27 and 48 layers alone",
     "tiny-deepseek32": _INDEX,
-    "tiny-exaone4": "its heads of EXAONE 4 make up D, and windows are those of 64 layers",
+    "tiny-exaone4": _EXAONE4,
+    "tiny-exaone4_5": _EXAONE4,
     "tiny-falcon40": "it has no place for biases of Falcon",
     "tiny-gemma2": "it scales Gemma 2's scores by its number of layers, whatever the file says",
     "tiny-gemma3n": "its Gemma 3n has 256 inputs of a layer, and pages in the first 20 layers",
     "tiny-glm-dsa": _INDEX,
     "tiny-gpt-oss": "it rounds the ends of YaRN's ramp, which gpt-oss does not",
     "tiny-llama4": "its chunks of Llama 4 have 8192 positions, whatever the file says; its temperatures, too",
+    "tiny-ministral": "it has no windows in files of llama",
     "tiny-olmo3": "it takes YaRN's own factor of the rotation, whatever the file says",
     "tiny-phi3": "it has no windows of Phi-3, and picks longrope's table by the context's length",
     "tiny-rwkv7": "its heads of RWKV have a multiple of 64 values, or of 32 where vectors are short",
@@ -67,6 +70,7 @@ ALIKE: dict[str, dict[str, Any]] = {
         "attention.temperature_length": None,
     },
     "tiny-minicpm": _SILU,
+    "tiny-ministral": _NO_WINDOW,
     "tiny-olmo3": {"rope.scaling.yarn_attn_factor": None},
     "tiny-phi3": {"attention.sliding_window": None},
     "tiny-prosparse": _SILU,

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints import change_config, copy_checkpoint, tensors_of, write_safetensors
+from support.golden import DATA
+from support.runner import Runner
 
 from hotcold import LLM
-from hotcold.convert import ConvertOptions, convert
+from hotcold.convert import ConvertError, ConvertOptions, convert
 from hotcold.formats.gguf import open_gguf
+from hotcold.kernels import open_backend
 
 TEXTS = ["one", "two words of it", "The same is said once more, and then once more.", "ä" * 40]
 OLD = {f"pooling_mode_{mode}": False for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
@@ -96,3 +99,90 @@ def test_vectors_are_those_of_llama_cpp(tmp_path: Path, mode: str) -> None:
     assert np.abs(found - expected).max() < 2e-3  # both caches are F16
     apart = np.abs(expected[:, None] - expected).max(-1)[~np.eye(len(TEXTS), dtype=bool)]
     assert apart.min() > 0.05
+
+
+TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+
+
+def module(path: str, kind: str) -> dict[str, Any]:
+    return {"idx": 1, "name": path, "path": path, "type": f"sentence_transformers.models.{kind}"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "noted"),
+    [
+        ([module("pool", "Pooling"), module("2_Normalize", "Normalize")], ""),
+        ([module("pool", "Pooling"), module("1_Dense", "Dense")], "mean, 1_Dense"),
+        ([module("pool", "Pooling"), module("1_Pooling", "Pooling")], "mean, 1_Pooling"),
+        ([module("1_Splade", "SpladePooling")], "(1_Splade)"),
+        ([], ""),
+    ],
+)
+def test_the_list_of_modules_says_where_the_pooling_is(
+    tmp_path: Path, modules: list[dict[str, Any]], noted: str
+) -> None:
+    checkpoint = folder_of(tmp_path, {"pooling_mode": "mean"})
+    (checkpoint / "1_Pooling").rename(checkpoint / "pool")
+    (checkpoint / "modules.json").write_text(json.dumps([TRANSFORMER, *modules]))
+    notes = convert(checkpoint, tmp_path / "out.gguf", ConvertOptions("F32")).notes
+    assert len(notes) == bool(noted) and noted in "".join(notes)
+    with open_gguf(tmp_path / "out.gguf") as file:
+        named = modules[:1] == [module("pool", "Pooling")]
+        assert file.metadata.get("qwen3.pooling_type") == (1 if named and not noted else None)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ({}, "holds no list of modules"),
+        (["x"], "holds no list of modules"),
+        ([module("../other", "Pooling")], "path is '../other': a folder beside it is needed"),
+        ([module("/tmp", "Pooling")], "path is '/tmp': a folder beside it is needed"),
+        ([module("a\0b", "Dense")], "a folder beside it is needed"),
+        ([module("", "Pooling")], "path is '': a folder beside it is needed"),
+        ([module("pool", "Pooling") | {"type": 3}], "type is 3: a string is needed"),
+    ],
+)
+def test_a_list_of_modules_that_is_none(tmp_path: Path, modules: Any, message: str) -> None:
+    checkpoint = folder_of(tmp_path, {"pooling_mode": "mean"})
+    (checkpoint / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ConvertError, match=message):
+        convert(checkpoint, tmp_path / "out.gguf")
+
+
+def test_the_rows_of_a_base_model_are_those_of_transformers(tmp_path: Path) -> None:
+    """The golden's head is its embedding, which readers take as the head of a file without one."""
+    checkpoint = folder_of(tmp_path, {"pooling_mode": "lasttoken"})
+    change_config(checkpoint, architectures=["Qwen3Model"], tie_word_embeddings=False)
+    convert(checkpoint, tmp_path / "out.gguf", ConvertOptions("F32"))
+    runner = Runner(tmp_path / "out.gguf", open_backend("reference"), cache_type="f32")
+    with np.load(DATA / "tiny-qwen3" / "golden.npz", allow_pickle=False) as arrays:
+        logits = runner.run(arrays["prompt"])
+        np.testing.assert_allclose(logits, arrays["prompt_logits"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-mistral", "tiny-gemma"])
+def test_a_base_model_has_no_head(name: str, prefix: str, tmp_path: Path) -> None:
+    """As fine-tunes of embedding models are saved, whose config.json may say that they are not tied."""
+    checkpoint = copy_checkpoint(tmp_path, name)
+    tensors = {prefix + key.removeprefix("model."): each for key, each in tensors_of(checkpoint).items()}
+    kept = {key: each for key, each in tensors.items() if "lm_head" not in key}
+    write_safetensors(checkpoint / "model.safetensors", kept)
+    (implementation,) = json.loads((checkpoint / "config.json").read_text())["architectures"]
+    base = implementation.replace("ForCausalLM", "Model")
+    for tied, noted in ((True, 0), (False, 1)):
+        change_config(checkpoint, architectures=[base], tie_word_embeddings=tied)
+        notes = convert(checkpoint, tmp_path / "out.gguf", ConvertOptions("F32", force=True)).notes
+        assert len(notes) == noted and all("it has no head" in note for note in notes)
+        with open_gguf(tmp_path / "out.gguf") as file:
+            assert "output.weight" not in file.tensors and "blk.1.attn_q.weight" in file.tensors
+    change_config(checkpoint, architectures=[implementation])
+    if prefix:  # of the whole model, whose head got lost
+        with pytest.raises(ConvertError, match=r"no tensor 'lm_head\.weight'"):
+            convert(checkpoint, tmp_path / "out.gguf", ConvertOptions("F32", force=True))
+    else:  # as Qwen3-Embedding-8B is published
+        assert convert(checkpoint, tmp_path / "out.gguf", ConvertOptions("F32", force=True)).notes == notes
+    change_config(checkpoint, architectures=["Qwen3ForSequenceClassification"])
+    with pytest.raises(ConvertError, match=f"architectures is .*: \\['{implementation}'\\] is needed"):
+        convert(checkpoint, tmp_path / "out.gguf")

@@ -46,6 +46,17 @@ QWEN3VL_VISION: dict[str, Any] = {
     "deepstack_visual_indexes": [0], "num_position_embeddings": 4, "patch_size": 2,
 }  # fmt: skip
 
+#: The text model of GLM-4.1V to 4.6V, and as small an image model as there is.
+GLM4V: dict[str, Any] = ODD | {
+    "hidden_size": 48, "hidden_act": "silu", "attention_bias": True, "pad_token_id": 0,
+    "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 1]},
+}  # fmt: skip
+GLM4V_VISION: dict[str, Any] = {
+    "depth": 1, "hidden_size": 8, "out_hidden_size": 48, "num_heads": 1, "intermediate_size": 8,
+    "patch_size": 2, "image_size": 8,
+}  # fmt: skip
+
 #: Latent attention (MLA) with experts after the first layer.
 LATENT: dict[str, Any] = ODD | {
     "hidden_act": "silu", "num_hidden_layers": 3, "num_key_value_heads": 4, "kv_lora_rank": 16,
@@ -347,5 +358,87 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
         "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "q_lora_rank": 24,
         "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5, "index_n_heads": 2,
         "index_head_dim": 16, "index_topk": 48,
+    }),
+    # Heads are longer than D / H; GELU under its old name.
+    "tiny-gemma": (torch.bfloat16, 20, ODD | {
+        "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "hidden_act": "gelu", "head_dim": 12,
+        "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "pad_token_id": 0,
+    }),
+    # Neighbours are rotated, in half of each head; no norms after.
+    "tiny-glm": (torch.bfloat16, 20, ODD | {
+        "architectures": ["GlmForCausalLM"], "model_type": "glm", "hidden_act": "silu", "hidden_size": 48,
+        "head_dim": 12, "attention_bias": True, "partial_rotary_factor": 0.5, "pad_token_id": 0,
+        "rms_norm_eps": 1.5625e-7, "rope_theta": 10000.0,
+    }),
+    # One layer sees all positions.
+    "tiny-ministral": (torch.bfloat16, 20, ODD | {
+        "architectures": ["MinistralForCausalLM"], "model_type": "ministral", "hidden_act": "silu",
+        "num_hidden_layers": 3, "sliding_window": 8, "rope_theta": 100000000.0, "head_dim": 12,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    }),
+    "tiny-glm4v": (torch.bfloat16, 20, {
+        "architectures": ["Glm4vForConditionalGeneration"], "model_type": "glm4v",
+        "tie_word_embeddings": False, "text_config": GLM4V | {"model_type": "glm4v_text"},
+        "vision_config": GLM4V_VISION | {"model_type": "glm4v_vision"},
+    }),
+    "tiny-glm46v": (torch.bfloat16, 20, {
+        "architectures": ["Glm46VForConditionalGeneration"], "model_type": "glm46v",
+        "tie_word_embeddings": True, "text_config": GLM4V | {"model_type": "glm4v_text"},
+        "vision_config": GLM4V_VISION | {"model_type": "glm4v_vision"},
+    }),
+    "tiny-glm4vmoe": (torch.bfloat16, 20, {
+        "architectures": ["Glm4vMoeForConditionalGeneration"], "model_type": "glm4v_moe",
+        "tie_word_embeddings": False, "text_config": GLM4V | {
+            "model_type": "glm4v_moe_text", "moe_intermediate_size": 20, "n_routed_experts": 6,
+            "num_experts_per_tok": 3, "n_shared_experts": 1, "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+            "use_qk_norm": False,
+        },
+        "vision_config": GLM4V_VISION | {"model_type": "glm4v_moe_vision"},
+    }),
+    # Its publishers call the text model kimi_k2.
+    "tiny-kimi-k25": (torch.bfloat16, 20, {
+        "architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25",
+        "tie_word_embeddings": False, "text_config": LATENT | {
+            "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "num_hidden_layers": 2,
+            "q_lora_rank": 24, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+            "scoring_func": "sigmoid", "topk_method": "noaux_tc", "rope_theta": 50000.0,
+            "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+        "vision_config": {
+            "model_type": "kimi_k25_vision", "hidden_size": 8, "num_hidden_layers": 1, "patch_size": 2,
+            "num_attention_heads": 1, "intermediate_size": 8, "pos_emb_height": 2, "pos_emb_width": 2,
+            "pos_emb_time": 1,
+        },
+    }),
+    "tiny-lfm2vl": (torch.bfloat16, 20, {
+        "architectures": ["Lfm2VlForConditionalGeneration"], "model_type": "lfm2_vl",
+        "tie_word_embeddings": True, "projector_hidden_size": 8, "text_config": ODD | {
+            "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "norm_eps": 1e-5,
+            "layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "conv_bias": False,
+            "intermediate_size": 40, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 4, "rope_theta": 1000000.0, "pad_token_id": 0,
+            "tie_word_embeddings": True,
+        },
+        "vision_config": {
+            "model_type": "siglip2_vision_model", "hidden_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 1, "intermediate_size": 8, "patch_size": 2, "num_patches": 4,
+            "vision_use_head": False,
+        },
+    }),
+    # Its publishers call the text model exaone4_5_text.
+    "tiny-exaone4_5": (torch.bfloat16, 20, {
+        "architectures": ["Exaone4_5_ForConditionalGeneration"], "model_type": "exaone4_5",
+        "tie_word_embeddings": False, "text_config": ODD | {
+            "model_type": "exaone4_5_text", "hidden_act": "silu", "num_hidden_layers": 4, "head_dim": 12,
+            "sliding_window": 8, "sliding_window_pattern": "LLLG", "pad_token_id": 0,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "rope_theta": 1000000.0,
+            "num_nextn_predict_layers": 1,
+        },
+        "vision_config": {
+            "model_type": "exaone4_5_vision", "depth": 1, "hidden_size": 8, "num_heads": 1,
+            "num_key_value_heads": 1, "intermediate_size": 8, "patch_size": 2, "out_hidden_size": 40,
+            "fullatt_block_indexes": [0],
+        },
     }),
 }  # fmt: skip

@@ -15,7 +15,9 @@ and golden.npz:
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 import struct
 import sys
 from pathlib import Path
@@ -92,7 +94,7 @@ def build(config: dict[str, Any], dtype: torch.dtype, seed: int) -> PreTrainedMo
 
 
 #: Their norms scale by weight + 1.
-_LESS_ONE = ("gemma2", "gemma3_text", "nemotron")
+_LESS_ONE = ("gemma", "gemma2", "gemma3_text", "nemotron")
 
 
 def _as_granite(config: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +135,9 @@ def golden(
 def published(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """A model's tensors as published checkpoints have them, with one of an image model's."""
     named = revert_weight_conversion(model, model.state_dict())
-    image = [name for name in named if name.startswith("model.visual.")]
+    image = [name for name in named if re.search(r"\b(visual|vision_tower|m\w*_projector)\.", name)]
+    if model.config.model_type == "kimi_k25":  # whose layers transformers saves under an image model's name
+        named = {name.replace(".model.blocks.", ".model.layers."): each for name, each in named.items()}
     if model.config.model_type == "qwen3_vl_moe":  # whose stacks of experts transformers turns
         turned = {name: each.swapaxes(1, 2) for name, each in named.items() if ".mlp.experts." in name}
         named |= turned
@@ -183,7 +187,7 @@ def main() -> None:
         folder = Path(__file__).parent / name
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-        model = build(config, dtype, seed)  # which changes the settings of rotations
+        model = build(copy.deepcopy(config), dtype, seed)  # which changes the settings of rotations
         (folder / "tokenizer.model").write_bytes(tokenizer_model())
         tensors = published(model, dtype)
         if config["tie_word_embeddings"]:

@@ -35,7 +35,13 @@ FAMILIES = (
     "tiny-starcoder2", "tiny-gemma2", "tiny-cohere2", "tiny-ernie4_5", "tiny-mistral3", "tiny-hunyuan-dense",
     "tiny-qwen3vl", "tiny-qwen3vlmoe", "tiny-granitemoe", "tiny-minimax-m2", "tiny-hunyuan-moe",
     "tiny-glm4moe", "tiny-ernie4_5moe", "tiny-command-r", "tiny-exaone4", "tiny-qwen2vl",
-    "tiny-qwen2_5vl", "tiny-llama4", "tiny-bitnet", *GEMMA4, *GEMMA3N,
+    "tiny-qwen2_5vl", "tiny-llama4", "tiny-bitnet", "tiny-gemma", "tiny-glm", "tiny-ministral",
+    *GEMMA4, *GEMMA3N,
+)  # fmt: skip
+
+#: Goldens of models with other parts than text.
+WRAPPERS = (
+    "tiny-glm4v", "tiny-glm46v", "tiny-glm4vmoe", "tiny-kimi-k25", "tiny-lfm2vl", "tiny-exaone4_5",
 )  # fmt: skip
 
 #: Goldens whose layers keep a state, by make_hybrid_goldens.py.

@@ -42,6 +42,11 @@ def mistral(config: Settings) -> Facts:
     return {"windows": everywhere(config)} if "sliding_window" in config else {}
 
 
+def ministral(config: Settings) -> Facts:
+    """Ministral of 2024, whose layers differ in their window."""
+    return {"windows": windows_of(config, everywhere(config))} if "sliding_window" in config else {}
+
+
 def mixtral(config: Settings) -> Facts:
     return mistral(config)
 
@@ -53,7 +58,8 @@ def phi3(config: Settings) -> Facts:
 
 
 def qwen(config: Settings) -> Facts:
-    if "sliding_window" not in config or not config.flag("use_sliding_window", False):
+    if not config.flag("use_sliding_window", False) or "sliding_window" not in config:
+        config.read.update(("layer_types", "max_window_layers"))  # which then have no effect
         return {"sliding_window": None}
     layers = config.integer("num_hidden_layers")
     first = config.get("max_window_layers", 28)

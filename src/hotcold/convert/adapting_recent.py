@@ -1,5 +1,6 @@
 """Adapts ``config.json`` of families published since 2024, as :mod:`hotcold.convert.adapting` does."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,13 @@ def _alike(config: Settings, key: str, default: int | None = None) -> int:
     if not value or any(each != value[0] for each in value):
         raise config.error(key, "one number for all layers")
     return Settings(config.path, {key: value[0]}).integer(key)
+
+
+def gemma(config: Settings) -> Facts:
+    """Gemma 1, whose ``gelu`` is the tanh form, as its class has it."""
+    tanh = "gelu_pytorch_tanh"
+    refuse_others(config, use_bidirectional_attention=False, hidden_activation=tanh)
+    return {"hidden_act": tanh} if config.text("hidden_act") == "gelu" else {}
 
 
 def gemma2(config: Settings) -> Facts:
@@ -193,14 +201,31 @@ def qwen2vl(config: Settings) -> Facts:
     return qwen(config) | {"rope_names": {"mrope": "default", "axial": "default"}}
 
 
-def qwen2vl_keys(config: Settings) -> Facts:
+def qwen2vl_keys(config: Settings, implied: Sequence[int] = ()) -> Facts:
+    """The numbers of pairs that are rotated by time, height and width, which are all alike without images."""
     rope, key = _rope(config), "mrope_section"
-    sections = rope.get(key)
-    if not isinstance(sections, list):
+    sections = rope.get(key) if key in rope else [*implied]
+    if not isinstance(sections, list) or not sections:
         return {}
     if len(sections) > 4 or any(type(n) is not int or not 0 <= n < 1 << 31 for n in sections):
         raise rope.error(key, "a list of at most 4 numbers of pairs")
     return {"rope.dimension_sections": np.array([*sections, 0, 0, 0, 0][:4], np.int32)}
+
+
+def glm4v(config: Settings) -> Facts:
+    """GLM-4.1V. In files that have sections of pairs, rows of q and k are in halves."""
+    refuse_others(config, attention_bias=True)
+    return {"attention_bias": True, "halves": True}
+
+
+def glm4v_keys(config: Settings) -> Facts:
+    rope, share = _rope(config), "partial_rotary_factor"
+    keys = qwen2vl_keys(config, [8, 12, 12])
+    head = config.integer("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads"))
+    pairs = int(head * rope.number(share, config.number(share))) // 2
+    if np.sum(keys.get("rope.dimension_sections", 0), dtype=np.int64) != pairs:
+        raise rope.error("mrope_section", f"a list with the sum {pairs}, the number of rotated pairs,")
+    return keys
 
 
 def qwen3vl(config: Settings) -> Facts:
@@ -265,6 +290,15 @@ def glm4_moe(config: Settings) -> Facts:
         "num_local_experts": config.integer("n_routed_experts"),
         "shared_width": config.integer("moe_intermediate_size") * config.integer("n_shared_experts"),
     }
+
+
+def glm4v_moe(config: Settings) -> Facts:
+    refuse_others(config, use_qk_norm=False)
+    return glm4_moe(config) | {"use_qk_norm": False}
+
+
+def glm4v_moe_keys(config: Settings) -> Facts:
+    return glm4_moe_keys(config) | glm4v_keys(config)
 
 
 def glm4_moe_keys(config: Settings) -> Facts:

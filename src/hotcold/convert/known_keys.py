@@ -22,7 +22,7 @@ _OTHERS = """
     experts_per_token finetuning_task id2label init_std initial_context_length initializer_range is_decoder
     is_encoder_decoder label2id layerdrop mamba_chunk_size mamba_expand mamba_ssm_cache_dtype model_type
     mtp_layers_block_type num_logits_to_keep num_mtp_layers num_nextn_predict_layers output_attentions
-    output_hidden_states output_router_logits pretraining_tp problem_type rescale_prenorm_residual
+    output_hidden_states output_router_logits pretraining_tp problem_type qk_head_dim rescale_prenorm_residual
     resid_pdrop residual_in_fp32 return_dict router_jitter_noise seq_aux task_specific_params
     time_step_floor time_step_max time_step_min time_step_rank tokenizer_class torch_dtype torchscript
     transformers_version unsloth_fixed unsloth_version use_cache use_mamba_kernels

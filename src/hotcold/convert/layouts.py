@@ -70,6 +70,9 @@ class Layout:
     yarn_truncates: bool = True  #: the ends of YaRN's ramp are rounded to whole pairs
     prefixes: Mapping[str, str] = field(default_factory=dict)  #: other prefixes of names -> the rules'
     ignored: tuple[str, ...] = ()  #: prefixes of names that do not belong to the text model
+    #: Of a model with other parts: model_types of its text model (``text_config``), and their rows here; the
+    #: first is that of older files, whose text model has its keys outside
+    texts: Mapping[str, str] = field(default_factory=dict)
     drafting: bool = False  #: what lies after the last layer, or is named ``mtp.``, only guesses tokens
     #: Predictors that its checkpoints may hold: a name with places for the layer and for fc1 or fc2.
     predictor: str = ""
@@ -150,6 +153,16 @@ _VISION = (
     "model.vision_tower.",
     "model.multi_modal_projector.",
 )
+_PARTS = (*_VISION, "mm_projector.", "model.mm_projector.", "model.visual.", "visual.")
+
+
+def _wrapper(implementation: str, *ignored: str, **texts: str) -> Layout:
+    """The row of a model with other parts, whose text model has a row of its own."""
+    # transformers 5.23 saves the layers of Kimi K2.5's text model under the name of its image model's.
+    prefixes = {"language_model.model.blocks.": "model.layers.", **_OF_VISION}
+    return Layout("", implementation, {}, (), prefixes=prefixes, ignored=(*_PARTS, *ignored), texts=texts)
+
+
 _GEMMA3 = Layout(
     "gemma3",
     "Gemma3ForCausalLM",
@@ -191,6 +204,22 @@ _QWEN2VL = Layout(
     recent.qwen2vl, recent.qwen2vl_keys, prefixes=_OF_VISION, ignored=("model.visual.", "visual."),
 )  # fmt: skip
 
+_GLM4 = Layout(
+    "glm4", "Glm4ForCausalLM", _SILU, _rules("glm4", post_norms=True), interleaved=True, already=True
+)
+_GLM4MOE = Layout(
+    "glm4moe", "Glm4MoeForCausalLM", _SILU,
+    _renamed(
+        _mixed(
+            _rules(
+                "llama", "qwen3moe", "shared_experts", "glm4moe",
+                **_PLAIN | {"o_bias": False, "qk_norm": "use_qk_norm"},
+            )
+        ),
+        ffn_norm="post_attention_norm",
+    ),
+    recent.glm4_moe, recent.glm4_moe_keys, drafting=True,
+)  # fmt: skip
 _QWEN35 = Layout(
     "qwen35", "Qwen3_5ForCausalLM", _SILU_STATES, _rules("qwen35", dense=True), hybrids.qwen35,
     hybrids.qwen35_keys, norms_less_one=True, own=stateful.gated_delta,
@@ -254,6 +283,10 @@ LAYOUTS = {
     ),
     "minicpm": Layout(
         "minicpm", "MiniCPMForCausalLM", _SILU, _LLAMA, adapting.minicpm, adapting.minicpm_keys,
+        interleaved=True,
+    ),
+    "ministral": Layout(
+        "llama", "MinistralForCausalLM", _SILU, _rules("llama", **_NO_BIAS), adapting.ministral,
         interleaved=True,
     ),
     "mixtral": Layout(
@@ -323,6 +356,10 @@ LAYOUTS = {
         "exaone4", "Exaone4ForCausalLM", _SILU,
         _rules("olmo2", "norms_of_heads", attention_bias=False), recent.exaone4, full_attention=(4, False),
     ),
+    # Its checkpoints have a block that guesses tokens, which GGUF's readers of exaone4 do not have.
+    "exaone4_5": _wrapper(
+        "Exaone4_5_ForConditionalGeneration", "mtp.", exaone4="exaone4", exaone4_5_text="exaone4"
+    ),
     "granite": Layout(
         "granite", "GraniteForCausalLM", _SILU, _LLAMA, extra=adapting.granite_keys, interleaved=True
     ),
@@ -330,12 +367,24 @@ LAYOUTS = {
         "granitemoe", "GraniteMoeForCausalLM", _SILU,
         _rules("llama", "granitemoe", **_EXPERTS), extra=recent.granitemoe_keys, interleaved=True,
     ),
+    "gemma": Layout(
+        "gemma", "GemmaForCausalLM", _TANH | _SPARSE, _LLAMA, recent.gemma, llama_cpp="gelu",
+        norms_less_one=True,
+    ),
     "gemma2": Layout(
         "gemma2", "Gemma2ForCausalLM", _TANH | _SPARSE, _rules("gemma3", qk_norm=False), recent.gemma2,
         recent.gemma2_keys, llama_cpp="gelu", norms_less_one=True, full_attention=(2, False),
     ),
-    "glm4": Layout(
-        "glm4", "Glm4ForCausalLM", _SILU, _rules("glm4"), interleaved=True, already=True
+    "glm": Layout(
+        "chatglm", "GlmForCausalLM", _SILU, _rules("glm4", post_norms=False), interleaved=True, already=True
+    ),
+    "glm4": _GLM4,
+    "glm4v_text": replace(
+        _GLM4, implementation="Glm4vTextModel", adapt=recent.glm4v, extra=recent.glm4v_keys
+    ),
+    "glm4v": _wrapper("Glm4vForConditionalGeneration", glm4v_text="glm4v_text"),
+    "glm46v": _wrapper(
+        "Glm46VForConditionalGeneration", glm4v_text="glm4v_text", glm4v_moe_text="glm4v_moe_text"
     ),
     "seed_oss": Layout(
         "seed_oss", "SeedOssForCausalLM", _SILU,
@@ -370,24 +419,19 @@ LAYOUTS = {
         recent.ernie4_5_moe, recent.ernie4_5_moe_keys, interleaved=True, already=True,
         ignored=("model.mtp_",),
     ),
-    "glm4_moe": Layout(
-        "glm4moe", "Glm4MoeForCausalLM", _SILU,
-        _renamed(
-            _mixed(
-                _rules(
-                    "llama", "qwen3moe", "shared_experts", "glm4moe",
-                    **_PLAIN | {"o_bias": False, "qk_norm": "use_qk_norm"},
-                )
-            ),
-            ffn_norm="post_attention_norm",
-        ),
-        recent.glm4_moe, recent.glm4_moe_keys, drafting=True,
+    "glm4_moe": _GLM4MOE,
+    "glm4v_moe_text": replace(
+        _GLM4MOE, implementation="Glm4vMoeTextModel", adapt=recent.glm4v_moe, extra=recent.glm4v_moe_keys
     ),
+    "glm4v_moe": _wrapper("Glm4vMoeForConditionalGeneration", glm4v_moe_text="glm4v_moe_text"),
     "llama4_text": _LLAMA4,
     "llama4": replace(_LLAMA4, implementation="Llama4ForConditionalGeneration"),
     "deepseek_v2": _DEEPSEEK_V2,
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
+    "kimi_k25": _wrapper(
+        "Kimi_K25ForConditionalGeneration", deepseek_v3="deepseek_v3", kimi_k2="deepseek_v3"
+    ),
     "kimi_linear": _KIMI_LINEAR,
     "glm4_moe_lite": replace(_DEEPSEEK_V3, implementation="Glm4MoeLiteForCausalLM"),
     "deepseek_v32": _DEEPSEEK_V32,
@@ -429,6 +473,7 @@ LAYOUTS = {
         "lfm2moe", "Lfm2MoeForCausalLM", _SILU, _rules("hybrid", "lfm2", "lfm2moe", attention_bias=False),
         hybrids.lfm2, hybrids.lfm2_keys, eps="norm_eps", own=stateful.short_conv,
     ),
+    "lfm2_vl": _wrapper("Lfm2VlForConditionalGeneration", lfm2="lfm2", lfm2_moe="lfm2_moe"),
     "qwen3_5_text": _QWEN35,
     "qwen3_5": replace(_QWEN35, implementation="Qwen3_5ForConditionalGeneration"),
     "qwen3_5_moe_text": _QWEN35MOE,
@@ -481,14 +526,37 @@ def find_layout(config: Settings) -> tuple[Layout, Settings]:
         reason = reason_of(model_type) or "docs/convert.md lists the models that are"
         raise ConvertError(f"{config.path}: model_type {shown(model_type)} is not supported: {reason}")
     layout = LAYOUTS[model_type]
-    if config.get("architectures") not in (None, [layout.implementation]):
-        raise config.error("architectures", f"[{layout.implementation!r}]")
-    config = complete(config)
+    headless = _check_class(config, layout.implementation)
+    config = complete(config).having({"headless": headless})
+    if layout.texts:
+        layout, config = _of_text(config, layout)
     _check_sizes(config)
     config = config.having(layout.adapt(config))
     if model_type == "nemotron_h" and config.flag("experts", False):
         layout = replace(layout, architecture="nemotron_h_moe")
     return layout, config.having(read_method(config))
+
+
+def _check_class(config: Settings, name: str) -> bool:
+    """Whether the class is the base of a model, which has no head. Some publishers have no underscores in
+    its name. ConvertError: it is another class."""
+    base, stated = re.sub("ForCausalLM$", "Model", name), config.get("architectures")
+    if stated not in (None, [name], [name.replace("_", "")], [base]):
+        raise config.error("architectures", f"[{name!r}]")
+    return name != base and stated == [base]
+
+
+def _of_text(config: Settings, layout: Layout) -> tuple[Layout, Settings]:
+    """The layout of the text model in a model with other parts, and its facts under its own model_type."""
+    text, (first, *_) = config.section("text_config"), layout.texts
+    kind = text.text("model_type", first)
+    if kind not in layout.texts:
+        raise text.error("model_type", " or ".join(layout.texts))
+    row = layout.texts[kind]
+    own = replace(
+        LAYOUTS[row], implementation=layout.implementation, prefixes=layout.prefixes, ignored=layout.ignored
+    )
+    return own, config.having({"model_type": row})
 
 
 def activation(config: Settings, layout: Layout) -> tuple[str, float]:

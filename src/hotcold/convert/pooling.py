@@ -1,33 +1,56 @@
 """Reads how the vectors of a text's tokens become one, as the package sentence-transformers writes it."""
 
+import re
 from typing import Any
 
 from hotcold.convert.checkpoint import Checkpoint
+from hotcold.convert.settings import ConvertError, Settings, read_json
 
-_FOLDER, _PREFIX = "1_Pooling", "pooling_mode"
+_MODULES, _FOLDER, _PREFIX = "modules.json", "1_Pooling", "pooling_mode"
+_NAME = re.compile(r"\w[\w.-]*")  # of a folder
 #: GGUF's numbers. The keys of older files are flags, those of newer ones have the name as their value.
 _KINDS = {"mean": 1, "mean_tokens": 1, "cls": 2, "cls_token": 2, "lasttoken": 3}
+#: Modules of a model that a GGUF file can express; readers always normalise.
+_EXPRESSED = ("Transformer", "Pooling", "Normalize")
 
 
 def pooling_metadata(checkpoint: Checkpoint, architecture: str, notes: list[str]) -> dict[str, Any]:
     """The key of the pooling, if the folder names one. A way that GGUF has no number for is left out, with
     a note. ConvertError: its file cannot be read."""
-    settings = checkpoint.settings(f"{_FOLDER}/config.json")
+    folder, others = _modules(checkpoint)
+    settings = checkpoint.settings(f"{folder}/config.json")
     begin = f"{_PREFIX}_"
     chosen = [key for key, value in settings.values.items() if key.startswith(begin) and value is True]
     modes: list[Any] = [key.removeprefix(begin) for key in chosen]
     if _PREFIX in settings:
         mode = settings.values[_PREFIX]
         modes = mode if isinstance(mode, list) else [mode]
-    if not modes:
+    if not modes and not others:
         return {}
     numbers = {_KINDS.get(mode) for mode in modes if isinstance(mode, str)}
-    number = numbers.pop() if len(modes) == 1 and numbers else None
-    if (checkpoint.folder / "2_Dense").is_dir():
-        number = None  # its matrix would have to follow
-        modes = [*modes, "2_Dense"]
+    number = numbers.pop() if len(modes) == 1 and numbers and not others else None
     if number is None:
-        names = ", ".join(map(str, modes))[:80]
+        names = ", ".join(map(str, [*modes, *others]))[:80]
         notes.append(f"its pooling ({names}) has no key in GGUF: the file gives no vectors")
         return {}
     return {f"{architecture}.pooling_type": number}
+
+
+def _modules(checkpoint: Checkpoint) -> tuple[str, list[str]]:
+    """The folder of the pooling, and the folders of modules that GGUF has no place for. A folder without a
+    list of modules has them under their usual names."""
+    path = checkpoint.folder / _MODULES
+    if not path.is_file():
+        return _FOLDER, [name for name in ("2_Dense",) if (checkpoint.folder / name).is_dir()]
+    modules = read_json(path)
+    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+        raise ConvertError(f"{path} holds no list of modules: download it again")
+    found: dict[str, list[str]] = {}
+    for each in modules:
+        stated = Settings(path, each)
+        kind, place = stated.text("type").rpartition(".")[2], stated.text("path")
+        if kind != "Transformer" and not _NAME.fullmatch(place):
+            raise stated.error("path", "a folder beside it")
+        found.setdefault(kind, []).append(place)
+    pooling, *more = found.get("Pooling", [_FOLDER])
+    return pooling, more + [name for kind in found if kind not in _EXPRESSED for name in found[kind]]

@@ -121,6 +121,14 @@ def _check_depth(path: Path, values: Any) -> None:
 
 def read_settings(path: Path) -> Settings:
     """Reads a JSON object of at most :data:`MAX_JSON` bytes; :class:`ConvertError` when it is not one."""
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ConvertError(f"{path} holds a JSON {type(values).__name__}: an object is needed")
+    return Settings(path, values)
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file of at most :data:`MAX_JSON` bytes; :class:`ConvertError` when it is none."""
     if path.stat().st_size > MAX_JSON:
         raise ConvertError(f"{path} is larger than {MAX_JSON >> 20} MiB: too large for a configuration")
     try:
@@ -131,7 +139,5 @@ def read_settings(path: Path) -> Settings:
         raise ConvertError(f"{path} {not_utf8(error)}: save it as UTF-8, or download it again") from None
     except ValueError as error:
         raise ConvertError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ConvertError(f"{path} holds a JSON {type(values).__name__}: an object is needed")
     _check_depth(path, values)
-    return Settings(path, values)
+    return values

@@ -11,7 +11,7 @@ from hotcold.convert import drafting
 from hotcold.convert.checkpoint import Checkpoint, Rearrange
 from hotcold.convert.gpt_oss import expert_sources
 from hotcold.convert.layouts import DRAFTING_RULES, Layout, Rule
-from hotcold.convert.metadata import dimensions, rope_tables
+from hotcold.convert.metadata import dimensions, rope_of, rope_tables
 from hotcold.convert.predictors import own_predictors
 from hotcold.convert.quantised import Dequantised, dequantised
 from hotcold.convert.settings import ConvertError, Settings
@@ -39,6 +39,7 @@ def sources(
     checkpoint = dequantised(checkpoint)
     if "embed_tokens.weight" in checkpoint.files:  # saved without a head, as Qwen3-Embedding is
         checkpoint = checkpoint.renamed({"": "model."}, ())
+        checkpoint = replace(checkpoint, config=checkpoint.config.having({"headless": True}))
     unread = checkpoint.config.get("unread", ())
     checkpoint = _with_head(checkpoint.renamed(layout.prefixes, (*layout.ignored, *unread)), layout, notes)
     config, blocks, whole = checkpoint.config, 0, (checkpoint, 0)
@@ -90,7 +91,11 @@ def _with_head(checkpoint: Checkpoint, layout: Layout, notes: list[str] | None) 
     head, table = names.get("output", ""), names["token_embd"]
     config, files = checkpoint.config, checkpoint.files
     tied = config.flag("tie_word_embeddings", False)
-    if tied and {head, table} <= files.keys() and not checkpoint.same(head, table):
+    if not tied and head not in files and config.flag("headless", False):
+        tied = True
+        if notes is not None:
+            notes.append("it has no head (lm_head): the file gives vectors, but no meaningful text")
+    elif tied and {head, table} <= files.keys() and not checkpoint.same(head, table):
         tied = False
         if notes is not None:
             notes.append(f"config.json ties the head to the embedding, but {head} differs: it is kept")
@@ -157,7 +162,7 @@ def _of_blocks(
 def _of_rule(
     checkpoint: Checkpoint, layout: Layout, rule: Rule, layer: int, sizes: Mapping[str, int], down_layout: str
 ) -> Iterator[Source]:
-    rearrange = _rearrangement(rule, layout, sizes, down_layout)
+    rearrange = _rearrangement(rule, layout, sizes, down_layout, checkpoint.config)
     parts = {"weight": rule.shape} | ({"bias": rule.shape[0]} if _holds(checkpoint.config, rule.bias) else {})
     for part, letters in parts.items():
         shape = tuple(sizes[letter] for letter in letters)
@@ -204,13 +209,17 @@ def _holds(config: Settings, condition: bool | str) -> bool:
     return config.flag(condition, False) if isinstance(condition, str) else condition
 
 
-def _rearrangement(rule: Rule, layout: Layout, sizes: Mapping[str, int], down_layout: str) -> Rearrange:
+def _rearrangement(
+    rule: Rule, layout: Layout, sizes: Mapping[str, int], down_layout: str, config: Settings
+) -> Rearrange:
     if rule.shape.startswith("1"):
         return _only_row
     if rule.heads == "groups":
         return partial(ungroup_heads, kv_heads=sizes["G"], head_dim=sizes["d"])
     if rule.heads and layout.interleaved and not layout.already:
         return partial(interleave_rotary, heads=sizes[rule.heads])
+    if rule.heads and config.flag("halves", False):
+        return partial(halve_rotary, heads=sizes[rule.heads], rotated=rope_of(config).dim)
     if rule.shape[-2:] in ("DN", "DM", "DS", "IM") and down_layout == "by_neuron":
         return _turned
     return unchanged
@@ -252,6 +261,14 @@ def interleave_rotary(values: Array, heads: int) -> Array:
     head row i of the first half and row i of the second, which are rotated together, become neighbours."""
     paired = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
     return paired.swapaxes(1, 2).reshape(values.shape)
+
+
+def halve_rotary(values: Array, heads: int, rotated: int) -> Array:
+    """Rows of q or k whose rotated pairs were neighbours, in half-split order. Within each head the first of
+    each pair come first, then the second ones, then the rows that are not rotated."""
+    rows = values.reshape(heads, -1, *values.shape[1:])
+    parts = rows[:, :rotated:2], rows[:, 1:rotated:2], rows[:, rotated:]
+    return np.concatenate(parts, axis=1).reshape(values.shape)
 
 
 def ungroup_heads(values: Array, kv_heads: int, head_dim: int) -> Array:

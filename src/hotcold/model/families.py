@@ -142,6 +142,11 @@ def _gemma3(layers: int, dim: int, heads: int) -> Scales:
     return Scales(embedding=math.sqrt(dim), attention=attention)
 
 
+def _gemma(layers: int, dim: int, heads: int) -> Scales:
+    """The scales of Gemma 1; arXiv 2403.08295."""
+    return Scales(embedding=math.sqrt(dim))
+
+
 def _gemma2(layers: int, dim: int, heads: int) -> Scales:
     """The scales of Gemma 2. 27B, known by its number of layers, scales scores by D / H; arXiv 2408.00118."""
     attention = (dim / heads) ** -0.5 if layers == 46 else None
@@ -168,6 +173,7 @@ FAMILIES: dict[str, Family] = {
         Family("nemotron", activation="relu2", norm="layer"),
         Family("arcee", activation="relu2", rope_interleaved=True),
         Family("jais2", activation="relu2", norm="layer"),
+        Family("gemma", activation="gelu", scales=_gemma),  # Gemma 1, CodeGemma
         Family(
             "gemma2",
             activation="gelu",
@@ -220,6 +226,7 @@ FAMILIES: dict[str, Family] = {
         Family("exaone4", norms="after", full_attention=Every(4), full_unrotated=True),
         Family("granite", rope_interleaved=True),
         Family("granitemoe", rope_interleaved=True),
+        Family("chatglm", fused_gate=True, rope_interleaved=True),  # ChatGLM3, GLM-4 of 2024, GLM-Edge
         Family(
             "glm4",
             norms="both",

@@ -43,7 +43,7 @@ _REASONS = {
     "it needs a router of its own": "phimoe olmoe",
     _ENTRY:
         "dots1 bailingmoe bailingmoe2 deepseek exaone-moe afmoe hy_v3 cohere2moe qwen orion internlm2 "
-        "xverse gemma chatglm exaone pangu-embedded maincoder talkie mellum clef graniteswitch granite_swa "
+        "xverse exaone pangu-embedded maincoder talkie mellum clef graniteswitch granite_swa "
         "muse-glimmer nanbeige",
 }  # fmt: skip
 
