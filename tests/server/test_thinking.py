@@ -217,6 +217,33 @@ def test_a_template_that_always_opens_the_thought(found: Chain) -> None:
         assert asked(found, dialect, i > 1, "always", thinks=False) == ("", '{"ok": true}', [])
 
 
+def test_a_forbidden_thought_that_the_model_begins_ends_at_once(found: Chain) -> None:
+    """The template has closed an empty one, or knows nothing of it."""
+    for i, dialect in enumerate(DIALECTS):
+        for form in ({}, {"tools": [TOOL]}):
+            found.llm.say(*found.style.start, *THOUGHT, *found.style.end, " w5", EOS)
+            assert asked(found, dialect, i < 2, "opens", thinks=False, **form) == ("", "w5", [])
+
+
+def test_a_grammar_may_have_the_marks_in_it_where_thinking_is_forbidden(found: Chain) -> None:
+    if found.style.controls:
+        return
+    start, end = "".join(found.style.start), "".join(found.style.end)
+    found.llm.say(*found.style.start, " w1", *found.style.end, " w5", EOS)
+    answer = found.llm.chat(
+        says("opens"),
+        grammar=Grammar("gbnf", f'root ::= "{start}" " w1" "{end}" " w5"'),
+        template_values={"enable_thinking": False},
+    )
+    assert (answer.reasoning, answer.text, answer.finish_reason) == ("w1", "w5", "stop")
+
+
+def test_a_mark_that_the_model_repeats_is_no_part_of_the_thought(found: Chain) -> None:
+    for i, dialect in enumerate(DIALECTS):
+        found.llm.say(*found.style.start, *THOUGHT, *found.style.end, *JSON, EOS)
+        assert asked(found, dialect, i < 2, "opens", schema=SCHEMA) == (SAID, '{"ok": true}', [])
+
+
 def test_a_call_in_a_thought_is_held_to_its_tool(found: Chain) -> None:
     """The model would give a text where the tool wants a number."""
     call = [*found.style.call]

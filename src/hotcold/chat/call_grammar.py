@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hotcold.chat.call_forms import SPACE, CallForms, name_text, regex
+from hotcold.chat.call_forms import CallForms, name_text, regex
 from hotcold.chat.call_readers import PYTHON_WORDS, types_of
 from hotcold.chat.grammar_terms import Terms
 from hotcold.chat.literal_grammar import literal_rules
@@ -39,7 +39,7 @@ def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object], most
     of one of these tools. Behind the calls a model may write whatever ends the answer soon: a rule without
     that text would bend its beginning into another call. The rules of :func:`argument_rules` belong to
     them."""
-    space = regex((SPACE,), terms.escaped)
+    space = f"({WHITESPACE})?"  # models may write spaces without end where a grammar lets them
     keys = "|".join(f'"{key}"' for key in ARGUMENT_KEYS)
     names = "|".join(terms.escaped(name_text(name)) for name in named)
     any_text = f"/(?s:.{{1,{MOST_TAIL}}})/"

@@ -196,7 +196,7 @@ class Chat:
         opened = self.opens_thinking(ids)
         begun = continue_last or self._end_of(ids).rstrip().endswith(thinking.end)
         if off:
-            budget = None if begun and not thinking.anywhere else 0
+            budget = 0  # a model may begin a thought behind one that the template has closed
         opening = self._opening(tools)
         return Thought(
             thinking.start,

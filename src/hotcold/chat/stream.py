@@ -81,7 +81,8 @@ class ChatStream(AnswerStream):
         opening: CallOpening | None = None,
         form: bool = False,
     ) -> None:
-        super().__init__(self._think if thinking is not None and opened else self._start)
+        super().__init__(self._start)
+        self._opened = opened
         self._thinking = thinking
         self._format = format
         self._tools = tools
@@ -99,14 +100,14 @@ class ChatStream(AnswerStream):
         self._expected = False  # whether a call may begin now
 
     def _start(self, end: bool) -> Iterable[Part]:
-        """Nothing has come but spaces, perhaps."""
+        """Nothing has come but spaces, perhaps. Some models repeat the mark with which the prompt ends."""
         text = self._held.lstrip()
         start = self._thinking.start if self._thinking else ""
         if start and text.startswith(start):
             self._held = text.removeprefix(start)
             self._state, self._fresh = self._think, True
         elif end or not start.startswith(text) or not start:
-            self._state = self._answer
+            self._state = self._think if self._thinking is not None and self._opened else self._answer
         return ()
 
     def _think(self, end: bool) -> Iterable[Part]:
