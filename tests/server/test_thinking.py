@@ -309,7 +309,7 @@ def test_efforts_are_budgets(found: Chain) -> None:
     for values in ({"enable_thinking": False}, {"thinking": False}, {"reasoning_effort": "none"}):
         thought = chat.thought(ids, kwargs=values, budget=3)
         assert thought is not None and thought.budget == 0
-    with pytest.raises(ValueError, match="budget of thinking tokens is -1"):
+    with pytest.raises(ValueError, match="thinking_budget is -1"):
         found.llm.chat(says("opens"), thinking_budget=-1)
     with pytest.raises(ValueError, match="a constraint are both given"):
         found.llm.chat(says("opens"), thinking_budget=3, constraint=lambda output: Allowed())

@@ -11,6 +11,7 @@ from hotcold.engine.request import Constraint, Grammar, Job, Timings
 from hotcold.errors import UserError
 from hotcold.runtime.options import check_names
 from hotcold.runtime.sampling import SamplingParams
+from hotcold.values import whole
 
 
 class Options(TypedDict, total=False):
@@ -75,8 +76,10 @@ def chat_job(
     tools = check_tools(rest.pop("tools", ()))
     values = check_values(rest.pop("template_values", None) or {})
     go_on, budget = rest.pop("continue_last", False), rest.pop("thinking_budget", None)
-    if budget is not None and rest.get("constraint") is not None:
-        raise UserError("thinking_budget and a constraint are both given: one is allowed")
+    if budget is not None:  # checked where the model does not think, too
+        budget = whole("thinking_budget", budget, 0)
+        if rest.get("constraint") is not None:
+            raise UserError("thinking_budget and a constraint are both given: one is allowed")
     job = job_of(rest, base)
     checked = check_messages(messages)
     ids = chat.ids(checked, tools, kwargs=values, continue_last=go_on)
