@@ -221,8 +221,11 @@ def test_a_forbidden_thought_that_the_model_begins_ends_at_once(found: Chain) ->
     """The template has closed an empty one, or knows nothing of it."""
     for i, dialect in enumerate(DIALECTS):
         for form in ({}, {"tools": [TOOL]}):
-            found.llm.say(*found.style.start, *THOUGHT, *found.style.end, " w5", EOS)
+            found.llm.say(*found.style.start, *THOUGHT, *found.style.end, " w5", EOS, guesses=i % 2 == 0)
             assert asked(found, dialect, i < 2, "opens", thinks=False, **form) == ("", "w5", [])
+            if form:
+                found.llm.say(*found.style.start, *THOUGHT, *found.style.end, *FENCED, EOS)
+                assert asked(found, dialect, i < 2, "opens", thinks=False, **form) == ("", "", CALLS)
 
 
 def test_a_grammar_may_have_the_marks_in_it_where_thinking_is_forbidden(found: Chain) -> None:
@@ -296,6 +299,33 @@ def test_a_beginning_of_an_answer_is_no_thought(found: Chain) -> None:
     body = {"messages": [*says("opens"), last], "json_schema": SCHEMA}
     message = found.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     assert message["content"] == '{"ok": true}' and "reasoning_content" not in message
+
+
+@pytest.mark.parametrize("budget", [None, 2])
+def test_a_thought_that_the_last_message_begins_goes_on(found: Chain, budget: int | None) -> None:
+    messages = continued(f"{''.join(found.style.start)}\nI think")
+    said = " w1 w2" if budget else " w1 w2 w3"
+    for form in ({}, {"json_schema": SCHEMA}):
+        found.llm.say(" w1", " w2", " w3", *found.style.end, *JSON, EOS)
+        body = {"messages": messages, "thinking_token_budget": budget, **form}
+        message = found.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == (said, '{"ok": true}')
+    found.llm.say(" w1", " w2", " w3", *found.style.end, " w5", EOS)
+    answer = found.llm.chat(messages, continue_last=True, thinking_budget=budget)
+    assert (answer.reasoning, answer.text) == (said, "w5")
+
+
+def test_an_answer_that_the_last_message_begins_goes_on(found: Chain) -> None:
+    start, end = "".join(found.style.start), "".join(found.style.end)
+    mention = () if found.style is STYLES["gemma"] else (f"The mark {start} means",)  # it thinks anywhere
+    for beginning in (f"{start}I think{end}So", "So", *mention):
+        found.llm.say(" w1", EOS)
+        answer = found.llm.chat(continued(beginning), continue_last=True)
+        assert (answer.reasoning, answer.text) == ("", " w1")
+
+
+def continued(beginning: str) -> list[dict[str, Any]]:
+    return [*says("opens"), {"role": "assistant", "content": beginning}]
 
 
 def test_efforts_are_budgets(found: Chain) -> None:

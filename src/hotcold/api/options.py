@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 from hotcold.chat.chat import ANSWER_TOKENS, AnswerStream, Chat
-from hotcold.chat.messages import TemplateValue, check_messages, check_tools, check_values
+from hotcold.chat.messages import TemplateValue, check_messages, check_tools, check_values, content_text
 from hotcold.engine.generation import Generation
 from hotcold.engine.request import Constraint, Grammar, Job, Timings
 from hotcold.errors import UserError
@@ -83,9 +83,10 @@ def chat_job(
     job = job_of(rest, base)
     checked = check_messages(messages)
     ids = chat.ids(checked, tools, kwargs=values, continue_last=go_on)
-    thought = chat.thought(ids, tools, kwargs=values, continue_last=go_on, budget=budget)
+    beginning = content_text(checked[-1]["content"]) if go_on else None
+    thought = chat.thought(ids, tools, kwargs=values, beginning=beginning, budget=budget)
     opened = thought is not None and thought.opened
-    parts = chat.stream(opened, tools, form=job.grammar is not None)
+    parts = chat.stream(opened, tools, form=job.grammar is not None, begun=bool(go_on))
     borders = chat.borders(ids, checked)
     return replace(job, prompt=ids, shown=chat.shown, thought=thought, borders=borders), parts
 
