@@ -115,7 +115,8 @@ def _mark(terms: Terms, mark: tuple[str, str] | None) -> str:
 
 
 def _tagged(terms: Terms, kind: TaggedCall, rule: str, name: str, schema: object) -> list[str]:
-    """Arguments in the order of the schema; each may be left out that is not required."""
+    """Arguments in the order of the schema; each may be left out that is not required. ``uncall`` is a call
+    behind its prefix."""
     assert isinstance(schema, Mapping)
     before, between, behind = kind.argument
     properties, required = schema.get("properties"), schema.get("required", ())
@@ -130,8 +131,12 @@ def _tagged(terms: Terms, kind: TaggedCall, rule: str, name: str, schema: object
         head = f"{terms.literal(before)} /[^<>\\n]{{1,100}}/ {terms.literal(between)}"
         lines.append(f"{rule}_any: {head} {terms.text_until(behind)}")
         parts.append(f"{rule}_any*")
-    head = f"{terms.literal(kind.prefix)} {terms.quoted(name)} {terms.literal(kind.separator)}"
-    return [f"{rule}: {head} {' '.join(parts)} {terms.literal(kind.suffix)}", *lines]
+    head = f"{terms.quoted(name)} {terms.literal(kind.separator)}"
+    return [
+        f"{rule}: {terms.literal(kind.prefix)} un{rule}",
+        f"un{rule}: {head} {' '.join(parts)} {terms.literal(kind.suffix)}",
+        *lines,
+    ]
 
 
 def _tagged_value(terms: Terms, behind: str, schema: Mapping[str, Any], name: str) -> str:
