@@ -226,6 +226,11 @@ def test_a_forbidden_thought_that_the_model_begins_ends_at_once(found: Chain) ->
             if form:
                 found.llm.say(*found.style.start, *THOUGHT, *found.style.end, *FENCED, EOS)
                 assert asked(found, dialect, i < 2, "opens", thinks=False, **form) == ("", "", CALLS)
+                # The tool's grammar holds the arguments behind such a thought, too.
+                found.llm.say(*found.style.start, " w1", *found.style.end, *FENCED[:2], *JSON, "}", EOS)
+                reasoning, content, calls = asked(found, dialect, i < 2, "opens", thinks=False, **form)
+                assert (reasoning, content) == ("", "")
+                assert [(name, [*arguments]) for name, arguments in calls] == [("f", ["a"])]
 
 
 def test_a_grammar_may_have_the_marks_in_it_where_thinking_is_forbidden(found: Chain) -> None:
