@@ -91,6 +91,9 @@ def test_errors_come_before_the_first_piece(llm: LLM) -> None:
         llm.stream_chat(FOX, max_length=5)  # type: ignore[call-arg]
     with pytest.raises(UserError, match="context"):
         llm.stream_chat([{"role": "user", "content": "fox " * 10_000}])
+    for budget in (-1, 1.5, True):
+        with pytest.raises(UserError, match=f"thinking_budget is {budget}"):
+            llm.chat(FOX, thinking_budget=budget)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="temperature"):
         llm.chat(FOX, temperature=-1)
 

@@ -388,6 +388,16 @@ def test_no_form_has_the_marks_of_the_formats_own_calls() -> None:
             assert CallForms(own, TOOLS).first(f'{mark}{{"name": "weather"') == (None, False)
 
 
+def test_spaces_within_a_call_end() -> None:
+    """A model that finds no way on writes spaces where it may; a grammar must not let it do so for ever."""
+    before, behind = NOW.split(", ")
+    name, value = behind.split(" ")
+    for parts in ((before, f",{behind}"), (f"{before},", behind), (f"{before}, {name[:-1]}", f": {value}"),
+                  (f"{before}, {name}", value), (NOW[:-1], "}")):  # fmt: skip
+        assert all(allows(grammar(), space.join(parts)) for space in ("", " ", "\n    ", "\n\t"))
+        assert not any(allows(grammar(), (20 * space).join(parts)) for space in (" ", "\t", "\n"))
+
+
 def test_many_tools_cost_no_more_than_a_few() -> None:
     """As many as clients of MCP send."""
     tools = [

@@ -163,10 +163,10 @@ WORDS = st.lists(
 
 def plainly(text: str, opened: bool) -> tuple[str, str]:
     """Thinking and content of a whole answer."""
-    if not opened:
-        if not text.lstrip().startswith("<think>"):
-            return "", text
+    if text.lstrip().startswith("<think>"):
         text = text.lstrip().removeprefix("<think>")
+    elif not opened:
+        return "", text
     thinking, _, content = text.partition("</think>")
     return thinking.strip(), content.lstrip()
 

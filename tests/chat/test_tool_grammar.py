@@ -7,17 +7,21 @@ import random
 from typing import Any
 
 import pytest
+from support.answers import read
 from support.built_in import tokenizer
 from support.vocabulary_of_bytes import check, compiler, ids_in, matches, tokens_of
 
+from hotcold.chat.stream import ChatStream
 from hotcold.chat.tool_formats import (
     HARMONY,
     HERMES,
     KIMI,
     LLAMA,
+    MINIMAX,
     MISTRAL,
     MISTRAL_ARGS,
     QWEN_XML,
+    TaggedCall,
     ToolFormat,
 )
 from hotcold.chat.tool_grammar import tools_grammar, without_calls
@@ -101,6 +105,30 @@ def test_llamas_calls_begin_with_the_answer() -> None:
         ["<|python_tag|>x", call[:-1]],
     )
     check(lark("required", form=LLAMA), [call], ["Hm.", call + call, f"{call}; {call}"])
+
+
+@pytest.mark.parametrize("form", [QWEN_XML, MINIMAX], ids=lambda each: each.name)
+def test_models_may_leave_out_the_marker_before_tags(form: ToolFormat) -> None:
+    """Qwen3-Coder often begins with ``<function=``, and still writes the end of the mark."""
+    kind = form.call
+    assert isinstance(kind, TaggedCall)
+    before, between, behind = kind.argument
+    city = f"{kind.prefix}weather{kind.separator}{before}city{between}Rome{behind}{kind.suffix}"
+    now = f"{kind.prefix}weather_now{kind.separator}{kind.suffix}"
+    right = [city, city + form.after, f"Hm.\n{now}", '{"name": "x' + now, form.before + city + form.after,
+             f"{now}{form.between}{city}{form.after}"]  # fmt: skip
+    check(
+        lark("auto", form=form),
+        right,
+        [now + "x", kind.prefix, f"{kind.prefix}wind{kind.separator}"],
+    )
+    assert not matches(lark("auto", form=form, parallel=False), f"{now}{form.between}{city}{form.after}")
+    for text in right:
+        found = read(
+            ChatStream(None, form, tools={"weather": WEATHER, "weather_now": None}, sure=True), [*text]
+        )
+        assert len(found["calls"]) == text.count(kind.prefix)
+        assert "<" not in found["content"]
 
 
 def test_mistrals_calls_are_a_list() -> None:
@@ -236,7 +264,12 @@ def test_arguments_in_tags_match_their_schema() -> None:
     auto = tools_grammar([tool("f", parameters=TAGGED)], "auto", False, QWEN_XML, {})
     assert auto is not None
     call = written(text)
-    check(lark_of(auto, {}), ["Hm", "Hm\n" + call], ["Hm <function=f>", call.replace("<tool_call>\n", "")])
+    unmarked = call.replace("<tool_call>\n", "")
+    check(
+        lark_of(auto, {}),
+        ["Hm", "Hm\n" + call, unmarked],
+        ["Hm <function=f>", unmarked.replace("text", "x", 1)],
+    )
     check(grammar({"type": "object"}), [written(), written(("x", "y"), ("z", "{}"))], [written(("", "y"))])
 
 

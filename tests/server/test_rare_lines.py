@@ -107,7 +107,7 @@ def test_requests_without_a_key_are_counted_and_others_have_a_line_each() -> Non
     assert len(of_clients) == 6
     rest = [line.partition(" ")[2] for line in lines if line not in of_clients]
     assert len(rest) == 4 and " GET /v1/models 401 " in rest[0] and " GET /page 404 " in rest[1]
-    cause = "note: a request without a valid key was answered with status"
+    cause = "note: a request that was not admitted was answered with status"
     assert rest[2:] == [f"{cause} {each} more times in a minute" for each in ("401, 149", "404, 49")]
 
 

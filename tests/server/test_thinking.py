@@ -217,6 +217,41 @@ def test_a_template_that_always_opens_the_thought(found: Chain) -> None:
         assert asked(found, dialect, i > 1, "always", thinks=False) == ("", '{"ok": true}', [])
 
 
+def test_a_forbidden_thought_that_the_model_begins_ends_at_once(found: Chain) -> None:
+    """The template has closed an empty one, or knows nothing of it."""
+    for i, dialect in enumerate(DIALECTS):
+        for form in ({}, {"tools": [TOOL]}):
+            found.llm.say(*found.style.start, *THOUGHT, *found.style.end, " w5", EOS, guesses=i % 2 == 0)
+            assert asked(found, dialect, i < 2, "opens", thinks=False, **form) == ("", "w5", [])
+            if form:
+                found.llm.say(*found.style.start, *THOUGHT, *found.style.end, *FENCED, EOS)
+                assert asked(found, dialect, i < 2, "opens", thinks=False, **form) == ("", "", CALLS)
+                # The tool's grammar holds the arguments behind such a thought, too.
+                found.llm.say(*found.style.start, " w1", *found.style.end, *FENCED[:2], *JSON, "}", EOS)
+                reasoning, content, calls = asked(found, dialect, i < 2, "opens", thinks=False, **form)
+                assert (reasoning, content) == ("", "")
+                assert [(name, [*arguments]) for name, arguments in calls] == [("f", ["a"])]
+
+
+def test_a_grammar_may_have_the_marks_in_it_where_thinking_is_forbidden(found: Chain) -> None:
+    if found.style.controls:
+        return
+    start, end = "".join(found.style.start), "".join(found.style.end)
+    found.llm.say(*found.style.start, " w1", *found.style.end, " w5", EOS)
+    answer = found.llm.chat(
+        says("opens"),
+        grammar=Grammar("gbnf", f'root ::= "{start}" " w1" "{end}" " w5"'),
+        template_values={"enable_thinking": False},
+    )
+    assert (answer.reasoning, answer.text, answer.finish_reason) == ("w1", "w5", "stop")
+
+
+def test_a_mark_that_the_model_repeats_is_no_part_of_the_thought(found: Chain) -> None:
+    for i, dialect in enumerate(DIALECTS):
+        found.llm.say(*found.style.start, *THOUGHT, *found.style.end, *JSON, EOS)
+        assert asked(found, dialect, i < 2, "opens", schema=SCHEMA) == (SAID, '{"ok": true}', [])
+
+
 def test_a_call_in_a_thought_is_held_to_its_tool(found: Chain) -> None:
     """The model would give a text where the tool wants a number."""
     call = [*found.style.call]
@@ -271,6 +306,33 @@ def test_a_beginning_of_an_answer_is_no_thought(found: Chain) -> None:
     assert message["content"] == '{"ok": true}' and "reasoning_content" not in message
 
 
+@pytest.mark.parametrize("budget", [None, 2])
+def test_a_thought_that_the_last_message_begins_goes_on(found: Chain, budget: int | None) -> None:
+    messages = continued(f"{''.join(found.style.start)}\nI think")
+    said = " w1 w2" if budget else " w1 w2 w3"
+    for form in ({}, {"json_schema": SCHEMA}):
+        found.llm.say(" w1", " w2", " w3", *found.style.end, *JSON, EOS)
+        body = {"messages": messages, "thinking_token_budget": budget, **form}
+        message = found.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == (said, '{"ok": true}')
+    found.llm.say(" w1", " w2", " w3", *found.style.end, " w5", EOS)
+    answer = found.llm.chat(messages, continue_last=True, thinking_budget=budget)
+    assert (answer.reasoning, answer.text) == (said, "w5")
+
+
+def test_an_answer_that_the_last_message_begins_goes_on(found: Chain) -> None:
+    start, end = "".join(found.style.start), "".join(found.style.end)
+    mention = () if found.style is STYLES["gemma"] else (f"The mark {start} means",)  # it thinks anywhere
+    for beginning in (f"{start}I think{end}So", "So", *mention):
+        found.llm.say(" w1", EOS)
+        answer = found.llm.chat(continued(beginning), continue_last=True)
+        assert (answer.reasoning, answer.text) == ("", " w1")
+
+
+def continued(beginning: str) -> list[dict[str, Any]]:
+    return [*says("opens"), {"role": "assistant", "content": beginning}]
+
+
 def test_efforts_are_budgets(found: Chain) -> None:
     chat = found.llm.template
     ids = chat.ids(says("opens"))
@@ -282,7 +344,7 @@ def test_efforts_are_budgets(found: Chain) -> None:
     for values in ({"enable_thinking": False}, {"thinking": False}, {"reasoning_effort": "none"}):
         thought = chat.thought(ids, kwargs=values, budget=3)
         assert thought is not None and thought.budget == 0
-    with pytest.raises(ValueError, match="budget of thinking tokens is -1"):
+    with pytest.raises(ValueError, match="thinking_budget is -1"):
         found.llm.chat(says("opens"), thinking_budget=-1)
     with pytest.raises(ValueError, match="a constraint are both given"):
         found.llm.chat(says("opens"), thinking_budget=3, constraint=lambda output: Allowed())

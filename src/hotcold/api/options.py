@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 from hotcold.chat.chat import ANSWER_TOKENS, AnswerStream, Chat
-from hotcold.chat.messages import TemplateValue, check_messages, check_tools, check_values
+from hotcold.chat.messages import TemplateValue, check_messages, check_tools, check_values, content_text
 from hotcold.engine.generation import Generation
 from hotcold.engine.request import Constraint, Grammar, Job, Timings
 from hotcold.errors import UserError
 from hotcold.runtime.options import check_names
 from hotcold.runtime.sampling import SamplingParams
+from hotcold.values import whole
 
 
 class Options(TypedDict, total=False):
@@ -75,14 +76,17 @@ def chat_job(
     tools = check_tools(rest.pop("tools", ()))
     values = check_values(rest.pop("template_values", None) or {})
     go_on, budget = rest.pop("continue_last", False), rest.pop("thinking_budget", None)
-    if budget is not None and rest.get("constraint") is not None:
-        raise UserError("thinking_budget and a constraint are both given: one is allowed")
+    if budget is not None:  # checked where the model does not think, too
+        budget = whole("thinking_budget", budget, 0)
+        if rest.get("constraint") is not None:
+            raise UserError("thinking_budget and a constraint are both given: one is allowed")
     job = job_of(rest, base)
     checked = check_messages(messages)
     ids = chat.ids(checked, tools, kwargs=values, continue_last=go_on)
-    thought = chat.thought(ids, tools, kwargs=values, continue_last=go_on, budget=budget)
+    beginning = content_text(checked[-1]["content"]) if go_on else None
+    thought = chat.thought(ids, tools, kwargs=values, beginning=beginning, budget=budget)
     opened = thought is not None and thought.opened
-    parts = chat.stream(opened, tools, form=job.grammar is not None)
+    parts = chat.stream(opened, tools, form=job.grammar is not None, begun=bool(go_on))
     borders = chat.borders(ids, checked)
     return replace(job, prompt=ids, shown=chat.shown, thought=thought, borders=borders), parts
 

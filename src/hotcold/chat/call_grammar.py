@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hotcold.chat.call_forms import SPACE, CallForms, name_text, regex
+from hotcold.chat.call_forms import CallForms, name_text, regex
 from hotcold.chat.call_readers import PYTHON_WORDS, types_of
 from hotcold.chat.grammar_terms import Terms
 from hotcold.chat.literal_grammar import literal_rules
@@ -39,7 +39,7 @@ def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object], most
     of one of these tools. Behind the calls a model may write whatever ends the answer soon: a rule without
     that text would bend its beginning into another call. The rules of :func:`argument_rules` belong to
     them."""
-    space = regex((SPACE,), terms.escaped)
+    space = f"({WHITESPACE})?"  # models may write spaces without end where a grammar lets them
     keys = "|".join(f'"{key}"' for key in ARGUMENT_KEYS)
     names = "|".join(terms.escaped(name_text(name)) for name in named)
     any_text = f"/(?s:.{{1,{MOST_TAIL}}})/"
@@ -115,7 +115,8 @@ def _mark(terms: Terms, mark: tuple[str, str] | None) -> str:
 
 
 def _tagged(terms: Terms, kind: TaggedCall, rule: str, name: str, schema: object) -> list[str]:
-    """Arguments in the order of the schema; each may be left out that is not required."""
+    """Arguments in the order of the schema; each may be left out that is not required. ``uncall`` is a call
+    behind its prefix."""
     assert isinstance(schema, Mapping)
     before, between, behind = kind.argument
     properties, required = schema.get("properties"), schema.get("required", ())
@@ -130,8 +131,12 @@ def _tagged(terms: Terms, kind: TaggedCall, rule: str, name: str, schema: object
         head = f"{terms.literal(before)} /[^<>\\n]{{1,100}}/ {terms.literal(between)}"
         lines.append(f"{rule}_any: {head} {terms.text_until(behind)}")
         parts.append(f"{rule}_any*")
-    head = f"{terms.literal(kind.prefix)} {terms.quoted(name)} {terms.literal(kind.separator)}"
-    return [f"{rule}: {head} {' '.join(parts)} {terms.literal(kind.suffix)}", *lines]
+    head = f"{terms.quoted(name)} {terms.literal(kind.separator)}"
+    return [
+        f"{rule}: {terms.literal(kind.prefix)} un{rule}",
+        f"un{rule}: {head} {' '.join(parts)} {terms.literal(kind.suffix)}",
+        *lines,
+    ]
 
 
 def _tagged_value(terms: Terms, behind: str, schema: Mapping[str, Any], name: str) -> str:

@@ -19,6 +19,7 @@ from hotcold.chat.thinking import (
     CallOpening,
     call_opening,
     is_off,
+    leaves_open,
     opens_thinking,
     thinking_of,
 )
@@ -177,26 +178,27 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         kwargs: Mapping[str, TemplateValue] | None = None,
-        continue_last: bool = False,
+        beginning: str | None = None,
         budget: int | None = None,
     ) -> Thought | None:
         """The thought that may come before the answer to this prompt of :meth:`ids`; None: none can.
 
-        A call of one of ``tools`` ends it. ``kwargs`` that forbid thinking end it at once, and an effort
-        that the template does not know bounds it, unless there is a ``budget`` of tokens."""
+        ``beginning`` is the text of the last message, where the answer continues it. A call of one of
+        ``tools`` ends the thought. ``kwargs`` that forbid thinking end it at once, and an effort that the
+        template does not know bounds it, unless there is a ``budget`` of tokens."""
         values = kwargs or {}
         template, off = self.template or "", is_off(values)
         if budget is None and "reasoning_effort" not in template:
             budget = EFFORT_BUDGETS.get(str(values.get("reasoning_effort")))
         if self._harmony:
-            return None if continue_last else Thought(channels=True, budget=0 if off else budget)
+            return Thought(channels=True, budget=0 if off else budget) if beginning is None else None
         thinking = self._thinking
         if thinking is None:
             return None
-        opened = self.opens_thinking(ids)
-        begun = continue_last or self._end_of(ids).rstrip().endswith(thinking.end)
+        opened = self.opens_thinking(ids) or (beginning is not None and leaves_open(beginning, thinking))
+        begun = beginning is not None or self._end_of(ids).rstrip().endswith(thinking.end)
         if off:
-            budget = None if begun and not thinking.anywhere else 0
+            budget = 0  # a model may begin a thought behind one that the template has closed
         opening = self._opening(tools)
         return Thought(
             thinking.start,
@@ -216,10 +218,11 @@ class Chat:
         *,
         sure: bool = False,
         form: bool = False,
+        begun: bool = False,
     ) -> AnswerStream:
         """Divides the text of an answer, whose control tokens :attr:`shown` must be in it. Only calls of
         these ``tools`` count. ``sure`` says that a grammar holds the calls to the tools' schemas, ``form``
-        that one holds the answer."""
+        that one holds the answer, ``begun`` that the last message is its beginning."""
         opening = self._opening(tools)
         functions = [tool["function"] for tool in tools]
         schemas = {each["name"]: each.get("parameters") for each in functions}
@@ -233,6 +236,7 @@ class Chat:
             sure=sure,
             opening=opening,
             form=form and self._thinking is not None,
+            begun=begun,
         )
 
     def close(self) -> None:

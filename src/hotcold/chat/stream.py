@@ -60,15 +60,15 @@ class ChatStream(AnswerStream):
     """Divides an answer with marks. Nothing is given out that may yet become a marker, or a part of one; the
     spaces around thinking and calls belong to neither.
 
-    ``opened`` says that the prompt has begun the thinking; with ``opening`` a call ends it, too. ``form``: a
-    grammar holds the answer, and spaces before it are no part of it. Where thinking may be ``anywhere``, its
-    end without a beginning is left out. With ``format`` calls are looked for; those of tools other than
-    ``tools`` (schemas of arguments by name), where these are given, are no calls. Calls of these tools may
-    also begin the answer in another form (``call_forms.py``). Where text
-    only looks like a call, it is content. A call is given when it has come to its end and its arguments are
-    JSON; what is not, or was cut off, is content, too. ``sure`` says that a grammar sees to that: then
-    arguments are given as they come, and may be cut off with the answer; what was cut off of a further call
-    before its arguments is left out."""
+    ``opened`` says that the prompt has begun the thinking, ``begun`` that it has begun the answer; with
+    ``opening`` a call ends the thinking, too. ``form``: a grammar holds the answer, and spaces before it
+    are no part of it. Where thinking may be ``anywhere``, its end without a beginning is left out. With
+    ``format`` calls are looked for; those of tools other than ``tools`` (schemas of arguments by name),
+    where these are given, are no calls. Calls of these tools may also begin the answer in another form
+    (``call_forms.py``). Where text only looks like a call, it is content. A call is given when it has
+    come to its end and its arguments are JSON; what is not, or was cut off, is content, too. ``sure``
+    says that a grammar sees to that: then arguments are given as they come, and may be cut off with the
+    answer; what was cut off of a further call before its arguments is left out."""
 
     def __init__(
         self,
@@ -80,8 +80,10 @@ class ChatStream(AnswerStream):
         sure: bool = False,
         opening: CallOpening | None = None,
         form: bool = False,
+        begun: bool = False,
     ) -> None:
-        super().__init__(self._think if thinking is not None and opened else self._start)
+        super().__init__(self._start)
+        self._opened = opened
         self._thinking = thinking
         self._format = format
         self._tools = tools
@@ -92,21 +94,21 @@ class ChatStream(AnswerStream):
         self._opening = opening
         self._before = "\n"  # what comes before the text that is held: a line break, or " " for any text
         self._in_thought = False  # whether text that looks like a call stands in a thought
-        self._fresh = opened or form  # whether spaces at the beginning are dropped
+        self._fresh = not begun if opened else form  # whether spaces at the beginning are dropped
         self._call: CallReader | None = None
         self._begun = False  # whether some of the call was given out
         self._raw = ""  # since the marker of a call that may turn out to be none
         self._expected = False  # whether a call may begin now
 
     def _start(self, end: bool) -> Iterable[Part]:
-        """Nothing has come but spaces, perhaps."""
+        """Nothing has come but spaces, perhaps. Some models repeat the mark with which the prompt ends."""
         text = self._held.lstrip()
         start = self._thinking.start if self._thinking else ""
         if start and text.startswith(start):
             self._held = text.removeprefix(start)
             self._state, self._fresh = self._think, True
         elif end or not start.startswith(text) or not start:
-            self._state = self._answer
+            self._state = self._think if self._thinking is not None and self._opened else self._answer
         return ()
 
     def _think(self, end: bool) -> Iterable[Part]:

@@ -54,6 +54,12 @@ def opens_thinking(prompt: str, thinking: Thinking | None) -> bool:
     return prompt.rstrip().endswith(thinking.start)
 
 
+def leaves_open(beginning: str, thinking: Thinking) -> bool:
+    """True if the text with which an answer begins is the beginning of a thought."""
+    before, start, thought = beginning.rpartition(thinking.start)
+    return bool(start) and (thinking.anywhere or not before.strip()) and thinking.end not in thought
+
+
 def is_off(values: Mapping[str, Any]) -> bool:
     """Whether values for a template forbid thinking."""
     allowed = values.get("enable_thinking", values.get("thinking"))

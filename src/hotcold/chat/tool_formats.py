@@ -102,9 +102,13 @@ class ToolFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts with which calls begin in an answer: models may leave the marker before tags out."""
-        tag = self.call.prefix if isinstance(self.call, TaggedCall) else ""
-        return (self.marker, tag) if tag else (self.marker,)
+        """Texts with which calls begin in an answer."""
+        return (self.marker, self.tag) if self.tag else (self.marker,)
+
+    @property
+    def tag(self) -> str:
+        """The tag with which a call begins where the model leaves the marker out."""
+        return self.call.prefix if isinstance(self.call, TaggedCall) else ""
 
     @property
     def shows_itself(self) -> bool:

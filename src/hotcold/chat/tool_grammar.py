@@ -130,13 +130,16 @@ def _rules(
         options = f"content | {begin} | forms" if format.before else "content | forms"
         lines = [f"start: {options}", f"content: {content_term(content)}"]
         return [*lines, *content_or_form_rules(terms, forms, named), *rules]
+    if format.tag:
+        names = " | ".join(f"uncall{i}" for i in range(len(named)))
+        rules.append(f"tagged: ({names}){more} ({terms.literal(format.after)})?")
     return [*_free(terms, format), *form_rules(terms, forms, named, most), *rules]
 
 
 def _free(terms: Terms, format: ToolFormat) -> list[str]:
     """Returns the rules of text in which nothing begins a call, or calls from where one begins: in a form at
-    the start, or at the format's mark. The lexemes allow one reading of any text. Between its parts there may
-    be control tokens, which are no text: a model may have some for its thinking."""
+    the start, or at one of the format's marks. The lexemes allow one reading of any text. Between its parts
+    there may be control tokens, which are no text: a model may have some for its thinking."""
     marker = format.marker
     rest = terms.literal(format.before.removeprefix(marker))
     silent = terms.other_tokens(format.tokens)
@@ -144,14 +147,15 @@ def _free(terms: Terms, format: ToolFormat) -> list[str]:
     is_token = terms.is_token(marker)
     parts = f"(text? <[{silent}]>)*" if silent else ""
     marked = f"text? {terms.literal(marker)}" if is_token else "(FREE_MARKED | BEFORE OTHER_MARKED)"
+    tagged = f" | {parts} (FREE_TAGGED | BEFORE OTHER_TAGGED) tagged" if format.tag else ""
     lines = [
-        f"start: {parts} text? | {parts} forms | {parts} {marked} {rest} calls",
+        f"start: {parts} text? | {parts} forms | {parts} {marked} {rest} calls{tagged}",
         "text: FREE | BEFORE OTHER?",
     ]
+    ends = {"MARKED": "" if is_token else marker, "TAGGED": format.tag}
     # Free text does not begin as a call does. Behind such a beginning, other text begins with no known name.
     for lexeme, excluded in (("FREE", "FORMED"), ("OTHER", "NAMED")):
         lines.append(f"{lexeme}: /(?s:.+)/ & ~{excluded}{unmarked}")
-        if not is_token:
-            lines.append(f"{lexeme}_PART: /(?s:.*)/ & ~{excluded}{unmarked}")
-            lines.append(f"{lexeme}_MARKED: {lexeme}_PART {terms.quoted(marker)}")
+        lines.append(f"{lexeme}_PART: /(?s:.*)/ & ~{excluded}{unmarked}")
+        lines += [f"{lexeme}_{end}: {lexeme}_PART {terms.quoted(ends[end])}" for end in ends if ends[end]]
     return lines

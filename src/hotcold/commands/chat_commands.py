@@ -129,7 +129,7 @@ def _set(terminal: Terminal, argument: str) -> None:
 
 def _set_value(terminal: Terminal, name: str, text: str) -> None:
     if name not in (terminal.chat.template or ""):
-        allowed = ", ".join([*_NUMBERS, "n"])
+        allowed = ", ".join([*_NUMBERS, "n", "values that the model's chat template asks for"])
         raise UserError(f"there is no setting {printable(name, 40)!r}: allowed are {allowed}")
     words: dict[str, TemplateValue] = {"true": True, "false": False}
     terminal.values |= check_values({name: words.get(text.lower(), text)})

@@ -107,7 +107,8 @@ class Terminal:
     def _answer_and_figures(self, go_on: bool) -> None:
         messages = self.conversation.messages
         ids = self._prompt(go_on)
-        thought = self.chat.thought(ids, kwargs=self.values, continue_last=go_on)
+        beginning = messages[-1]["content"] if go_on else None
+        thought = self.chat.thought(ids, kwargs=self.values, beginning=beginning)
         job = Job(
             ids,
             self.params,
@@ -118,7 +119,7 @@ class Terminal:
         )
         request = Request(job)
         self._engine.check(request)
-        divide = self.chat.stream(thought is not None and thought.opened)
+        divide = self.chat.stream(thought is not None and thought.opened, begun=go_on)
         before = self.session.counters.copy()
         printer = Printer(display(plain=self._plain), messages[-1]["content"] if go_on else None)
         try:

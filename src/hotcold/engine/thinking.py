@@ -134,7 +134,7 @@ class ThoughtConstraint:
             return Allowed()
         if self._phases.phase == "thought":
             return Allowed(bias=dict.fromkeys(self._not_in_thought(self._form), _FORBIDDEN) or None)
-        if self._phases.phase == "begin":
+        if not self._held:
             return Allowed(self._may_begin(self._form, output))
         allowed = self._form(self._answer(output))
         if self._spaces_before(output) and allowed.mask is not None:
@@ -178,7 +178,7 @@ class ThoughtConstraint:
         self._held = self._thought.channels  # whether a grammar holds what comes next
         self._spaces = 0  # characters of whitespace that no grammar saw
         if self._form is not None and not self._thought.may_begin and not self._thought.opened:
-            self._held, self._spaces, self._phases.phase = True, _SPACES, "answer"
+            self._held, self._spaces = True, _SPACES
 
     def _follow(self, output: Sequence[int]) -> None:
         if len(output) < self._n:
@@ -194,6 +194,8 @@ class ThoughtConstraint:
         parts = [*phases.push(text)]
         if self._thought.channels:
             return
+        if before == "begin" and phases.phase == "thought" and self._held:
+            self._begin_thought_in_form()
         if self._form is not None and not self._held and phases.phase == "answer":
             if before != "begin":
                 self._begin_answer("".join(part for answers, part in parts if answers))
@@ -202,6 +204,15 @@ class ThoughtConstraint:
             self._skip_space(id)
         if phases.phase == "thought" and not self._held:
             self._start = self._n
+
+    def _begin_thought_in_form(self) -> None:
+        """A model has begun a thought that its form need not leave room for. A form that the answer need not
+        fill is one of free text, and begins behind the thought; any other has the marks in it."""
+        assert self._form is not None
+        if self._forbidden_ends(self._form):
+            self._phases.phase = "answer"
+        else:
+            self._held = False
 
     def _begin_answer(self, rest: str) -> None:
         """The answer begins with the text that the last token has behind the thought, if any."""
@@ -245,12 +256,16 @@ class ThoughtConstraint:
     def _not_in_thought(self, form: Constraint) -> list[int]:
         """Tokens that would leave the answer without its form: those that end the text, and those that bring
         some of the answer with the mark which the grammar does not allow."""
-        mask = form(()).mask
-        found = [] if mask is None else [id for id in self._spelling.stops if not _has(mask, id)]
+        found = self._forbidden_ends(form)
         end = self._phases.end
         completing = self._spelling.completing(unfinished(self._phases.tail, end), end)
         spelled = self._spelling.spelled
         return found + [id for id, rest in completing if not self._accepted(spelled(rest))]
+
+    def _forbidden_ends(self, form: Constraint) -> list[int]:
+        """The tokens that end a text, where the answer must not be empty."""
+        mask = form(()).mask
+        return [] if mask is None else [id for id in self._spelling.stops if not _has(mask, id)]
 
     def _accepted(self, tokens: Sequence[int]) -> bool:
         """Whether an answer in form may begin with these tokens."""

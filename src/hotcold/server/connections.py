@@ -14,11 +14,12 @@ from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.json_parts import to_json
 from hotcold.server.rare_lines import RareLines
 from hotcold.server.settings import Settings
+from hotcold.values import printable
 
 #: Keys in a request's scope: the function that drops its connection, and a list that has the status of an
 #: answer that was sent instead of the application's.
 DROP, _REFUSED = "hotcold.drop", "hotcold.refused"
-_NOT_HTTP = "this is no HTTP request that the server understands"
+_NOT_HTTP = "the request is not valid HTTP/1.1"
 _TWO_LENGTHS = "Transfer-Encoding is for HTTP/1.1 alone, and never with Content-Length: send one of the two"
 _BAD_CHUNKS = "the body's chunks are broken: each has a hexadecimal size, CRLF, its data, CRLF"
 _SMALL_CHUNKS = "the body's chunks are too small: send larger ones, or Content-Length"
@@ -54,15 +55,25 @@ class _Framing(h11.Connection):
     _empty_lines = 0  # before the next request
     _chunks = _chunk_bytes = 0  # of the request's body
 
+    def next_event(self) -> Any:
+        try:
+            return super().next_event()
+        except h11.RemoteProtocolError as error:
+            if self.reason == _NOT_HTTP:
+                self.reason = f"{_NOT_HTTP}: {printable(str(error), 100)}"
+            raise
+
     def _extract_next_receive_event(self) -> Any:
         state, buffer = self.their_state, self._receive_buffer
         self.reason = _BAD_CHUNKS if state is h11.SEND_BODY else _NOT_HTTP
         if state is h11.MUST_CLOSE:
             buffer.maybe_extract_at_most(len(buffer))
-        elif state is h11.IDLE and self._empty_lines < _EMPTY_LINES:
+        elif state is h11.IDLE:
             if bytes(buffer) == b"\r":
                 return h11.NEED_DATA
             if bytes(buffer).startswith(b"\r\n"):
+                if self._empty_lines == _EMPTY_LINES:
+                    raise h11.RemoteProtocolError(f"more than {_EMPTY_LINES} empty lines precede it")
                 buffer.maybe_extract_at_most(2)
                 self._empty_lines += 1
                 return self._extract_next_receive_event()

@@ -123,7 +123,7 @@ class Logged:
                 ]
                 words = (request_id, scope["method"], scope["path"], status, f"{seconds:.3f}s", *more)
                 if scope.get(STRANGER):
-                    cause = f"a request without a valid key was answered with status {status}"
+                    cause = f"a request that was not admitted was answered with status {status}"
                     self._rare.add(cause, line_of(*words))
                 else:
                     self._log.line(*words)

@@ -77,7 +77,8 @@ class Guard:
         """The answer to a refused request; None if it is allowed."""
         try:
             if scope["http_version"] not in ("1.0", "1.1"):
-                raise APIError("HTTP/1.1 is spoken here", code="invalid_http")
+                seen = f"HTTP/{scope['http_version']} is not supported"
+                raise APIError(f"{seen}: send the request by HTTP/1.1", code="invalid_http")
             if scope["path"] not in ("/health", "/v1/health"):  # monitors call it by any name
                 self._check_host(headers)
             if "origin" in headers and not allowed:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from hotcold.api.async_llm import AsyncLLM
 from hotcold.chat.chat import Chat
-from hotcold.chat.messages import Message, normal
+from hotcold.chat.messages import Message, content_text, normal
 from hotcold.chat.stand_ins import texts_of
 from hotcold.engine.request import Job, RequestError
 from hotcold.errors import UserError
@@ -194,13 +194,15 @@ class Service:
             ids,
             call.callable,
             kwargs=call.template_kwargs,
-            continue_last=call.continue_last,
+            beginning=content_text(messages[-1]["content"]) if call.continue_last else None,
             budget=call.thinking_budget,
         )
         borders = chat.borders(ids, messages)
         jobs = [replace(job, shown=chat.shown, thought=thought, borders=borders) for job in call.jobs(ids)]
         opened = thought is not None and thought.opened
-        reply = call.reply(lambda: chat.stream(opened, call.callable, sure=True, form=call.form))
+        reply = call.reply(
+            lambda: chat.stream(opened, call.callable, sure=True, form=call.form, begun=call.continue_last)
+        )
         return Prepared(jobs, reply, call.stream, tokenizer.left_out(texts_of(call.messages)))
 
     def count(self, call: ChatCall) -> int:

@@ -266,6 +266,10 @@ _WANTED = {"enable_thinking": True}
         ({"thinking_budget_tokens": 8}, {"thinking_budget": 8}, 8),
         ({"thinking_budget": "8"}, {"thinking_budget": 8}, 8),
         ({"reasoning_budget": -1}, {}, None),
+        ({"chat_template_kwargs": {"thinking_budget": 8}}, {"thinking_budget": 8}, 8),
+        ({"chat_template_kwargs": {"thinking_budget": 0}}, _FORBIDDEN | {"thinking_budget": 0}, 0),
+        ({"chat_template_kwargs": {"thinking_budget": -1}}, {"thinking_budget": -1}, None),
+        ({"chat_template_kwargs": {"thinking_budget": "x"}}, {"thinking_budget": "x"}, None),
     ],
 )  # fmt: skip
 def test_names_of_thinking(fields: dict[str, Any], kwargs: dict[str, Any], budget: int | None) -> None:
@@ -278,6 +282,8 @@ def test_the_servers_budget_of_thinking() -> None:
     assert chat.parse({"messages": HELLO}, known).thinking_budget == 5
     assert chat.parse({"messages": HELLO, "thinking_budget": 9}, known).thinking_budget == 9
     assert chat.parse({"messages": HELLO, "thinking_budget": -1}, known).thinking_budget is None
+    values = {"thinking_budget": 9}
+    assert chat.parse({"messages": HELLO, "chat_template_kwargs": values}, known).thinking_budget == 9
 
 
 @pytest.mark.parametrize(

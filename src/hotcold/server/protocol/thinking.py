@@ -71,5 +71,8 @@ def budget(values: Mapping[str, Any], facts: Facts) -> int | None:
     given = [*map(values.get, _BUDGETS), reasoning.get("max_tokens")]
     if isinstance(thinking, Mapping):
         given.append(thinking.get("budget_tokens"))
+    of_template = (values["chat_template_kwargs"] or {}).get("thinking_budget")
+    if isinstance(of_template, int) and not isinstance(of_template, bool) and of_template >= -1:
+        given.append(of_template)
     found: int | None = next((each for each in given if each is not None), facts.thinking_budget)
     return None if found == -1 else found
