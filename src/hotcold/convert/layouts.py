@@ -417,8 +417,8 @@ LAYOUTS = {
     "qwen3_vl": _QWEN3VL,
     "qwen3_vl_moe": replace(
         _QWEN3VL, architecture="qwen3vlmoe", implementation="Qwen3VLMoeForConditionalGeneration",
-        rules=_rules("llama", "qwen3vlmoe", **_EXPERTS | {"qk_norm": True}), adapt=recent.qwen3vl_moe,
-        extra=recent.qwen3vl_moe_keys,
+        rules=_rules("llama", "qwen35moe", **_EXPERTS | {"qk_norm": True}), adapt=recent.qwen3vl_moe,
+        extra=recent.qwen3vl_moe_keys, own=stateful.stacked_experts,
     ),
     "lfm2": Layout(
         "lfm2", "Lfm2ForCausalLM", _SILU, _rules("hybrid", "lfm2", attention_bias=False), hybrids.lfm2,
