@@ -53,7 +53,8 @@ class Layout:
     implementation: str  #: class in transformers
     activations: Mapping[str, str]  #: hidden_act -> Hotcold's name
     rules: tuple[Rule, ...]
-    #: gives config.json's facts under Llama's keys, if the publishers chose others or left them to the class
+    #: gives config.json's facts under Llama's keys, if the publishers chose others or left them to the class;
+    #: ``architecture`` is GGUF's name where it depends on them
     adapt: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
     #: gives the keys beyond those of every model, without the architecture's name
     extra: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
@@ -200,6 +201,10 @@ _QWEN35MOE = replace(
     _QWEN35, architecture="qwen35moe", implementation="Qwen3_5MoeForCausalLM",
     rules=_rules("qwen35", "qwen35moe", "qwen2moe", dense=False),
 )  # fmt: skip
+_GRANITE_MOE = Layout(
+    "granitemoe", "GraniteMoeForCausalLM", _SILU, _rules("hybrid", "granitehybrid"), hybrids.granite_moe,
+    hybrids.granite_moe_keys, interleaved=True, own=stateful.granite_hybrid,
+)  # fmt: skip
 _NEMOTRON_H = Layout(
     "nemotron_h", "NemotronHForCausalLM", _RELU2, _rules("nemotron_h"), hybrids.nemotron_h,
     hybrids.nemotron_h_keys, llama_cpp="relu2", eps="norm_eps", own=stateful.nemotron_h,
@@ -225,7 +230,7 @@ _KIMI_LINEAR = replace(
     _DEEPSEEK_V3, architecture="kimi-linear", implementation="KimiLinearForCausalLM",
     rules=tuple(
         rule
-        for rule in _mixed(_rules("llama", "kimi-linear", **_NO_BIAS))
+        for rule in _mixed(_rules("llama", "kimi-linear", **_EXPERTS | {"qkv_bias": False}))
         if ".self_attn." not in rule.source
     ),
     activations=_SILU_STATES, adapt=latent.kimi_linear, extra=latent.kimi_linear_keys, own=latent.kimi_layer,
@@ -325,10 +330,8 @@ LAYOUTS = {
     "granite": Layout(
         "granite", "GraniteForCausalLM", _SILU, _LLAMA, extra=adapting.granite_keys, interleaved=True
     ),
-    "granitemoe": Layout(
-        "granitemoe", "GraniteMoeForCausalLM", _SILU,
-        _rules("llama", "granitemoe", **_EXPERTS), extra=recent.granitemoe_keys, interleaved=True,
-    ),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": replace(_GRANITE_MOE, implementation="GraniteMoeSharedForCausalLM"),
     "gemma2": Layout(
         "gemma2", "Gemma2ForCausalLM", _TANH | _SPARSE, _rules("gemma3", qk_norm=False), recent.gemma2,
         recent.gemma2_keys, llama_cpp="gelu", norms_less_one=True, full_attention=(2, False),
@@ -484,9 +487,11 @@ def find_layout(config: Settings) -> tuple[Layout, Settings]:
         raise config.error("architectures", f"[{layout.implementation!r}]")
     config = complete(config)
     _check_sizes(config)
-    config = config.having(layout.adapt(config))
-    if model_type == "nemotron_h" and config.flag("experts", False):
-        layout = replace(layout, architecture="nemotron_h_moe")
+    facts = layout.adapt(config)
+    layout = replace(layout, architecture=facts.get("architecture", layout.architecture))
+    config = config.having(facts)
+    if config.get(gemma4.PER_LAYER):
+        raise config.error(gemma4.PER_LAYER, "none, or an empty object,")
     _refuse_quantised(config)
     return layout, config
 

@@ -193,17 +193,19 @@ def nemotron_h(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: st
 
 
 def granite_hybrid(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
-    """Mamba-2, and FFNs, in which gate and up are one."""
+    """Mamba-2, and FFNs, in which gate and up are one; experts may have a shared one beside them."""
     found, hf, blk = (
         mamba(checkpoint, layer, sizes, down_layout),
         f"model.layers.{layer}.",
         f"blk.{layer}.",
     )
-    dim, shared = sizes["D"], sizes.get("S", sizes["N"])
-    kind, mlp = "_shexp" if "E" in sizes else "", f"{hf}shared_mlp."
-    joined, out = f"{mlp}input_linear.weight", f"{mlp}output_linear.weight"
-    found += _halves(checkpoint, joined, blk, kind, (shared, dim))
-    found.append(down_source(checkpoint, f"{blk}ffn_down{kind}.weight", out, (dim, shared), down_layout))
+    dim, shared = sizes["D"], sizes.get("S", 0 if "E" in sizes else sizes["N"])
+    if shared:
+        kind, mlp = "_shexp" if "E" in sizes else "", f"{hf}shared_mlp."
+        joined, out = f"{mlp}input_linear.weight", f"{mlp}output_linear.weight"
+        found += _halves(checkpoint, joined, blk, kind, (shared, dim))
+        target = f"{blk}ffn_down{kind}.weight"
+        found.append(down_source(checkpoint, target, out, (dim, shared), down_layout))
     if "E" in sizes:
         moe, e, m = f"{hf}block_sparse_moe.", sizes["E"], sizes["M"]
         found.append(loaded(checkpoint, f"{blk}ffn_gate_inp.weight", [f"{moe}router.layer.weight"], (e, dim)))
