@@ -72,7 +72,6 @@ def test_keys_that_llama_cpp_reads(tmp_path: Path) -> None:
     [
         ("tiny-gemma2", {"final_logit_softcapping": None}, "final_logit_softcapping is missing: a finite"),
         ("tiny-gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True: false"),
-        ("tiny-mistral3", {"text_config": {"model_type": "mistral"}}, "model_type is 'mistral': ministral3"),
         ("tiny-hunyuan-moe", {"moe_topk": [1, 2]}, r"moe_topk is \[1, 2\]: one number for all layers"),
         ("tiny-hunyuan-moe", {"num_shared_expert": 2}, "num_shared_expert is 2: 1 is needed"),
         ("tiny-hunyuan-moe", {"moe_intermediate_size": 24}, "moe_intermediate_size is 24: intermediate_size"),

@@ -35,7 +35,8 @@ FAMILIES = (
     "tiny-starcoder2", "tiny-gemma2", "tiny-cohere2", "tiny-ernie4_5", "tiny-mistral3", "tiny-hunyuan-dense",
     "tiny-qwen3vl", "tiny-qwen3vlmoe", "tiny-granitemoe", "tiny-minimax-m2", "tiny-hunyuan-moe",
     "tiny-glm4moe", "tiny-ernie4_5moe", "tiny-command-r", "tiny-exaone4", "tiny-qwen2vl",
-    "tiny-qwen2_5vl", "tiny-llama4", "tiny-bitnet", *GEMMA4, *GEMMA3N,
+    "tiny-qwen2_5vl", "tiny-llama4", "tiny-bitnet", "tiny-granite4", "tiny-granitemoeshared",
+    *GEMMA4, *GEMMA3N,
 )  # fmt: skip
 
 #: Goldens whose layers keep a state, by make_hybrid_goldens.py.

@@ -1,4 +1,4 @@
-"""Checkpoints of models with other parts beside a text model, made of golden checkpoints of the text model."""
+"""Checkpoints of models that have other parts with a text model, made of golden ones of the text model."""
 
 from __future__ import annotations
 

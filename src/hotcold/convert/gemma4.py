@@ -85,7 +85,9 @@ def _heads(text: Settings, windows: Sequence[bool]) -> tuple[list[int], list[int
     alike = text.flag("attention_k_eq_v", False)
     full = text.integer("global_head_dim", 512)
     full_heads = text.integer("num_global_key_value_heads", kv_heads) if alike else kv_heads
-    return [length if each else full for each in windows], [kv_heads if each else full_heads for each in windows]
+    return [length if each else full for each in windows], [
+        kv_heads if each else full_heads for each in windows
+    ]
 
 
 def _layers_of(text: Settings, layers: int) -> list[Settings]:

@@ -57,11 +57,14 @@ def kimi_linear(config: Settings) -> Facts:
     named = {ours: config.get(theirs) for ours, theirs in _KIMI.items() if theirs in config}
     config = config.having(named)
     delta, heads = config.section(_DELTA), config.integer("num_attention_heads")
-    sizes = {ours: delta.integer(ours, config.get(theirs)) for ours, theirs in _KIMI_DELTA.items()}
+    attention = _attends(config, delta)
+    sizes = {
+        ours: delta.integer(ours) if ours in delta else config.integer(theirs)
+        for ours, theirs in _KIMI_DELTA.items()
+    }
     if sizes["num_heads"] != heads:
         raise delta.error("num_heads", f"num_attention_heads {heads}")
     facts = named | _latent(config) | {"groups": _groups(config), "score": 2, _DELTA: sizes}
-    attention = _attends(config, delta)
     return facts | {"attention_layers": attention, "state_layers": [not each for each in attention]}
 
 
@@ -76,7 +79,7 @@ def _attends(config: Settings, delta: Settings) -> list[bool]:
             raise config.error("layer_types", f"a list of {layers}, each {' or '.join(known)}")
         return [kind == "full_attention" for kind in kinds]
     if not any(lists.values()):
-        raise config.error(_DELTA, "layer_types, or an object with full_attn_layers and kda_layers")
+        raise config.error(_DELTA, "an object with full_attn_layers and kda_layers, or layer_types,")
     attends = _numbers(delta, "full_attn_layers", layers)
     kept = sorted([*attends, *_numbers(delta, "kda_layers", layers)])
     if kept != [*range(1, layers + 1)]:
