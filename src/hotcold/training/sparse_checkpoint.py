@@ -21,7 +21,10 @@ with importing("train", "training"):
     from safetensors import SafetensorError
 
 #: Files that belong to the model whatever its weights are.
-_KEPT = ("generation_config.json", "*token*", "vocab.json", "merges.txt", "chat_template*", "LICENSE*")
+_KEPT = (
+    "generation_config.json", "*token*", "tekken.json", "vocab.json", "merges.txt", "chat_template*",
+    "LICENSE*",
+)  # fmt: skip
 _ACTIVATION_KEYS = ("hidden_act", "hidden_activation")  #: config.json's key, by family
 
 
