@@ -16,7 +16,17 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 
 
-@pytest.mark.parametrize("name", ["tiny-granitemoe", "tiny-qwen3vlmoe", "tiny-glm4moe", "tiny-llama4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny-granitemoe",
+        "tiny-granitemoeshared",
+        "tiny-kimi-linear",
+        "tiny-qwen3vlmoe",
+        "tiny-glm4moe",
+        "tiny-llama4",
+    ],
+)
 def test_stacks_of_experts_by_neuron(name: str, tmp_path: Path) -> None:
     """Gate and up lie in one stack; Qwen3-VL's has rows and columns changed, too."""
     tiny = golden(name, tmp_path, down="by_neuron")

@@ -253,10 +253,11 @@ def granite_hybrid(config: Settings) -> Facts:
         )
     else:
         facts["architecture"] = "granitemoe" if experts else "granite"
-        config.read.update(key for key in config.values if key.startswith(("mamba_", "time_step_")))
+        config.skip(*(key for key in config.values if key.startswith(("mamba_", "time_step_"))))
     shared = config.integer("shared_intermediate_size")
     if experts:
         return facts | {"shared_width": shared, "moe_intermediate_size": config.integer("intermediate_size")}
+    config.skip("num_experts_per_tok")
     return facts | {"intermediate_size": shared, "num_local_experts": None}
 
 

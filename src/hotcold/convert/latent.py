@@ -72,13 +72,13 @@ def _attends(config: Settings, delta: Settings) -> list[bool]:
     """Whether each layer has latent attention: as ``layer_types`` says, which transformers writes, else as
     the lists of the publishers do."""
     layers, kinds = config.integer("num_hidden_layers"), config.get("layer_types")
-    lists = {key: delta.get(key) for key in ("full_attn_layers", "kda_layers")}
     if kinds is not None:
+        delta.skip("full_attn_layers", "kda_layers")
         known = ("full_attention", "linear_attention")
         if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
             raise config.error("layer_types", f"a list of {layers}, each {' or '.join(known)}")
         return [kind == "full_attention" for kind in kinds]
-    if not any(lists.values()):
+    if _DELTA not in config:
         raise config.error(_DELTA, "an object with full_attn_layers and kda_layers, or layer_types,")
     attends = _numbers(delta, "full_attn_layers", layers)
     kept = sorted([*attends, *_numbers(delta, "kda_layers", layers)])

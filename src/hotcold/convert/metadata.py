@@ -80,7 +80,11 @@ def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
         f"attention.layer_norm_{'' if layout.layer_norm else 'rms_'}epsilon": eps,
         **_windows(config, layout),
     }
-    rope: dict[str, Any] = _rope_metadata(config, layout) if _rotates(config) else {}
+    rope: dict[str, Any] = {}
+    if _rotates(config):
+        rope = _rope_metadata(config, layout)
+    else:
+        config.skip("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
     # The order of earlier files, so that they can be made again byte for byte.
     first = "rope.dimension_count"
     metadata |= {first: rope[first]} if rope else {}

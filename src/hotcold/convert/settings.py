@@ -40,6 +40,13 @@ class Settings:
         self.read.add(self.inside + key)
         return self.values.get(key, default)
 
+    def skip(self, *keys: str) -> None:
+        """Counts keys, and the keys in them, as read: they have no effect in this model."""
+        for key in keys:
+            if isinstance(self.get(key), dict):
+                inner = self.section(key)
+                inner.skip(*inner.values)
+
     def having(self, facts: Mapping[str, Any]) -> "Settings":
         """The same object with other values of these keys."""
         return replace(self, values={**self.values, **facts})
