@@ -215,6 +215,7 @@ def qwen3vl_keys(config: Settings) -> Facts:
 
 def qwen3vl_moe(config: Settings) -> Facts:
     refuse_others(config, decoder_sparse_step=1, mlp_only_layers=[])
+    config.skip("norm_topk_prob")  # its class always normalises
     return qwen3vl(config)
 
 

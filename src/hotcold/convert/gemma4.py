@@ -39,7 +39,8 @@ def gemma4(text: Settings) -> Facts:
         raise text.error("layer_types", "full_attention in the last layer")
     lengths, kv_heads = _heads(text, windows)
     alike = text.flag("attention_k_eq_v", False)
-    width = count(text, "hidden_size_per_layer_input")
+    width, wide = count(text, "hidden_size_per_layer_input"), text.flag("use_double_wide_mlp", False)
+    text.skip("vocab_size_per_layer_input")  # without effect where that width is 0
     if width and text.integer("vocab_size_per_layer_input", vocab) != vocab:
         raise text.error("vocab_size_per_layer_input", f"vocab_size {vocab}")
     if width and text.text("hidden_activation") != GELU:
@@ -53,7 +54,7 @@ def gemma4(text: Settings) -> Facts:
         "layers_with_keys": own,
         "values_of_keys": [alike and not window for window in windows],
         "layer_input": width,
-        "wide": [i >= own and text.flag("use_double_wide_mlp", False) for i in range(layers)],
+        "wide": [i >= own and wide for i in range(layers)],
         "hidden_act": text.text("hidden_activation"),
         "windows": windows,
         "unread": unread_keys(own, layers),

@@ -57,6 +57,7 @@ def kimi_linear(config: Settings) -> Facts:
     named = {ours: config.get(theirs) for ours, theirs in _KIMI.items() if theirs in config}
     config = config.having(named)
     delta, heads = config.section(_DELTA), config.integer("num_attention_heads")
+    config.skip(*_KIMI_DELTA.values())  # which count where the object lacks them
     attention = _attends(config, delta)
     sizes = {
         ours: delta.integer(ours) if ours in delta else config.integer(theirs)

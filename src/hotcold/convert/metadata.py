@@ -171,7 +171,7 @@ def _scaling(config: Settings) -> Settings:
     old, new = config.section("rope_scaling"), config.section("rope_parameters")
     old = old.section(_FULL) if _FULL in old else old
     if _FULL in new or _WINDOW in new:
-        return Settings(config.path, {**new.section(_FULL).values, **old.values})
+        return new.section(_FULL).having(old.values)
     return old if old.values else new
 
 
