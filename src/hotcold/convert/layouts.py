@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,7 @@ class Rule:
     ``heads`` is the letter that counts the rows' heads where rotary positions apply to them, or ``groups``
     where q, k and v come in groups. ``bias`` says whether the bias exists, ``when`` whether both exist: a
     bool, or the key of one. ``layers`` is the key of a list that says which layers have them; empty: all.
-    ``taken`` are words: ``bare`` (both names are whole, without ``.weight``), ``turned`` (HF's last two axes
-    change places), ``first`` or ``second`` (half of HF's rows).
+    ``bare`` names are whole, without ``.weight``.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Rule:
     bias: bool | str = False
     when: bool | str = True
     layers: str = ""
-    taken: str = ""
+    bare: bool = False
 
     @property
     def each_expert(self) -> bool:
@@ -184,7 +184,7 @@ _QWEN3VL = Layout(
 _LLAMA4 = Layout(
     "llama4", "Llama4ForCausalLM", _SILU, _mixed(_rules("llama", "llama4", **_EXPERTS)), recent.llama4,
     recent.llama4_keys, interleaved=True, already=True, prefixes=_OF_VISION,
-    ignored=(*_VISION, "vision_model."),
+    ignored=(*_VISION, "vision_model."), own=partial(stateful.stacked_experts, mlp="feed_forward"),
 )  # fmt: skip
 _QWEN2VL = Layout(
     "qwen2vl", "Qwen2VLForConditionalGeneration", _SILU, _rules("llama", **_NO_BIAS | {"qkv_bias": True}),

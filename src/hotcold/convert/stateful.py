@@ -38,9 +38,14 @@ def short_conv(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: st
     return found
 
 
-def stacked_experts(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
-    """Experts of a layer that has nothing else of this file."""
-    return _experts(checkpoint, f"model.layers.{layer}.mlp.experts.", f"blk.{layer}.", sizes, down_layout)
+def stacked_experts(
+    checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str, mlp: str = "mlp"
+) -> list[Source]:
+    """Experts of a layer, if it has some, that has nothing else of this file; ``mlp`` is HF's name of the
+    FFN."""
+    if not checkpoint.config.get("expert_layers", [True] * sizes["L"])[layer]:
+        return []
+    return _experts(checkpoint, f"model.layers.{layer}.{mlp}.experts.", f"blk.{layer}.", sizes, down_layout)
 
 
 def gated_delta(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
@@ -217,13 +222,12 @@ def granite_hybrid(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout
 
 def _experts(checkpoint: Checkpoint, hf: str, blk: str, sizes: Sizes, down_layout: str) -> list[Source]:
     """Experts in one tensor for all, as transformers has them, or in one for each. Rows and columns of the
-    tensors for all may have changed places (Qwen3-VL's published ones)."""
+    tensors for all may have changed places (Qwen3-VL's published ones, Llama 4's)."""
     e, m, dim = sizes["E"], sizes["M"], sizes["D"]
     target, both, down = f"{blk}ffn_down_exps.weight", f"{hf}gate_up_proj", f"{hf}down_proj"
     if both in checkpoint.files:
-        shapes = (e, 2 * m, dim), (e, dim, m)
-        stored = tuple(checkpoint.shape(name) for name in (both, down) if name in checkpoint.files)
-        turned = stored == tuple((e, columns, rows) for _, rows, columns in shapes) and stored != shapes
+        stored = [checkpoint.shape(name) for name in (both, down) if name in checkpoint.files]
+        turned = stored == [(e, dim, 2 * m), (e, m, dim)]  # one of the two may be square, but not both
         found = _halves(checkpoint, both, blk, "_exps", (e, m, dim), turned=turned)
         return [*found, down_source(checkpoint, target, down, (e, dim, m), down_layout, turned=turned)]
     found = []
