@@ -20,6 +20,7 @@ from hotcold.convert.layouts import LAYOUTS
 
 _OF_ALL = {each.name for each in dataclasses.fields(PreTrainedConfig)}
 _PARTLY = "partial_rotary_factor"
+_TIED = "tie_word_embeddings"
 
 
 def row_of(text: Any) -> dict[str, Any]:
@@ -61,12 +62,13 @@ def rows() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for model_type in LAYOUTS:
         try:
-            text = AutoConfig.for_model(model_type).get_text_config()
+            whole = AutoConfig.for_model(model_type)
         except ValueError:  # a class of the publishers' own
             continue
+        text = whole.get_text_config()
         found[text.model_type] = row_of(text)
         if text.model_type != model_type:
-            found[model_type] = text.model_type
+            found[model_type] = {"text": text.model_type, _TIED: whole.tie_word_embeddings}
     return dict(sorted(found.items()))
 
 

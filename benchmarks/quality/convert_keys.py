@@ -2,13 +2,14 @@
 
     python benchmarks/quality/convert_keys.py [--only NAME ...] [--json FILE]
 
-Each golden checkpoint of tests/data that transformers knows is loaded by transformers and converted, and the
-logits are compared:
+Each golden checkpoint of tests/data that transformers knows, and each model of other parts that
+tests/support/wrappers.py makes of one, is loaded by transformers and converted, and the logits are compared:
 
 * with config.json as its publishers write it, and as transformers saves it;
 * with each key removed, of config.json and of the objects in it;
 * with each value changed, and with each key added that the class has and config.json lacks;
-* with a head that differs from the embedding, under each combination of `tie_word_embeddings`.
+* with a head that differs from the embedding, and with none, under each combination of
+  `tie_word_embeddings`.
 
 A case is right if the logits are equal, or if `convert` refuses it and names the key. Cases in which
 transformers itself fails, or draws missing weights at random, have no oracle: `convert` must refuse them or
@@ -40,8 +41,9 @@ from hotcold.errors import UserError
 from hotcold.kernels.reference import ReferenceBackend
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-from support.checkpoints import tensors_of, write_safetensors
+from support.checkpoints import copy_checkpoint, tensors_of, write_safetensors
 from support.runner import Runner
+from support.wrappers import WRAPPERS, make_wrapper
 
 DATA = Path(__file__).resolve().parents[2] / "tests/data"
 CLOSE = 1e-3  # of the deviation of logits
@@ -55,10 +57,10 @@ EXPLAINED = {
 }  # fmt: skip
 #: Keys that have no part in a model's arithmetic; changes of them are not tried.
 UNTRIED = ("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "vision_config")
+#: Names of tensors that no text needs.
+UNUSED = r"visual|vision|audio|m\w*_projector|mtp"
 #: Keys with which transformers changes weights after it has loaded them.
 INITIAL = ("rescale_prenorm_residual", "time_step_min", "time_step_max", "time_step_floor")
-#: Tensors of parts that read images or guess tokens: goldens have one of them, and the text model none.
-IMAGES = r"visual|vision_tower|m\w*_projector|mtp"
 
 Path_ = tuple[str, ...]  # of a key: the objects that it is in, then its name
 Logits = np.ndarray[Any, Any]
@@ -136,8 +138,9 @@ def _object(config: dict[str, Any], path: Path_) -> dict[str, Any]:
     return config
 
 
-def heads(config: dict[str, Any]) -> Iterator[Case]:
-    """All combinations of ``tie_word_embeddings`` in config.json and in its text_config."""
+def heads(config: dict[str, Any], head: str) -> Iterator[Case]:
+    """All combinations of ``tie_word_embeddings`` in config.json and in its text_config; ``head`` describes
+    what is stored."""
     for outer in (True, False, None):
         for inner in (True, False, None) if "text_config" in config else (None,):
             other = copy.deepcopy(config)
@@ -145,7 +148,7 @@ def heads(config: dict[str, Any]) -> Iterator[Case]:
                 place.pop("tie_word_embeddings", None)
                 if value is not None:
                     place["tie_word_embeddings"] = value
-            yield Case(f"a head that differs, tied {outer}, in text_config {inner}", "lm_head", other)
+            yield Case(f"{head}, tied {outer}, in text_config {inner}", "lm_head", other)
 
 
 class Checkpoints:
@@ -170,7 +173,7 @@ class Checkpoints:
                 self.folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
             )
             names = [*info["missing_keys"], *info["mismatched_keys"], *info["unexpected_keys"]]
-            if wrong := [str(name) for name in names if not re.search(IMAGES, str(name))]:
+            if wrong := [str(name) for name in names if not re.search(UNUSED, str(name))]:
                 return f"tensors: {wrong[0][:80]}"
             for part in model.modules():
                 if type(part).__name__.startswith("NemotronH") and hasattr(part, "time_step_limit"):
@@ -221,8 +224,7 @@ def judge(model: str, case: Case, oracle: Any, ours: Any, plain: Any) -> tuple[s
 
 def try_all(name: str, parent: Path, kinds: set[str]) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
-    folder = parent / name
-    shutil.copytree(DATA / name, folder)
+    folder = make_wrapper(parent, name) if name in WRAPPERS else copy_checkpoint(parent, name)
     checkpoint = Checkpoints(folder)
     published = json.loads((folder / "config.json").read_text())
 
@@ -263,10 +265,15 @@ def try_all(name: str, parent: Path, kinds: set[str]) -> list[dict[str, str]]:
         head = next((k for k in arrays if k.endswith("lm_head.weight")), "lm_head.weight")
         rng = np.random.default_rng(5)
         if table is not None:
-            arrays[head] = (0.3 * rng.standard_normal(table.shape)).astype(table.dtype)
-            write_safetensors(folder / "model.safetensors", arrays)
-            for case in heads(published):
-                attempt(case, checkpoint)
+            other_head = (0.3 * rng.standard_normal(table.shape)).astype(table.dtype)
+            without = {key: values for key, values in arrays.items() if key != head}
+            for what, stored in (
+                ("a head that differs", without | {head: other_head}),
+                ("no head", without),
+            ):
+                write_safetensors(folder / "model.safetensors", stored)
+                for case in heads(published, what):
+                    attempt(case, checkpoint)
     return found
 
 
@@ -274,7 +281,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="*", help="names of folders of tests/data")
+    parser.add_argument("--only", nargs="*", help="names of folders of tests/data, and of wrappers")
     parser.add_argument("--kinds", nargs="*", default=["removed", "changed", "heads"])
     parser.add_argument("--json", type=Path, help="write all cases to this file")
     args = parser.parse_args()
@@ -282,7 +289,7 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    names = args.only or sorted(path.parent.name for path in DATA.glob("tiny-*/config.json"))
+    names = args.only or [*sorted(path.parent.name for path in DATA.glob("tiny-*/config.json")), *WRAPPERS]
     cases: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as parent:
         for name in names:

@@ -166,6 +166,16 @@ def test_keys_that_nothing_reads_are_noted(tmp_path: Path) -> None:
     ]
 
 
+def test_keys_of_parts_that_a_model_lacks_are_not_noted(tmp_path: Path) -> None:
+    """Granite 4 states sizes of Mamba-2, experts and a rotation, whether it has them or not."""
+    folder = copy_checkpoint(tmp_path, "tiny-granite4")
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    change_config(folder, time_step_limit=[0.0, 1.0], rope_parameters=rope, position_embedding_type=None)
+    metadata, _, notes = converted(folder)
+    assert not notes
+    assert metadata["granite.rope.scaling.finetuned"] is False
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [

@@ -16,7 +16,17 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 
 
-@pytest.mark.parametrize("name", ["tiny-granitemoe", "tiny-qwen3vlmoe", "tiny-glm4moe", "tiny-llama4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny-granitemoe",
+        "tiny-granitemoeshared",
+        "tiny-kimi-linear",
+        "tiny-qwen3vlmoe",
+        "tiny-glm4moe",
+        "tiny-llama4",
+    ],
+)
 def test_stacks_of_experts_by_neuron(name: str, tmp_path: Path) -> None:
     """Gate and up lie in one stack; Qwen3-VL's has rows and columns changed, too."""
     tiny = golden(name, tmp_path, down="by_neuron")
@@ -72,7 +82,6 @@ def test_keys_that_llama_cpp_reads(tmp_path: Path) -> None:
     [
         ("tiny-gemma2", {"final_logit_softcapping": None}, "final_logit_softcapping is missing: a finite"),
         ("tiny-gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True: false"),
-        ("tiny-mistral3", {"text_config": {"model_type": "mistral"}}, "model_type is 'mistral': ministral3"),
         ("tiny-hunyuan-moe", {"moe_topk": [1, 2]}, r"moe_topk is \[1, 2\]: one number for all layers"),
         ("tiny-hunyuan-moe", {"num_shared_expert": 2}, "num_shared_expert is 2: 1 is needed"),
         ("tiny-hunyuan-moe", {"moe_intermediate_size": 24}, "moe_intermediate_size is 24: intermediate_size"),

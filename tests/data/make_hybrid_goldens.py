@@ -178,6 +178,20 @@ GOLDENS: dict[str, dict[str, Any]] = {
         "num_experts_per_token": 3, "num_shared_experts": 1, "num_nextn_predict_layers": 0,
         "routed_scaling_factor": 2.5, "rope_scaling": None, "rope_theta": 10000.0,
     },
+    # Granite 4.0 350M, 1B and Micro: the class of the hybrids, with attention in all layers.
+    "tiny-granite4": GRANITE | {
+        "num_hidden_layers": 2, "layer_types": ["attention"] * 2, "num_local_experts": 0,
+        "num_experts_per_tok": 0, "intermediate_size": 28, "position_embedding_type": "rope",
+        "rope_theta": 10000000.0, "init_method": "mup", "normalization_function": "rmsnorm",
+    },
+    "tiny-granitemoeshared": {
+        key: value for key, value in GRANITE.items()
+        if not key.startswith(("mamba_", "layer_types", "position_"))
+    } | {
+        "architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared",
+        "num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 20,
+        "rope_theta": 10000.0,
+    },
 }  # fmt: skip
 
 #: Their norms scale by weight + 1, those after the delta rule excepted.

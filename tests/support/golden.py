@@ -36,7 +36,7 @@ FAMILIES = (
     "tiny-qwen3vl", "tiny-qwen3vlmoe", "tiny-granitemoe", "tiny-minimax-m2", "tiny-hunyuan-moe",
     "tiny-glm4moe", "tiny-ernie4_5moe", "tiny-command-r", "tiny-exaone4", "tiny-qwen2vl",
     "tiny-qwen2_5vl", "tiny-llama4", "tiny-bitnet", "tiny-gemma", "tiny-glm", "tiny-ministral",
-    *GEMMA4, *GEMMA3N,
+    "tiny-granite4", "tiny-granitemoeshared", *GEMMA4, *GEMMA3N,
 )  # fmt: skip
 
 #: Goldens of models with other parts than text.

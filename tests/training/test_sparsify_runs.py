@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints import change_config, change_tensors, copy_checkpoint
+from support.wrappers import make_wrapper
 
 from hotcold.errors import UserError
 
@@ -199,9 +200,20 @@ def test_mistakes_are_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_be_made_sparse(tmp_path: Path) -> None:
-    for name in ("tiny-opt", "tiny-falcon", "tiny-gpt-oss", "tiny-drelu"):
+    for name in ("tiny-opt", "tiny-falcon", "tiny-gpt-oss"):
         assert "is of an unknown form" in refused(tmp_path, DATA / name)
-    assert "transformers cannot load it" in refused(tmp_path, DATA / "tiny-minicpm")
+    for name, kind, activation in (
+        ("tiny-drelu", "bamboo", "drelu"),
+        ("tiny-smallthinker", "smallthinker", "relu"),
+        ("tiny-minicpm", "minicpm", "relu"),
+    ):
+        reason = f"has no class for model_type '{kind}', whose FFN computes {activation}: convert it as it is"
+        assert reason in refused(tmp_path, DATA / name)
+    assert "has other parts" in refused(tmp_path, make_wrapper(tmp_path, "wrapped-gemma3"))
+    change_config(folder := copy_checkpoint(tmp_path, "tiny-qwen3"), hidden_act=...)
+    assert "names no activation: add hidden_act" in refused(tmp_path, folder)
+    change_config(folder := copy_checkpoint(tmp_path / "odd"), num_attention_heads=3)
+    assert "transformers cannot load it" in refused(tmp_path, folder)
     folder = copy_checkpoint(tmp_path)
     change_tensors(folder, model__layers__1__mlp__up_proj__weight=...)
     assert "has no tensor 'model.layers.1.mlp.up_proj.weight'" in refused(tmp_path, folder)

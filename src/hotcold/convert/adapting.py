@@ -199,6 +199,8 @@ def check_nested(config: Settings) -> None:
 def gemma3(config: Settings) -> Facts:
     check_nested(config)
     refuse_others(config, use_bidirectional_attention=False, attn_logit_softcapping=None)
+    if config.text("model_type") == "gemma3":  # whose class has no cap, unlike that of the text model alone
+        refuse_others(config, final_logit_softcapping=None)
     period, layers = config.integer("sliding_window_pattern", 6), config.integer("num_hidden_layers")
     return {
         "hidden_act": config.text("hidden_activation"),

@@ -8,7 +8,6 @@ import numpy as np
 from hotcold.convert.adapting import (
     Facts,
     expert_keys,
-    granite_keys,
     mistral,
     qwen,
     refuse_others,
@@ -74,20 +73,21 @@ def cohere_keys(config: Settings) -> Facts:
     return {"logit_scale": np.float32(config.number("logit_scale"))}
 
 
-def granitemoe_keys(config: Settings) -> Facts:
-    return granite_keys(config) | expert_keys(config)
-
-
 def mistral3(config: Settings) -> Facts:
-    """Ministral 3, including models that read images. Mistral Small 3 has the same class, but another text
-    model: Llama's."""
-    own = config.section("text_config")
-    if own.values and own.get("model_type") != "ministral3":
-        raise own.error("model_type", "ministral3")
+    """Ministral 3, and models that read images, whose text models are Ministral 3's or Mistral's."""
+    if config.text("model_type") == "mistral3":
+        if "text_config" not in config:
+            raise config.error("text_config", "an object with the keys of the text model")
+        text = config.section("text_config")
+        if text.text("model_type", "mistral") not in ("mistral", "ministral3"):
+            raise text.error("model_type", "mistral or ministral3")
     return mistral(config)
 
 
 def mistral3_keys(config: Settings) -> Facts:
+    text = config.section("text_config") if "text_config" in config else config
+    if text.text("model_type", "mistral") == "mistral":
+        return {}
     rope = _rope(config)
     keys: Facts = {}
     if "llama_4_scaling_beta" in rope:
@@ -240,6 +240,7 @@ def qwen3vl_keys(config: Settings) -> Facts:
 
 def qwen3vl_moe(config: Settings) -> Facts:
     refuse_others(config, decoder_sparse_step=1, mlp_only_layers=[])
+    config.skip("norm_topk_prob")  # its class always normalises
     return qwen3vl(config)
 
 

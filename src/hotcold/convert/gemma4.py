@@ -14,6 +14,8 @@ from hotcold.convert.source import Source, loaded
 from hotcold.convert.stateful import Sizes, down_source
 
 GELU = "gelu_pytorch_tanh"
+PER_LAYER = "per_layer_config"  #: keys of single layers, which may be these:
+_BY_LAYER = ("head_dim", "num_key_value_heads")
 
 #: Norms of each layer, and those of layers with experts.
 NORMS = {
@@ -35,10 +37,10 @@ def gemma4(text: Settings) -> Facts:
     windows = windows_of(text, [(i + 1) % 6 != 0 for i in range(layers)])
     if not windows or windows[-1]:
         raise text.error("layer_types", "full_attention in the last layer")
-    local, kv_heads = text.integer("head_dim"), text.integer("num_key_value_heads")
+    lengths, kv_heads = _heads(text, windows)
     alike = text.flag("attention_k_eq_v", False)
-    all_heads = text.integer("num_global_key_value_heads", kv_heads) if alike else kv_heads
-    width = count(text, "hidden_size_per_layer_input")
+    width, wide = count(text, "hidden_size_per_layer_input"), text.flag("use_double_wide_mlp", False)
+    text.skip("vocab_size_per_layer_input")  # without effect where that width is 0
     if width and text.integer("vocab_size_per_layer_input", vocab) != vocab:
         raise text.error("vocab_size_per_layer_input", f"vocab_size {vocab}")
     if width and text.text("hidden_activation") != GELU:
@@ -46,16 +48,17 @@ def gemma4(text: Settings) -> Facts:
         raise text.error("hidden_activation", f"{GELU} in a model of hidden_size_per_layer_input {width}")
     own = layers_with_keys(text, windows)
     facts: Facts = {
-        "head_dim": text.integer("global_head_dim", 512),
-        "local_head_dim": local,
-        "kv_heads": [kv_heads if window else all_heads for window in windows],
+        "head_dim": lengths[-1],
+        "local_head_dim": lengths[windows.index(True)] if any(windows) else text.integer("head_dim"),
+        "kv_heads": kv_heads,
         "layers_with_keys": own,
         "values_of_keys": [alike and not window for window in windows],
         "layer_input": width,
-        "wide": [i >= own and text.flag("use_double_wide_mlp", False) for i in range(layers)],
+        "wide": [i >= own and wide for i in range(layers)],
         "hidden_act": text.text("hidden_activation"),
         "windows": windows,
         "unread": unread_keys(own, layers),
+        PER_LAYER: None,
     }
     if text.flag("enable_moe_block", False):
         facts |= {
@@ -64,6 +67,41 @@ def gemma4(text: Settings) -> Facts:
             "moe_intermediate_size": text.integer("moe_intermediate_size"),
         }
     return facts
+
+
+def _heads(text: Settings, windows: Sequence[bool]) -> tuple[list[int], list[int]]:
+    """Returns by layer the length of a head and the number of heads of keys.
+
+    Files of transformers 5.23 state both in ``per_layer_config``, and published ones in ``global_head_dim``
+    and ``num_global_key_value_heads``. ConvertError: lengths differ within one kind of layers."""
+    length, kv_heads = text.integer("head_dim"), text.integer("num_key_value_heads")
+    if PER_LAYER in text:
+        layers = _layers_of(text, len(windows))
+        lengths = [layer.integer("head_dim", length) for layer in layers]
+        heads = [layer.integer("num_key_value_heads", kv_heads) for layer in layers]
+        for kind in (True, False):
+            if len({each for each, window in zip(lengths, windows, strict=True) if window is kind}) > 1:
+                raise text.error(PER_LAYER, "one head_dim for each kind of layer_types")
+        return lengths, heads
+    alike = text.flag("attention_k_eq_v", False)
+    full = text.integer("global_head_dim", 512)
+    full_heads = text.integer("num_global_key_value_heads", kv_heads) if alike else kv_heads
+    return [length if each else full for each in windows], [
+        kv_heads if each else full_heads for each in windows
+    ]
+
+
+def _layers_of(text: Settings, layers: int) -> list[Settings]:
+    """Returns the keys that each layer has for itself; numbers of layers may begin with zeros."""
+    stated = text.section(PER_LAYER)
+    numbers = {str(i).zfill(digits): i for i in range(layers) for digits in range(1, 6)}
+    found = [Settings(text.path, {}) for _ in range(layers)]
+    for name in stated.values:
+        if name not in numbers or not stated.section(name).values.keys() <= {*_BY_LAYER}:
+            needed = f"an object with numbers of layers below {layers}, each with {' or '.join(_BY_LAYER)},"
+            raise text.error(PER_LAYER, needed)
+        found[numbers[name]] = stated.section(name)
+    return found
 
 
 def layers_with_keys(text: Settings, windows: Sequence[bool]) -> int:

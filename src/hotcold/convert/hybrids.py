@@ -184,7 +184,8 @@ def nemotron_h(config: Settings) -> Facts:
         "hidden_act": config.text("mlp_hidden_act"),
         "norm_eps": config.number("layer_norm_epsilon"),
         "no_rope": True,
-        "experts": any(kind == "experts" for kind in kinds),
+        "experts": "experts" in kinds,
+        "architecture": "nemotron_h_moe" if "experts" in kinds else "nemotron_h",
         "dense_layers": [kind == "dense" for kind in kinds],
         "expert_layers": [kind == "experts" for kind in kinds],
         **_layers(Settings(config.path, {}), kinds),
@@ -236,34 +237,50 @@ def nemotron_h_keys(config: Settings) -> Facts:
 
 
 def granite_hybrid(config: Settings) -> Facts:
+    """Granite 4. As in llama.cpp's files, models with attention in all layers have the names of Granite 3."""
+    refuse_others(config, normalization_function="rmsnorm")
     kinds = _kinds(config, "layer_types")
-    if "state" not in kinds:
-        raise config.error("layer_types", "a list with at least one mamba")
     experts = bool(config.get("num_local_experts"))
     rotates = config.text("position_embedding_type", "nope") == "rope"
-    facts = {
-        "no_rope": not rotates,
-        "experts": experts,
-        **_layers(config, kinds),
-        **_ssm(
+    facts = {"no_rope": not rotates, "experts": experts, **_layers(config, kinds)}
+    if "state" in kinds:
+        facts |= _ssm(
             config,
             _GRANITE,
             "model.layers.{}.mamba.",
             conv_bias=config.flag("mamba_conv_bias", True),
             bias=config.flag("mamba_proj_bias", False),
-        ),
-    }
+        )
+    else:
+        facts["architecture"] = "granitemoe" if experts else "granite"
+        config.skip(*(key for key in config.values if key.startswith(("mamba_", "time_step_"))))
     shared = config.integer("shared_intermediate_size")
     if experts:
         return facts | {"shared_width": shared, "moe_intermediate_size": config.integer("intermediate_size")}
+    config.skip("num_experts_per_tok")
     return facts | {"intermediate_size": shared, "num_local_experts": None}
 
 
 def granite_hybrid_keys(config: Settings) -> Facts:
-    keys = granite_keys(config) | _ssm_keys(config) | {"attention.head_count_kv": _kv_heads(config)}
+    keys = granite_keys(config)
+    if any(config.values["state_layers"]):
+        keys |= _ssm_keys(config) | {"attention.head_count_kv": _kv_heads(config)}
     if config.values["no_rope"]:
         keys["rope.scaling.finetuned"] = False
     return keys | (expert_keys(config) if config.values["experts"] else {})
+
+
+def granite_moe(config: Settings) -> Facts:
+    """Granite 3 with experts, beside which ``granitemoeshared`` may have a shared one."""
+    facts = _layers(config, ["attention"] * config.integer("num_hidden_layers"))
+    shared = "shared_intermediate_size"
+    if config.text("model_type") == "granitemoeshared" and config.get(shared) != 0:
+        facts["shared_width"] = config.integer(shared)
+    return facts
+
+
+def granite_moe_keys(config: Settings) -> Facts:
+    return granite_keys(config) | expert_keys(config)
 
 
 def falcon_h1(config: Settings) -> Facts:

@@ -19,21 +19,21 @@ _OTHERS = """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention
     architectures attn_implementation auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens
     cache_implementation chunk_size chunk_size_feed_forward dropout dtype embd_pdrop ep_size expand
-    experts_per_token finetuning_task id2label init_std initial_context_length initializer_range is_decoder
-    is_encoder_decoder label2id layerdrop mamba_chunk_size mamba_expand mamba_ssm_cache_dtype model_type
-    mtp_layers_block_type num_logits_to_keep num_mtp_layers num_nextn_predict_layers output_attentions
-    output_hidden_states output_router_logits pretraining_tp problem_type qk_head_dim rescale_prenorm_residual
-    resid_pdrop residual_in_fp32 return_dict router_jitter_noise seq_aux task_specific_params
-    time_step_floor time_step_max time_step_min time_step_rank tokenizer_class torch_dtype torchscript
-    transformers_version unsloth_fixed unsloth_version use_cache use_mamba_kernels
-    attention_factor beta_fast beta_slow factor high_freq_factor long_factor low_freq_factor mscale
-    mscale_all_dim original_max_position_embeddings short_factor truncate type
+    experts_per_token finetuning_task id2label init_method init_std initial_context_length initializer_range
+    is_decoder is_encoder_decoder label2id layerdrop mamba_chunk_size mamba_expand mamba_ssm_cache_dtype
+    model_type mtp_layers_block_type num_logits_to_keep num_mtp_layers num_nextn_predict_layers
+    output_attentions output_hidden_states output_router_logits pretraining_tp problem_type qk_head_dim
+    rescale_prenorm_residual resid_pdrop residual_in_fp32 return_dict router_jitter_noise seq_aux
+    task_specific_params time_step_floor time_step_max time_step_min time_step_rank tokenizer_class
+    torch_dtype torchscript transformers_version unsloth_fixed unsloth_version use_cache use_mamba_kernels
+    attention_factor beta_fast beta_slow factor high_freq_factor long_factor low_freq_factor
+    mrope_interleaved mscale mscale_all_dim original_max_position_embeddings short_factor truncate type
 """
 _WITHOUT_EFFECT = re.compile("|".join([r".*_(token_id|dropout|loss_coef|config)", *_OTHERS.split()]))
 _LISTED = 8  #: names of a note
 _TIED = "tie_word_embeddings"
 
-#: Rows by model_type; that of a model with other parts is the name of its text model's.
+#: Rows by model_type; that of a model with other parts has the name of its text model's in ``text``.
 _ROWS: dict[str, Any] = json.loads(DEFAULTS.read_bytes()) if DEFAULTS.exists() else {}
 
 
@@ -41,10 +41,12 @@ def complete(config: Settings) -> Settings:
     """The settings of a checkpoint's text model; where config.json lacks a key they have its class's default.
 
     A model with other parts has the text model's keys in ``text_config``. A class that is not in transformers
-    has no defaults here. The head is tied if either part says so."""
+    has no defaults here. The head is tied if either part says so, or the class of the whole implies it."""
     stated, defaults = _text_model(config)
-    ties = [each.flag(_TIED, False) for each in (config, Settings(config.path, stated)) if _TIED in each]
-    tied = {_TIED: any(ties)} if ties else {}
+    tied: dict[str, Any] = {}
+    if _TIED in config or stated.get(_TIED) is not None or _TIED in defaults:
+        whole = config.flag(_TIED, defaults.get(_TIED, False))
+        tied = {_TIED: whole or Settings(config.path, stated).flag(_TIED, False)}
     return config.having({**defaults, **stated, **tied, "model_type": config.text("model_type")})
 
 
@@ -78,9 +80,9 @@ def has_effect(key: str) -> bool:
 def _text_model(config: Settings) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """The keys that config.json has for the text model, under their usual names, and its class's defaults."""
     text = config.section("text_config") if "text_config" in config else config
-    kind = text.get("model_type")
-    row = _ROWS.get(kind if kind in _ROWS else config.text("model_type"), {})
-    row = _ROWS[row] if isinstance(row, str) else row
+    whole = _ROWS.get(config.text("model_type"), {})
+    row = _ROWS.get(text.text("model_type", ""), whole)
+    row = _ROWS.get(row.get("text"), row)
     names = row.get("names", {})
     stated = {names.get(key, key): value for key, value in text.values.items()}
-    return stated, row.get("values", {})
+    return stated, {**row.get("values", {}), **({_TIED: whole[_TIED]} if "text" in whole else {})}

@@ -9,7 +9,7 @@ from hotcold.convert.adapting import Facts, expert_keys, refuse_others
 from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.settings import Settings
 from hotcold.convert.source import Source, loaded
-from hotcold.convert.stateful import minus_exp
+from hotcold.convert.stateful import down_source, minus_exp
 from hotcold.convert.tensor_files import Array
 
 Sizes = Mapping[str, int]
@@ -17,6 +17,11 @@ Sizes = Mapping[str, int]
 _TYPES = "mlp_layer_types"
 
 _DELTA = "linear_attn_config"
+#: Sizes in it, and what transformers calls them beside it.
+_KIMI_DELTA = {
+    "head_dim": "linear_head_dim", "num_heads": "linear_num_heads",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}  # fmt: skip
 
 #: Keys of Kimi Linear, by those of DeepSeek-V3.
 _KIMI = {
@@ -51,19 +56,36 @@ def kimi_linear(config: Settings) -> Facts:
     refuse_others(config, mla_use_nope=True, moe_router_activation_func="sigmoid")
     named = {ours: config.get(theirs) for ours, theirs in _KIMI.items() if theirs in config}
     config = config.having(named)
+    delta, heads = config.section(_DELTA), config.integer("num_attention_heads")
+    config.skip(*_KIMI_DELTA.values())  # which count where the object lacks them
+    attention = _attends(config, delta)
+    sizes = {
+        ours: delta.integer(ours) if ours in delta else config.integer(theirs)
+        for ours, theirs in _KIMI_DELTA.items()
+    }
+    if sizes["num_heads"] != heads:
+        raise delta.error("num_heads", f"num_attention_heads {heads}")
+    facts = named | _latent(config) | {"groups": _groups(config), "score": 2, _DELTA: sizes}
+    return facts | {"attention_layers": attention, "state_layers": [not each for each in attention]}
+
+
+def _attends(config: Settings, delta: Settings) -> list[bool]:
+    """Whether each layer has latent attention: as ``layer_types`` says, which transformers writes, else as
+    the lists of the publishers do."""
+    layers, kinds = config.integer("num_hidden_layers"), config.get("layer_types")
+    if kinds is not None:
+        delta.skip("full_attn_layers", "kda_layers")
+        known = ("full_attention", "linear_attention")
+        if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
+            raise config.error("layer_types", f"a list of {layers}, each {' or '.join(known)}")
+        return [kind == "full_attention" for kind in kinds]
     if _DELTA not in config:
-        raise config.error(_DELTA, "an object with full_attn_layers and kda_layers")
-    delta, layers = config.section(_DELTA), config.integer("num_hidden_layers")
+        raise config.error(_DELTA, "an object with full_attn_layers and kda_layers, or layer_types,")
     attends = _numbers(delta, "full_attn_layers", layers)
     kept = sorted([*attends, *_numbers(delta, "kda_layers", layers)])
     if kept != [*range(1, layers + 1)]:
         raise delta.error("kda_layers", f"a list of those of {layers} layers that full_attn_layers lacks")
-    heads = config.integer("num_attention_heads")
-    if delta.integer("num_heads") != heads:
-        raise delta.error("num_heads", f"num_attention_heads {heads}")
-    facts = named | _latent(config) | {"groups": _groups(config), "score": 2}
-    attention = [i + 1 in attends for i in range(layers)]
-    return facts | {"attention_layers": attention, "state_layers": [not each for each in attention]}
+    return [i + 1 in attends for i in range(layers)]
 
 
 def _numbers(config: Settings, key: str, layers: int) -> list[int]:
@@ -205,9 +227,19 @@ def _attention(checkpoint: Checkpoint, layer: int, dim: int) -> list[Source]:
 
 
 def kimi_layer(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
-    """A layer's attention of either kind, and the bias of its router."""
-    keeps = checkpoint.config.values["state_layers"][layer]
-    found = (_kimi_delta if keeps else _attention)(checkpoint, layer, sizes["D"])
+    """A layer's attention of either kind, its FFN if it has no experts, and the bias of its router."""
+    values, dim, n = checkpoint.config.values, sizes["D"], sizes["N"]
+    found = (_kimi_delta if values["state_layers"][layer] else _attention)(checkpoint, layer, dim)
+    if values["dense_layers"][layer]:
+        hf, blk = f"model.layers.{layer}.", f"blk.{layer}."
+        # transformers 5.23 saves it under the experts' name.
+        saved = f"{hf}mlp.gate_proj.weight" not in checkpoint.files
+        mlp = f"{hf}block_sparse_moe." if saved else f"{hf}mlp."
+        for part in ("gate", "up"):
+            origin = f"{mlp}{part}_proj.weight"
+            found.append(loaded(checkpoint, f"{blk}ffn_{part}.weight", [origin], (n, dim)))
+        down = f"{blk}ffn_down.weight", f"{mlp}down_proj.weight"
+        found.append(down_source(checkpoint, *down, (dim, n), down_layout))
     return found + _router_bias(checkpoint, layer, sizes, "block_sparse_moe")
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,7 @@ class Rule:
     ``heads`` is the letter that counts the rows' heads where rotary positions apply to them, or ``groups``
     where q, k and v come in groups. ``bias`` says whether the bias exists, ``when`` whether both exist: a
     bool, or the key of one. ``layers`` is the key of a list that says which layers have them; empty: all.
-    ``taken`` are words: ``bare`` (both names are whole, without ``.weight``), ``turned`` (HF's last two axes
-    change places), ``first`` or ``second`` (half of HF's rows).
+    ``bare`` names are whole, without ``.weight``.
     """
 
     source: str
@@ -41,7 +41,7 @@ class Rule:
     bias: bool | str = False
     when: bool | str = True
     layers: str = ""
-    taken: str = ""
+    bare: bool = False
 
     @property
     def each_expert(self) -> bool:
@@ -54,7 +54,8 @@ class Layout:
     implementation: str  #: class in transformers
     activations: Mapping[str, str]  #: hidden_act -> Hotcold's name
     rules: tuple[Rule, ...]
-    #: gives config.json's facts under Llama's keys, if the publishers chose others or left them to the class
+    #: gives config.json's facts under Llama's keys, if the publishers chose others or left them to the class;
+    #: ``architecture`` is GGUF's name where it depends on them
     adapt: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
     #: gives the keys beyond those of every model, without the architecture's name
     extra: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
@@ -197,7 +198,7 @@ _QWEN3VL = Layout(
 _LLAMA4 = Layout(
     "llama4", "Llama4ForCausalLM", _SILU, _mixed(_rules("llama", "llama4", **_EXPERTS)), recent.llama4,
     recent.llama4_keys, interleaved=True, already=True, prefixes=_OF_VISION,
-    ignored=(*_VISION, "vision_model."),
+    ignored=(*_VISION, "vision_model."), own=partial(stateful.stacked_experts, mlp="feed_forward"),
 )  # fmt: skip
 _QWEN2VL = Layout(
     "qwen2vl", "Qwen2VLForConditionalGeneration", _SILU, _rules("llama", **_NO_BIAS | {"qkv_bias": True}),
@@ -230,6 +231,10 @@ _QWEN35MOE = replace(
     _QWEN35, architecture="qwen35moe", implementation="Qwen3_5MoeForCausalLM",
     rules=_rules("qwen35", "qwen35moe", "qwen2moe", dense=False),
 )  # fmt: skip
+_GRANITE_MOE = Layout(
+    "granitemoe", "GraniteMoeForCausalLM", _SILU, _rules("hybrid", "granitehybrid"), hybrids.granite_moe,
+    hybrids.granite_moe_keys, interleaved=True, own=stateful.granite_hybrid,
+)  # fmt: skip
 _NEMOTRON_H = Layout(
     "nemotron_h", "NemotronHForCausalLM", _RELU2, _rules("nemotron_h"), hybrids.nemotron_h,
     hybrids.nemotron_h_keys, llama_cpp="relu2", eps="norm_eps", own=stateful.nemotron_h,
@@ -255,7 +260,7 @@ _KIMI_LINEAR = replace(
     _DEEPSEEK_V3, architecture="kimi-linear", implementation="KimiLinearForCausalLM",
     rules=tuple(
         rule
-        for rule in _mixed(_rules("llama", "kimi-linear", **_NO_BIAS))
+        for rule in _mixed(_rules("llama", "kimi-linear", **_EXPERTS | {"qkv_bias": False}))
         if ".self_attn." not in rule.source
     ),
     activations=_SILU_STATES, adapt=latent.kimi_linear, extra=latent.kimi_linear_keys, own=latent.kimi_layer,
@@ -363,10 +368,8 @@ LAYOUTS = {
     "granite": Layout(
         "granite", "GraniteForCausalLM", _SILU, _LLAMA, extra=adapting.granite_keys, interleaved=True
     ),
-    "granitemoe": Layout(
-        "granitemoe", "GraniteMoeForCausalLM", _SILU,
-        _rules("llama", "granitemoe", **_EXPERTS), extra=recent.granitemoe_keys, interleaved=True,
-    ),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": replace(_GRANITE_MOE, implementation="GraniteMoeSharedForCausalLM"),
     "gemma": Layout(
         "gemma", "GemmaForCausalLM", _TANH | _SPARSE, _LLAMA, recent.gemma, llama_cpp="gelu",
         norms_less_one=True,
@@ -462,8 +465,8 @@ LAYOUTS = {
     "qwen3_vl": _QWEN3VL,
     "qwen3_vl_moe": replace(
         _QWEN3VL, architecture="qwen3vlmoe", implementation="Qwen3VLMoeForConditionalGeneration",
-        rules=_rules("llama", "qwen3vlmoe", **_EXPERTS | {"qk_norm": True}), adapt=recent.qwen3vl_moe,
-        extra=recent.qwen3vl_moe_keys,
+        rules=_rules("llama", "qwen35moe", **_EXPERTS | {"qk_norm": True}), adapt=recent.qwen3vl_moe,
+        extra=recent.qwen3vl_moe_keys, own=stateful.stacked_experts,
     ),
     "lfm2": Layout(
         "lfm2", "Lfm2ForCausalLM", _SILU, _rules("hybrid", "lfm2", attention_bias=False), hybrids.lfm2,
@@ -531,9 +534,11 @@ def find_layout(config: Settings) -> tuple[Layout, Settings]:
     if layout.texts:
         layout, config = _of_text(config, layout)
     _check_sizes(config)
-    config = config.having(layout.adapt(config))
-    if model_type == "nemotron_h" and config.flag("experts", False):
-        layout = replace(layout, architecture="nemotron_h_moe")
+    facts = layout.adapt(config)
+    layout = replace(layout, architecture=facts.get("architecture", layout.architecture))
+    config = config.having(facts)
+    if config.get(gemma4.PER_LAYER):
+        raise config.error(gemma4.PER_LAYER, "none, or an empty object,")
     return layout, config.having(read_method(config))
 
 

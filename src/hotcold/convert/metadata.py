@@ -80,7 +80,11 @@ def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
         f"attention.layer_norm_{'' if layout.layer_norm else 'rms_'}epsilon": eps,
         **_windows(config, layout),
     }
-    rope: dict[str, Any] = _rope_metadata(config, layout) if _rotates(config) else {}
+    rope: dict[str, Any] = {}
+    if _rotates(config):
+        rope = _rope_metadata(config, layout)
+    else:
+        config.skip("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
     # The order of earlier files, so that they can be made again byte for byte.
     first = "rope.dimension_count"
     metadata |= {first: rope[first]} if rope else {}
@@ -167,7 +171,7 @@ def _scaling(config: Settings) -> Settings:
     old, new = config.section("rope_scaling"), config.section("rope_parameters")
     old = old.section(_FULL) if _FULL in old else old
     if _FULL in new or _WINDOW in new:
-        return Settings(config.path, {**new.section(_FULL).values, **old.values})
+        return new.section(_FULL).having(old.values)
     return old if old.values else new
 
 

@@ -31,6 +31,7 @@ class Settings:
         default_factory=set, compare=False, repr=False
     )  #: names of the keys that were read
     inside: str = ""  #: the beginning of these names: the objects that this one is in
+    skipped: set[str] = field(default_factory=set, compare=False, repr=False)  #: see :meth:`skip`
 
     def __contains__(self, key: str) -> bool:
         """True if the key has a value; ``null`` counts as absent."""
@@ -40,6 +41,10 @@ class Settings:
         self.read.add(self.inside + key)
         return self.values.get(key, default)
 
+    def skip(self, *keys: str) -> None:
+        """Leaves keys, and the keys in them, out of :meth:`unread`: they have no effect in this model."""
+        self.skipped.update(self.inside + key for key in keys)
+
     def having(self, facts: Mapping[str, Any]) -> "Settings":
         """The same object with other values of these keys."""
         return replace(self, values={**self.values, **facts})
@@ -47,8 +52,11 @@ class Settings:
     def unread(self) -> Iterator[str]:
         """The names of the keys that were not read, those of objects in it among them."""
         for key, value in self.values.items():
-            if value is not None and self.inside + key not in self.read:
-                yield self.inside + key
+            name = self.inside + key
+            if value is None or name in self.skipped:
+                continue
+            if name not in self.read:
+                yield name
             elif isinstance(value, dict):
                 yield from self.section(key).unread()
 
@@ -72,7 +80,7 @@ class Settings:
 
     def section(self, key: str) -> "Settings":
         values = self._typed(key, {}, dict, "an object")
-        return Settings(self.path, values, self.read, f"{self.inside}{key}.")
+        return Settings(self.path, values, self.read, f"{self.inside}{key}.", self.skipped)
 
     def token(self, key: str) -> int | None:
         """A token id, or the first of a list; None if it is -1 or absent."""

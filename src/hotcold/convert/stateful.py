@@ -38,6 +38,16 @@ def short_conv(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: st
     return found
 
 
+def stacked_experts(
+    checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str, mlp: str = "mlp"
+) -> list[Source]:
+    """Experts of a layer, if it has some, that has nothing else of this file; ``mlp`` is HF's name of the
+    FFN."""
+    if not checkpoint.config.get("expert_layers", [True] * sizes["L"])[layer]:
+        return []
+    return _experts(checkpoint, f"model.layers.{layer}.{mlp}.experts.", f"blk.{layer}.", sizes, down_layout)
+
+
 def gated_delta(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
     """The layers without attention of Qwen3.5 and Qwen3-Next, and the experts of both."""
     config, hf, blk = checkpoint.config, f"model.layers.{layer}.", f"blk.{layer}."
@@ -188,17 +198,19 @@ def nemotron_h(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: st
 
 
 def granite_hybrid(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
-    """Mamba-2, and FFNs, in which gate and up are one."""
+    """Mamba-2, and FFNs, in which gate and up are one; experts may have a shared one beside them."""
     found, hf, blk = (
         mamba(checkpoint, layer, sizes, down_layout),
         f"model.layers.{layer}.",
         f"blk.{layer}.",
     )
-    dim, shared = sizes["D"], sizes.get("S", sizes["N"])
-    kind, mlp = "_shexp" if "E" in sizes else "", f"{hf}shared_mlp."
-    joined, out = f"{mlp}input_linear.weight", f"{mlp}output_linear.weight"
-    found += _halves(checkpoint, joined, blk, kind, (shared, dim))
-    found.append(down_source(checkpoint, f"{blk}ffn_down{kind}.weight", out, (dim, shared), down_layout))
+    dim, shared = sizes["D"], sizes.get("S", 0 if "E" in sizes else sizes["N"])
+    if shared:
+        kind, mlp = "_shexp" if "E" in sizes else "", f"{hf}shared_mlp."
+        joined, out = f"{mlp}input_linear.weight", f"{mlp}output_linear.weight"
+        found += _halves(checkpoint, joined, blk, kind, (shared, dim))
+        target = f"{blk}ffn_down{kind}.weight"
+        found.append(down_source(checkpoint, target, out, (dim, shared), down_layout))
     if "E" in sizes:
         moe, e, m = f"{hf}block_sparse_moe.", sizes["E"], sizes["M"]
         found.append(loaded(checkpoint, f"{blk}ffn_gate_inp.weight", [f"{moe}router.layer.weight"], (e, dim)))
@@ -209,12 +221,15 @@ def granite_hybrid(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout
 
 
 def _experts(checkpoint: Checkpoint, hf: str, blk: str, sizes: Sizes, down_layout: str) -> list[Source]:
-    """Experts in one tensor for all, as transformers has them, or in one for each."""
+    """Experts in one tensor for all, as transformers has them, or in one for each. Rows and columns of the
+    tensors for all may have changed places (Qwen3-VL's published ones, Llama 4's)."""
     e, m, dim = sizes["E"], sizes["M"], sizes["D"]
-    target = f"{blk}ffn_down_exps.weight"
-    if f"{hf}gate_up_proj" in checkpoint.files:
-        found = _halves(checkpoint, f"{hf}gate_up_proj", blk, "_exps", (e, m, dim))
-        return [*found, down_source(checkpoint, target, f"{hf}down_proj", (e, dim, m), down_layout)]
+    target, both, down = f"{blk}ffn_down_exps.weight", f"{hf}gate_up_proj", f"{hf}down_proj"
+    if both in checkpoint.files:
+        stored = [checkpoint.shape(name) for name in (both, down) if name in checkpoint.files]
+        turned = stored == [(e, dim, 2 * m), (e, m, dim)]  # one of the two may be square, but not both
+        found = _halves(checkpoint, both, blk, "_exps", (e, m, dim), turned=turned)
+        return [*found, down_source(checkpoint, target, down, (e, dim, m), down_layout, turned=turned)]
     found = []
     for part in ("gate", "up"):
         names = [f"{hf}{i}.{part}_proj.weight" for i in range(e)]
@@ -225,26 +240,48 @@ def _experts(checkpoint: Checkpoint, hf: str, blk: str, sizes: Sizes, down_layou
     return [*found, loaded(checkpoint, target, names, (dim, m))]
 
 
-def _halves(checkpoint: Checkpoint, origin: str, blk: str, kind: str, shape: tuple[int, ...]) -> list[Source]:
-    """Gate and up of a tensor that has the rows of both, ``shape`` is that of each."""
+def _halves(
+    checkpoint: Checkpoint,
+    origin: str,
+    blk: str,
+    kind: str,
+    shape: tuple[int, ...],
+    *,
+    turned: bool = False,
+) -> list[Source]:
+    """Gate and up of a tensor that has the rows of both, or with ``turned`` their columns; ``shape`` is that
+    of each."""
     *experts, n, dim = shape
-    stored = (*experts, 2 * n, dim)
-    rows = {"gate": slice(0, n), "up": slice(n, None)}
+    stored = (*experts, dim, 2 * n) if turned else (*experts, 2 * n, dim)
+    parts = {"gate": slice(0, n), "up": slice(n, None)}
     return [
         loaded(
-            checkpoint, f"{blk}ffn_{part}{kind}.weight", [origin], stored, partial(_some, rows=each), shape
+            checkpoint,
+            f"{blk}ffn_{part}{kind}.weight",
+            [origin],
+            stored,
+            partial(_some, rows=rows, turned=turned),
+            shape,
         )
-        for part, each in rows.items()
+        for part, rows in parts.items()
     ]
 
 
 def down_source(
-    checkpoint: Checkpoint, target: str, origin: str, shape: tuple[int, ...], down_layout: str
+    checkpoint: Checkpoint,
+    target: str,
+    origin: str,
+    shape: tuple[int, ...],
+    down_layout: str,
+    *,
+    turned: bool = False,
 ) -> Source:
-    if down_layout != "by_neuron":
-        return loaded(checkpoint, target, [origin], shape)
-    *experts, dim, n = shape
-    return loaded(checkpoint, target, [origin], shape, _turned, (*experts, n, dim))
+    """Down of this shape, whose rows and columns have changed places where it is ``turned``."""
+    by_neuron, other = down_layout == "by_neuron", (*shape[:-2], *shape[:-3:-1])
+    change = _same if by_neuron == turned else _turned
+    return loaded(
+        checkpoint, target, [origin], other if turned else shape, change, other if by_neuron else shape
+    )
 
 
 def _rows_of_heads(order: Array, rows: int) -> Array:
@@ -270,8 +307,8 @@ def _take(values: Array, order: Array) -> Array:
     return values[order]
 
 
-def _some(values: Array, rows: slice) -> Array:
-    return values[..., rows, :]
+def _some(values: Array, rows: slice, *, turned: bool) -> Array:
+    return (_turned(values) if turned else values)[..., rows, :]
 
 
 def _turned(values: Array) -> Array:

@@ -167,9 +167,8 @@ def _of_rule(
     for part, letters in parts.items():
         shape = tuple(sizes[letter] for letter in letters)
         experts = range(sizes["E"]) if rule.each_expert else [0]  # a name without a place for it ignores it
-        bare = "bare" in rule.taken
-        origins = [rule.source.format(layer, expert) + f".{part}" * (not bare) for expert in experts]
-        target = rule.target.format(layer) + f".{part}" * (not bare)
+        origins = [rule.source.format(layer, expert) + f".{part}" * (not rule.bare) for expert in experts]
+        target = rule.target.format(layer) + f".{part}" * (not rule.bare)
         if rule.each_expert:
             shape = shape[1:]
         results: dict[object, tuple[int, ...]] = {
@@ -177,8 +176,6 @@ def _of_rule(
             _only_row: shape[1:],
         }
         result = results.get(rearrange, shape)
-        if rule.taken:
-            shape, rearrange = _taken(rule.taken, shape, rearrange)
         norm = part == "weight" and len(letters) == 1  # no other weight is a vector
         change = plus_one if norm and layout.norms_less_one else rearrange
         read, given = _factors(checkpoint.config, rule.target)
@@ -187,22 +184,6 @@ def _of_rule(
             change = partial(times, change=change, factor=factor)
         moves_rows = getattr(change, "func", change) in (interleave_rotary, ungroup_heads)
         yield loaded(checkpoint, target, origins, shape, change, result, moves_rows=moves_rows)
-
-
-def _taken(taken: str, shape: tuple[int, ...], rearrange: Rearrange) -> tuple[tuple[int, ...], Rearrange]:
-    """The shape in the checkpoint of a stack that a rule takes a part of, and what gives that part."""
-    *more, rows, columns = shape if len(shape) > 1 else (1, *shape)
-    halved, turned = "first" in taken or "second" in taken, "turned" in taken
-    half = slice(rows, None) if "second" in taken else slice(0, rows)
-
-    def part(values: Array) -> Array:
-        values = _turned(values) if turned else values
-        return rearrange(values[..., half, :] if halved else values)
-
-    if len(shape) == 1:
-        return shape, rearrange
-    stored = (2 * rows if halved else rows), columns
-    return (*more, *(stored[::-1] if turned else stored)), part
 
 
 def _holds(config: Settings, condition: bool | str) -> bool:

@@ -7,6 +7,7 @@ text is cut into words is code of the publishers, which is not run: it is known 
 
 import base64
 import binascii
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,14 @@ def read_tiktoken(path: Path, settings: Settings) -> Settings:
     if kind not in _CUTS:
         raise settings.error("tokenizer_class", f"with tiktoken.model {' or '.join(_CUTS)}")
     ranks = _ranks(path)
-    vocab = {spell_bytes(token): rank for token, rank in ranks.items()}
+    added = _special(settings, len(ranks))
+    return Settings(path, ranked_tokenizer(ranks, PRE_TOKENIZERS[_CUTS[kind]]) | {"added_tokens": added})
+
+
+def ranked_tokenizer(ranks: dict[bytes, int], expressions: Sequence[str], first: int = 0) -> dict[str, Any]:
+    """The model and the pre-tokenizer of ``tokenizer.json`` for tokens by rank, whose ids count from
+    ``first`` on; ``expressions`` cut a text into words."""
+    vocab = {spell_bytes(token): first + rank for token, rank in ranks.items()}
     merges = [
         [spell_bytes(part) for part in parts]
         for token, rank in ranks.items()
@@ -34,17 +42,13 @@ def read_tiktoken(path: Path, settings: Settings) -> Settings:
     ]
     cuts: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-        for expression in PRE_TOKENIZERS[_CUTS[kind]]
+        for expression in expressions
     ]
     spelling = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    return Settings(
-        path,
-        {
-            "model": {"type": "BPE", "vocab": vocab, "merges": merges},
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, spelling]},
-            "added_tokens": _special(settings, len(ranks)),
-        },
-    )
+    return {
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, spelling]},
+    }
 
 
 def _ranks(path: Path) -> dict[bytes, int]:

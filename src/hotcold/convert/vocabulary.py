@@ -13,6 +13,7 @@ from hotcold.convert.checkpoint import Checkpoint
 from hotcold.convert.rwkv import TEMPLATE, VOCABULARY, world_vocabulary
 from hotcold.convert.sentencepiece_model import Piece, read_sentencepiece_model
 from hotcold.convert.settings import MAX_JSON, ConvertError, Settings
+from hotcold.convert.tekken import TEKKEN_NAMES, read_tekken
 from hotcold.convert.tiktoken_model import read_tiktoken
 from hotcold.convert.tokenizer_json import Trained, adds, trained_vocabulary
 from hotcold.tokenizer.bpe import PRE_TOKENIZERS
@@ -60,13 +61,18 @@ def vocabulary_metadata(
         keys = _from_json(checkpoint.settings("tokenizer.json"), settings, tokens, beyond, merged=merged)
     elif (path := checkpoint.folder / "tiktoken.model").is_file():
         keys = _from_json(read_tiktoken(path, settings), settings, tokens, beyond)
+    elif (path := checkpoint.folder / "tekken.json").is_file():
+        named = Settings(settings.path, {**TEKKEN_NAMES, **settings.values})
+        keys = _from_json(read_tekken(path, vocab_size), named, tokens, beyond)
     elif (path := checkpoint.folder / VOCABULARY).is_file():
         world = world_vocabulary(path, tokens)
         keys = dict(world)
     elif (checkpoint.folder / "vocab.json").is_file():
         keys = _from_json(_two_files(checkpoint, settings), settings, tokens, beyond)
     else:
-        wanted = f"tokenizer.model nor tokenizer.json (nor vocab.json, tiktoken.model, {VOCABULARY})"
+        wanted = (
+            f"tokenizer.model nor tokenizer.json (nor vocab.json, tiktoken.model, tekken.json, {VOCABULARY})"
+        )
         raise ConvertError(f"{checkpoint.folder} has neither {wanted}: download its tokenizer as well")
     for name, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
         # config.json takes precedence over the tokenizer: fine-tuning may have moved BOS and EOS.

@@ -224,8 +224,9 @@ FAMILIES: dict[str, Family] = {
         Family("olmo2", norms="after", qk_norm="all", full_attention=Every(4), window_scaled=False),
         # EXAONE 4: 1.2B has no windows, and all of its layers rotate
         Family("exaone4", norms="after", full_attention=Every(4), full_unrotated=True),
-        Family("granite", rope_interleaved=True),
-        Family("granitemoe", rope_interleaved=True),
+        # Granite 3, and Granite 4 with attention in all layers
+        Family("granite", rope_interleaved=True, rope_if_finetuned=True),
+        Family("granitemoe", rope_interleaved=True, rope_if_finetuned=True),
         Family("chatglm", fused_gate=True, rope_interleaved=True),  # ChatGLM3, GLM-4 of 2024, GLM-Edge
         Family(
             "glm4",

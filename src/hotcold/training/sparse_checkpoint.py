@@ -21,7 +21,10 @@ with importing("train", "training"):
     from safetensors import SafetensorError
 
 #: Files that belong to the model whatever its weights are.
-_KEPT = ("generation_config.json", "*token*", "vocab.json", "merges.txt", "chat_template*", "LICENSE*")
+_KEPT = (
+    "generation_config.json", "*token*", "tekken.json", "vocab.json", "merges.txt", "chat_template*",
+    "LICENSE*",
+)  # fmt: skip
 _ACTIVATION_KEYS = ("hidden_act", "hidden_activation")  #: config.json's key, by family
 
 
@@ -41,19 +44,28 @@ class Original:
 
 
 def open_original(folder: Path, wanted: str = "drelu") -> Original:
-    """Checks a folder whose activation becomes ``wanted``. UserError: it is no checkpoint, or ``hotcold
-    convert`` could not read what would become of it."""
+    """Checks a folder whose activation becomes ``wanted``. UserError: it is no checkpoint, transformers has
+    no class for it, or ``hotcold convert`` could not read what would become of it."""
     checkpoint = open_checkpoint(folder)
     layout, facts = find_layout(checkpoint.config)
-    activation(facts, layout)
+    computed, _ = activation(facts, layout)
     if "quantised" in facts:
         seen = f"{folder}: the weights are quantised by {facts.values['quantised'].name}"
         raise UserError(f"{seen}: training needs the original weights (BF16, F16 or F32)")
     config = dict(checkpoint.config.values)
-    key = next((key for key in _ACTIVATION_KEYS if key in config), "")
-    if not key or "drelu" not in layout.activations:
-        seen = f"{folder}: the FFN of model_type {shown(config['model_type'])} is of an unknown form"
+    kind = shown(config["model_type"])
+    if config["model_type"] not in transformers().CONFIG_MAPPING:
+        seen = f"{folder}: transformers, which trains models here, has no class for model_type {kind}"
+        raise UserError(f"{seen}, whose FFN computes {computed}: convert it as it is")
+    if "drelu" not in layout.activations:
+        seen = f"{folder}: the FFN of model_type {kind} is of an unknown form"
         raise UserError(f"{seen}: models with a gate and SiLU, GELU or ReLU can be made sparse")
+    if "text_config" in config:
+        seen = f"{folder}: model_type {kind} has other parts with its text model"
+        raise UserError(f"{seen}: save the text model as a checkpoint of its own")
+    key = next((key for key in _ACTIVATION_KEYS if key in config), "")
+    if not key:
+        raise UserError(f"{checkpoint.config.path} names no activation: add {' or '.join(_ACTIVATION_KEYS)}")
     if wanted not in layout.activations:
         seen = f"{folder}: {key} is that of states, too, so {wanted} would change both"
         raise UserError(f"{seen}: `activation=drelu` changes the FFN alone")
@@ -79,7 +91,7 @@ def load_model(original: Original, device: Any) -> Any:
             local_files_only=True,
             output_loading_info=True,
         )
-    except (ValueError, OSError, KeyError, RuntimeError) as error:
+    except Exception as error:  # its classes raise errors of many kinds for an odd config.json
         said = printable(" ".join(str(error).split())[:200])
         raise UserError(f"{original.folder}: transformers cannot load it: {said}") from None
     if missing := sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}):
