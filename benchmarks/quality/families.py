@@ -29,7 +29,7 @@ import ml_dtypes
 import numpy as np
 
 from hotcold.convert import ConvertOptions, convert
-from hotcold.convert.layouts import find_layout
+from hotcold.convert.finding import find_layout
 from hotcold.convert.metadata import dimensions
 from hotcold.convert.settings import Settings
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf

@@ -13,7 +13,8 @@ from support.checkpoints import change_config, change_tensors, copy_checkpoint, 
 
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
-from hotcold.convert.layouts import LAYOUTS, activation, find_layout
+from hotcold.convert.finding import activation, find_layout
+from hotcold.convert.layouts import LAYOUTS
 from hotcold.convert.metadata import dimensions, model_metadata, rope_tables
 from hotcold.convert.settings import Settings
 from hotcold.convert.source import Source

@@ -17,7 +17,7 @@ from support.checkpoints import (
 
 from hotcold.convert import ConvertError, ConvertOptions, convert
 from hotcold.convert.checkpoint import open_checkpoint
-from hotcold.convert.layouts import find_layout
+from hotcold.convert.finding import find_layout
 from hotcold.convert.settings import Settings
 
 PREFIXES = ["module.", "_orig_mod.", "base_model.model.", "module._orig_mod.", "_orig_mod.module."]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hotcold.convert.layouts import find_layout
+from hotcold.convert.finding import find_layout
 from hotcold.convert.metadata import model_metadata, rope_notes, rope_tables
 from hotcold.convert.settings import ConvertError, Settings
 from hotcold.model.families import FAMILIES

@@ -13,8 +13,9 @@ import numpy as np
 
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
 from hotcold.convert.drafting import block_keys, count_blocks
+from hotcold.convert.finding import activation, find_layout
 from hotcold.convert.known_keys import assumed_sizes, unread_keys
-from hotcold.convert.layouts import Layout, activation, find_layout
+from hotcold.convert.layouts import Layout
 from hotcold.convert.metadata import dimensions, model_metadata, rope_notes
 from hotcold.convert.pooling import pooling_metadata
 from hotcold.convert.predictors import predictor_metadata, predictor_sources

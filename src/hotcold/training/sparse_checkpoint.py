@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
-from hotcold.convert.layouts import activation, find_layout
+from hotcold.convert.finding import activation, find_layout
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.errors import UserError
 from hotcold.extras import importing
