@@ -33,6 +33,7 @@ from hotcold.placement.hardware import find_hardware
 from hotcold.placement.placement import read_placement
 from hotcold.placement.profiles import read_profile
 from hotcold.tasks import bench, fitting
+from hotcold.tasks.scoring import Divergence
 
 TEXT = (
     "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "
@@ -231,7 +232,7 @@ def test_what_runs_on_two_backends(folder: Path) -> None:
 def test_predictors_are_what_the_command_prints(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, llm: LLM
 ) -> None:
-    monkeypatch.setattr(fitting, "_speed", lambda *sessions: fitting.Speed(100.0, 110.0, 1.1))
+    monkeypatch.setattr(fitting, "_speed", lambda *sessions: fitting.Speed(100.0, 110.0, 1.05, 1.2))
     (folder / "text.txt").write_text(TEXT * 8)
     lines, report = printed(capsys, "fit-predictor -f text.txt -o one.gguf -c 64 --recall 0.95")
     assert Path(report.pop("output")) == Path("one.gguf")
@@ -253,13 +254,18 @@ def test_predictors_are_what_the_command_prints(
             hotcold.fit_predictor(llm, TEXT * 8, **wrong)  # type: ignore[arg-type]
 
 
-def test_a_predictor_that_does_not_pay_by_the_clock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "_speed", lambda *sessions: fitting.Speed(100.0, 90.0, 0.9))
-    found = hotcold.fit_predictor(None, TEXT * 8, recall=0.95, context=64)
-    assert any(fit.pays for fit in found.layers) and not any(found.pays)
+@pytest.mark.parametrize(("slowest", "sparsity"), [(0.99, "exact"), (1.01, "predicted")])
+def test_the_clock_decides(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, slowest: float, sparsity: str
+) -> None:
+    """A gain in the median that not every round shows is noise."""
+    monkeypatch.setattr(fitting, "_speed", lambda *sessions: fitting.Speed(100.0, 130.0, slowest, 1.5))
+    even = np.zeros(700)
+    monkeypatch.setattr(fitting, "compare", lambda *_: Divergence(even, even == 0, even, even))
+    found = hotcold.fit_predictor(None, TEXT * 8, context=64, tokens=128)
     found.write("x.gguf")
     with LLM(predictor="x.gguf", context=64) as llm:
-        assert llm.session.sparsity == "exact"
+        assert llm.session.sparsity == sparsity
 
 
 # --- bench ---

@@ -80,7 +80,7 @@ def fit_experts(
         bound = f"at most {options.max_share:.0%} of the experts' {ffn.nbytes} bytes"
         fix = "raise `max_share`, or take a smaller `type`"
         raise PredictorError(f"layer {layer}: no predictor takes {bound}: {fix}")
-    return sorted(found, key=lambda each: each.fit.read_ratio)
+    return sorted(found, key=lambda each: options.order(each.fit))
 
 
 def _truncations(

@@ -89,14 +89,15 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """The figures of all layers, and the verdict on all of them together."""
-        verdict = f"does not use these predictors: {self.measured.objection}"
+        objection = self.measured.objection
         return [
             _HEADING,
             *(_ROW.format(layer=i, **asdict(fit)) for i, fit in enumerate(self.layers)),
             f"held-out text: {self.measured.cost}",
             f"KL divergence mean {self.measured.kl_mean:.3g} nats",
             f"generation: {self.speed}, {self.measured.gain}",
-            f"--sparsity auto {verdict if self.measured.objection else 'uses these predictors'}",
+            f"--sparsity auto {'does not use' if objection else 'uses'} these predictors{':' * bool(objection)}",
+            *([objection] if objection else []),
         ]
 
 
