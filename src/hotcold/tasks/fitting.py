@@ -87,17 +87,23 @@ class Comparison:
             "layers": [asdict(fit) for fit in self.layers],
         }
 
-    def lines(self) -> list[str]:
-        """The figures of all layers, and the verdict on all of them together."""
+    @property
+    def table(self) -> list[str]:
+        return [_HEADING, *(_ROW.format(layer=i, **asdict(fit)) for i, fit in enumerate(self.layers))]
+
+    @property
+    def verdict(self) -> list[str]:
+        """The lines on all layers together."""
         objection = self.measured.objection
         return [
-            _HEADING,
-            *(_ROW.format(layer=i, **asdict(fit)) for i, fit in enumerate(self.layers)),
             f"held-out text: {self.measured.cost}",
             f"KL divergence mean {self.measured.kl_mean:.3g} nats",
             f"generation: {self.speed}, {self.measured.gain}",
-            f"--sparsity auto {'does not use' if objection else 'uses'} these predictors{':' * bool(objection)}",
-            *([objection] if objection else []),
+            *(
+                ("--sparsity auto does not use these predictors:", objection)
+                if objection
+                else ("--sparsity auto uses these predictors",)
+            ),
         ]
 
 
@@ -132,7 +138,7 @@ class FittedPredictor(Comparison):
         }
 
     def __str__(self) -> str:
-        lines = []
+        lines = self.table
         fits = [fit for ladder in self.frontier for fit in ladder]
         for rank in sorted({fit.rank for fit in fits}):
             same = [fit for fit in fits if fit.rank == rank]
@@ -142,9 +148,10 @@ class FittedPredictor(Comparison):
             )
             words = f"{share:.1%} of the FFN, {candidates:.1%} candidates, reads {read:.3f} of exact"
             lines.append(f"rank {rank}: {words}")
+        lines += self.verdict
         if self.svd is not None:
-            lines += ["svd of the same text:", *self.svd.lines(), f"{self.options.method}:"]
-        return "\n".join([*lines, *self.lines()])
+            lines += ["beside it, svd of the same text:", *self.svd.table, *self.svd.verdict]
+        return "\n".join(lines)
 
 
 def fit_predictor(
