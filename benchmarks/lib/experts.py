@@ -209,5 +209,5 @@ def _write_predictor(path: Path, own: Shape, layers: int, gate: Tensor) -> None:
     shares = [1 - NormalDist(0, each * _SEEN**0.5).cdf(_NAMING) for each in _deviations(own)]
     named = np.full(layers, np.mean(shares), np.float32)
     with open_gguf(path) as file:
-        facts = {"input": "normed", "pays": [True] * layers, "candidates": named}
+        facts = {"input": "normed", "candidates": named}
         write_sidecar(path.with_suffix(".predictor.gguf"), file.fingerprint(), [one] * layers, facts)

@@ -479,5 +479,5 @@ def write(path: Path, recipe: Recipe) -> None:
             own = np.ascontiguousarray(gate[:, -type.row_bytes(RESERVED) :])
             second, none = Tensor(type, (len(gate), RESERVED), own), np.zeros(len(gate), np.float32)
             layers.append(PredictorTensors(first, second, none, relu=False))
-        facts = {"input": "normed", "pays": [True] * recipe.shape.layers}
+        facts = {"input": "normed"}
         write_sidecar(path.with_suffix(".predictor.gguf"), file.fingerprint(), layers, facts)

@@ -138,7 +138,7 @@ def written(folder: Path) -> dict[str, Path]:
         first, second = random.normal(size=(32, config.dim)), random.normal(size=(neurons, 32))
         factors = (quantise(each.astype(np.float32), "Q8_0") for each in (first, second))
         layers.append(PredictorTensors(*factors, np.zeros(neurons, np.float32), relu=False))
-    facts = {"input": "normed", "pays": [True] * config.layers}
+    facts = {"input": "normed"}
     write_sidecar(folder / "built-in.predictor.gguf", fingerprint, layers, facts)
     shape = Shape(512, 512, 2, 8, 4, 1000, 512, "llama", 8, 2)
     write(files["experts"], Recipe(shape, "Q8_0", active=0.2))

@@ -71,7 +71,7 @@ def test_calls_of_all_kinds_give_in_eight_threads_what_they_give_in_one(
     sparsity: str, sequences: int, count: int, tmp_path: Path, full: bool
 ) -> None:
     threads = importlib.import_module("serving.threads")
-    path = with_sidecar(tmp_path, [True] * 6, tensors=some_predictors)
+    path = with_sidecar(tmp_path, tensors=some_predictors)
     model = threads.loaded(path, sparsity=sparsity, sequences=sequences, chunk=24)
     calls = threads.mixed_calls(200 if full else count, 20)
     assert {call.kind for call in calls} == {*threads.KINDS}

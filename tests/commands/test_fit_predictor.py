@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
-from hotcold.sparse.fitting import Fitted, fit_layer
+from hotcold.sparse.fitting import Fit, FitOptions, Fitted, fit_layer
 from hotcold.tasks import fitting
 from hotcold.tasks.ffn_inputs import ffn_inputs
+from hotcold.tasks.scoring import LEAST_TOKENS, Divergence, Scorer, compare, join
 from hotcold.tasks.windows import evenly, text_windows
 
 TEXT = (
@@ -43,35 +45,91 @@ def report(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[dict[str, An
     return json.loads(last), "\n".join(lines)
 
 
+def faster(*_: Any) -> fitting.Speed:
+    return fitting.Speed(exact_tok_s=100.0, predicted_tok_s=110.0, ratio_low=1.05, ratio_high=1.2)
+
+
 def test_a_sidecar_is_made_found_and_used(
     text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that does not pay by the clock is tested in tests/tasks/test_functions.py."""
     model, sidecar = text.with_name("m.gguf"), text.with_name("m.predictor.gguf")
     shutil.copy(model_path(), model)
-    seen = fitting.Speed(100.0, 110.0, ratio=1.1, least_ratio=1.05, most_ratio=1.2)
-    monkeypatch.setattr(fitting, "_speed", lambda *models: seen)
+    monkeypatch.setattr(fitting, "_speed", faster)
     fitted = ("fit-predictor", "-m", str(model), "-f", str(text), "-o", str(sidecar), "-c", "64")
     result, lines = report(capsys, *fitted, "--recall", "0.95")
-    assert max(map(len, lines.splitlines())) <= 80 + len(str(sidecar))
+    assert max(map(len, lines.splitlines())) <= 100
     layers = result["layers"]
     assert len(layers) == 6 and all(layer["size_ratio"] <= 0.15 for layer in layers)
-    assert any(layer["pays"] for layer in layers), "the text says little, but not nothing"
-    assert result["pays"] == [layer["pays"] for layer in layers]
     with open_gguf(sidecar) as file:
-        assert file.metadata["hotcold.predictor.pays"].tolist() == result["pays"]
         assert file.metadata["hotcold.predictor.target"] == np.float32(0.95)
         assert file.metadata["hotcold.predictor.version"] == hotcold.__version__
         assert file.tensors["blk.0.predictor.first"].shape == (layers[0]["rank"], 256)
+    order = FitOptions(recall=0.95).order
     for ladder, best in zip(result["frontier"], layers, strict=True):
-        assert best == min(ladder, key=lambda fit: (not fit["pays"], fit["read_ratio"]))
+        assert best == min(ladder, key=lambda fit: order(Fit(**fit)))
     score = ("perplexity", "-m", str(model), "-f", str(text), "-c", "64")
-    auto, _ = report(capsys, *score)
-    assert auto["sparsity"] == "predicted"
-    predicted, _ = report(capsys, *score, "--sparsity", "predicted", "--compare", "off")
+    predicted, _ = report(capsys, *score, "--sparsity", "predicted", "--compare", "exact")
     assert 0.98 < predicted["compare"]["ppl_ratio"] < 1.02 and 0 < predicted["compare"]["kl_mean"] < 0.003
     shares = predicted["active_share_by_layer"]
     assert all(share <= layer["candidates"] + 0.05 for share, layer in zip(shares, layers, strict=True))
+    # The measurement is that of `perplexity` on the held-out part.
+    model = load(model, LoadOptions(context=64))
+    windows = text_windows(model.tokenizer, text.read_text(encoding="utf-8"), 64)
+    scorers = Scorer(model.session("predicted", sidecar)), Scorer(model.session("exact"))
+    found = join([compare(*scorers, window) for window in windows[len(windows) * 4 // 5 :]])
+    measured = result["measured"]
+    assert measured["tokens"] == len(found.kl) < LEAST_TOKENS
+    assert measured["ppl_ratio"] == pytest.approx(found.perplexity_ratio, rel=1e-9)
+    assert measured["kl_mean"] == pytest.approx(found.kl.mean(), rel=1e-6)
+    assert measured["ppl_ratio_high"] is None and not measured["used_by_auto"]
+    assert (measured["speed_ratio"], measured["speed_low"]) == (1.1, 1.05)
+
+
+@pytest.mark.parametrize(
+    ("cost", "noise", "tokens", "used", "verdict"),
+    [
+        (0.0005, 0.002, 700, True, "--sparsity auto uses these predictors"),
+        (0.002, 0.002, 700, False, "does not use these predictors:\nperplexity is more than 1.001 times"),
+        (0.0005, 0.02, 1400, False, "does not use these predictors:\nperplexity is perhaps more than 1.001"),
+        (-0.02, 0.02, 700, True, "--sparsity auto uses these predictors"),
+    ],
+)
+def test_the_cost_decides(
+    cost: float,
+    noise: float,
+    tokens: int,
+    used: bool,
+    verdict: str,
+    text: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Predictors that cost 0.05 % and 0.2 % and are decided early; others need more tokens than there are."""
+    random = np.random.default_rng(3)
+
+    def scripted(_: Scorer, __: Scorer, window: list[int]) -> Divergence:
+        base = random.gamma(2.0, 2.0, len(window) - 1)
+        kl = np.full(len(base), 1e-3)
+        return Divergence(kl, kl > 0, base + random.normal(cost, noise, len(base)), base)
+
+    monkeypatch.setattr(fitting, "compare", scripted)
+    monkeypatch.setattr(fitting, "_speed", faster)
+    monkeypatch.setattr(fitting, "_FIRST_LOOK", 700)
+    sidecar, held_out = f"{text}.predictor.gguf", text.with_name("held_out.txt")
+    held_out.write_text(TEXT * 24)
+    files = ("-f", str(text), "--held-out", str(held_out), "-o", sidecar, "-c", "51", "--tokens", "64")
+    result, lines = report(capsys, "fit-predictor", *files, "--eval-tokens", "1400")
+    measured = result["measured"]
+    assert (measured["tokens"], measured["used_by_auto"]) == (tokens, used) and verdict in lines
+    assert measured["ppl_ratio"] == pytest.approx(np.exp(cost), abs=3 * noise / np.sqrt(tokens))
+    if measured["ppl_ratio_low"] <= 1.001 < measured["ppl_ratio_high"]:
+        width = np.log(measured["ppl_ratio_high"] / measured["ppl_ratio_low"]) / 2
+        more = 1400 * ((width / abs(np.log(measured["ppl_ratio"] / 1.001))) ** 2 - 1)
+        (stated,) = re.findall(r"about (\d+) more held-out tokens decide", lines)
+        assert 500 < int(stated) == pytest.approx(more, abs=1)
+    model = load(None, LoadOptions(predictor=sidecar))
+    assert model.session().sparsity == ("predicted" if used else "exact")
 
 
 def test_what_is_judged_was_not_fitted_to(text: Path) -> None:
@@ -83,11 +141,11 @@ def test_what_is_judged_was_not_fitted_to(text: Path) -> None:
     fit_to, held_out = fitting._windows(model, [words], 10**6, 32)
     assert fit_to == everything[:end] and held_out == everything[end:]
     fit_to, held_out = fitting._windows(model, [words], 32 * 10, 32)
-    assert fit_to == evenly(everything[:end], 8) and held_out == evenly(everything[end:], 2)
+    assert fit_to == evenly(everything[:end], 8) and held_out == everything[end:]
     other = "Once upon a time there was a cat. " * 100
     fit_to, held_out = fitting._windows(model, [words, other], 32 * 10, 32)
     assert fit_to == evenly(everything, 8)
-    assert held_out == evenly(text_windows(model.tokenizer, other, 32), 2)
+    assert held_out == text_windows(model.tokenizer, other, 32)
 
 
 def test_the_judge_is_the_held_out_text(
@@ -117,7 +175,9 @@ def test_both_modes_are_timed(text: Path, capsys: pytest.CaptureFixture[str]) ->
     result, _ = report(
         capsys, "fit-predictor", "-f", str(text), "-o", f"{text}.gguf", "-c", "32", "--tokens", "64"
     )
-    assert result["ratio"] == pytest.approx(result["predicted_tok_s"] / result["exact_tok_s"])
+    measured = result["measured"]
+    ratio = pytest.approx(result["predicted_tok_s"] / result["exact_tok_s"])
+    assert result["ratio"] == measured["speed_ratio"] == measured["speed_low"] == ratio
 
 
 def test_trained_predictors_of_a_powerinfer_file(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +188,8 @@ def test_trained_predictors_of_a_powerinfer_file(text: Path, capsys: pytest.Capt
     result, _ = report(capsys, *fitted, "-c", "64", "--type", "q4_0")
     assert result["input"] == "residual" and result["method"] == "trained"
     for layer in result["layers"]:
-        assert layer["candidates"] == layer["recall"] == 1 and not layer["pays"]
+        assert layer["candidates"] == layer["recall"] == 1
+    assert result["measured"]["kl_mean"] == 0
     with open_gguf(sidecar) as file:
         assert file.metadata["hotcold.predictor.relu"] and "target" not in str(file.metadata.keys())
         assert file.tensors["blk.5.predictor.second"].type.name == "Q4_0"

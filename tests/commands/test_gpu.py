@@ -150,7 +150,7 @@ def test_without_a_loader_or_a_driver(what: str, tmp_path: Path) -> None:
 
 def test_two_modes_at_the_same_time(gpu: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The memory of two sessions, each with keys and values of its own, is planned together."""
-    path = with_sidecar(tmp_path, [True] * 6, rank=64)
+    path = with_sidecar(tmp_path, rank=64)
     (tmp_path / "text").write_text("Once upon a time there was a fox.\n" * 9)
     args = ("-m", str(path), "-f", str(tmp_path / "text"), "-c", "32", "--chunks", "1", "--gpu", gpu)
     found, _ = report(capsys, "perplexity", *args, "--sparsity", "exact", "--compare", "predicted")

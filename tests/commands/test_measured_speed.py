@@ -1,4 +1,4 @@
-"""``hotcold fit-predictor`` compares both modes' speeds by medians of rounds, and of ratios in a round."""
+"""``hotcold fit-predictor`` compares both modes' speeds by medians of rounds, and by each round's ratio."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_medians_over_the_rounds_after_the_first(
     monkeypatch.setattr(fitting, "measure", measure)
     (tmp_path / "text").write_text("The goats had come down from the mountain, and Peter called them. " * 12)
     files = ["-f", str(tmp_path / "text"), "-o", str(tmp_path / "x.predictor.gguf")]
-    # Recall is easy to reach, so that some layer pays and both modes differ.
-    assert cli.main(["fit-predictor", *files, "-c", "32", "--recall", "0.8", "--json"]) == 0
+    assert cli.main(["fit-predictor", *files, "-c", "32", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert calls == ["exact", "predicted"] * 4, "in turns"
     assert (report["exact_tok_s"], report["predicted_tok_s"]) == (20, 30)
-    assert report["ratio"] == 50 / 40
+    assert report["ratio"] == report["measured"]["speed_ratio"] == 1.5
+    assert (report["measured"]["speed_low"], report["measured"]["speed_high"]) == (22 / 20, 30 / 10)

@@ -28,9 +28,6 @@ from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel, Session
 
-PREDICTED = [True] * 6
-
-
 #: What guesses must not change, and what they must not depend on.
 FACTORS: dict[str, Sequence[Any]] = {
     "kind": ("off", "exact", "predicted", "experts", "states"),
@@ -66,7 +63,7 @@ def model_of(kind: str, folder: Path, threads: int = 2, sequences: int = 5) -> L
         return load(expert_golden("tiny-mixtral", folder).path, options | {"context": 64})
     if kind == "states":
         return load(write_hybrid(folder / "states.gguf", "qwen35"), options)
-    return load(with_sidecar(folder, PREDICTED), options | {"sparsity": kind})
+    return load(with_sidecar(folder), options | {"sparsity": kind})
 
 
 @pytest.fixture(scope="module", params=["off", "exact", "predicted", "experts"])
@@ -194,7 +191,7 @@ def test_a_model_may_be_loaded_without_guesses() -> None:
 @pytest.mark.parametrize("share", [0.4, 1.0])
 @pytest.mark.parametrize("sparsity", ["exact", "predicted"])
 def test_layers_on_two_backends(tmp_path: Path, share: float, sparsity: str) -> None:
-    path = with_sidecar(tmp_path, PREDICTED)
+    path = with_sidecar(tmp_path)
     session = on_two(CPUBackend(1), share, path, sparsity=sparsity, sequences=3, context=96)
     both = (some_requests(session.model, 3, 0.8, 10) for _ in range(2))
     assert_same(session, *both, 0.7)

@@ -36,7 +36,7 @@ def some_predictors(neurons: int, dim: int, rank: int) -> PredictorTensors:
 
 @pytest.fixture(scope="module", params=["off", "exact", "predicted"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    path = with_sidecar(tmp_path_factory.mktemp("model"), [True] * 6, tensors=some_predictors)
+    path = with_sidecar(tmp_path_factory.mktemp("model"), tensors=some_predictors)
     return load(path, LoadOptions(sparsity=request.param, sequences=6, chunk=40, threads=1, context=160))
 
 

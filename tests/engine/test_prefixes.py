@@ -259,7 +259,7 @@ def test_another_user_of_the_session_leaves_nothing_to_be_found() -> None:
 def test_the_built_in_model_gives_the_same_bits(sparsity: str, cache_type: str, tmp_path: Path) -> None:
     """A second turn: probabilities too are those of the same tokens alone, and it reads only what is new. The
     predictors name nothing, so decode rows are not what prompt rows are."""
-    path = with_sidecar(tmp_path, [True] * 6, 1e30) if sparsity == "predicted" else None
+    path = with_sidecar(tmp_path, 1e30) if sparsity == "predicted" else None
     model = load(
         path, LoadOptions(sparsity=sparsity, sequences=2, chunk=40, threads=2, cache_type=cache_type)
     )

@@ -66,7 +66,7 @@ def sidecar(
             )
             for first, second in factors(file, 12)
         ]
-        facts = {"input": input, "pays": [False] * len(layers)}
+        facts = {"input": input}
         write_sidecar(path, file.fingerprint(), layers, facts)
     return path
 

@@ -86,7 +86,7 @@ def with_predictors(path: Path, bound: float = -0.2) -> None:
             first, second = (random.standard_normal(shape) for shape in ((32, config.dim), (n, 32)))
             factors = (quantise(each.astype(np.float32) / 6, "F32") for each in (first, second))
             layers.append(PredictorTensors(*factors, np.full(n, bound, np.float32), relu=False))
-        facts = {"input": "normed", "pays": [True] * config.layers}
+        facts = {"input": "normed"}
         write_sidecar(path.with_suffix(".predictor.gguf"), file.fingerprint(), layers, facts)
 
 

@@ -60,7 +60,7 @@ def test_the_pieces_of_drivers(driver: str, tmp_path: Path) -> None:
     [("exact", 3 * MIB), ("predicted", 5 * MIB), ("exact", 12 * MIB), ("predicted", 12 * MIB)],
 )
 def test_the_built_in_model(gpu: str, sparsity: str, budget: int, tmp_path: Path) -> None:
-    path = with_sidecar(tmp_path, [True] * 6, rank=64)
+    path = with_sidecar(tmp_path, rank=64)
     check(run(path, gpu=gpu, vram_budget=budget, sparsity=sparsity), budget)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.many_experts import budget, many_experts
+from support.sidecars import PASSING
 
 from hotcold.commands import cli
 from hotcold.commands.info import describe
@@ -23,7 +24,7 @@ from hotcold.engine.request import Job, Request
 from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.files import FileError
-from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.model.config import Config
 from hotcold.placement import hot_neurons, shelves
@@ -177,8 +178,8 @@ def predicted(ordered: Path) -> Path:
             factors = [random.standard_normal(shape) for shape in ((32, config.dim), (n, 32))]
             packed = (quantise(each.astype(np.float32) / 6, "F32") for each in factors)
             layers.append(PredictorTensors(*packed, np.full(n, 0.1, np.float32), relu=False))
-        facts = {"input": "normed", "pays": [True] * config.layers}
-        facts["candidates"] = np.full(config.layers, 0.4, np.float32)
+        facts = {"input": "normed", "candidates": np.full(config.layers, 0.4, np.float32)}
+        facts |= PASSING.metadata()
         write_sidecar(path.with_suffix(".predictor.gguf"), file.fingerprint(), layers, facts)
     return path
 
@@ -221,24 +222,6 @@ def test_without_the_predictor_such_a_budget_is_refused(predicted: Path) -> None
 def test_other_sessions_of_a_model_that_predicts(sparsity: str, predicted: Path, ordered: Path) -> None:
     """Nothing names neurons there, so whole experts are read."""
     assert texts(opened(predicted, 0.3).model.session(sparsity)) == texts(opened(ordered, None))
-
-
-def test_layers_without_a_predictor_keep_their_gates(predicted: Path, tmp_path: Path) -> None:
-    path = tmp_path / "some.gguf"
-    for suffix in (".gguf", ".profile.gguf"):
-        path.with_suffix(suffix).write_bytes(predicted.with_suffix(suffix).read_bytes())
-    with open_gguf(predicted.with_suffix(".predictor.gguf")) as file:
-        keys = dict(file.metadata)
-        keys["hotcold.predictor.pays"] = np.array(
-            [True, *[False] * (len(keys["hotcold.predictor.pays"]) - 1)]
-        )
-        write_gguf(
-            path.with_suffix(".predictor.gguf"), keys, {name: file.load(name) for name in file.tensors}
-        )
-    session = opened(path, 0.6)
-    own = session.model.shelves
-    assert isinstance(own, HotNeurons) and own.gate_bytes[0] == 0 and all(own.gate_bytes[1:])
-    assert texts(session) == texts(opened(path, None))
 
 
 def test_a_cut_file_and_an_interrupt_of_named_rows(predicted: Path, tmp_path: Path) -> None:

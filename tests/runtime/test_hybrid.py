@@ -135,7 +135,7 @@ def test_a_hot_side_whose_buffers_nobody_can_see(
     tmp_path: Path, sizes: Sizes, sparsity: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: layers 0 and 5 are cold, so the residual moves twice, and the head is hot."""
-    path, model = write(tmp_path / "x.gpuidx", sizes, 0.5, range(1, 5)), with_sidecar(tmp_path, [True] * 6)
+    path, model = write(tmp_path / "x.gpuidx", sizes, 0.5, range(1, 5)), with_sidecar(tmp_path)
     opened: list[OpaqueBackend] = []
 
     def open_opaque(name: str, threads: int | None) -> Any:
@@ -320,7 +320,7 @@ class Counting:
 @pytest.mark.parametrize("chunk", [16, 128, 240])
 def test_a_budget_is_kept(tmp_path: Path, sparsity: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With predictors that are named, and not only with those beside the model."""
-    path = with_sidecar(tmp_path, [True] * 6, rank=256)
+    path = with_sidecar(tmp_path, rank=256)
     named = tmp_path / "elsewhere.gguf"
     (tmp_path / "model.predictor.gguf").rename(named)
     opened: list[Any] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from support.buffers import cache_bytes
 from support.golden import golden
 from support.pwri import built_in_pwri, write_pwri
 from support.random_blocks import random_blocks
-from support.sidecars import with_sidecar
+from support.sidecars import PASSING, with_sidecar
 
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
@@ -112,10 +114,18 @@ def test_predicted_without_a_predictor_is_refused() -> None:
 
 
 def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> None:
+    """PowerInfer's own, and a sidecar as older versions and other programs write it."""
     session = reference(built_in_pwri(folder / "predictor.gguf", 0.0))
     assert session.sparsity == "exact"
     assert session.notes == [
-        "sparsity auto is exact: nothing says that the predictor pays; `sparsity=predicted` uses it"
+        "sparsity auto is exact: predictor.gguf does not say what its predictor costs; this makes one: "
+        "hotcold fit-predictor -m predictor.gguf --method trained -f TEXT -o NEW.predictor.gguf"
+    ]
+    session = reference(with_sidecar(folder, measured=None))
+    assert session.sparsity == "exact"
+    assert session.notes == [
+        "sparsity auto is exact: model.predictor.gguf does not say what its predictor costs; this makes one: "
+        "hotcold fit-predictor -m model.gguf -f TEXT -o NEW.predictor.gguf"
     ]
 
 
@@ -138,26 +148,36 @@ def test_predicted_reads_the_predictor_too(folder: Path) -> None:
     assert predicted.step_params - exact.step_params == 6 * 32 * (256 + 1024)
 
 
-def test_auto_uses_a_sidecar_in_the_layers_where_it_pays(tmp_path: Path) -> None:
-    path = with_sidecar(tmp_path, [True, False, False, True, False, False], bound=1.0)
+def test_auto_uses_a_sidecar_whose_measurement_speaks_for_it(tmp_path: Path) -> None:
+    path = with_sidecar(tmp_path, bound=1.0)
     session, exact = reference(path), reference(path, sparsity="exact")
     assert session.sparsity == "predicted" and exact.notes == []
     assert session.notes == [
-        "sparsity auto is predicted: this pays in 2 of 6 layers, by model.predictor.gguf"
+        "sparsity auto is predicted, by model.predictor.gguf: perplexity 1.00020 [0.99960, 1.00080] times "
+        "that of exact over 4096 tokens, 1.30 [1.20, 1.40] times as fast"
     ]
     decode_once(session, [0])
-    assert (session.counters.rows[:, 0] == [0, 1024, 1024, 0, 1024, 1024]).all()
-    extra = 2 * (34 * (32 * 256 + 1024 * 32) // 32 + 4 * 1024)
+    assert not session.counters.rows[:, 0].any()
+    extra = 6 * (34 * (32 * 256 + 1024 * 32) // 32 + 4 * 1024)
     assert session.footprint.step_bytes - exact.footprint.step_bytes == extra
-    assert session.footprint.step_params - exact.footprint.step_params == 2 * 32 * (256 + 1024)
-    every = session.model.session("predicted")
-    decode_once(every, [0])
-    assert not every.counters.rows[:, 0].any()
+    assert session.footprint.step_params - exact.footprint.step_params == 6 * 32 * (256 + 1024)
 
 
-def test_auto_is_exact_where_a_sidecar_pays_nowhere(tmp_path: Path) -> None:
-    session = reference(with_sidecar(tmp_path, [False] * 6))
-    assert session.sparsity == "exact" and "nothing says that the predictor pays" in session.notes[0]
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ppl_ratio": 1.002, "ppl_ratio_low": 1.0015, "ppl_ratio_high": 1.0025}, "perplexity is more than"),
+        ({"ppl_ratio_high": 1.0011}, "about 1 more held-out tokens decide"),
+        ({"speed_low": 0.99}, "generation was not faster than exact in every round"),
+    ],
+)
+def test_auto_is_exact_where_the_measurement_speaks_against(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    session = reference(with_sidecar(tmp_path, measured=replace(PASSING, **changes)))
+    (note,) = session.notes
+    assert session.sparsity == "exact" and reason in note
+    assert note.startswith("sparsity auto does not use model.predictor.gguf: ")
     predicted = session.model.session("predicted")
     decode_once(session, [0])
     decode_once(predicted, [0])
@@ -166,7 +186,7 @@ def test_auto_is_exact_where_a_sidecar_pays_nowhere(tmp_path: Path) -> None:
 
 
 def test_a_sidecar_that_is_named(tmp_path: Path) -> None:
-    with_sidecar(tmp_path, [True] * 6)
+    with_sidecar(tmp_path)
     named = tmp_path / "model.predictor.gguf"
     assert reference(predictor=named).sparsity == "predicted"  # of the built-in model, the same
     assert reference().model.session("predicted", named).sparsity == "predicted"
@@ -180,7 +200,7 @@ def test_a_sidecar_that_is_named(tmp_path: Path) -> None:
 def test_a_sidecar_of_another_model_is_refused_before_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    path = with_sidecar(tmp_path, [True] * 6)
+    path = with_sidecar(tmp_path)
     with open_gguf(path) as file:
         tensors = {name: file.load(name) for name in file.tensors}
         up = tensors["blk.0.ffn_up.weight"]
@@ -375,7 +395,7 @@ def test_what_the_memory_check_counts(tmp_path: Path, monkeypatch: pytest.Monkey
         inner(weight_bytes, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loading, "check_memory", check)
-    path = with_sidecar(tmp_path, [True] * 6)
+    path = with_sidecar(tmp_path)
     with open_gguf(tmp_path / "model.predictor.gguf") as file:
         sidecar = sum(info.nbytes for info in file.tensors.values())
     for mode in ("off", "exact", "auto", "predicted"):

@@ -124,7 +124,7 @@ def test_on_a_gpu(vulkan: Any) -> None:
 
 def test_that_rows_can_differ(tmp_path: Path) -> None:
     """Under predicted they do, where predictors leave neurons out: else nothing would be shown here."""
-    path = with_sidecar(tmp_path, [True] * 6, 1e30)
+    path = with_sidecar(tmp_path, 1e30)
     with pytest.raises(AssertionError):
         assert_same(load(path, LoadOptions(**options(sparsity="predicted"))).session())
 

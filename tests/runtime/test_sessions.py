@@ -99,7 +99,7 @@ def test_another_session_is_refused_where_its_cache_does_not_fit(monkeypatch: py
 
 def test_the_predictors_of_a_session_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the byte: with room for all but one of them it is refused, and a mode without predictors is not."""
-    model = load(with_sidecar(tmp_path, [True] * 6), LoadOptions(sparsity="exact"))
+    model = load(with_sidecar(tmp_path), LoadOptions(sparsity="exact"))
     with open_gguf(tmp_path / "model.predictor.gguf") as file:
         predictors = sum(info.nbytes for info in file.tensors.values())
     steps = buffer_bytes(model.config, model.limits) + scratch_bytes(model.config, model.limits)

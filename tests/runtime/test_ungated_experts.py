@@ -114,7 +114,7 @@ def with_predictors(path: Path, bound: float) -> None:
             first, second = (random.standard_normal(shape) for shape in ((32, 32), (n, 32)))
             factors = (quantise(each.astype(np.float32) / 6, "F32") for each in (first, second))
             layers.append(PredictorTensors(*factors, np.full(n, bound, np.float32), relu=False))
-        facts = {"input": "normed", "pays": [True, True]}
+        facts = {"input": "normed"}
         write_sidecar(path.with_suffix(".predictor.gguf"), file.fingerprint(), layers, facts)
 
 

@@ -93,7 +93,7 @@ def test_every_bit_of_a_hybrid(device: Any, share: float) -> None:
 @pytest.fixture(scope="module")
 def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the built-in model with predictors that name about half of the neurons, by what they see."""
-    path = with_sidecar(tmp_path_factory.mktemp("predicted"), [True] * 6, tensors=_random_predictor)
+    path = with_sidecar(tmp_path_factory.mktemp("predicted"), tensors=_random_predictor)
     return path
 
 

@@ -39,7 +39,7 @@ def test_one_weight_that_is_not_finite(spoilt: int | None, tmp_path: Path) -> No
         for i, n in enumerate(config.neurons)
     ]
     path = tmp_path / "x.predictor.gguf"
-    facts = {"input": "normed", "pays": np.ones(config.layers, np.bool_)}
+    facts = {"input": "normed"}
     predictor.write_sidecar(path, fingerprint, layers, facts)
     with open_gguf(path) as file:
         if spoilt is None:

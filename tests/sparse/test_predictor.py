@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.plain_forward import Model
+from support.sidecars import PASSING
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
@@ -67,7 +70,7 @@ def test_predictors_are_read_as_they_are(write: Callable[..., GGUFFile]) -> None
         config = config_of(file)
         assert predictor_names(file) == {first(0), second(0), first(1), second(1)}
         facts = check_predictors(file, config)
-        assert (facts.input, facts.relu, facts.pays) == ("residual", True, (False, False))
+        assert (facts.input, facts.relu, facts.measured) == ("residual", True, None)
         nbytes = facts.nbytes
         assert nbytes == sum(file.tensors[name].nbytes for name in predictor_names(file))
         for i, (n, rank) in enumerate(zip(MODEL.neurons, RANKS, strict=True)):
@@ -153,13 +156,29 @@ def sidecar(tmp_path: Path, change: Callable[[dict[str, Any], Tensors], object] 
         for n, rank in zip(MODEL.neurons, RANKS, strict=True)
     ]
     path = tmp_path / "x.predictor.gguf"
-    write_sidecar(path, "f", layers, {"input": "normed", "pays": [True, False]})
+    write_sidecar(path, "f", layers, {"input": "normed"})
     if change is not None:
         with open_gguf(path) as file:
             metadata, tensors = dict(file.metadata), {name: file.load(name) for name in file.tensors}
         change(metadata, tensors)
         write_gguf(path, metadata, tensors)
     return open_gguf(path)
+
+
+def measured(**changes: Any) -> dict[str, Any]:
+    """The keys of a measurement, some of them changed."""
+    changed = {f"measured.{name}": value for name, value in changes.items()}
+    return {KEY + key: value for key, value in (PASSING.metadata() | changed).items()}
+
+
+def test_a_measurement_comes_back_as_it_was(tmp_path: Path) -> None:
+    """In 64 bits: rounding must not carry the interval over the limit."""
+    unbounded = replace(PASSING, ppl_ratio_low=0.0, ppl_ratio_high=math.inf)
+    for i, each in enumerate((PASSING, replace(PASSING, ppl_ratio_high=1.001), unbounded)):
+        (folder := tmp_path / str(i)).mkdir()
+        keys = {KEY + key: value for key, value in each.metadata().items()}
+        with sidecar(folder, lambda m, t, keys=keys: m.update(keys)) as file:
+            assert check_predictors(file, model_config(), "f").measured == each
 
 
 def model_config() -> Config:
@@ -169,7 +188,7 @@ def model_config() -> Config:
 def test_a_sidecar_comes_back_as_it_was(tmp_path: Path) -> None:
     with sidecar(tmp_path) as file:
         facts = check_predictors(file, model_config(), "f")
-        assert (facts.input, facts.relu, facts.pays) == ("normed", False, (True, False))
+        assert (facts.input, facts.relu, facts.measured) == ("normed", False, None)
         assert facts.params == tuple(r * (MODEL.dim + n) for r, n in zip(RANKS, MODEL.neurons, strict=True))
         assert facts.nbytes == sum(info.nbytes for info in file.tensors.values())
         for i, (n, rank) in enumerate(zip(MODEL.neurons, RANKS, strict=True)):
@@ -213,16 +232,30 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any], Tensors], object], str]] = {
     "a type that is an array": (lambda m, t: m.update({"general.type": [1, 2]}), "not to this one"),
     "input": (
         lambda m, t: m.update({KEY + "input": "logits"}),
-        "'logits'.*residual or normed, a truth value",
+        "'logits'.*residual or normed and a truth value",
     ),
     "input of an array": (
         lambda m, t: m.update({KEY + "input": [1, 2]}),
-        "residual or normed, a truth value",
+        "residual or normed and a truth value",
     ),
-    "relu": (lambda m, t: m.update({KEY + "relu": 1}), "input, relu and pays are 'normed', 1, "),
-    "pays of numbers": (lambda m, t: m.update({KEY + "pays": [1, 0]}), "a truth value and 2 of them"),
-    "pays of a layer": (lambda m, t: m.update({KEY + "pays": [True]}), "a truth value and 2 of them"),
-    "pays of none": (lambda m, t: m.update({KEY + "pays": True}), "a truth value and 2 of them"),
+    "relu": (lambda m, t: m.update({KEY + "relu": 1}), "input and relu are 'normed' and 1: "),
+    "a part of a measurement": (
+        lambda m, t: m.update({KEY + "measured.tokens": 9}),
+        "measured.kl_mean is None: a number of at least 0 is needed",
+    ),
+    "a measurement that is no number": (
+        lambda m, t: m.update(measured(ppl_ratio=np.float64("nan"))),
+        "hotcold.predictor.measured.ppl_ratio is .*nan.*: a number of at least 0",
+    ),
+    "a measurement that is a text": (
+        lambda m, t: m.update(measured(speed_low="1.2")),
+        "speed_low is '1.2': ",
+    ),
+    "a measurement that is negative": (
+        lambda m, t: m.update(measured(speed_low=-1)),
+        "speed_low is .*-1.*: ",
+    ),
+    "endless tokens": (lambda m, t: m.update(measured(tokens=np.float64("inf"))), "tokens is inf: a finite"),
     "a layer": (lambda m, t: t.pop("blk.1.predictor.first"), "predictor of layer 1 is missing"),
     "thresholds": (lambda m, t: t.pop("blk.0.predictor.threshold"), "predictor of layer 0 is missing"),
     "too few thresholds": (

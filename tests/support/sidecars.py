@@ -12,15 +12,28 @@ from hotcold.demo import model_path
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PredictorTensors
+from hotcold.sparse.measurement import Measurement
 from hotcold.sparse.predictor import write_sidecar
+
+#: A measurement that lets ``auto`` use predictors.
+PASSING = Measurement(
+    tokens=4096,
+    kl_mean=1e-4,
+    ppl_ratio=1.0002,
+    ppl_ratio_low=0.9996,
+    ppl_ratio_high=1.0008,
+    speed_ratio=1.3,
+    speed_low=1.2,
+    speed_high=1.4,
+)
 
 
 def with_sidecar(
     folder: Path,
-    pays: list[bool],
     bound: float = -1e30,
     rank: int = 32,
     tensors: Callable[[int, int, int], PredictorTensors] | None = None,
+    measured: Measurement | None = PASSING,
 ) -> Path:
     """A copy of the built-in model with a sidecar that names all neurons if 0 reaches the bound, or none; or
     with the predictors that ``tensors`` makes of neurons, dim and rank."""
@@ -36,5 +49,6 @@ def with_sidecar(
         )
         for n, d in shapes
     ]  # fmt: skip
-    write_sidecar(folder / "model.predictor.gguf", fingerprint, layers, {"input": "normed", "pays": pays})
+    facts = {"input": "normed"} | (measured.metadata() if measured else {})
+    write_sidecar(folder / "model.predictor.gguf", fingerprint, layers, facts)
     return path

@@ -33,6 +33,7 @@ from hotcold.placement.hardware import find_hardware
 from hotcold.placement.placement import read_placement
 from hotcold.placement.profiles import read_profile
 from hotcold.tasks import bench, fitting
+from hotcold.tasks.scoring import Divergence
 
 TEXT = (
     "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "
@@ -149,7 +150,7 @@ def test_a_placement_is_written_where_asked(folder: Path) -> None:
         ({"objective": "speed"}, "objective 'speed': choose from time, paper"),
         ({"shape": "gpt-5"}, "shape 'gpt-5': choose from llama2-13b"),
         ({"shape": "opt-30b", "model": "x.gguf"}, "a model and the shape 'opt-30b': give one of them"),
-        ({"vram_budget": 10**12}, "at most the GPU's 24GiB are needed"),
+        ({"vram_budget": 10**12}, "at most the card's 24 are needed"),
         ({"hardware": "x"}, "presets: rtx4090-i9"),
         ({"cache_type": "q4_0"}, "cache type 'q4_0': choose from f16, q8_0, f32"),
         ({"context": 1}, "context is 1: allowed are the whole numbers 2 to"),
@@ -231,7 +232,7 @@ def test_what_runs_on_two_backends(folder: Path) -> None:
 def test_predictors_are_what_the_command_prints(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, llm: LLM
 ) -> None:
-    monkeypatch.setattr(fitting, "_speed", lambda *sessions: fitting.Speed(100.0, 110.0, 1.1, 1.05, 1.2))
+    monkeypatch.setattr(fitting, "_speed", lambda *sessions: fitting.Speed(100.0, 110.0, 1.05, 1.2))
     (folder / "text.txt").write_text(TEXT * 8)
     lines, report = printed(capsys, "fit-predictor -f text.txt -o one.gguf -c 64 --recall 0.95")
     assert Path(report.pop("output")) == Path("one.gguf")
@@ -253,29 +254,18 @@ def test_predictors_are_what_the_command_prints(
             hotcold.fit_predictor(llm, TEXT * 8, **wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("speed", "line"),
-    [
-        (
-            fitting.Speed(100.0, 90.0, 0.9, 0.8, 0.95),
-            "exact 100.0, auto 90.0 tok/s, 0.90 times (rounds: 0.80 to 0.95 times)",
-        ),
-        (
-            fitting.Speed(100.0, 103.0, 1.03, 0.97, 1.1),
-            "auto and exact differ by the clock's noise (rounds: 0.97 to 1.10 times)",
-        ),
-    ],
-)
-def test_a_predictor_that_does_not_pay_by_the_clock(
-    speed: fitting.Speed, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("slowest", "sparsity"), [(0.99, "exact"), (1.01, "predicted")])
+def test_the_clock_decides(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, slowest: float, sparsity: str
 ) -> None:
-    monkeypatch.setattr(fitting, "_speed", lambda *sessions: speed)
-    found = hotcold.fit_predictor(None, TEXT * 8, recall=0.95, context=64)
-    assert f"generation: {line}" in str(found).splitlines()
-    assert any(fit.pays for fit in found.layers) and not any(found.pays)
+    """A gain in the median that not every round shows is noise."""
+    monkeypatch.setattr(fitting, "_speed", lambda *sessions: fitting.Speed(100.0, 130.0, slowest, 1.5))
+    even = np.zeros(700)
+    monkeypatch.setattr(fitting, "compare", lambda *_: Divergence(even, even == 0, even, even))
+    found = hotcold.fit_predictor(None, TEXT * 8, context=64, tokens=128)
     found.write("x.gguf")
     with LLM(predictor="x.gguf", context=64) as llm:
-        assert llm.session.sparsity == "exact"
+        assert llm.session.sparsity == sparsity
 
 
 # --- bench ---

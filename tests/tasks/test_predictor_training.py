@@ -40,7 +40,7 @@ LINE = "fit-predictor --method train -f text.txt -c 32 -t 1 --tokens 320 --recal
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the text is; both methods are as fast, so that files depend on the weights alone."""
     (tmp_path / "text.txt").write_text("".join(TEXT[i:] for i in range(0, 240, 30)))
-    monkeypatch.setattr(fitting, "_speed", lambda *sessions: fitting.Speed(100.0, 110.0, 1.1, 1.05, 1.2))
+    monkeypatch.setattr(fitting, "_speed", lambda *sessions: fitting.Speed(100.0, 110.0, 1.05, 1.2))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

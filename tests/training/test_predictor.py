@@ -220,7 +220,7 @@ def test_training_leaves_torch_as_it_was() -> None:
 
 
 def attempt(rank: int, marked: float) -> _Attempt:
-    fit = Fit(rank, 0, 0.0, marked, 0.1, 1.0, 1.0, 0.5, True)
+    fit = Fit(rank, 0, 0.0, marked, 0.1, 1.0, 1.0, 0.5)
     return _Attempt(Fitted(None, fit), marked, 0.1)  # type: ignore[arg-type]
 
 

@@ -167,7 +167,7 @@ def test_cells_of_a_model_on_a_device(model: LoadedModel, vulkan: Any) -> None:
 
 def test_predicted_neurons_that_fired(tmp_path: Path) -> None:
     """No more neurons are shown than the FFNs counted; and the same text as unwatched."""
-    model = load(with_sidecar(tmp_path, [True] * 6), LoadOptions(threads=1, sparsity="predicted"))
+    model = load(with_sidecar(tmp_path), LoadOptions(threads=1, sparsity="predicted"))
     session = model.session()
     request, frames = run(session)
     assert run(session, watched=False)[0].output == request.output

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _NAMED = 3  # names of a note
 
 
-def add_option(parser: argparse.ArgumentParser) -> None:
+def add_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--special",
         "--parse-special",

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from hotcold.commands import options
+from hotcold.commands import control_tokens, options
 from hotcold.commands.progress import progress
 from hotcold.convert import ConvertOptions, convert
 from hotcold.convert.conversion import FILE_TYPES
@@ -15,10 +15,11 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.formats.words import DOWN_LAYOUTS
 from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
 from hotcold.tasks.hot_first import hot_first
-from hotcold.tasks.layout_cost import LayoutCost, layout_cost
+from hotcold.tasks.layout_cost import layout_cost
+from hotcold.tasks.scoring import Divergence, perplexity
 
 _FOR_CHECKPOINTS = ("dense", "no_draft", "name", "license")
-_FOR_GGUF = ("format", "take_predictors", "hot_first", "file")
+_FOR_GGUF = ("format", "take_predictors", "hot_first", "file", "special")
 _NOT_HOT_FIRST = ("type", "down", "predictors", "format", "take_predictors")
 
 
@@ -95,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="measure on this text how far OUT's predictions are from IN's, all neurons computed",
     )
+    control_tokens.add_option(group)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -131,15 +133,16 @@ def _change_layout(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     cost = None
     if text is not None:
+        control_tokens.note_files(args, args.source, args.file)
         with progress("windows") as advance:
-            cost = layout_cost(output, args.source, text, advance)
+            cost = layout_cost(output, args.source, text, advance, special=args.special)
     notes = _notes(done, cost, args)
     options.print_notes(notes)
     types = ", ".join(f"{count} {type}" for type, count in done.types.items())
     kind = f"{done.format}, {done.nbytes / 1e6:.1f} MB"
     print(f"{output}: {kind}, tensors: {types}, down {done.down_layout}", file=sys.stderr)
     if cost is not None:
-        print(cost)
+        print(f"over {len(cost.kl)} tokens", *cost.lines("against the old file"), sep="\n")
     report = {
         "output": str(output),
         "bytes": done.nbytes,
@@ -147,7 +150,7 @@ def _change_layout(args: argparse.Namespace) -> int:
         "down_layout": done.down_layout,
         "tensor_types": done.types,
         "requantised": done.requantised,
-        "cost": None if cost is None else cost.report(),
+        "cost": cost and {"tokens": len(cost.kl), "new_ppl": perplexity(cost.nll), **cost.summary()},
         "notes": notes,
         "seconds": round(seconds, 3),
     }
@@ -177,7 +180,7 @@ def _hot_first(args: argparse.Namespace, output: Path) -> int:
     return options.end(args, report)
 
 
-def _notes(done: Rewritten, cost: LayoutCost | None, args: argparse.Namespace) -> list[str]:
+def _notes(done: Rewritten, cost: Divergence | None, args: argparse.Namespace) -> list[str]:
     notes = [*done.notes]
     if done.requantised and cost is None:
         ask = "-f TEXT measures what that costs, and a float file would have lost nothing"

@@ -2,14 +2,18 @@
 
 import argparse
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hotcold.commands import control_tokens, options
-from hotcold.commands.progress import progress
+from hotcold.commands.progress import LOADING, progress
 from hotcold.tasks import scoring
-from hotcold.tasks.windows import text_windows
+from hotcold.tasks.windows import shared_windows, text_windows
+from hotcold.values import printable
+
+if TYPE_CHECKING:
+    from hotcold.runtime.session import LoadedModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="score the first N windows (default: all)",
     )
-    parser.add_argument(
+    compared = parser.add_mutually_exclusive_group()
+    compared.add_argument(
         "--compare",
         choices=("off", "exact", "predicted"),
         metavar="MODE",
         help="score this sparsity mode, too, and report how much --sparsity differs from it",
+    )
+    compared.add_argument(
+        "--compare-file",
+        type=options.model_file,
+        metavar="BASE",
+        help="score this file, too, and report how much -m, the candidate, differs from it: BASE is the more "
+        "exact file, such as the one in F16, and all its neurons are computed",
     )
     parser.add_argument(
         "--seed",
@@ -41,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "The text is encoded once and cut into consecutive windows of -c tokens (default: the model's "
         f"context, {options.TEXT_WINDOW} at most). Each window begins with BOS if the model's file asks for "
-        "it; an incomplete last window is dropped."
+        "it; an incomplete last window is dropped. A comparison is by token: KL(base || candidate) in nats, "
+        "the ratio of perplexities, and how often both find the same token the most likely. Two files are "
+        "both in memory."
     )
 
 
@@ -50,12 +64,17 @@ def run(args: argparse.Namespace) -> int:
     session = options.load_session(
         args, default_context=options.TEXT_WINDOW, second_sparsity=args.compare, draft_max=0
     )
-    model = session.model
-    windows = text_windows(model.tokenizer, text, model.context, special=args.special)[: args.chunks]
+    model, base_model = session.model, _base_model(args)
+    if base_model is None:
+        windows = text_windows(model.tokenizer, text, model.context, special=args.special)
+    else:
+        windows = shared_windows(model, base_model, text, special=args.special)
+    windows = windows[: args.chunks]
     control_tokens.note_names(args, model.tokenizer, text, str(args.file))
     options.note_left_out(model.tokenizer, text)
-    scorer = scoring.Scorer(session)
-    base = scoring.Scorer(model.session(args.compare)) if args.compare else None
+    scorer, base = scoring.Scorer(session), None
+    if args.compare or base_model:
+        base = scoring.Scorer((base_model or model).session(args.compare or "off"))
     start = time.perf_counter()
     parts: list[Any] = []
     with progress("windows") as advance:
@@ -75,11 +94,29 @@ def run(args: argparse.Namespace) -> int:
         "active_share_by_layer": scorer.figures.active_share_by_layer,
         "tok_s": len(nll) / seconds,
         **options.facts(session),
+        "context": min(each.context for each in (model, base_model or model)),
     }
-    if divergence is not None:
-        report["compare"] = {"sparsity": args.compare, **divergence.summary(args.seed), "seed": args.seed}
     _print(report)
+    if divergence is not None:
+        named = {} if base_model is None else {"base": base_model.path.name, "candidate": model.path.name}
+        subject = "candidate {candidate} against base {base}" if named else f"against {args.compare}"
+        print(*divergence.lines(printable(subject.format(**named)), args.seed), sep="\n")
+        figures = divergence.summary(args.seed)
+        report["compare"] = {**named, "sparsity": args.compare or "off", **figures, "seed": args.seed}
     return options.end(args, report)
+
+
+def _base_model(args: argparse.Namespace) -> "LoadedModel | None":
+    """Loads the file of ``--compare-file`` as the candidate was loaded; None without this option."""
+    if args.compare_file is None:
+        return None
+    from hotcold.runtime.loading import load
+
+    path = options.local_model(args.compare_file)
+    of_candidate = {"sparsity": "off", "predictor": None, "placement": None}
+    settings = {**options.model_options(args), **of_candidate, "default_context": options.TEXT_WINDOW}
+    with progress(LOADING, in_bytes=True) as advance:
+        return load(path, settings, advance)
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -91,15 +128,3 @@ def _print(report: dict[str, Any]) -> None:
     )
     shares = " ".join(f"{share:.3f}" for share in report["active_share_by_layer"])
     print(f"neurons active: {report['active_share']:.4f}; by layer: {shares}")
-    compare = report.get("compare")
-    if not compare:
-        return
-    if compare["ppl_ratio_low"] is None:
-        interval = f"(no 95 % interval: it takes {scoring.LEAST_TOKENS} tokens or more)"
-    else:
-        interval = "[{ppl_ratio_low:.5f}, {ppl_ratio_high:.5f}] (95 %, paired bootstrap)".format(**compare)
-    print("against {sparsity} (perplexity {ppl:.4f}): ratio {ppl_ratio:.5f}".format(**compare), interval)
-    print(
-        "KL divergence mean {kl_mean:.3g}, P99 {kl_p99:.3g} nats; "
-        "same most likely token {top1_agreement:.2%}".format(**compare)
-    )

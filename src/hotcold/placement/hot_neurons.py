@@ -152,18 +152,14 @@ class HotNeurons:
     @property
     def unit(self) -> str:
         """The neurons that a token needs."""
-        some = [named for named, n in zip(self.named, self.neurons, strict=True) if n]
-        if all(each is not None for each in some):
-            return "neurons that predictors name for a token"
-        return f"neurons that fire {'or that predictors name ' * any(some)}for a token"
+        return f"neurons that {'predictors name' if any(self.named) else 'fire'} for a token"
 
     @property
     def fitting(self) -> str:
         share = f"{sum(map(sum, self.hot)) / (self.experts * sum(self.neurons)):.1%} of neurons"
         if not any(self.gate_bytes):
             return f"gate, up and down of {share}"
-        where = "all gates" if not any(self.named) else "all gates of layers without predictors"
-        return f"{where}, and up and down of {share}"
+        return f"all gates, and up and down of {share}"
 
     def devices(self, one: Devices, name: str) -> Devices:
         """The backends of ``one``, with cold rows left in the file; ``name`` is the file's, for errors."""

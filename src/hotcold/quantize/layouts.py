@@ -294,7 +294,6 @@ def _take(source: GGUFFile, config: Config, model: Path, path: Path) -> None:
     """Writes the predictors inside a file as a sidecar of the new file."""
     layers = [read_predictor(source, config, i) for i in range(config.layers)]
     facts: dict[str, Any] = {"version": __version__, "method": "trained", "input": "residual"}
-    facts["pays"] = [False] * config.layers  # nobody has measured it
     with open_gguf(model) as new:
         write_sidecar(path, new.fingerprint(), layers, facts)
 

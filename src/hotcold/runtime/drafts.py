@@ -26,11 +26,8 @@ def check_draft(path: Path, larger: Path, config: Config, tokenizer: Tokenizer) 
         seen = f"`draft={printable(path.name)}` keeps states of sequences, which go no step back"
         raise LoadError(f"{seen}: choose a smaller model of attention layers alone")
     fix = "a draft model must have the vocabulary of the model that it guesses for"
-    ids = range(min(own.vocab_size, tokenizer.vocab_size))
-    other = next((id for id in ids if own.piece(id) != tokenizer.piece(id)), None)
-    if other is not None:
-        seen = f"token {other} is {own.piece(other)!r:.60} and {tokenizer.piece(other)!r:.60}"
-        raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")
+    if difference := own.difference(tokenizer):
+        raise LoadError(f"{names} have different vocabularies, {difference}: {fix}")
     if abs(own.vocab_size - tokenizer.vocab_size) > _PADDING:
         seen = f"{own.vocab_size} and {tokenizer.vocab_size} tokens"
         raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")

@@ -255,9 +255,9 @@ def _fit(
 def _candidates(config: Config, mode: SparsityMode) -> list[float | None]:
     """By layer, the share of its neurons that a predictor names, 0 where that is not known; None: no
     predictor is used."""
-    used = mode.used if mode.predictors else (False,) * config.layers
-    known = mode.predictors.candidates if mode.predictors else ()
-    return [share if use else None for share, use in zip(known or (0.0,) * config.layers, used, strict=True)]
+    if mode.predictors is None:
+        return [None] * config.layers
+    return [*(mode.predictors.candidates or (0.0,) * config.layers)]
 
 
 def _all_experts(file: GGUFFile, config: Config) -> int:

@@ -15,7 +15,6 @@ class SparsityMode:
     name: str  #: ``exact``, ``predicted`` or ``off``
     notes: tuple[str, ...] = ()  #: what ``auto`` chose and why
     predictors: PredictorFacts | None = None  #: None where none is used
-    used: tuple[bool, ...] = ()  #: the layers in which they are; empty where none is
 
 
 def choose_mode(
@@ -52,24 +51,38 @@ def choose_mode(
             needed = "use exact, which is lossless and needs none, or make one with hotcold fit-predictor"
             raise LoadError(f"{seen}: {needed}")
         facts = _facts(predictor, config, fingerprint)
-        return SparsityMode("predicted", some, facts, (True,) * config.layers)
+        return SparsityMode("predicted", some, facts)
     return _automatic(config, model, predictor, fingerprint)
 
 
 def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint: str) -> SparsityMode:
-    """``predicted`` in the layers where a sidecar says that it pays: PowerInfer's files don't say. Without
-    that ``exact``: it has the bits of ``off``, and takes no longer whatever fires."""
+    """``predicted`` if a sidecar stores a measurement that speaks for it. Otherwise ``exact``: it gives the
+    bits of ``off`` and takes no longer, however many neurons are active."""
     some = _whole_downs(config)
-    if predictor is not None and predictor != model:
-        facts = _facts(predictor, config, fingerprint)
-        if paying := sum(facts.pays):
-            where = f"{paying} of {config.layers} layers, by {printable(facts.path.name)}"
-            note = f"sparsity auto is predicted: this pays in {where}"
-            return SparsityMode("predicted", (note, *some), facts, tuple(facts.pays))
+    notes: tuple[str, ...] = ()
+    if predictor is not None:
+        name = printable(predictor.name)
+        if predictor == model:
+            notes = (_not_measured(model, name, " --method trained"),)
+        else:
+            facts = _facts(predictor, config, fingerprint)
+            measured = facts.measured
+            if measured and not measured.objection:
+                note = f"sparsity auto is predicted, by {name}: {measured.cost}, {measured.gain}"
+                return SparsityMode("predicted", (note, *some), facts)
+            if measured:
+                figures = f"{measured.cost}, {measured.gain}"
+                notes = (f"sparsity auto does not use {name}: {measured.objection} ({figures})",)
+            else:
+                notes = (_not_measured(model, name),)
     if some and all(down for down, n in zip(config.whole_downs, config.neurons, strict=True) if n):
-        return SparsityMode("off", tuple(f"sparsity auto is off: {each}" for each in some))
-    note = "sparsity auto is exact: nothing says that the predictor pays; `sparsity=predicted` uses it"
-    return SparsityMode("exact", (note, *some) if predictor else some)
+        return SparsityMode("off", (*notes, *(f"sparsity auto is off: {each}" for each in some)))
+    return SparsityMode("exact", (*notes, *some))
+
+
+def _not_measured(model: Path, name: str, method: str = "") -> str:
+    command = f"hotcold fit-predictor -m {printable(model.name)}{method} -f TEXT -o NEW.predictor.gguf"
+    return f"sparsity auto is exact: {name} does not say what its predictor costs; this makes one: {command}"
 
 
 def _whole_downs(config: Config) -> tuple[str, ...]:

@@ -165,8 +165,8 @@ class Session:
     def identity(self) -> tuple[str, ...]:
         """The settings besides the tokens that decide the bits of keys and values."""
         model, mode = self.model, self._mode
-        predictors = (str(mode.predictors.path), *map(str, mode.used)) if mode.predictors else ()
-        return model.fingerprint, mode.name, model.cache_type, model.devices.identity, *predictors
+        predictors = str(mode.predictors.path) if mode.predictors else ""
+        return model.fingerprint, mode.name, model.cache_type, model.devices.identity, predictors
 
     @property
     def counters(self) -> Counters:
@@ -226,13 +226,12 @@ class Session:
             self._watched.close()
 
     def _load_predictors(self, mode: SparsityMode) -> list[PredictorWeights | None]:
-        """Loads one predictor for each layer; None where the mode uses none."""
+        """Loads one predictor for each layer with an FFN; None for all layers if the mode uses none."""
         model = self.model
         if mode.predictors is None:
             return [None] * model.config.layers
         with open_gguf(mode.predictors.path) as file:
-            loaded = load_predictors(file, model.config, model.devices, model.fingerprint)
-        return [each if use else None for each, use in zip(loaded, mode.used, strict=True)]
+            return load_predictors(file, model.config, model.devices, model.fingerprint)
 
     def _make_ffns(self, *, count: bool) -> tuple[list[FFN], list[ColdSide]]:
         """Makes the FFNs, and the cold side of each GPU, which does not serve yet."""
@@ -307,7 +306,7 @@ class Session:
         read += [] if weights.inputs is None else weights.inputs.projections
         if weights.streams is not None:
             read += [*weights.streams.matrices(end=False), *weights.streams.matrices(end=True)]
-        params = int(np.dot(mode.predictors.params, mode.used)) if mode.predictors else 0
+        params = sum(mode.predictors.params) if mode.predictors else 0
         return Footprint(
             step_bytes=sum(nbytes for _, _, nbytes in self.read_whole()) + 4 * norms,
             step_params=sum(math.prod(each.shape) for each in read)

@@ -25,7 +25,6 @@ from hotcold.sparse.fitting import (
     FitOptions,
     Fitted,
     cut_to,
-    pays,
     ranks,
     root_of,
     rows_read,
@@ -76,12 +75,12 @@ def fit_experts(
         scores = scores_of(tensors, ReferenceMatrix(tensors.first).dot(held_out["normed"]), unseen.rows)
         candidates = [each >= bound for each, bound in zip(scores, own, strict=True)]
         sizes = len(held_out["normed"]), ffn.nbytes
-        found.append(Fitted(tensors, judged_parts(tensors, parts, candidates, unseen, options, *sizes)))
+        found.append(Fitted(tensors, judged_parts(tensors, parts, candidates, unseen, *sizes)))
     if not found:
         bound = f"at most {options.max_share:.0%} of the experts' {ffn.nbytes} bytes"
         fix = "raise `max_share`, or take a smaller `type`"
         raise PredictorError(f"layer {layer}: no predictor takes {bound}: {fix}")
-    return sorted(found, key=lambda each: (not each.fit.pays, each.fit.read_ratio))
+    return sorted(found, key=lambda each: options.order(each.fit))
 
 
 def _truncations(
@@ -145,7 +144,6 @@ def judged_parts(
     parts: list[ReferenceFFN],
     candidates: list[npt.NDArray[np.bool_]],
     text: Routed,
-    options: FitOptions,
     tokens: int,
     ffn_bytes: int,
 ) -> Fit:
@@ -173,5 +171,4 @@ def judged_parts(
         recall=recall,
         weighted_recall=weighted_recall,
         read_ratio=read_ratio,
-        pays=pays(options, read_ratio, recall, weighted_recall),
     )

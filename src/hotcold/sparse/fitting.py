@@ -32,12 +32,8 @@ _LADDER = (1, 0.75, 0.5, 0.375, 0.25, 0.125)  # ranks to try, as parts of the la
 _NEWTON_STEPS = 8  # steps of the logistic regressions
 _PRIOR = 0.1  # prior of the regressions, which keeps slopes finite
 _NEURONS_TOGETHER = 128  # neurons per regression pass, so that temporaries stay in the cache
+_SLACK = 2  # of what may be missed, on held-out text
 _RIDGE = 1e-4  # part of the mean variance that is added to C, for directions that the text never took
-
-# Bounds of when prediction pays; :func:`pays` says how they are used.
-_MOST_READ = 0.95
-_LEAST_WEIGHTED_RECALL = 0.98
-_SLACK = 2
 
 
 @dataclass(frozen=True)
@@ -66,6 +62,12 @@ class FitOptions:
         """The block type of the factors; None keeps trained factors unchanged."""
         return "Q4_0" if self.type is None and self.method != "trained" else self.type
 
+    def order(self, fit: "Fit") -> tuple[bool, float]:
+        """Sorts predictors of a layer: first those that miss at most twice what they may on held-out text,
+        which costs a little; among them those that read less."""
+        missed = 1 - (fit.weighted_recall if self.weighted else fit.recall)
+        return self.target is not None and missed > _SLACK * (1 - self.target), fit.read_ratio
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -80,7 +82,6 @@ class Fit:
     recall: float  #: share of active neurons that are candidates
     weighted_recall: float  #: the same, with each neuron weighed by |h| times the norm of its down row
     read_ratio: float  #: bytes of predictor and rows that a token reads, over those that `exact` reads
-    pays: bool
 
 
 class Fitted(NamedTuple):
@@ -112,7 +113,7 @@ def fit_layer(
     fit_to: Mapping[str, Floats],
     held_out: Mapping[str, Floats],
 ) -> list[Fitted]:
-    """Fits predictors of several ranks, the best first: those that pay come first, then those that read less.
+    """Fits predictors of several ranks, the best first, as :meth:`FitOptions.order` says.
 
     ``fit_to`` and ``held_out`` are the layer's inputs for the two texts: ``normed``, and ``residual`` if
     predictors read it, ``[T, D]``. PredictorError: none is small enough, or the file has none."""
@@ -137,13 +138,13 @@ def fit_layer(
             threshold = thresholds(predictor.scores(x), activity.active, options.target, weight)
             tensors = replace(tensors, threshold=threshold)
         candidates = predictor.scores(held_out[INPUTS[options.method]]) >= tensors.threshold
-        fit = _judged(predictor, ffn, candidates, held_out_activity, options)
+        fit = _judged(predictor, ffn, candidates, held_out_activity)
         found.append(Fitted(tensors, fit))
     if not found:
         bound = f"at most {options.max_share:.0%} of the FFN's {ffn.nbytes} bytes"
         fix = "raise `max_share`, or take a smaller `type`"
         raise PredictorError(f"layer {layer}: no predictor takes {bound}: {fix}")
-    return sorted(found, key=lambda each: (not each.fit.pays, each.fit.read_ratio))
+    return sorted(found, key=lambda each: options.order(each.fit))
 
 
 def stored(tensors: PredictorTensors, type: str | None) -> PredictorTensors:
@@ -268,7 +269,6 @@ def _judged(
     ffn: ReferenceFFN,
     candidates: Bools,
     truth: Activity,
-    options: FitOptions,
 ) -> Fit:
     """The cost and recall of ``candidates`` ``[T, N]`` on the text of ``truth``."""
     found = candidates & truth.active
@@ -287,7 +287,6 @@ def _judged(
         recall=recall,
         weighted_recall=weighted_recall,
         read_ratio=read_ratio,
-        pays=pays(options, read_ratio, recall, weighted_recall),
     )
 
 
@@ -298,18 +297,3 @@ def rows_read(ffn: ReferenceFFN, gates: Bools, ups: Bools, downs: Bools) -> int:
         gate, up = up, 0
     runs = downs.reshape(len(downs), ffn.runs, -1).any(axis=-1).sum() if ffn.runs else 0
     return int(gates.sum() * gate + ups.sum() * up + downs.sum() * down + runs * scales)
-
-
-def pays(options: FitOptions, read_ratio: float, recall: float, weighted_recall: float) -> bool:
-    """True if `--sparsity auto` should use a predictor: it saves bytes, and hardly changes the text.
-
-    Three conditions must hold. It reads less than 0.95 of the bytes of `exact`. The neurons that it finds
-    have 0.98 of what all active ones add (``weighted_recall``), whatever recall was asked for, and for
-    trained thresholds, too. If a recall was asked for, it misses at most twice what it may miss, because
-    held-out text costs a little."""
-    if read_ratio >= _MOST_READ or weighted_recall < _LEAST_WEIGHTED_RECALL:
-        return False
-    if options.target is None:
-        return True
-    missed = 1 - (weighted_recall if options.weighted else recall)
-    return missed <= _SLACK * (1 - options.target)

@@ -22,6 +22,7 @@ from hotcold.kernels.backend import Backend, PredictorTensors, PredictorWeights
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.sparse.ffn import PREDICTOR_INPUTS
+from hotcold.sparse.measurement import Measurement
 from hotcold.values import printable, shown
 
 THRESHOLD_KEY = "powerinfer.sparse_threshold"
@@ -41,10 +42,10 @@ class PredictorFacts:
     path: Path
     input: str  #: what predictors read, one of ``PREDICTOR_INPUTS``
     relu: bool  #: true if there is a ReLU between the factors
-    pays: tuple[bool, ...]  #: by layer, whether ``auto`` should use it; False if it was not measured
     params: tuple[int, ...]  #: by layer, the number of weights in both factors
     nbytes: int
     candidates: tuple[float, ...] = ()  #: by layer, the share of neurons that it names; empty if not stated
+    measured: Measurement | None = None  #: cost and gain, by which ``auto`` decides; None: not measured
 
 
 def is_sidecar(file: GGUFFile) -> bool:
@@ -72,7 +73,7 @@ def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = N
     with naming(file.path, PredictorError):
         if fingerprint is not None:
             _check_owner(file, fingerprint)
-        reads, relu, pays = _facts(file, config)
+        reads, relu = _facts(file)
         _threshold(file)
         infos = _layer_infos(file, config)
         for layer, (neurons, parts) in enumerate(zip(config.neurons, infos, strict=True)):
@@ -83,10 +84,10 @@ def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = N
             path=file.path,
             input=reads,
             relu=relu,
-            pays=pays,
             params=tuple(sum(math.prod(each.shape) for each in parts[:2]) for parts in infos),
             nbytes=sum(each.nbytes for parts in infos for each in parts),
             candidates=_candidates(file, config),
+            measured=_measured(file),
         )
 
 
@@ -97,22 +98,27 @@ def _check_owner(file: GGUFFile, fingerprint: str) -> None:
         raise PredictorError(f"belongs to {owner}: run hotcold fit-predictor again, or use `sparsity=exact`")
 
 
-def _facts(file: GGUFFile, config: Config) -> tuple[str, bool, tuple[bool, ...]]:
-    """``input``, ``relu`` and ``pays`` of PredictorFacts. PowerInfer's files state none of them."""
+def _facts(file: GGUFFile) -> tuple[str, bool]:
+    """``input`` and ``relu`` of PredictorFacts. PowerInfer's files state neither."""
     if not is_sidecar(file):
-        return "residual", True, (False,) * config.layers
-    reads, relu, pays = (file.metadata.get(_KEY + key) for key in ("input", "relu", "pays"))
-    flags = pays.tolist() if isinstance(pays, np.ndarray) and pays.dtype == np.bool_ else []
-    if (
-        not isinstance(reads, str)
-        or reads not in PREDICTOR_INPUTS
-        or not isinstance(relu, bool)
-        or len(flags) != config.layers
-    ):
-        needed = f"{' or '.join(PREDICTOR_INPUTS)}, a truth value and {config.layers} of them"
-        seen = printable(f"{reads!r}, {relu!r}, {pays!r}")
-        raise PredictorError(f"{_KEY}input, relu and pays are {seen}: {needed} are needed")
-    return reads, relu, tuple(flags)
+        return "residual", True
+    reads, relu = (file.metadata.get(_KEY + key) for key in ("input", "relu"))
+    if not isinstance(reads, str) or reads not in PREDICTOR_INPUTS or not isinstance(relu, bool):
+        needed = f"{' or '.join(PREDICTOR_INPUTS)} and a truth value"
+        seen = printable(f"{reads!r} and {relu!r}")
+        raise PredictorError(f"{_KEY}input and relu are {seen}: {needed} are needed")
+    return reads, relu
+
+
+def _measured(file: GGUFFile) -> Measurement | None:
+    """The measurement that a sidecar stores. PowerInfer's files have none."""
+    if not is_sidecar(file):
+        return None
+    keys = {key.removeprefix(_KEY): value for key, value in file.metadata.items() if key.startswith(_KEY)}
+    try:
+        return Measurement.read(keys)
+    except ValueError as error:
+        raise PredictorError(f"{_KEY}{error}") from None
 
 
 def _candidates(file: GGUFFile, config: Config) -> tuple[float, ...]:
@@ -167,8 +173,8 @@ def write_sidecar(
     path: Path, fingerprint: str, layers: Sequence[PredictorTensors | None], facts: Mapping[str, Any]
 ) -> None:
     """Writes the predictors of all layers for the model with this fingerprint; None: a layer without an FFN.
-    ``facts`` are the keys ``hotcold.predictor.*``: ``input`` and ``pays``, and version and figures for
-    people."""
+    ``facts`` are the keys ``hotcold.predictor.*``: ``input``, those of a :class:`Measurement`, and version
+    and figures for people."""
     relu = next(each.relu for each in layers if each is not None)
     keys = {"model_fingerprint": fingerprint, "relu": relu, **facts}
     tensors: dict[str, Tensor] = {}

@@ -1,5 +1,6 @@
 """Fits the predictors of a model to a text, with training or without, and measures their quality."""
 
+import math
 import os
 import statistics
 import tempfile
@@ -8,6 +9,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from hotcold.api.llm import Model, source_of
 from hotcold.engine.engine import Engine
@@ -21,45 +24,50 @@ from hotcold.runtime.options import Progress
 from hotcold.runtime.session import LoadedModel, Session
 from hotcold.sparse.expert_fitting import fit_experts
 from hotcold.sparse.fitting import INPUTS, Fit, FitOptions, Fitted, fit_layer
+from hotcold.sparse.measurement import MOST_RATIO, Measurement
 from hotcold.sparse.predictor import write_sidecar
 from hotcold.tasks.bench import measure, prompt_of
 from hotcold.tasks.ffn_inputs import ffn_inputs
 from hotcold.tasks.profiling import LONGEST_WINDOW, window_length
 from hotcold.tasks.reports import Setup
+from hotcold.tasks.scoring import Divergence, Scorer, compare, join
 from hotcold.tasks.texts import new_file, text_of
 from hotcold.tasks.windows import evenly, text_windows
 from hotcold.training.options import TrainOptions
 from hotcold.values import printable, whole
 from hotcold.version import __version__
 
-_ROUNDS = 5  # rounds of timing
+_ROUNDS = 6  # rounds of timing; the median lies between the slowest and the fastest in 97 of 100 cases
+_FIRST_LOOK = 2048  # tokens after which the cost may be decided, and again when their number has doubled
+_EARLY_LEVEL = 0.99  # of an interval that decides before all tokens are scored: several looks err more often
 
-_HEADING = "layer  rank     bytes  of FFN  candidates  active  recall  weighted   read  pays"
+_HEADING = "layer  rank     bytes  of FFN  candidates  active  recall  weighted   read"
 _ROW = (
     "{layer:5}{rank:6}{nbytes:10}{size_ratio:8.1%}{candidates:12.1%}{active:8.1%}{recall:8.4f}"
-    "{weighted_recall:10.4f}{read_ratio:7.3f}  {pays!s:>5}"
+    "{weighted_recall:10.4f}{read_ratio:7.3f}"
 )
 
 #: Stands for the predictor of a layer that has no FFN.
-_NO_FIT = Fit(0, 0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, pays=False)
+_NO_FIT = Fit(0, 0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
 
 Windows = list[list[int]]
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of generation on this machine: medians of rounds in which both modes took turns."""
+    """The speed of generation on this machine, in rounds in which both modes ran one after the other."""
 
-    exact_tok_s: float
+    exact_tok_s: float  #: median of the rounds
     predicted_tok_s: float
-    ratio: float  #: median over rounds of the second over the first
-    least_ratio: float  #: of a round
-    most_ratio: float
+    ratio_low: float  #: of the slowest round against its ``exact``
+    ratio_high: float  #: of the fastest one
 
     @property
-    def is_noise(self) -> bool:
-        """Whether rounds do not agree on the faster one of the two."""
-        return self.least_ratio <= 1 <= self.most_ratio
+    def ratio(self) -> float:
+        return self.predicted_tok_s / self.exact_tok_s
+
+    def __str__(self) -> str:
+        return f"exact {self.exact_tok_s:.1f}, predicted {self.predicted_tok_s:.1f} tok/s"
 
 
 @dataclass(frozen=True)
@@ -68,25 +76,45 @@ class Comparison:
 
     layers: list[Fit]
     speed: Speed
-    tensors: Sequence[PredictorTensors] = field(repr=False)
+    measured: Measurement
+    tensors: Sequence[PredictorTensors | None] = field(repr=False)
 
     def report(self) -> dict[str, Any]:
-        return {"layers": [asdict(fit) for fit in self.layers], **asdict(self.speed)}
+        return {
+            **asdict(self.speed),
+            "ratio": self.speed.ratio,
+            "measured": self.measured.report(),
+            "layers": [asdict(fit) for fit in self.layers],
+        }
+
+    @property
+    def table(self) -> list[str]:
+        return [_HEADING, *(_ROW.format(layer=i, **asdict(fit)) for i, fit in enumerate(self.layers))]
+
+    @property
+    def verdict(self) -> list[str]:
+        """The lines on all layers together."""
+        objection = self.measured.objection
+        return [
+            f"held-out text: {self.measured.cost}",
+            f"KL divergence mean {self.measured.kl_mean:.3g} nats",
+            f"generation: {self.speed}, {self.measured.gain}",
+            *(
+                ("--sparsity auto does not use these predictors:", objection)
+                if objection
+                else ("--sparsity auto uses these predictors",)
+            ),
+        ]
 
 
 @dataclass(frozen=True)
-class FittedPredictor:
+class FittedPredictor(Comparison):
     """A model's predictors; ``str()`` gives the table that ``hotcold fit-predictor`` prints."""
 
     options: FitOptions
-    layers: list[Fit]  #: by layer, the quality of its predictor on text that was not fitted to
     frontier: list[list[Fit]]  #: by layer, the predictors of all ranks, the best first
-    pays: list[bool]  #: by layer, whether ``--sparsity auto`` should use it
-    speed: Speed
-    measured: Literal["auto", "predicted"]  #: the sparsity mode of ``speed.predicted_tok_s``
     fingerprint: str  #: the model's
     setup: Setup
-    tensors: Sequence[PredictorTensors | None] = field(repr=False)  #: None: a layer without an FFN
     svd: Comparison | None = None  #: beside predictors that were trained
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -97,22 +125,20 @@ class FittedPredictor:
     @property
     def metadata(self) -> dict[str, Any]:
         """The keys ``hotcold.predictor.*`` of the file, as docs/formats.md lists them."""
-        return _metadata(self.options, self.layers, self.pays)
+        return _metadata(self.options, self.layers) | self.measured.metadata()
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""
         return {
-            **self.metadata,
-            **asdict(self.speed),
-            "measured": self.measured,
-            "layers": [asdict(fit) for fit in self.layers],
+            **_metadata(self.options, self.layers),
+            **super().report(),
             "frontier": [[asdict(fit) for fit in ladder] for ladder in self.frontier],
             **({} if self.svd is None else {"svd": self.svd.report()}),
             **asdict(self.setup),
         }
 
     def __str__(self) -> str:
-        lines = [_HEADING, *(_ROW.format(layer=i, **asdict(fit)) for i, fit in enumerate(self.layers))]
+        lines = self.table
         fits = [fit for ladder in self.frontier for fit in ladder]
         for rank in sorted({fit.rank for fit in fits}):
             same = [fit for fit in fits if fit.rank == rank]
@@ -122,19 +148,10 @@ class FittedPredictor:
             )
             words = f"{share:.1%} of the FFN, {candidates:.1%} candidates, reads {read:.3f} of exact"
             lines.append(f"rank {rank}: {words}")
-        lines.append(self._generation(self.speed))
+        lines += self.verdict
         if self.svd is not None:
-            lines += ["beside it, svd of the same text:", _HEADING]
-            lines += [_ROW.format(layer=i, **asdict(fit)) for i, fit in enumerate(self.svd.layers)]
-            lines.append(self._generation(self.svd.speed))
+            lines += ["beside it, svd of the same text:", *self.svd.table, *self.svd.verdict]
         return "\n".join(lines)
-
-    def _generation(self, speed: Speed) -> str:
-        rounds = f"rounds: {speed.least_ratio:.2f} to {speed.most_ratio:.2f} times"
-        if speed.is_noise:
-            return f"generation: {self.measured} and exact differ by the clock's noise ({rounds})"
-        both = f"exact {speed.exact_tok_s:.1f}, {self.measured} {speed.predicted_tok_s:.1f} tok/s"
-        return f"generation: {both}, {speed.ratio:.2f} times ({rounds})"
 
 
 def fit_predictor(
@@ -148,6 +165,7 @@ def fit_predictor(
     type: str | None = None,
     max_share: float = 0.15,
     tokens: int = 8192,
+    eval_tokens: int = 16384,
     context: int | None = None,
     special: bool = False,
     threads: int | None = None,
@@ -174,19 +192,21 @@ def fit_predictor(
         type: block type of the predictors; None: Q4_0, or that of the trained ones.
         max_share: limit of a predictor's bytes, as a part of its layer's FFN.
         tokens: how many tokens to use, spread over the text: four fifths to fit, one to judge.
+        eval_tokens: how many held-out tokens to score, at most, to compare perplexity with that of ``exact``;
+            it ends as soon as ``auto`` can decide.
         special: whether names of control tokens in the texts become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write; None writes nothing.
         work: with ``train``, a folder for what the run has so far: the same call goes on from it. None is
             ``output`` with ``.work`` after it.
         training: how ``train`` trains.
-        progress: is told of the phases ``loading`` and ``layers``.
+        progress: is told of the phases ``loading``, ``layers`` and ``measuring``.
 
     UserError: a value is not allowed, the text has less than two windows, or no predictor fits
     ``max_share``."""
     if method not in INPUTS:
         raise UserError(f"method {method!r}: choose from {', '.join(INPUTS)}")
-    tokens = whole("tokens", tokens, 2)
+    tokens, eval_tokens = whole("tokens", tokens, 2), whole("eval_tokens", eval_tokens, 1)
     settings = FitOptions(method, recall, weighted or method == "train", type and type.upper(), max_share)
     to_write = None if output is None else new_file(output)
     folder = _work_folder(method, work, training, to_write)
@@ -203,17 +223,21 @@ def fit_predictor(
     base = opened(source, load_options, progress, **more, state_copies=0, draft_max=0)
     base.mode(mode, own)
     _check_layers(base, method)
-    fit_to, seen = _windows(base, texts, tokens, window_length(base.context, context), special=special)
+    length = window_length(base.context, context)
+    fit_to, unseen = _windows(base, texts, tokens, length, special=special)
+    seen = evenly(unseen, max(1, tokens // (5 * length)))
+    judges = _shuffled(unseen)[: max(1, eval_tokens // (length - 1))]
     if folder is None:
         ladders = _fit(base, settings, fit_to, seen, progress)
         best = [each[0] if each else None for each in ladders]
         frontier = [[each.fit for each in ladder] for ladder in ladders]
-        return _measured(base, settings, best, frontier, to_write)
+        return _measured(base, settings, best, frontier, judges, to_write, progress)
     from hotcold.tasks.predictor_training import trained
 
     layers = trained(base, settings, training or TrainOptions(), fit_to, seen, folder, threads, progress)
-    best, beside = [each.best for each in layers], [each.svd for each in layers]
-    return _measured(base, settings, best, [each.tried for each in layers], to_write, beside)
+    best, svd = [each.best for each in layers], [each.svd for each in layers]
+    tried = [each.tried for each in layers]
+    return _measured(base, settings, best, tried, judges, to_write, progress, svd)
 
 
 def _work_folder(
@@ -251,9 +275,9 @@ def _check_layers(model: LoadedModel, method: str) -> None:
 def _windows(
     model: LoadedModel, texts: Sequence[str], tokens: int, length: int, *, special: bool = False
 ) -> tuple[Windows, Windows]:
-    """Windows to fit to and, without overlap, windows to judge by: four fifths and one fifth of ``tokens``.
+    """Windows to fit to, four fifths of ``tokens``, spread over the text; and all windows that are held out.
 
-    They are spread over the two texts, or over the first four fifths and the last fifth of one."""
+    These are the second text, or the last fifth of one text."""
     fit_to, *more = (text_windows(model.tokenizer, text, length, special=special) for text in texts)
     if more:
         held_out = more[0]
@@ -262,8 +286,12 @@ def _windows(
         fit_to, held_out = fit_to[:end], fit_to[end:]
     if not fit_to:
         raise UserError("the text is less than two windows: give more, or make them smaller (`context`)")
-    wanted = max(1, tokens * 4 // (5 * length)), max(1, tokens // (5 * length))
-    return evenly(fit_to, wanted[0]), evenly(held_out, wanted[1])
+    return evenly(fit_to, max(1, tokens * 4 // (5 * length))), held_out
+
+
+def _shuffled(windows: Windows) -> Windows:
+    """The windows in an order in which the first ones already stand for the whole text."""
+    return [windows[at] for at in np.random.default_rng(0).permutation(len(windows))]
 
 
 def _fit(
@@ -294,57 +322,86 @@ def _measured(
     settings: FitOptions,
     best: Sequence[Fitted | None],
     frontier: list[list[Fit]],
+    judges: Windows,
     output: Path | None,
+    progress: Progress | None,
     svd: Sequence[Fitted] | None = None,
 ) -> FittedPredictor:
-    """The best predictor of each layer. Bytes decide in which layers prediction pays, timing whether it pays
-    at all. ``svd`` is timed, too, in the same mode."""
-    tensors = [each and each.tensors for each in best]
-    fits = [each.fit if each else _NO_FIT for each in best]
-    pays = [fit.pays for fit in fits]
-    measured: Literal["auto", "predicted"] = "auto" if any(pays) else "predicted"
-    beside = None
-    with tempfile.TemporaryDirectory(prefix="hotcold-") as folder, closing(model.session("exact")) as exact:
-        path = Path(folder, "predictor.gguf")  # the output appears at the end, so that a killed run can go on
-        write_sidecar(path, model.fingerprint, tensors, _metadata(settings, fits, pays))
-        with closing(model.session(measured, path)) as predicted:
-            speed = _speed(exact, predicted)
+    """The best predictor of each layer, with what all together cost and gain. ``svd`` is measured, too."""
+    with closing(model.session("exact")) as exact:
+        compared = None
         if svd is not None:
-            beside = _compared(model, settings, svd, exact, measured, Path(folder, "svd.gguf"))
-        setup = Setup.of(exact)
-    found = FittedPredictor(
-        options=settings,
-        layers=fits,
-        frontier=frontier,
-        pays=pays if speed.least_ratio > 1 else [False] * len(pays),
-        speed=speed,
-        measured=measured,
-        fingerprint=model.fingerprint,
-        setup=setup,
-        tensors=tensors,
-        svd=beside,
-    )
+            compared = _compared(exact, replace(settings, method="svd"), svd, judges, progress)
+        own = _compared(exact, settings, best, judges, progress)
+        fitted = FittedPredictor(
+            layers=own.layers,
+            speed=own.speed,
+            measured=own.measured,
+            tensors=own.tensors,
+            options=settings,
+            frontier=frontier,
+            fingerprint=model.fingerprint,
+            setup=Setup.of(exact),
+            svd=compared,
+        )
     if output is not None:
-        found.write(output)
-    return found
+        fitted.write(output)
+    return fitted
 
 
 def _compared(
-    model: LoadedModel,
-    settings: FitOptions,
-    svd: Sequence[Fitted],
     exact: Session,
-    mode: Literal["auto", "predicted"],
-    path: Path,
+    settings: FitOptions,
+    fitted: Sequence[Fitted | None],
+    judges: Windows,
+    progress: Progress | None,
 ) -> Comparison:
-    fits = [each.fit for each in svd]
-    facts = _metadata(replace(settings, method="svd"), fits, [fit.pays for fit in fits])
-    write_sidecar(path, model.fingerprint, [each.tensors for each in svd], facts)
-    with closing(model.session(mode, path)) as predicted:
-        return Comparison(fits, _speed(exact, predicted), [each.tensors for each in svd])
+    """Measures predictors in a file that is deleted: the output appears at the end, so that a run that was
+    killed can continue."""
+    model = exact.model
+    fits = [each.fit if each else _NO_FIT for each in fitted]
+    tensors = [each and each.tensors for each in fitted]
+    with tempfile.TemporaryDirectory(prefix="hotcold-") as folder:
+        path = Path(folder, "predictor.gguf")
+        write_sidecar(path, model.fingerprint, tensors, _metadata(settings, fits))
+        with closing(model.session("predicted", path)) as predicted:
+            divergence = _until_decided(Scorer(predicted), Scorer(exact), judges, progress)
+            speed = _speed(exact, predicted)
+    low, high = divergence.ratio_interval() or (0.0, math.inf)
+    measured = Measurement(
+        tokens=len(divergence.kl),
+        kl_mean=max(0.0, float(divergence.kl.mean())),
+        ppl_ratio=divergence.perplexity_ratio,
+        ppl_ratio_low=low,
+        ppl_ratio_high=high,
+        speed_ratio=speed.ratio,
+        speed_low=speed.ratio_low,
+        speed_high=speed.ratio_high,
+    )
+    return Comparison(fits, speed, measured, tensors)
 
 
-def _metadata(settings: FitOptions, fits: Sequence[Fit], pays: Sequence[bool]) -> dict[str, Any]:
+def _until_decided(
+    predicted: Scorer, exact: Scorer, windows: Windows, progress: Progress | None
+) -> Divergence:
+    """Compares both modes on window after window, until an interval of the ratio of perplexities is on one
+    side of MOST_RATIO, or no window is left."""
+    parts: list[Divergence] = []
+    tokens, look = 0, _FIRST_LOOK
+    for done, window in enumerate(windows, 1):
+        parts.append(compare(predicted, exact, window))
+        tokens += len(window) - 1
+        if progress:
+            progress("measuring", done, len(windows))
+        if tokens >= look:
+            look = 2 * tokens
+            low, high = join(parts).ratio_interval(level=_EARLY_LEVEL) or (0.0, math.inf)
+            if low > MOST_RATIO or high <= MOST_RATIO:
+                break
+    return join(parts)
+
+
+def _metadata(settings: FitOptions, fits: Sequence[Fit]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "version": __version__,
         "method": settings.method,
@@ -353,7 +410,6 @@ def _metadata(settings: FitOptions, fits: Sequence[Fit], pays: Sequence[bool]) -
     }
     if settings.target is not None:
         found["target"] = settings.target
-    found["pays"] = [*pays]
     for name in ("candidates", "recall", "weighted_recall", "read_ratio"):
         found[name] = [getattr(fit, name) for fit in fits]
     return found
@@ -374,7 +430,6 @@ def _speed(exact: Session, predicted: Session) -> Speed:
     return Speed(
         exact_tok_s=statistics.median(before for before, _ in rounds),
         predicted_tok_s=statistics.median(after for _, after in rounds),
-        ratio=statistics.median(ratios),
-        least_ratio=min(ratios),
-        most_ratio=max(ratios),
+        ratio_low=min(ratios),
+        ratio_high=max(ratios),
     )

@@ -33,7 +33,7 @@ Windows = list[list[int]]
 _CHECKED = 8  # one window of so many is not learned, but checks what was
 _MOST_JUDGED = 8192  # tokens of the check part, and of the held-out text: their neurons are in memory
 _STATE_FLOATS = 5  # numbers that the states of the training have for each parameter
-_FORMAT = 1  # of the folder; another one refuses it
+_FORMAT = 2  # of the folder; another one refuses it
 
 
 def trained(

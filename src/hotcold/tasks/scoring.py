@@ -22,6 +22,10 @@ _BOOTSTRAP_ROUNDS = 2000
 #: 20 blocks. An interval of 95 % from fewer covers less: .89 of the time from 10, .85 from 5, .47 from 2.
 LEAST_TOKENS = 20 * _BOOTSTRAP_BLOCK
 
+#: Quantiles of the KL divergence in a summary: the median and the upper ones that llama-perplexity prints.
+KL_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
+_KL_LABELS = {"median": "median", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9", "max": "maximum"}
+
 
 def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int]]:
     """Consecutive windows of ``size`` tokens in all, each begun by BOS where there is one. An incomplete last
@@ -89,11 +93,11 @@ class Scorer:
 
 
 class Divergence(NamedTuple):
-    """How far one mode's distributions are from another's, token by token, all ``[tokens]``."""
+    """How far a candidate's distributions are from those of a base, token by token, all ``[tokens]``."""
 
-    kl: Doubles  #: Kullback-Leibler divergence of the mode from the base, nats
+    kl: Doubles  #: Kullback-Leibler divergence KL(base || candidate), nats
     same_top: npt.NDArray[np.bool_]  #: whether both give the same token the highest probability
-    nll: Doubles  #: surprise of the text's token under the mode, nats
+    nll: Doubles  #: surprise of the text's token under the candidate, nats
     base_nll: Doubles  #: and under the base
 
     @property
@@ -101,30 +105,64 @@ class Divergence(NamedTuple):
         return perplexity(self.nll - self.base_nll)
 
     def summary(self, seed: int = 0) -> dict[str, float | None]:
-        low, high = self.ratio_interval(seed) or (None, None)
+        """The figures with their 95 % intervals, whose ends are None for fewer than LEAST_TOKENS."""
+        quantiles = np.quantile(self.kl, [*KL_QUANTILES.values()])
         return {
             "ppl": perplexity(self.base_nll),
             "ppl_ratio": self.perplexity_ratio,
-            "ppl_ratio_low": low,
-            "ppl_ratio_high": high,
+            **_ends("ppl_ratio", self.ratio_interval(seed)),
             "kl_mean": float(self.kl.mean()),
-            "kl_p99": float(np.quantile(self.kl, 0.99)),
+            **_ends("kl_mean", mean_interval(self.kl, seed)),
+            **{f"kl_{name}": float(each) for name, each in zip(KL_QUANTILES, quantiles, strict=True)},
             "top1_agreement": float(self.same_top.mean()),
+            **_ends("top1_agreement", mean_interval(self.same_top, seed)),
         }
 
     def ratio_interval(self, seed: int = 0, level: float = 0.95) -> tuple[float, float] | None:
-        """Interval of the perplexity ratio, by a bootstrap of blocks of tokens; None for fewer than
-        LEAST_TOKENS."""
-        difference = self.nll - self.base_nll
-        if len(difference) < LEAST_TOKENS:
-            return None
-        starts = np.arange(0, len(difference), _BOOTSTRAP_BLOCK)
-        sums = np.add.reduceat(difference, starts)
-        sizes = np.diff(np.append(starts, len(difference)))
-        chosen = np.random.default_rng(seed).integers(0, len(starts), (_BOOTSTRAP_ROUNDS, len(starts)))
-        means = sums[chosen].sum(axis=1) / sizes[chosen].sum(axis=1)
-        low, high = np.exp(np.quantile(means, [(1 - level) / 2, (1 + level) / 2]))
-        return float(low), float(high)
+        """Interval of the perplexity ratio; None for fewer than LEAST_TOKENS."""
+        interval = mean_interval(self.nll - self.base_nll, seed, level)
+        return interval and (float(np.exp(interval[0])), float(np.exp(interval[1])))
+
+    def lines(self, subject: str, seed: int = 0) -> list[str]:
+        """The lines for people; ``subject`` says what was compared with which base."""
+        figures = self.summary(seed)
+
+        def interval(name: str, form: str) -> str:
+            low, high = figures[f"{name}_low"], figures[f"{name}_high"]
+            return "" if low is None else f" [{low:{form}}, {high:{form}}]"
+
+        if figures["ppl_ratio_low"] is None:
+            method = f" (no 95 % interval: it takes {LEAST_TOKENS} tokens or more)"
+        else:
+            method = " (95 %, paired bootstrap)"
+        quantiles = ", ".join(f"{label} {figures[f'kl_{name}']:.3g}" for name, label in _KL_LABELS.items())
+        return [
+            f"{subject} (perplexity {figures['ppl']:.4f}): ratio {figures['ppl_ratio']:.5f}"
+            f"{interval('ppl_ratio', '.5f')}{method}",
+            f"KL divergence mean {figures['kl_mean']:.3g}{interval('kl_mean', '.3g')}, {quantiles} nats",
+            f"same most likely token {figures['top1_agreement']:.2%}{interval('top1_agreement', '.2%')}",
+        ]
+
+
+def mean_interval(
+    values: npt.NDArray[np.floating | np.bool_], seed: int = 0, level: float = 0.95
+) -> tuple[float, float] | None:
+    """Interval of the mean of values, one a token, by a bootstrap of blocks of tokens; None for fewer than
+    LEAST_TOKENS."""
+    if len(values) < LEAST_TOKENS:
+        return None
+    starts = np.arange(0, len(values), _BOOTSTRAP_BLOCK)
+    sums = np.add.reduceat(values.astype(np.float64), starts)
+    sizes = np.diff(np.append(starts, len(values)))
+    chosen = np.random.default_rng(seed).integers(0, len(starts), (_BOOTSTRAP_ROUNDS, len(starts)))
+    means = sums[chosen].sum(axis=1) / sizes[chosen].sum(axis=1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _ends(name: str, interval: tuple[float, float] | None) -> dict[str, float | None]:
+    low, high = interval or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
 
 
 def perplexity(nll: Doubles) -> float:
@@ -149,7 +187,7 @@ def score(scorer: Scorer, window: Sequence[int]) -> Doubles:
 
 
 def compare(scorer: Scorer, base: Scorer, window: Sequence[int]) -> Divergence:
-    """The same window through two models that share a vocabulary."""
+    """The same window through two models that share a vocabulary; no logits are kept."""
     parts = []
     for (targets, logits), (_, base_logits) in zip(_steps(scorer, window), _steps(base, window), strict=True):
         log_q, log_p = log_softmax(logits), log_softmax(base_logits)

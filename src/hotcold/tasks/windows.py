@@ -1,10 +1,14 @@
 """Cuts a text into windows, and chooses a part of them."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TypeVar
 
+from hotcold.errors import UserError
+from hotcold.runtime.session import LoadedModel
 from hotcold.tasks.scoring import cut_windows
 from hotcold.tokenizer.tokenizer import Tokenizer
+from hotcold.values import printable
 
 _T = TypeVar("_T")
 
@@ -15,6 +19,33 @@ def text_windows(tokenizer: Tokenizer, text: str, size: int, *, special: bool = 
     :func:`~hotcold.tasks.scoring.cut_windows`."""
     bos = tokenizer.bos_id if tokenizer.add_bos else None
     return cut_windows(tokenizer.encode(text, add_bos=False, parse_special=special), size, bos)
+
+
+def shared_windows(
+    candidate: LoadedModel, base: LoadedModel, text: str, *, special: bool = False
+) -> list[list[int]]:
+    """The windows of a text for two models, as long as the shorter context. UserError: the vocabularies or
+    the tokens of the text differ."""
+    names = f"{printable(candidate.path.name)} and {printable(base.path.name)}"
+    fix = "compare files of one model, which have one tokenizer"
+    sizes = candidate.config.vocab, base.config.vocab
+    if sizes[0] != sizes[1]:
+        raise UserError(f"{names} have {sizes[0]} and {sizes[1]} tokens in their vocabularies: {fix}")
+    if difference := candidate.tokenizer.difference(base.tokenizer):
+        raise UserError(f"{names} have different vocabularies, {difference}: {fix}")
+    size = min(candidate.context, base.context)
+    windows, others = (
+        text_windows(each.tokenizer, text, size, special=special) for each in (candidate, base)
+    )
+    for at, pair in enumerate(zip(chain(*windows), chain(*others), strict=False)):
+        if pair[0] != pair[1]:
+            first, second = (printable(repr(candidate.tokenizer.piece(id))) for id in pair)
+            seen = f"token {at} of the text is {first} for one and {second} for the other"
+            raise UserError(f"{names} have different tokenizers, {seen}: {fix}")
+    if windows != others:
+        seen = f"{sum(map(len, windows))} and {sum(map(len, others))}"
+        raise UserError(f"{names} have different tokenizers, the text has {seen} tokens: {fix}")
+    return windows
 
 
 def evenly(items: Sequence[_T], n: int) -> list[_T]:

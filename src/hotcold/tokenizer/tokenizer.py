@@ -210,6 +210,13 @@ class Tokenizer:
             raise UserError(f"token id {id} is not in the vocabulary: allowed are 0 to {last}")
         return self._algorithm.piece(id)
 
+    def difference(self, other: "Tokenizer") -> str:
+        """Names the first token of both vocabularies that differs; empty if none does."""
+        for id in range(min(self.vocab_size, other.vocab_size)):
+            if self.piece(id) != other.piece(id):
+                return f"token {id} is {self.piece(id)!r:.60} and {other.piece(id)!r:.60}"
+        return ""
+
 
 class StreamDecoder:
     """Decodes tokens one by one; the texts together are what :meth:`Tokenizer.decode` gives for all of them.

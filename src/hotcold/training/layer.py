@@ -194,7 +194,7 @@ class _Judge:
         scores = self._scores(tensors, self.texts.held_out["normed"], self.unseen.rows)
         named = [each >= own for each, own in zip(scores, bounds, strict=True)]
         size = len(self.texts.held_out["normed"]), self.ffn_bytes
-        fit = judged_parts(tensors, self.parts, named, self.unseen, self.options, *size)
+        fit = judged_parts(tensors, self.parts, named, self.unseen, *size)
         active = sum(np.count_nonzero(each) for each in check.adds) / max(1, check.pairs)
         return _Attempt(Fitted(tensors, fit), marked, active)
 
