@@ -3,10 +3,10 @@
     python benchmarks/quality/predictors.py books.txt --held-out Heidi.txt --work predictors \
         --model relu.gguf drelu.gguf --bisect 6
 
-The models are the built-in one and those of `--model`, such as those that sparsified.py makes, converted. Each
-method is fitted to the same text for each `--recall`. `hotcold fit-predictor` itself measures the cost on the
-held-out text, until an interval decides or `--eval-tokens` are used up. `--bisect N` then looks in N steps for
-the smallest recall whose interval passes, because fewer neurons are named there.
+The models are the built-in one and those of `--model`, such as those that sparsified.py makes, converted.
+Each method is fitted to the same text for each `--recall`. `hotcold fit-predictor` itself measures the cost
+on the held-out text, until an interval decides or `--eval-tokens` are used up. `--bisect N` then looks in N
+steps for the smallest recall whose interval passes, because fewer neurons are named there.
 
 Predictors are trained in the work folder: a run that was killed continues. `--wide` takes a twin of the
 built-in model that is four times as wide (lib/wide.py) instead of the built-in model itself.

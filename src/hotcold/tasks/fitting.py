@@ -228,16 +228,13 @@ def fit_predictor(
     seen = evenly(unseen, max(1, tokens // (5 * length)))
     judges = _shuffled(unseen)[: max(1, eval_tokens // (length - 1))]
     if folder is None:
-        ladders = _fit(base, settings, fit_to, seen, progress)
-        best = [each[0] if each else None for each in ladders]
-        frontier = [[each.fit for each in ladder] for ladder in ladders]
+        best, frontier = _fit(base, settings, fit_to, seen, progress)
         return _measured(base, settings, best, frontier, judges, to_write, progress)
     from hotcold.tasks.predictor_training import trained
 
     layers = trained(base, settings, training or TrainOptions(), fit_to, seen, folder, threads, progress)
     best, svd = [each.best for each in layers], [each.svd for each in layers]
-    tried = [each.tried for each in layers]
-    return _measured(base, settings, best, tried, judges, to_write, progress, svd)
+    return _measured(base, settings, best, [each.tried for each in layers], judges, to_write, progress, svd)
 
 
 def _work_folder(
@@ -300,21 +297,24 @@ def _fit(
     fit_to: Windows,
     held_out: Windows,
     progress: Progress | None,
-) -> list[list[Fitted]]:
-    """Fits predictors of several ranks for each layer, the best first; none for layers without an FFN."""
+) -> tuple[list[Fitted | None], list[list[Fit]]]:
+    """Fits predictors of several ranks: the best of each layer, None without an FFN, and the quality of all,
+    the best first."""
     names = {"normed", INPUTS[settings.method]}
     inputs = ffn_inputs(model, fit_to, names), ffn_inputs(model, held_out, names)
-    ladders: list[list[Fitted]] = []
+    best: list[Fitted | None] = []
+    frontier: list[list[Fit]] = []
     with open_gguf(model.path) as file:
         for layer, (seen, unseen) in enumerate(zip(*inputs, strict=True)):
             fit = fit_experts if model.config.experts_of(layer) else fit_layer
-            some = model.config.neurons[layer] > 0
-            ladders.append(
-                fit(file, model.config, layer, settings, fit_to=seen, held_out=unseen) if some else []
-            )
+            ladder: list[Fitted] = []
+            if model.config.neurons[layer]:
+                ladder = fit(file, model.config, layer, settings, fit_to=seen, held_out=unseen)
+            best.append(ladder[0] if ladder else None)
+            frontier.append([each.fit for each in ladder])
             if progress:
                 progress("layers", layer + 1, model.config.layers)
-    return ladders
+    return best, frontier
 
 
 def _measured(
