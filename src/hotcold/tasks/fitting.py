@@ -192,8 +192,7 @@ def fit_predictor(
         type: block type of the predictors; None: Q4_0, or that of the trained ones.
         max_share: limit of a predictor's bytes, as a part of its layer's FFN.
         tokens: how many tokens to use, spread over the text: four fifths to fit, one to judge.
-        eval_tokens: how many held-out tokens to score, at most, to compare perplexity with that of ``exact``;
-            it ends as soon as ``auto`` can decide.
+        eval_tokens: how many held-out tokens to compare with ``exact``, at most, until ``auto`` can decide.
         special: whether names of control tokens in the texts become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write; None writes nothing.
