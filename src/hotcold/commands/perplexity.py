@@ -113,7 +113,7 @@ def _base_model(args: argparse.Namespace) -> "LoadedModel | None":
     from hotcold.runtime.loading import load
 
     path = options.local_model(args.compare_file)
-    of_candidate = {"sparsity": "off", "predictor": None, "placement": None}
+    of_candidate = {"sparsity": "off", "predictor": None, "placement": None, "draft_max": 0}
     settings = {**options.model_options(args), **of_candidate, "default_context": options.TEXT_WINDOW}
     with progress(LOADING, in_bytes=True) as advance:
         return load(path, settings, advance)
