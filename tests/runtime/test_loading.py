@@ -119,7 +119,7 @@ def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> Non
     assert session.sparsity == "exact"
     assert session.notes == [
         "sparsity auto is exact: predictor.gguf does not say what its predictor costs; this makes one: "
-        "hotcold fit-predictor -m predictor.gguf --method trained -f TEXT -o NEW.predictor.gguf"
+        "hotcold fit-predictor -m predictor.gguf `method=trained` -f TEXT -o NEW.predictor.gguf"
     ]
     session = reference(with_sidecar(folder, measured=None))
     assert session.sparsity == "exact"

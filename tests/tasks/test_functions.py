@@ -24,6 +24,7 @@ from support.hybrid_models import write_hybrid
 import hotcold
 from hotcold import LLM, AsyncLLM
 from hotcold.commands import cli
+from hotcold.commands.flags import in_flags
 from hotcold.demo import model_path
 from hotcold.engine.speculation import StepCosts
 from hotcold.errors import UserError
@@ -237,7 +238,7 @@ def test_predictors_are_what_the_command_prints(
     lines, report = printed(capsys, "fit-predictor -f text.txt -o one.gguf -c 64 --recall 0.95")
     assert Path(report.pop("output")) == Path("one.gguf")
     found = hotcold.fit_predictor(llm, Path("text.txt"), recall=0.95)
-    assert lines.startswith(str(found)) and as_json(found.report()) == report
+    assert lines.startswith(in_flags(str(found))) and as_json(found.report()) == report
     assert sorted(path.name for path in folder.iterdir()) == ["one.gguf", "text.txt"]
     found.write("two.gguf")
     assert Path("two.gguf").read_bytes() == Path("one.gguf").read_bytes()

@@ -9,6 +9,7 @@ import argparse
 
 import hotcold
 from hotcold.commands import control_tokens, options
+from hotcold.commands.flags import in_flags
 from hotcold.commands.progress import phases
 from hotcold.sparse.fitting import INPUTS
 from hotcold.training.options import TrainOptions
@@ -141,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
             progress=advance,
         )
     options.print_notes(fitted.setup.notes)
-    print(fitted)
+    print(in_flags(str(fitted)))
     if args.method == "train":
         print(f"{args.work or f'{args.output}.work'}: holds the states of the training, and may be deleted")
     return options.end(args, fitted.report() | {"output": str(args.output)})

@@ -63,7 +63,7 @@ def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint:
     if predictor is not None:
         name = printable(predictor.name)
         if predictor == model:
-            notes = (_not_measured(model, name, " --method trained"),)
+            notes = (_not_measured(model, name, " `method=trained`"),)
         else:
             facts = _facts(predictor, config, fingerprint)
             measured = facts.measured

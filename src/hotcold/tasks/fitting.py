@@ -100,9 +100,9 @@ class Comparison:
             f"KL divergence mean {self.measured.kl_mean:.3g} nats",
             f"generation: {self.speed}, {self.measured.gain}",
             *(
-                ("--sparsity auto does not use these predictors:", objection)
+                ("`sparsity=auto` does not use these predictors:", objection)
                 if objection
-                else ("--sparsity auto uses these predictors",)
+                else ("`sparsity=auto` uses these predictors",)
             ),
         ]
 
