@@ -45,6 +45,27 @@ def test_thresholds_reach_the_recall(
     assert (counts * (scores >= found)).sum() >= recall * counts.sum() * (1 - 1e-6)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_bound_is_that_of_tokens_that_are_not_fitted_to(weighted: bool) -> None:
+    """Scores that say more about the tokens that were fitted to than about others."""
+    random = np.random.default_rng(2)
+    active = random.random((800, 30)) < 0.2
+    noise = np.where(np.arange(800) < 600, 0.2, 1.0)[:, None] * random.standard_normal(active.shape)
+    scores = (active + noise).astype(np.float32)
+    weight = (active * random.random(active.shape)).astype(np.float32) if weighted else None
+    adds = active if weight is None else weight
+
+    def recall(fitted: int | None, rows: slice) -> float:
+        found = scores >= thresholds(scores, active, 0.9, weight, fitted)
+        return float((adds * found)[rows].sum() / adds[rows].sum())
+
+    assert 0.9 <= recall(600, slice(600, None)) < 0.91 < recall(600, slice(600))
+    assert recall(None, slice(600, None)) < 0.85
+    active[600:] = False  # nothing is known of others: all tokens set the bound
+    adds = active if weight is None else weight * active
+    assert 0.9 <= recall(600, slice(None)) < 0.91
+
+
 def test_thresholds_mark_few_others() -> None:
     """Neurons that can be told are told; those that cannot are marked where that is cheapest."""
     random = np.random.default_rng(1)
@@ -106,7 +127,7 @@ def test_under_drelu_gate_and_up_are_added(tmp_path: Path) -> None:
     ladder, weights, _ = fit(tmp_path, "drelu", type="F32", max_share=1.0)
     tensors = next(each for each, found in ladder if found.rank == DIM)
     product = tensors.second.dequantise().astype(np.float64) @ tensors.first.dequantise()
-    x = inputs()[0]
+    x = inputs()[0][: 1500 - 1500 // 8]  # the rest sets thresholds
     both = (weights[part] / (x @ weights[part].T).std(0)[:, None] for part in ("gate", "up"))
     np.testing.assert_allclose(product, sum(both), atol=2e-3 * np.abs(product).max())
 

@@ -32,6 +32,7 @@ _LADDER = (1, 0.75, 0.5, 0.375, 0.25, 0.125)  # ranks to try, as parts of the la
 _NEWTON_STEPS = 8  # steps of the logistic regressions
 _PRIOR = 0.1  # prior of the regressions, which keeps slopes finite
 _NEURONS_TOGETHER = 128  # neurons per regression pass, so that temporaries stay in the cache
+_CHECKED = 8  # one token of so many sets the bound of thresholds, and is not fitted to
 _SLACK = 2  # of what may be missed, on held-out text
 _RIDGE = 1e-4  # part of the mean variance that is added to C, for directions that the text never took
 
@@ -122,12 +123,13 @@ def fit_layer(
     assert isinstance(ffn, ReferenceFFN)  # without experts
     most_bytes = options.max_share * ffn.nbytes
     x = fit_to[INPUTS[options.method]]
+    fitted = None if options.method == "trained" else len(x) - len(x) // _CHECKED
     activity = Activity.of(ffn, fit_to["normed"])
     held_out_activity = Activity.of(ffn, held_out["normed"])
     if options.method == "trained":
         unfitted = iter([read_predictor(file, config, layer)])
     else:
-        unfitted = _truncations(ffn, x, most_bytes, options.stored_type)
+        unfitted = _truncations(ffn, x[:fitted], most_bytes, options.stored_type)
     found = []
     for tensors in (stored(each, options.stored_type) for each in unfitted):
         predictor = reference.predictor_weights(tensors)
@@ -135,7 +137,7 @@ def fit_layer(
             continue
         if options.target is not None:
             weight = activity.weight if options.weighted else None
-            threshold = thresholds(predictor.scores(x), activity.active, options.target, weight)
+            threshold = thresholds(predictor.scores(x), activity.active, options.target, weight, fitted)
             tensors = replace(tensors, threshold=threshold)
         candidates = predictor.scores(held_out[INPUTS[options.method]]) >= tensors.threshold
         fit = _judged(predictor, ffn, candidates, held_out_activity)
@@ -156,21 +158,29 @@ def stored(tensors: PredictorTensors, type: str | None) -> PredictorTensors:
     return replace(tensors, first=first, second=second)
 
 
-def thresholds(scores: Floats, active: Bools, recall: float, weight: Floats | None = None) -> Floats:
+def thresholds(
+    scores: Floats, active: Bools, recall: float, weight: Floats | None = None, fitted: int | None = None
+) -> Floats:
     """Thresholds ``[N]`` that ``recall`` of the active pairs of token and neuron reach, and few others.
 
     A logistic regression gives each neuron's log-odds of being active as ``slope * score + odds``; one bound
     on them serves the whole layer. Rare neurons, with two numbers to learn, need no rule of their own. All
-    are ``[T, N]``; ``weight`` is how much a pair counts, and a neuron's mean multiplies its odds."""
-    mean = scores.mean(0)
-    spread = scores.std(0) + np.float32(1e-9)
+    are ``[T, N]``; ``weight`` is how much a pair counts, and a neuron's mean multiplies its odds. With
+    ``fitted`` the regressions learn from so many first tokens, and the others set the bound: a predictor
+    finds more on the text from which it was made."""
+    learned, others = slice(fitted), slice(fitted, None)
+    if not active[others].any():
+        others = slice(None)
+    mean = scores[learned].mean(0)
+    spread = scores[learned].std(0) + np.float32(1e-9)
     z = (scores - mean) / spread
-    slope, odds = log_odds(z, active)
-    count = active.sum(0)
-    weights = np.ones(int(count.sum())) if weight is None else weight[active].astype(np.float64)
-    if weight is not None and len(weights):
-        odds += np.log((weight.sum(0) + weights.mean()) / (count + 1))
-    least = bound_for((slope * z + odds)[active], weights, recall)
+    slope, odds = log_odds(z[learned], active[learned])
+    if weight is not None and active[learned].any():
+        count = active[learned].sum(0)
+        odds += np.log((weight[learned].sum(0) + weight[learned][active[learned]].mean()) / (count + 1))
+    chosen = active[others]
+    weights = np.ones(int(chosen.sum())) if weight is None else weight[others][chosen].astype(np.float64)
+    least = bound_for((slope * z + odds)[others][chosen], weights, recall)
     limits = np.clip((least - odds) / slope * spread + mean, -1e38, 1e38)
     lower = limits - 1e-5 * (np.abs(limits) + spread)  # keeps the neuron at the bound
     return np.asarray(lower, np.float32)
