@@ -42,6 +42,16 @@ def llm() -> Iterator[LLM]:
         yield made
 
 
+def test_a_complete_form_ends_an_answer_that_ignores_ends(llm: LLM) -> None:
+    """Where more may follow, the answer goes on to its limit."""
+    answers = [
+        llm.generate("Once", grammar=Grammar("regex", regex), ignore_eos=True, max_tokens=12, temperature=0)
+        for regex in ("(yes|no)", "[a-z ]*")
+    ]
+    assert answers[0].text in ("yes", "no") and answers[0].finish_reason == "stop"
+    assert len(answers[1].ids) == 12 and answers[1].finish_reason == "length"
+
+
 def allowed(constraint: Constraint, output: list[int]) -> set[int]:
     mask = constraint(output).mask
     assert mask is not None and mask.dtype == np.uint64 and mask.shape == (-(-tokenizer().vocab_size // 64),)

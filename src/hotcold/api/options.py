@@ -20,7 +20,7 @@ class Options(TypedDict, total=False):
     recommends (``llm.model.sampling``), else those stated here."""
 
     max_tokens: int  #: the most tokens to generate (200; 512 in a chat)
-    ignore_eos: bool  #: never choose a token that ends the text (False)
+    ignore_eos: bool  #: never choose a token that ends the text; a complete form ends it (False)
     temperature: float  #: 0 is greedy (0.8)
     top_k: int  #: keep the k likeliest tokens; 0 keeps all (40)
     top_p: float  #: keep the likeliest tokens that together have this probability (0.95)

@@ -16,7 +16,7 @@ import numpy as np
 from hotcold.engine.events import Event, Finished, Token
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import FinishReason, Request
-from hotcold.engine.sampler import Sampler
+from hotcold.engine.sampler import Sampler, mask_of
 from hotcold.engine.scheduler import Scheduler, Step
 from hotcold.engine.speculation import Speculation
 from hotcold.engine.thinking import Spelling, ThoughtConstraint
@@ -99,6 +99,7 @@ class Engine:
         )
         self.sampler = Sampler(session.transformer.head)
         self._stop_ids = model.tokenizer.stop_ids
+        self._stop_mask = mask_of(self._stop_ids, model.config.vocab)
         self._steps = self._generated = 0
         self._spelling: Spelling | None = None  # made for the first request with a thought
         self._live: Live | None = None  # made for the first request with a viewer
@@ -376,6 +377,8 @@ class Engine:
         if request.constraint is None and not params.counts_tokens:
             return self.sampler.sample(logits, row, params, position, recent)
         mask, bias = request.constraint(request.output) if request.constraint else (None, None)
+        if request.job.ignore_eos and mask is not None and mask.any() and not (mask & ~self._stop_mask).any():
+            return min(self._stop_ids)  # the form is complete: nothing else may follow
         return self.sampler.sample(logits, row, params, position, recent, mask, bias, request.output)
 
 

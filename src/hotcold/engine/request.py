@@ -102,7 +102,7 @@ class Job:
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 200  #: the most tokens to generate, 1 or more; 0 where the prompt is :attr:`scored`
     stop: tuple[str, ...] = ()  #: strings that end the answer where they come up, and are no part of it
-    ignore_eos: bool = False  #: never choose a token that would end the text
+    ignore_eos: bool = False  #: never choose a token that would end the text; a complete form ends it
     #: how many of the likeliest tokens to state beside each token's probability, 0 to 20; None states nothing
     logprobs: int | None = None
     #: with ``logprobs``: the prompt's tokens get log-probabilities, too, by the decode rule of the mode

@@ -7,7 +7,7 @@ position alone, so a request gives the same text whatever runs beside it."""
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,13 @@ _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio, odd
 
 class DamagedModelError(UserError):
     """The model computes what cannot be right, whatever a request asks for."""
+
+
+def mask_of(ids: Iterable[int], vocab: int) -> npt.NDArray[np.uint64]:
+    """A mask ``[ceil(vocab / 64)]`` with the bits of these ids."""
+    bits = np.zeros(-(-vocab // 64) * 64, np.uint8)
+    bits[[*ids]] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint64)
 
 
 class Allowed(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.engine.request import Constraint, Job
-from hotcold.engine.sampler import Allowed
+from hotcold.engine.sampler import Allowed, mask_of
 from hotcold.engine.thought import phases_of, unfinished
 from hotcold.errors import UserError
 from hotcold.tokenizer.tokenizer import StreamDecoder, Tokenizer
@@ -66,9 +66,7 @@ class Spelling:
 
     def mask(self, ids: Iterable[int]) -> _Mask:
         """The mask of these tokens."""
-        bits = np.zeros(-(-len(self._pieces) // 64) * 64, np.uint8)
-        bits[[*ids]] = 1
-        return np.packbits(bits, bitorder="little").view(np.uint64)
+        return mask_of(ids, len(self._pieces))
 
     def spelled(self, text: str) -> list[int]:
         """Tokens of a text, the longest one at each place."""

@@ -44,7 +44,9 @@ STREAMING: Fields = {
     "stream_options": Field(_STREAM_OPTIONS, None, "Only with stream."),
 }
 EXTENSIONS: Fields = {
-    "ignore_eos": Field(Flag(), False, "Never chooses a token that ends the text."),
+    "ignore_eos": Field(
+        Flag(), False, "Chooses no token that ends the text, unless its form is complete."
+    ),
     "cache_prompt": Field(Flag(), True, "Whether what is computed may serve later requests."),
     "timings_per_token": Field(Flag(), False, "Each event of a stream has timings."),
     "hotcold": Field(

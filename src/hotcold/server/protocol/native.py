@@ -38,7 +38,7 @@ FIELDS: Fields = {
     "return_tokens": Field(Flag(), False, "Gives token ids, too."),
     **sampling.FIELDS,
     **constraints.FIELDS,
-    "ignore_eos": Field(Flag(), False, "Never chooses a token that ends the text."),
+    "ignore_eos": Field(Flag(), False, "Chooses no token that ends the text, unless its form is complete."),
     "cache_prompt": Field(Flag(), True, "Whether what is computed may serve later requests."),
     "timings_per_token": Field(Flag(), False, "Each event of a stream has timings."),
     "id_slot": Field(Whole(-1, LARGEST), None, "Has no effect: any slot will do."),
