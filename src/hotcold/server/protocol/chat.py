@@ -44,9 +44,7 @@ STREAMING: Fields = {
     "stream_options": Field(_STREAM_OPTIONS, None, "Only with stream."),
 }
 EXTENSIONS: Fields = {
-    "ignore_eos": Field(
-        Flag(), False, "Chooses no token that ends the text, unless its form is complete."
-    ),
+    "ignore_eos": Field(Flag(), False, "Chooses no token that ends the text, unless its form is complete."),
     "cache_prompt": Field(Flag(), True, "Whether what is computed may serve later requests."),
     "timings_per_token": Field(Flag(), False, "Each event of a stream has timings."),
     "hotcold": Field(
