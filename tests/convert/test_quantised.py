@@ -245,6 +245,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "blocks of one number": (compressed("block", block_structure=[128]), r"block_structure is \[128\]: a l"),
     "blocks of nothing": (BLOCKS | {"weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\]: a li"),
     "another format": (BLOCKS | {"fmt": "e5m2"}, "fmt is 'e5m2': e4m3 is needed"),
+    "a format of the wrong kind": (compressed("channel") | {"format": 5}, "format is 5: a string is needed"),
     "experts of 4 bits": (BLOCKS | {"expert_dtype": "fp4"}, "expert_dtype is 'fp4': fp8 is needed"),
     "modelopt": ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, r"modelopt \(W4A8_AWQ\), which is"),
 }  # fmt: skip
@@ -254,8 +255,9 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 def test_other_methods_are_refused(case: str, tmp_path: Path) -> None:
     config, message = OTHERS[case]
     folder, _ = quantised_pair(copy_checkpoint(tmp_path), fp8((128, 128)), config)
-    with pytest.raises(ConvertError, match=message):
+    with pytest.raises(ConvertError, match=message) as caught:
         convert(folder, tmp_path / "out.gguf")
+    assert f"the weights are quantised by {config['quant_method']}" in str(caught.value)
 
 
 def test_an_unknown_key_of_the_description_is_noted(tmp_path: Path) -> None:

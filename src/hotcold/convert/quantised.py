@@ -23,6 +23,7 @@ Block: TypeAlias = tuple[int, int]  #: the rows and columns that share a scale; 
 
 _TENSOR, _CHANNEL, _PUBLISHED, _NVFP4 = (0, 0), (1, 0), (128, 128), (1, 16)
 _FP8, _BYTES = "F8_E4M3", "U8"
+_QUANTISED_BY = "the weights are quantised by"
 _CHUNK = 1 << 18  # weights that are computed at a time
 
 #: Keys that say how activations are rounded, and which modules are not quantised: each stored tensor has a
@@ -60,7 +61,12 @@ def read_method(config: Settings) -> Mapping[str, Any]:
             method = stated.text("quant_method", "")
             for name in _WITHOUT_EFFECT:
                 _mark_read(stated, name)
-            return {key: None, "quantised": _METHODS.get(method, _other)(stated)}
+            try:
+                return {key: None, "quantised": _METHODS.get(method, _other)(stated)}
+            except ConvertError as error:
+                if _QUANTISED_BY in str(error):
+                    raise
+                raise ConvertError(f"{error} ({_QUANTISED_BY} {printable(method, 40)})") from None
     return {}
 
 
@@ -81,7 +87,7 @@ def _refused(stated: Settings, kind: str) -> ConvertError:
     method = stated.text("quant_method", "") or "a method without a name"
     named = printable(f"{method} ({kind})" if kind else method, 80)
     needed = "convert the checkpoint with the original weights (BF16 or F16)"
-    return ConvertError(f"{stated.path}: the weights are quantised by {named}, which is not read: {needed}")
+    return ConvertError(f"{stated.path}: {_QUANTISED_BY} {named}, which is not read: {needed}")
 
 
 def _fp8(stated: Settings) -> Quantised:
@@ -160,7 +166,7 @@ def dequantised(checkpoint: Checkpoint) -> Checkpoint:
     method: Quantised = checkpoint.config.get("quantised") or Quantised("", ())
     types = {name: stored.file.dtype(stored.name) for name, stored in checkpoint.files.items()}
     if method.stored and not {*method.stored} & {*types.values()}:
-        seen = f"the weights are quantised by {method.name}, but no tensor is {' or '.join(method.stored)}"
+        seen = f"{_QUANTISED_BY} {method.name}, but no tensor is {' or '.join(method.stored)}"
         needed = "download all files, or remove the key if the weights are not quantised"
         raise ConvertError(f"{checkpoint.config.path}: {seen}: {needed}")
     files = dict(checkpoint.files)
