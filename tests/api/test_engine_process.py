@@ -12,6 +12,7 @@ from support.async_engines import (
     ENDLESS,
     LIMIT_S,
     begun,
+    halted,
     process_id,
     read,
     refused,
@@ -106,7 +107,7 @@ def test_an_engine_process_that_is_killed_ends_every_stream(when: str) -> None:
                 await engine.ready()
         else:
             await engine.ready()
-            streams = [await begun(engine, ENDLESS) for _ in range(2)]
+            streams = await halted(engine, 2)
             waiting = asyncio.create_task(refused(engine, ENDLESS))
             await until(lambda: len(engine.front._replies) == 3)
             os.kill(process, signal.SIGKILL)
@@ -174,10 +175,9 @@ def test_closing_again_ends_at_once() -> None:
     async def program() -> None:
         engine = AsyncLLM(threads=1, sequences=1)
         async with engine:
-            stream = await begun(engine, ENDLESS)
+            (stream,) = await halted(engine)  # nothing can end by itself
             waiting = asyncio.create_task(refused(engine, ENDLESS))
             await until(lambda: len(engine.front._replies) == 2)
-            os.kill(process_id(engine) or 0, signal.SIGSTOP)  # nothing can end by itself now
             closing = asyncio.create_task(engine.close(drain_s=10 * LIMIT_S))
             await until(lambda: engine.status == "closed")
             os.kill(process_id(engine) or 0, signal.SIGCONT)

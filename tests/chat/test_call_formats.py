@@ -103,7 +103,7 @@ def written(chat: Chat, message: dict[str, Any]) -> str:
 _shared = TemplateProcess()  # starting one for each template would take long
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)  # a worker may run other modules between tests of this one
 def _process() -> Iterator[None]:
     yield
     _shared.close()

@@ -315,7 +315,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 _shared = TemplateProcess()  # starting one for each template would take long
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)  # a worker may run other modules between tests of this one
 def _process() -> Iterator[None]:
     yield
     _shared.close()

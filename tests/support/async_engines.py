@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -85,6 +86,23 @@ async def begun(llm: AsyncLLM, job: Job) -> Any:
     stream = llm.stream(job)
     await anext(stream)
     return stream
+
+
+async def halted(llm: AsyncLLM, count: int = 1) -> list[Any]:
+    """Streams that have begun and are not at their end, of an engine process that is stopped by SIGSTOP."""
+    process = process_id(llm)
+    assert process is not None
+    while True:
+        streams = [await begun(llm, ENDLESS) for _ in range(count)]
+        os.kill(process, signal.SIGSTOP)
+        await asyncio.sleep(0.05)  # what was sent before arrives
+        if len(llm.front._replies) == count:
+            return streams
+        os.kill(
+            process, signal.SIGCONT
+        )  # one has ended: on a busy machine that takes no longer than this loop
+        for stream in streams:
+            await stream.aclose()
 
 
 async def assert_all_is_free(llm: AsyncLLM) -> None:
