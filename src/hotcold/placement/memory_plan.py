@@ -267,10 +267,11 @@ class MemoryPlan:
     def shortage(self, free: int, weights: int | None = None, what: str = "the model needs") -> str:
         """Says why ``free`` bytes of memory do not suffice, and what would; empty where they do. ``weights``
         are as for :meth:`cpu_bytes`, and ``what`` begins the sentence with their bytes."""
-        needed, limits = self.cpu_bytes(weights), self.request.limits
-        weights = needed["weights"]
-        if sum(needed.values()) <= free:
-            return ""
+        needed = self.cpu_bytes(weights)
+        return self._advice(needed, free, what) if sum(needed.values()) > free else ""
+
+    def _advice(self, needed: Mapping[str, int], free: int, what: str) -> str:
+        weights, limits = needed["weights"], self.request.limits
         smaller = "context (`context`)" if weights < free else "or more quantised model"
         if weights < free and self.pages > limits.pages_per_sequence:
             smaller = f"KV cache (`cache_positions`) or {smaller}"
