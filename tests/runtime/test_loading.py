@@ -392,7 +392,7 @@ def test_what_the_memory_check_counts(tmp_path: Path, monkeypatch: pytest.Monkey
     inner = memory.check_memory
 
     def check(plan: MemoryPlan) -> None:
-        seen.append(plan.weight_bytes)
+        seen.append(plan.cpu_bytes()["weights"])
         inner(plan)
 
     monkeypatch.setattr(memory, "check_memory", check)

@@ -13,7 +13,7 @@ from support.hybrid_models import write_hybrid
 import hotcold
 from hotcold.kernels.backend import PAGE
 from hotcold.model.kv_cache import KVCacheFull
-from hotcold.placement import memory_plan
+from hotcold.placement.memory_plan import MemoryPlan
 from hotcold.runtime import memory
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadError, LoadOptions
@@ -88,7 +88,7 @@ def test_an_eighth_of_free_memory_has_copies(
     KV cache has 40 pages."""
     assert SLOT < CONTEXT // PAGE * loaded(path).config.page_bytes("f16") < 2 * SLOT
     free = None if room is None else room * SLOT
-    monkeypatch.setattr(memory_plan, "affordable_bytes", lambda *_: free)
+    monkeypatch.setattr(MemoryPlan, "_left_of", lambda *_: free)
     model = loaded(path, sequences=8, cache_positions=40 * PAGE)
     assert model.slots == 8 + copies + spare and model.spare_slots == spare
     notes = [note for note in model.notes if "states are kept" in note]

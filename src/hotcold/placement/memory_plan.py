@@ -18,7 +18,7 @@ from hotcold.placement.placement import WEIGHTS, Placement
 from hotcold.placement.profiles import profile_beside
 from hotcold.placement.shelves import NoRoomError, Shelves, expert_bytes
 from hotcold.placement.sizes import Sizes, sizes_of_file
-from hotcold.placement.step_memory import step_bytes
+from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import PredictorFacts, predictor_names
 
 
@@ -57,13 +57,6 @@ class MemoryRequest:
     draft_max: int = 0  #: draft tokens of a sequence in one step
     ram_budget: int | None = None
 
-    @property
-    def pages(self) -> int:
-        """Pages of the KV cache: by default as many contexts as sequences."""
-        if self.cache_positions is not None:
-            return -(-self.cache_positions // PAGE)
-        return self.limits.sequences * self.limits.pages_per_sequence
-
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -94,11 +87,15 @@ class MemoryPlan:
     ) -> Self:
         """Plans for the CPU alone. ``free`` are the free bytes of memory, None where the system does not say.
         Experts that have a budget are not counted yet (:meth:`with_experts`)."""
-        plan = cls(config, weights, predictors, request, request.pages, 0, 0)
-        plan = plan._with_slots(free)
-        return plan._with_pages(affordable_bytes(free, plan._fixed_bytes + plan.state_bytes))
+        pages, limits = request.cache_positions, request.limits
+        pages = limits.sequences * limits.pages_per_sequence if pages is None else -(-pages // PAGE)
+        return (
+            cls(config, weights, predictors, request, 0, 0, 0)
+            ._with_slots(free, pages)
+            ._with_pages(free, pages)
+        )
 
-    def _with_slots(self, free: int | None) -> Self:
+    def _with_slots(self, free: int | None, pages: int) -> Self:
         """Each sequence has one slot. Copies come after the pages of one context, and states after draft
         tokens come after copies."""
         config, request, notes = self.config, self.request, []
@@ -107,15 +104,15 @@ class MemoryPlan:
         sequences, asked = request.limits.sequences, request.state_copies
         spare, usual = spare_slots_of(config, request.draft_max), sequences + 2
         limits = [nbytes for nbytes in (free, request.ram_budget) if nbytes is not None]
-        left = affordable_bytes(min(limits, default=None), self._fixed_bytes)
+        left = self._left_of(min(limits, default=None))
         if left is None:
             slots = sequences + (usual if asked is None else asked) + spare
             return replace(self, slots=slots, spare_slots=spare)
         context = request.limits.pages_per_sequence * config.page_bytes(request.cache_type)
         most, copies = max(0, (left - context) // config.slot_bytes - sequences), asked or 0
         if asked is None:
-            copies = min(copies_within(left, config, request.pages), most)
-            if copies < min(usual, request.pages):
+            copies = min(copies_within(left, config, pages), most)
+            if copies < min(usual, pages):
                 kept = f"{copies} states are kept for prompts that begin alike (`state_copies`)"
                 notes.append(f"{kept}: 1/{COPIES_PART} of free memory holds no more")
         if most < copies + spare:
@@ -124,15 +121,16 @@ class MemoryPlan:
             notes.append(f"{kept}: memory does not suffice for {wanted}")
         return replace(self, slots=sequences + copies + spare, spare_slots=spare, notes=tuple(notes))
 
-    def _with_pages(self, left: int | None) -> Self:
-        """Shrinks a KV cache of the default size to ``left`` bytes, to one context at least."""
-        limits, each = self.request.limits, self.config.page_bytes(self.request.cache_type)
-        asked = self.request.cache_positions is not None
-        if asked or left is None or self.pages * each <= left or self.pages == limits.pages_per_sequence:
-            return self
-        pages = max(limits.pages_per_sequence, left // each)
+    def _with_pages(self, free: int | None, wanted: int) -> Self:
+        """Where no size of the KV cache is given, it may be smaller, of one context at least."""
+        limits, left, request = self.request.limits, self._left_of(free), self.request
+        least, each = limits.pages_per_sequence, self.config.page_bytes(request.cache_type)
+        asked = request.cache_positions is not None or wanted == least
+        if asked or left is None or wanted * each <= left:
+            return replace(self, pages=wanted)
+        pages = max(least, left // each)
         shared = f"{limits.sequences} requests share a KV cache of {pages * PAGE} positions"
-        full = f"memory does not suffice for the {self.pages * PAGE} of as many contexts"
+        full = f"memory does not suffice for the {wanted * PAGE} of as many contexts"
         note = f"{shared}: {full}, so they may wait for each other"
         return replace(self, pages=pages, notes=(*self.notes, note))
 
@@ -176,59 +174,30 @@ class MemoryPlan:
             return [None] * self.config.layers
         return [*(self.predictors.candidates or (0.0,) * self.config.layers)]
 
-    def placed(
-        self, placement: Placement | None, slots: int, gpu_bytes: Sequence[Mapping[str, int]] = ()
-    ) -> Self:
-        """The same plan on a placement's devices. Where the CPU computes nothing, no block drafts tokens."""
-        drops = placement is not None and not placement.cpu_computes
-        config = replace(self.config, draft=None) if drops else self.config
-        return replace(self, config=config, placement=placement, slots=slots, gpu_bytes=gpu_bytes)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights and predictors on all devices. A head on a GPU has a table of its own. The
-        block that drafts tokens then has another one on the CPU."""
-        weights = self.weights
-        nbytes = weights.model + (self.predictors.nbytes if self.predictors else 0)
-        if self.request.ram_budget is not None:
-            nbytes -= weights.experts
-        if self.experts is not None:
-            nbytes += self.experts.loaded_bytes
-        if self.config.draft is not None:
-            nbytes += weights.draft
-        if self.placement is not None and self.placement.head is not None:
-            nbytes += (weights.head if self.config.draft else 0) if weights.head else weights.embedding
-        return nbytes
-
-    @property
-    def cache_bytes(self) -> int:
-        return self.pages * self.config.page_bytes(self.request.cache_type)
-
-    @property
-    def state_bytes(self) -> int:
-        return self.slots * self.config.slot_bytes
-
-    @property
-    def backends(self) -> int:
-        """Number of backends that have a part of the model."""
-        return 1 if self.placement is None else 1 + len(self.placement.gpus)
-
     @property
     def step_bytes(self) -> int:
         """Bytes of a step's buffers and scratch on a CPU."""
-        return step_bytes(self.config, self.request.limits, split=self.backends > 1)
-
-    @property
-    def _fixed_bytes(self) -> int:
-        """Bytes of all but the state of sequences."""
-        return self.weight_bytes + self.step_bytes
+        split = self.placement is not None and bool(self.placement.gpus)
+        limits = self.request.limits
+        return buffer_bytes(self.config, limits, split=split) + scratch_bytes(self.config, limits)
 
     def cpu_bytes(self, weights: int | None = None) -> dict[str, int]:
-        """Bytes outside the memory that GPUs have of their own, by kind. ``weights`` replaces
-        :attr:`weight_bytes`, for a session of a model whose weights are in memory."""
-        weights = self.weight_bytes if weights is None else weights
-        cache, states = self.cache_bytes, self.state_bytes
-        steps = self.step_bytes * (self.backends - len(self.gpu_bytes))
+        """Bytes outside the memory that GPUs have of their own, by kind. ``weights`` replaces those of the
+        model, for a session of a model whose weights are in memory."""
+        config, placement, others = self.config, self.placement, 0
+        if weights is None:
+            weights = self.weights.model + (self.weights.draft if config.draft else 0)
+            weights += self.predictors.nbytes if self.predictors else 0
+            weights -= 0 if self.request.ram_budget is None else self.weights.experts
+            weights += self.experts.loaded_bytes if self.experts else 0
+            if placement is not None and placement.head is not None:  # the GPU's head has a table of its own
+                tied = not self.weights.head
+                weights += self.weights.embedding if tied else self.weights.head if config.draft else 0
+        cache = self.pages * config.page_bytes(self.request.cache_type)
+        states = self.slots * config.slot_bytes
+        if placement is not None:
+            others = len(placement.gpus) - len(self.gpu_bytes)
+        steps = self.step_bytes * (1 + others)
         for gpu in self.gpu_bytes:
             on_gpu = sum(gpu[kind] for kind in WEIGHTS)
             weights = max(0, weights - on_gpu)
@@ -264,6 +233,10 @@ class MemoryPlan:
         most = others + copies_within(min(budgets), self.config, self.pages)
         return replace(self, slots=min(self.slots, most))
 
+    def _left_of(self, free: int | None) -> int | None:
+        """Bytes for more states of sequences: nine tenths of the free bytes that the plan leaves."""
+        return None if free is None else max(0, (free - sum(self.cpu_bytes().values())) * 9 // 10)
+
     def shortage(self, free: int, weights: int | None = None, what: str = "the model needs") -> str:
         """Says why ``free`` bytes of memory do not suffice, and what would; empty where they do. ``weights``
         are as for :meth:`cpu_bytes`, and ``what`` begins the sentence with their bytes."""
@@ -285,9 +258,3 @@ class MemoryPlan:
         if self.slots:
             needs += f", {self.slots} states of sequences {text['states']}"
         return f"not enough memory: {needs}, but {text['free']} are available: use a smaller {smaller}"
-
-
-def affordable_bytes(free: int | None, taken: int) -> int | None:
-    """Bytes for the state of sequences: nine tenths of the free bytes after ``taken``; None where the system
-    does not say how many are free."""
-    return None if free is None else max(0, (free - taken) * 9 // 10)

@@ -21,7 +21,7 @@ from hotcold.model.config import Config
 from hotcold.model.mixers.attention import AttentionShape
 from hotcold.model.mixers.mixer import MixerShape
 from hotcold.model.weights import check_tensors, is_drafting
-from hotcold.placement.step_memory import GPU_LAYER_BYTES, GPUStep, step_bytes
+from hotcold.placement.step_memory import GPU_LAYER_BYTES, GPUStep, buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import check_predictors, predictor_names
 
 Ints = npt.NDArray[np.int64]
@@ -219,7 +219,7 @@ def sizes_of_file(
     embedding, tied = tensors["token_embd.weight"], "output.weight" not in tensors
     neurons = np.array(config.neurons, np.int64)
     limits = BatchLimits.from_context(context, sequences, chunk)
-    buffers = step_bytes(config, limits, split=True)
+    buffers = buffer_bytes(config, limits, split=True) + scratch_bytes(config, limits)
     gpu_step = GPUStep(config, limits, _ffn_types(file, beside=dense), rank)
     return Sizes(
         name=file.path.stem,

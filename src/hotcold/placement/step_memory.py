@@ -50,11 +50,6 @@ def scratch_bytes(config: Config, limits: BatchLimits) -> int:
     return max(cpu.scratch_bytes(shape) for shape in _shapes(config, limits, types))
 
 
-def step_bytes(config: Config, limits: BatchLimits, *, split: bool = False) -> int:
-    """Bytes of a step's buffers and scratch on a CPU; ``split`` as for :func:`buffer_bytes`."""
-    return buffer_bytes(config, limits, split=split) + scratch_bytes(config, limits)
-
-
 #: A layer's bytes on a GPU beyond weights, keys and values: every range of it begins at a multiple.
 GPU_LAYER_BYTES = 20 * ALIGNMENT
 

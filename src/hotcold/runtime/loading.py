@@ -2,10 +2,11 @@
 weights."""
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from hotcold.demo import model_path
 from hotcold.errors import UserError
@@ -32,6 +33,8 @@ from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors, predictor_names
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import exact_size, printable, round_size, size
+
+_T = TypeVar("_T")
 
 _NO_BLOCK = "the block that guesses tokens is left out"
 _TRIES = 8  # with less of a GPU's memory each time
@@ -64,15 +67,7 @@ def load_open(file: GGUFFile, options: Mapping[str, Any], progress: Progress | N
 def plan_memory(file: GGUFFile, options: Mapping[str, Any]) -> MemoryPlan:
     """Returns the plan that :func:`load` follows with these options, among them a ``ram_budget``. It may need
     more memory than is free now. Errors as there."""
-    model = _Model.parse(file, complete(options))
-    refused: NoRoomError | None = None
-    for config, _ in model.configs():
-        try:
-            return model.plan(config)[0]
-        except NoRoomError as error:
-            refused = error
-    assert refused is not None
-    raise refused
+    return _first_that_fits(_Model.parse(file, complete(options)), lambda model: model.plan()[0])
 
 
 @dataclass(frozen=True)
@@ -82,13 +77,14 @@ class _Model:
     file: GGUFFile
     options: LoadOptions
     config: Config  #: with the block that drafts tokens, where the options use it
-    block_note: str  #: why it is not used
+    block_note: str  #: why they do not use it
     weights: WeightBytes
     predictor: Path | None  #: the file with predictors, where there is one
     mode: SparsityMode
     predictors: Path | None  #: the same file, where a session uses it
     request: MemoryRequest
     draft: tuple[Path, LoadOptions] | None = None  #: the smaller model that drafts tokens
+    budget_note: str = ""  #: about a ``ram_budget`` that the options did not give
 
     @classmethod
     def parse(cls, file: GGUFFile, options: LoadOptions) -> Self:
@@ -106,86 +102,85 @@ class _Model:
         request = _request(config, options)
         return cls(file, options, config, block_note, weights, predictor, modes[0], used, request)
 
-    def with_draft_model(self, tokenizer: Tokenizer) -> Self:
-        """Adds the draft model that the options name. LoadError: it does not fit the tokenizer."""
-        if self.options["draft"] is None:
-            return self
-        path = located(Path(self.options["draft"]))
-        context = check_draft(path, self.file.path, self.config, tokenizer)
-        return replace(self, draft=(path, _draft_options(self.options, min(self.request.context, context))))
-
-    def budgets(self) -> Iterator[tuple["_Model", str]]:
-        """The model as it was asked for; then, where experts may be left in the file, with a budget of the
-        memory that is free, and the note that says so."""
-        yield self, ""
-        own = memory.own_budget()
-        options = self.options
-        if own is None or options["ram_budget"] is not None or beside_ram_budget(options) is not None:
+    def forms(self) -> Iterator["_Model"]:
+        """The model as it was asked for; then without the block that drafts tokens; then both with a budget
+        of the free memory, where experts may stay in the file."""
+        yield self
+        options, short = self.options, "memory" if self.options["ram_budget"] is None else "`ram_budget`"
+        if self.config.draft is not None:
+            note = f"{_NO_BLOCK}: {short} has no room for it"
+            yield replace(self, config=replace(self.config, draft=None), block_note=note)
+        if options["ram_budget"] is not None or beside_ram_budget(options) is not None:
+            return
+        if (own := memory.own_budget()) is None:
             return
         budget, reserve = own
         chosen = f"memory does not suffice for all of it: `ram_budget={exact_size(budget)}` was chosen"
-        smaller = LoadOptions(**{**options, "ram_budget": budget})
-        model = replace(self, options=smaller, request=replace(self.request, ram_budget=budget))
-        yield model, f"{chosen}, which leaves {size(reserve)} of what is free to others"
+        yield from replace(
+            self,
+            options=LoadOptions(**{**options, "ram_budget": budget}),
+            request=replace(self.request, ram_budget=budget),
+            budget_note=f"{chosen}, which leaves {size(reserve)} of what is free to others",
+        ).forms()
 
-    def configs(self) -> Iterator[tuple[Config, str]]:
-        """The configuration with the block that drafts tokens, then without; with the notes about it."""
-        yield self.config, self.block_note
-        if self.config.draft is not None:
-            short = "memory" if self.options["ram_budget"] is None else "`ram_budget`"
-            yield replace(self.config, draft=None), f"{_NO_BLOCK}: {short} has no room for it"
-
-    def plan(self, config: Config, *, asked: bool = True) -> tuple[MemoryPlan, str]:
+    def plan(self) -> tuple[MemoryPlan, str]:
         """Plans for the CPU alone; and says which profile is left out. Errors as in
         :meth:`MemoryPlan.with_experts`."""
         free, predictors = memory.available_memory(), self.mode.predictors
-        plan = MemoryPlan.make(self.weights, config, self.request, predictors, free)
+        plan = MemoryPlan.make(self.weights, self.config, self.request, predictors, free)
         if self.request.ram_budget is None:
             return plan, ""
-        return plan.with_experts(self.file, 0 if self.draft is None else _bytes_of(*self.draft), asked=asked)
+        draft = 0 if self.draft is None else _bytes_of(*self.draft)
+        return plan.with_experts(self.file, draft, asked=not self.budget_note)
+
+
+def _first_that_fits(model: _Model, choose: Callable[[_Model], _T]) -> _T:
+    """Returns what ``choose`` returns for the first form of a model that fits in memory. Where none fits, it
+    raises the error of the last form that the options ask for."""
+    refused: UserError | None = None
+    for form in model.forms():
+        try:
+            return choose(form)
+        except (MemoryShortError, NoRoomError, NoExpertsError) as error:
+            if isinstance(error, NoExpertsError) and not form.budget_note:
+                raise
+            refused = refused if form.budget_note else error
+    assert refused is not None
+    raise refused
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A plan that fits, and the devices of its parts."""
+    """The form of a model that fits, its plan, and the devices of its parts."""
 
     plan: MemoryPlan
     decision: Decision
-    budget_note: str  #: of a budget of RAM that nobody asked for
-    profile_note: str
-    block_note: str  #: of the block that drafts tokens
+    notes: tuple[str, ...]  #: about profiles and the block that drafts tokens
+    budget_note: str
 
-
-def _choose(model: _Model, most: Mapping[GPU, int] | None) -> _Choice:
-    """Returns the first plan that fits: with the block that drafts tokens or without, with all experts or
-    with as many as free memory holds. ``most`` are bytes to allocate on GPUs that had no room for more; None:
-    no GPU is used."""
-    short: UserError | None = None
-    for budgeted, budget_note in model.budgets():
-        for config, block_note in budgeted.configs():
-            try:
-                plan, profile_note = budgeted.plan(config, asked=not budget_note)
-                to_load = ToLoad(model.file, budgeted.options, plan, model.predictors)
-                decision = Decision() if most is None else decide(to_load, most)
-                plan = decision.apply_to(plan)
-                memory.check_memory(plan)
-            except (MemoryShortError, NoRoomError, NoExpertsError) as error:
-                if isinstance(error, NoExpertsError) and not budget_note:
-                    raise
-                short = short if budget_note else error
-                continue
-            if config.draft and not plan.config.draft:
-                block_note = f"{_NO_BLOCK}: it runs on the CPU, and GPUs compute all layers"
-            return _Choice(plan, decision, budget_note, profile_note, block_note)
-    assert short is not None
-    raise short
+    @classmethod
+    def of(cls, model: _Model, most: Mapping[GPU, int] | None) -> Self:
+        """``most`` are bytes to allocate on GPUs that had no room for more; None: no GPU is used.
+        MemoryShortError: the process may not take so much memory."""
+        plan, profile_note = model.plan()
+        to_load = ToLoad(model.file, model.options, plan, model.predictors)
+        decision, block_note = Decision() if most is None else decide(to_load, most), model.block_note
+        plan = decision.apply_to(plan)
+        memory.check_memory(plan)
+        if model.config.draft and not plan.config.draft:
+            block_note = f"{_NO_BLOCK}: it runs on the CPU, and GPUs compute all layers"
+        return cls(plan, decision, (profile_note, block_note), model.budget_note)
 
 
 def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> LoadedModel:
     model = _Model.parse(file, options)
     tokenizer = Tokenizer.from_metadata(file.metadata)
-    model = model.with_draft_model(tokenizer)
+    if options["draft"] is not None:
+        path = located(Path(options["draft"]))
+        context = min(model.request.context, check_draft(path, file.path, model.config, tokenizer))
+        model = replace(model, draft=(path, _draft_options(options, context)))
     choice, devices, weights = _read_where_it_fits(model, progress)
+    plan = choice.plan
     sampling, sampling_notes = sampling_of_file(file.metadata)
     draft, draft_note = (None, "") if model.draft is None else _load_draft(*model.draft)
     plain = {key: value for key, value in file.metadata.items() if isinstance(value, str | int | float)}
@@ -193,25 +188,33 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         choice.budget_note,
         *model.config.notes,
         *tokenizer.notes,
-        *choice.plan.notes,
+        *plan.notes,
         *sampling_notes,
         *choice.decision.notes,
-        str(choice.plan.experts or ""),
-        choice.profile_note,
+        str(plan.experts or ""),
+        *choice.notes,
         draft_note,
-        choice.block_note,
     )
     return LoadedModel(
         path=file.path,
         fingerprint=file.fingerprint(),
-        plan=choice.plan,
+        config=plan.config,
         tokenizer=tokenizer,
         weights=weights,
         devices=devices,
+        plan=plan,
+        limits=plan.request.limits,
+        pages=plan.pages,
+        slots=plan.slots,
+        spare_slots=plan.spare_slots,
+        context=plan.request.context,
+        chunk=plan.request.limits.chunk,
+        cache_type=plan.request.cache_type,
         sparsity=options["sparsity"],
         predictor=model.predictor,
         notes=tuple(note for note in notes if note),
         on_gpus=choice.decision.on_gpus,
+        shelves=plan.experts,
         chat_metadata=with_template(plain, options["chat_template"]),
         sampling=sampling,
         draft_max=options["draft_max"],
@@ -268,7 +271,7 @@ def _read_where_it_fits(model: _Model, progress: Progress | None) -> tuple[_Choi
     changes: list[str] = []
     most: Mapping[GPU, int] | None = {}
     while True:
-        choice = _choose(model, most)
+        choice = _first_that_fits(model, partial(_Choice.of, most=most))
         decision = choice.decision
         try:
             devices, weights = _read(model, choice, progress)

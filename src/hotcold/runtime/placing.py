@@ -117,10 +117,14 @@ class Decision:
     slots: int | None = None  #: for states of sequences, where the placement has fewer than the CPU alone
 
     def apply_to(self, plan: MemoryPlan) -> MemoryPlan:
-        """Returns a plan for the CPU alone as it is with this placement."""
+        """Returns a plan for the CPU alone as it is with this placement. Where the CPU computes nothing, no
+        block drafts tokens."""
+        if self.placement is None:
+            return plan
+        config = plan.config if self.placement.cpu_computes else replace(plan.config, draft=None)
         slots = plan.slots if self.slots is None else self.slots
         on_gpus = [each.nbytes for each in self.on_gpus if not each.gpu.shares_memory]
-        return plan.placed(self.placement, slots, on_gpus)
+        return replace(plan, config=config, placement=self.placement, slots=slots, gpu_bytes=on_gpus)
 
     def open(self, options: LoadOptions, layers: int) -> Devices:
         """GPUMemoryError: a GPU has no room for this. GPUError: it cannot be used."""

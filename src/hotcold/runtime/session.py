@@ -89,9 +89,8 @@ class Session:
         self._counters = Counters(none, shared=none[: config.layers * self.shared_counts].copy())
         self.predictors = predictors  #: of each layer; None where none is used
         self.footprint = self._footprint(mode)
-        self.state = SequenceState(
-            devices, config, model.pages, model.cache_type, model.slots, model.spare_slots
-        )
+        pages, slots = model.pages, model.slots
+        self.state = SequenceState(devices, config, pages, model.cache_type, slots, model.spare_slots)
         self.cache = self.state.pages  #: whose pages lie where
         self.slots = self.state.slots  #: whose states lie where; None where no layer keeps one
         self.lock = SessionLock()
@@ -406,10 +405,18 @@ class LoadedModel:
 
     path: Path
     fingerprint: str
-    plan: MemoryPlan  #: of its weights and of each session
+    config: Config
     tokenizer: Tokenizer
     weights: Weights
     devices: Devices
+    plan: MemoryPlan  #: of the memory; the next six are of it, too
+    limits: BatchLimits  #: of the steps of every session
+    pages: int  #: of the KV cache of every session, which its sequences share
+    slots: int  #: for states of sequences, of every session; 0 where no layer keeps one
+    spare_slots: int  #: of those, for the states after guesses
+    context: int  #: the most positions of a sequence
+    chunk: int  #: the most prompt rows of a step
+    cache_type: str
     sparsity: str  #: the mode that was asked for, ``auto`` perhaps
     predictor: Path | None  #: the file with predictors, where there is one
     notes: tuple[str, ...]  #: of loading: what was assumed, and what runs a slower way
@@ -419,54 +426,13 @@ class LoadedModel:
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
     draft_max: int = 0  #: the most tokens of a sequence that are guessed in a step
     draft: "LoadedModel | None" = None  #: a smaller one that guesses them
+    #: what of the experts lies in memory, where that has a budget
+    shelves: Shelves | HotNeurons | None = None
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property
     def name(self) -> str:
         return self.path.stem
-
-    @property
-    def config(self) -> Config:
-        return self.plan.config
-
-    @property
-    def limits(self) -> BatchLimits:
-        """The limits of the steps of every session."""
-        return self.plan.request.limits
-
-    @property
-    def pages(self) -> int:
-        """Pages of the KV cache of every session, which its sequences share."""
-        return self.plan.pages
-
-    @property
-    def slots(self) -> int:
-        """Slots for states of sequences, of every session; 0 where no layer keeps a state."""
-        return self.plan.slots
-
-    @property
-    def spare_slots(self) -> int:
-        """The part of :attr:`slots` for states after draft tokens."""
-        return self.plan.spare_slots
-
-    @property
-    def context(self) -> int:
-        """The most positions of a sequence."""
-        return self.plan.request.context
-
-    @property
-    def chunk(self) -> int:
-        """The most prompt rows of a step."""
-        return self.limits.chunk
-
-    @property
-    def cache_type(self) -> str:
-        return self.plan.request.cache_type
-
-    @property
-    def shelves(self) -> Shelves | HotNeurons | None:
-        """The experts in memory, where they have a budget."""
-        return self.plan.experts
 
     @property
     def pooling(self) -> Pooling:
