@@ -49,10 +49,18 @@ def no_reading_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_states_what_is_allocated(hybrid: Path) -> None:
-    for path, options in ((model_path(), {"sequences": 3}), (hybrid, {"sequences": 3}), (hybrid, {})):
+    """On one backend, or on two that both have their part in the computer's memory."""
+    two: dict[str, Any] = {"hot_backend": "cpu", "vram_budget": 6 << 20}
+    for path, options in (
+        (model_path(), {"sequences": 3}),
+        (model_path(), two),
+        (hybrid, {"sequences": 3}),
+        (hybrid, {}),
+    ):
         model = load(path, LoadOptions(threads=1, **OPTIONS, **options))
         needed, session = model.plan.cpu_bytes(), model.session()
-        uses = {use.kind: use.cpu_bytes for use in memory_use(session)}
+        assert len({*model.devices.parts}) == (2 if options is two else 1)
+        uses = {use.kind: use.cpu_bytes + use.gpu_bytes for use in memory_use(session)}
         assert needed["KV cache"] == uses["kv"] > 0 and needed["steps"] == uses["buffers"] > 0
         assert needed["states"] == uses.get("states", 0)
         assert needed["KV cache"] + needed["states"] == cache_bytes(session)
@@ -118,26 +126,25 @@ def test_memory_that_holds_no_form_is_said_of_the_whole_model(
     assert str(caught.value) == asked.shortage(1000)
 
 
-def test_a_block_that_does_not_run_takes_no_memory(hybrid: Path, tmp_path: Path) -> None:
-    """Where another backend computes all layers and the head, no block drafts tokens."""
-    block = with_block(hybrid, tmp_path / "block.gguf", 1)
+@pytest.mark.parametrize("head", [True, False])
+def test_a_block_that_does_not_run_takes_no_memory(hybrid: Path, tmp_path: Path, head: bool) -> None:
+    """Where another backend computes all layers and the head, no block drafts tokens; else it needs weights,
+    and keys and values."""
     needed = []
-    for path in (hybrid, block):
+    for path in (hybrid, with_block(hybrid, tmp_path / "block.gguf", 1)):
         with open_gguf(path) as file:
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)
             sizes = sizes_of_file(file, config, PAGE, "f16")
         hot = [np.ones(n, np.bool_) for n in config.neurons]
-        placement = Placement.on_one(hot, range(config.layers), head=True)
-        write_placement(tmp_path / f"{path.stem}.gpuidx", sizes, placement)
-        options = LoadOptions(
-            threads=1, hot_backend="cpu", placement=tmp_path / f"{path.stem}.gpuidx", **OPTIONS
-        )
-        needed.append(load(path, options).plan.cpu_bytes())
-    assert needed[0] == needed[1]
-    with_drafts = load(block, LoadOptions(threads=1, **OPTIONS)).plan.cpu_bytes()
-    assert (
-        with_drafts["weights"] > load(hybrid, LoadOptions(threads=1, **OPTIONS)).plan.cpu_bytes()["weights"]
-    )
+        placed = tmp_path / f"{path.stem}.gpuidx"
+        write_placement(placed, sizes, Placement.on_one(hot, range(config.layers), head=head))
+        model = load(path, LoadOptions(threads=1, hot_backend="cpu", placement=placed, **OPTIONS))
+        needed.append(model.plan.cpu_bytes())
+    without, block = needed
+    if head:
+        assert block == without
+    else:
+        assert block["weights"] > without["weights"] and block["KV cache"] > without["KV cache"]
 
 
 def test_states_have_the_smaller_of_a_budget_and_free_memory(hybrid: Path) -> None:
