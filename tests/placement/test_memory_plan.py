@@ -114,10 +114,8 @@ def test_a_file_is_parsed_once_whatever_fits(drafting: Path, monkeypatch: pytest
     assert model.notes[-1].endswith("is left out: `ram_budget` has no room for it")
 
 
-def test_memory_that_holds_no_form_is_said_of_the_whole_model(
-    drafting: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the model without its block, but with all experts: not of a budget that nobody gave."""
+def test_the_message_where_no_form_of_a_model_fits(drafting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message is about the model without its block and with all experts, as the options ask."""
     with open_gguf(drafting) as file:
         asked = plan_memory(file, OPTIONS | {"draft_max": 0})
     monkeypatch.setattr(memory, "available_memory", lambda: 1000)
