@@ -46,28 +46,7 @@ class Counters:
     draft_bytes: int = 0  #: of a block that guesses tokens
     #: as ``rows``, of shared experts; no layers where there are none, or where they are computed whole
     shared: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(FFN_COUNTS)), np.int64))
-
-    expert_hits: int = 0  #: experts that steps named and that were in memory, where not all are
-    expert_misses: int = 0  #: those that were read of the file
-    disk_bytes: int = 0
-    stalls: int = 0  #: how often computing waited for the disk
-    stall_s: float = 0.0
-    experts_ahead: int = 0  #: experts that were asked for before their layer named them
-    experts_ahead_right: int = 0  #: those that it then named
-    disk_vain_bytes: int = 0  #: read for the others
-
-    def add_disk(self, before: DiskCounts, after: DiskCounts | None) -> None:
-        """Counts what a step read of experts."""
-        assert after is not None
-        own = after.since(before)
-        self.expert_hits += own.hits
-        self.expert_misses += own.misses
-        self.disk_bytes += own.nbytes
-        self.stalls += own.stalls
-        self.stall_s += own.stall_s
-        self.experts_ahead += own.guessed
-        self.experts_ahead_right += own.right
-        self.disk_vain_bytes += own.vain_bytes
+    disk: DiskCounts = field(default_factory=DiskCounts)  #: experts read from the file
 
     def copy(self) -> Self:
         return replace(self, rows=self.rows.copy(), shared=self.shared.copy())
@@ -130,23 +109,23 @@ class Figures:
             params_per_token=params / tokens,
             rows_per_step=sequences / steps,
             tokens_per_step=tokens / steps,
-            **_of_disk(counters),
+            **_of_disk(counters.disk, tokens),
             python_share=1 - counters.run_s / seconds if seconds else None,
         )
 
 
-def _of_disk(counters: Counters) -> dict[str, float]:
-    named, tokens = counters.expert_hits + counters.expert_misses, counters.decode_tokens
+def _of_disk(counts: DiskCounts, tokens: int) -> dict[str, float]:
+    named = counts.hits + counts.misses
     if not named:
         return {}
     return {
-        "expert_hit_share": counters.expert_hits / named,
-        "disk_bytes_per_token": counters.disk_bytes / tokens,
-        "stalls_per_token": counters.stalls / tokens,
-        "stall_s_per_token": counters.stall_s / tokens,
-        "experts_ahead_per_token": counters.experts_ahead / tokens,
-        "experts_ahead_right_share": counters.experts_ahead_right / max(1, counters.experts_ahead),
-        "disk_vain_bytes_per_token": counters.disk_vain_bytes / tokens,
+        "expert_hit_share": counts.hits / named,
+        "disk_bytes_per_token": counts.nbytes / tokens,
+        "stalls_per_token": counts.stalls / tokens,
+        "stall_s_per_token": counts.stall_s / tokens,
+        "experts_ahead_per_token": counts.guessed / tokens,
+        "experts_ahead_right_share": counts.right / max(1, counts.guessed),
+        "disk_vain_bytes_per_token": counts.vain_bytes / tokens,
     }
 
 

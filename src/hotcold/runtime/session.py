@@ -150,8 +150,8 @@ class Session:
         start, before = time.perf_counter(), self.model.disk_counts()
         self.transformer.run(programs)
         counters.run_s += time.perf_counter() - start
-        if before is not None:
-            counters.add_disk(before, self.model.disk_counts())
+        if before is not None and (after := self.model.disk_counts()) is not None:
+            counters.disk += after - before
         counters.decode_steps += 1
         if watched is not None:
             watched.steps += 1
