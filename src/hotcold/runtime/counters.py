@@ -55,8 +55,21 @@ class Counters:
         return type(self)(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiskFigures:
+    """Figures of experts that are read from the file; None where all of them are in memory."""
+
+    expert_hit_share: float | None = None  #: of the experts that steps named, those in memory
+    disk_bytes_per_token: float | None = None
+    stalls_per_token: float | None = None  #: how often computing waited for a read
+    stall_s_per_token: float | None = None
+    experts_ahead_per_token: float | None = None  #: experts that were asked for before their layer named them
+    experts_ahead_right_share: float | None = None  #: of these, the ones that the layer then named
+    disk_vain_bytes_per_token: float | None = None  #: bytes of the others
+
+
 @dataclass(frozen=True)
-class Figures:
+class Figures(DiskFigures):
     """Figures of a piece of generation for users. None if nothing was decoded."""
 
     prompt_tok_s: float | None  #: tokens a second of the prompts, all sequences together
@@ -70,17 +83,6 @@ class Figures:
     python_share: float | None = None  #: the part of generation's time outside the recorded program
     rows_per_step: float | None = None  #: sequences that a step of generation served, on average
     tokens_per_step: float | None = None  #: that they got of it, more where guesses were right
-    #: where not all experts lie in memory: the share of those named that were there, bytes read of the file
-    #: for a token, and how often and how long computing waited for that
-    expert_hit_share: float | None = None
-    disk_bytes_per_token: float | None = None
-    stalls_per_token: float | None = None
-    stall_s_per_token: float | None = None
-    #: how many of these experts were asked for before their layer named them, the share of those that it then
-    #: named, and bytes of the others
-    experts_ahead_per_token: float | None = None
-    experts_ahead_right_share: float | None = None
-    disk_vain_bytes_per_token: float | None = None
 
     @classmethod
     def of(cls, counters: Counters, footprint: Footprint) -> Self:
