@@ -409,7 +409,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     weights: Weights
     devices: Devices
-    plan: MemoryPlan  #: of the memory; the next six are of it, too
+    plan: MemoryPlan  #: which the next seven fields repeat
     limits: BatchLimits  #: of the steps of every session
     pages: int  #: of the KV cache of every session, which its sequences share
     slots: int  #: for states of sequences, of every session; 0 where no layer keeps one
