@@ -94,18 +94,18 @@ def measure(
     prompt = PROMPTS[(seed - 1) % len(PROMPTS)]
     answer = llm.generate(prompt, **HOW | {"seed": seed}, max_tokens=tokens)
     counters = llm.session.counters.since(before)
-    named = counters.expert_hits + counters.expert_misses
+    named = counters.disk.hits + counters.disk.misses
     per_token = 1 / max(1, counters.decode_tokens)
     return {
         "tok_s": counters.decode_tokens / counters.decode_s,
-        "hit_share": counters.expert_hits / named if named else 1.0,
-        "disk_bytes_per_token": counters.disk_bytes * per_token,
-        "stalls_per_token": counters.stalls * per_token,
-        "stall_s_per_token": counters.stall_s * per_token,
-        "ahead_per_token": counters.experts_ahead * per_token,
-        "ahead_right_share": counters.experts_ahead_right / max(1, counters.experts_ahead),
-        "vain_bytes_per_token": counters.disk_vain_bytes * per_token,
-        "disk_gb_s": counters.disk_bytes / counters.stall_s / 1e9 if counters.stall_s else None,
+        "hit_share": counters.disk.hits / named if named else 1.0,
+        "disk_bytes_per_token": counters.disk.nbytes * per_token,
+        "stalls_per_token": counters.disk.stalls * per_token,
+        "stall_s_per_token": counters.disk.stall_s * per_token,
+        "ahead_per_token": counters.disk.guessed * per_token,
+        "ahead_right_share": counters.disk.right / max(1, counters.disk.guessed),
+        "vain_bytes_per_token": counters.disk.vain_bytes * per_token,
+        "disk_gb_s": counters.disk.nbytes / counters.disk.stall_s / 1e9 if counters.disk.stall_s else None,
         "most_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "sparsity": llm.session.sparsity,
         "text": answer.text,

@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cpu.larger_than_memory import CONTEXT, apart
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
-from hotcold.model.config import Config
-from hotcold.runtime.loading import shelves_of
+from hotcold.runtime.loading import plan_memory
 from hotcold.tasks.ram_planning import plan_ram
 from lib.curves import Curve, Panel, svg
 
@@ -35,13 +34,13 @@ def budgets(path: Path, shares: list[float]) -> dict[float, int]:
     """Bytes of each share of all that the model takes; those alone that hold two experts of each layer."""
     found = {}
     with open_gguf(path) as file:
-        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        all_of_it = shelves_of(file, config, {"ram_budget": 1 << 50, "context": CONTEXT})
+        all_of_it = plan_memory(file, {"ram_budget": 1 << 50, "context": CONTEXT}).experts
+        assert all_of_it is not None
         whole = sum(all_of_it.bill.values()) + all_of_it.expert_bytes
         for share in shares:
             budget = math.ceil(share / 100 * whole)
             try:
-                shelves_of(file, config, {"ram_budget": budget, "context": CONTEXT})
+                plan_memory(file, {"ram_budget": budget, "context": CONTEXT})
             except UserError as error:
                 print(f"{share:g} %: {error}", file=sys.stderr)
             else:

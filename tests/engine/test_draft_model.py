@@ -18,7 +18,7 @@ from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation, speculation_of
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import write_gguf
-from hotcold.runtime import loading
+from hotcold.runtime import memory
 from hotcold.runtime.loading import load
 from hotcold.runtime.memory import MemoryShortError
 from hotcold.runtime.options import LoadError, LoadOptions
@@ -163,7 +163,7 @@ def test_a_draft_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
 
 def test_a_draft_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget for experts of the larger model is no way out."""
-    loads, check = [], loading.check_memory
+    loads, check = [], memory.check_memory
 
     def short(*args: Any, **more: Any) -> None:
         loads.append(args)
@@ -171,7 +171,7 @@ def test_a_draft_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> 
             raise MemoryShortError("not enough memory: the model needs more")
         check(*args, **more)
 
-    monkeypatch.setattr(loading, "check_memory", short)
+    monkeypatch.setattr(memory, "check_memory", short)
     told = r"^`draft`: .*gguf guesses tokens: not enough memory: the model"
     with pytest.raises(LoadError, match=told) as caught:
         load(None, LoadOptions(threads=1, context=128, draft=model_path()))

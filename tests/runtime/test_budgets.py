@@ -44,6 +44,6 @@ def test_a_budget_counts_the_prompt_rows_of_a_step(monkeypatch: pytest.MonkeyPat
         counted.append(chunk)
         return sizes.sizes_of_file(*args, chunk=chunk, **more)
 
-    monkeypatch.setattr("hotcold.runtime.placing.sizes_of_file", sizes_of_file)
+    monkeypatch.setattr("hotcold.placement.memory_plan.sizes_of_file", sizes_of_file)
     load(None, LoadOptions(vram_budget=8 << 20, hot_backend="cpu", threads=1, chunk=48)).close()
     assert counted == [48]

@@ -21,6 +21,7 @@ from hotcold.errors import UserError
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
 from hotcold.kernels.reference import ReferenceBackend
+from hotcold.placement.memory_plan import MemoryPlan
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime import loading, memory
 from hotcold.runtime.loading import load
@@ -388,13 +389,13 @@ def test_what_the_memory_check_counts(tmp_path: Path, monkeypatch: pytest.Monkey
         return str(caught.value)
 
     seen: list[int] = []
-    inner = loading.check_memory
+    inner = memory.check_memory
 
-    def check(weight_bytes: int, *rest: object) -> None:
-        seen.append(weight_bytes)
-        inner(weight_bytes, *rest)  # type: ignore[arg-type]
+    def check(plan: MemoryPlan) -> None:
+        seen.append(plan.cpu_bytes()["weights"])
+        inner(plan)
 
-    monkeypatch.setattr(loading, "check_memory", check)
+    monkeypatch.setattr(memory, "check_memory", check)
     path = with_sidecar(tmp_path)
     with open_gguf(tmp_path / "model.predictor.gguf") as file:
         sidecar = sum(info.nbytes for info in file.tensors.values())

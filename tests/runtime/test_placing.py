@@ -20,6 +20,7 @@ from hotcold.kernels import gpus
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.gpu import GPU, GPUError, GPUMemoryError
 from hotcold.model.config import Config
+from hotcold.placement import memory_plan
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.runtime import loading, machine, memory, placing
 from hotcold.runtime.options import LoadError, LoadOptions
@@ -349,7 +350,7 @@ def test_memory_of_the_host_is_what_lies_on_the_host(has: Machine, monkeypatch: 
     card = needed(monkeypatch, gpu="0", vram_budget=16 << 20)
     shared = [needed(monkeypatch, gpu=gpu, vram_budget=16 << 20) for gpu in ("1", "2")]
     assert shared[0] == shared[1] > max(alone, card)
-    monkeypatch.setattr(memory, "STAGING_BYTES", 0)
+    monkeypatch.setattr(memory_plan, "STAGING_BYTES", 0)
     held = load(gpu="0", vram_budget=16 << 20).on_gpus[0]
     without = needed(monkeypatch, gpu="0", vram_budget=16 << 20)
     assert card - without == held.weight_bytes > 7 << 20 and without < alone - (5 << 20)

@@ -147,7 +147,7 @@ def test_what_is_read_depends_on_tokens_alone(
         assert counts.guessed == 0 or ahead != "off"
         assert counts.nbytes - counts.vain_bytes >= counts.misses * min(session.model.shelves.unit_bytes)  # type: ignore[union-attr]
         counters = session.counters
-        assert 0 < counters.expert_misses < counts.misses  # prompts are not counted there
+        assert 0 < counters.disk.misses < counts.misses  # prompts are not counted there
     assert found[0] == found[1]
 
 

@@ -13,10 +13,9 @@ from support.hybrid_models import write_hybrid
 import hotcold
 from hotcold.kernels.backend import PAGE
 from hotcold.model.kv_cache import KVCacheFull
-from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
-from hotcold.runtime import loading, memory
+from hotcold.placement.memory_plan import MemoryPlan
+from hotcold.runtime import memory
 from hotcold.runtime.loading import load
-from hotcold.runtime.memory import affordable_bytes
 from hotcold.runtime.options import LoadError, LoadOptions
 from hotcold.runtime.session import LoadedModel
 from hotcold.watch.memory_use import memory_use
@@ -89,7 +88,7 @@ def test_an_eighth_of_free_memory_has_copies(
     KV cache has 40 pages."""
     assert SLOT < CONTEXT // PAGE * loaded(path).config.page_bytes("f16") < 2 * SLOT
     free = None if room is None else room * SLOT
-    monkeypatch.setattr(loading, "affordable_bytes", lambda *_: free)
+    monkeypatch.setattr(MemoryPlan, "_left_of", lambda *_: free)
     model = loaded(path, sequences=8, cache_positions=40 * PAGE)
     assert model.slots == 8 + copies + spare and model.spare_slots == spare
     notes = [note for note in model.notes if "states are kept" in note]
@@ -123,14 +122,6 @@ def test_copies_stay_within_their_part_of_memory(
     assert cache_bytes(model.session()) - cache_bytes(bare.session()) == copies * slot
     more = load(path, LoadOptions(**options, state_copies=copies + 1))
     assert more.slots == model.slots + 1
-
-
-def test_a_budget_of_ram_counts_as_all_memory(path: Path) -> None:
-    limits = loaded(path, sequences=8).limits
-    config = loaded(path).config
-    steps = buffer_bytes(config, limits) + scratch_bytes(config, limits)
-    assert affordable_bytes(1000, config, limits, steps + 1000 + 10_000) == 9000
-    assert affordable_bytes(1000, config, limits, steps) == 0
 
 
 def test_copies_stay_within_their_part_of_a_budget_of_ram(tmp_path: Path) -> None:

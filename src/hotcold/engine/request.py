@@ -35,11 +35,13 @@ class RequestError(UserError):
         self.retry_after_s = retry_after_s
 
 
-def prompt_too_long(length: str, context: int) -> RequestError:
-    """The error for a prompt of this length, such as ``12 tokens``, that leaves no room for an answer."""
-    seen = f"the prompt has {length} and the context holds {context}, one of them for the answer"
-    fix = "shorten the prompt, or load the model with a larger `context`"
-    return RequestError(f"{seen}: {fix}", "context_length_exceeded")
+def prompt_too_long(length: str, context: int, *, cache: bool = False) -> RequestError:
+    """The error for a prompt of this length, such as ``12 tokens``, that leaves no room for an answer in the
+    context, or in the KV cache if ``cache`` is the smaller of both."""
+    holder = "the KV cache" if cache else "the context"
+    fix = "enlarge the KV cache" if cache else "load the model with a larger `context`"
+    seen = f"the prompt has {length} and {holder} holds {context}, one of them for the answer"
+    return RequestError(f"{seen}: shorten the prompt, or {fix}", "context_length_exceeded")
 
 
 @dataclass

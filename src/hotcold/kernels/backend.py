@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
+from operator import add, sub
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -109,9 +110,11 @@ class DiskCounts:
     right: int = 0  #: those that it then named; they are misses, too
     vain_bytes: int = 0  #: read of the file for the others
 
-    def since(self, before: DiskCounts) -> DiskCounts:
-        own, other = asdict(self), asdict(before)
-        return DiskCounts(**{name: own[name] - other[name] for name in own})
+    def __add__(self, other: DiskCounts) -> DiskCounts:
+        return DiskCounts(*map(add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: DiskCounts) -> DiskCounts:
+        return DiskCounts(*map(sub, astuple(self), astuple(other)))
 
 
 #: The counts of :class:`FFNStats`, in order; csrc/simd/kernels.h has the same names.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -21,6 +22,16 @@ class BatchLimits:
     pages_per_sequence: int
     logits: int  #: rows whose logits are computed
     decode: int = DECODE_ROWS  #: rows that follow the decode rule, if ``tokens`` are as many
+
+    @classmethod
+    def from_context(cls, context: int, sequences: int, chunk: int) -> Self:
+        """The limits of so many sequences of at most ``context`` positions, with ``chunk`` prompt rows."""
+        return cls(DECODE_ROWS + chunk, sequences, -(-context // PAGE), max(DECODE_ROWS, sequences))
+
+    @property
+    def chunk(self) -> int:
+        """The most prompt rows of a step."""
+        return self.tokens - self.decode
 
 
 class Batch:

@@ -39,11 +39,6 @@ class Devices:
         """A text that states which kind of backend computes which part."""
         return ",".join(part.name for part in self.parts)
 
-    @property
-    def cpu_computes(self) -> bool:
-        """Whether what has the embedding computes layers, neurons or the head, too."""
-        return self.embedding in (*self.layers, self.head)
-
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
         return self.layers[layer].ffn_weights(tensors)
 

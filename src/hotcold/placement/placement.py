@@ -50,6 +50,11 @@ class Placement:
         """The GPUs that have a part."""
         return sorted({each for each in (*self.where, self.head) if each is not None})
 
+    @property
+    def cpu_computes(self) -> bool:
+        """Whether the CPU computes layers, neurons or the head, and not the embedding alone."""
+        return None in (*self.where, self.head) or not all(mask.all() for mask in self.hot)
+
     def layers_of(self, gpu: int) -> list[int]:
         return [i for i, where in enumerate(self.where) if where == gpu]
 

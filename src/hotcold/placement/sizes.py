@@ -26,7 +26,7 @@ from hotcold.sparse.predictor import check_predictors, predictor_names
 
 Ints = npt.NDArray[np.int64]
 
-_CHUNK = 128  # prompt rows that the buffers of a step hold, if nobody says otherwise
+CHUNK = 128  #: prompt rows that the buffers of a step hold, if nobody says otherwise
 
 #: Tensors of a layer's FFN; all others, routers and shared experts among them, are attention.
 _FFN_TENSOR = re.compile(
@@ -177,7 +177,7 @@ def sizes_of_file(
     cache: str,
     *,
     predictors: Path | None = None,
-    chunk: int = _CHUNK,
+    chunk: int = CHUNK,
     sequences: int = 1,
     positions: int | None = None,
     slots: int = 0,
@@ -218,7 +218,7 @@ def sizes_of_file(
     inputs = sum(nbytes for name, nbytes in tensors.items() if _INPUT_TENSOR.match(name))
     embedding, tied = tensors["token_embd.weight"], "output.weight" not in tensors
     neurons = np.array(config.neurons, np.int64)
-    limits = BatchLimits(DECODE_ROWS + chunk, sequences, -(-context // PAGE), max(DECODE_ROWS, sequences))
+    limits = BatchLimits.from_context(context, sequences, chunk)
     buffers = buffer_bytes(config, limits, split=True) + scratch_bytes(config, limits)
     gpu_step = GPUStep(config, limits, _ffn_types(file, beside=dense), rank)
     return Sizes(
@@ -340,7 +340,7 @@ def _kv_bytes(mixers: Sequence[MixerShape], positions: int, cache: str) -> Ints:
 def _published_buffer_bytes(shape: Shape) -> int:
     """Bytes of activations and logits alone, as the plans in docs/results.md count them."""
     floats = 4 * shape.dim + 2 * (shape.heads + shape.kv_heads) * shape.head_dim
-    return 4 * ((DECODE_ROWS + _CHUNK) * floats + DECODE_ROWS * shape.vocab)
+    return 4 * ((DECODE_ROWS + CHUNK) * floats + DECODE_ROWS * shape.vocab)
 
 
 def power_law(neurons: int, scale: float, exponent: float) -> npt.NDArray[np.float64]:

@@ -119,10 +119,6 @@ class SplitDevices(Devices):
         masks = sha256(b"".join(np.packbits(mask).tobytes() for mask in self.masks)).hexdigest()
         return f"{super().identity},{masks}"
 
-    @property
-    def cpu_computes(self) -> bool:
-        return super().cpu_computes or any(map(self._is_split, range(len(self.layers))))
-
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
         if not self._is_split(layer):
             return super().ffn_weights(layer, tensors)

@@ -46,28 +46,7 @@ class Counters:
     draft_bytes: int = 0  #: of a block that guesses tokens
     #: as ``rows``, of shared experts; no layers where there are none, or where they are computed whole
     shared: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(FFN_COUNTS)), np.int64))
-
-    expert_hits: int = 0  #: experts that steps named and that were in memory, where not all are
-    expert_misses: int = 0  #: those that were read of the file
-    disk_bytes: int = 0
-    stalls: int = 0  #: how often computing waited for the disk
-    stall_s: float = 0.0
-    experts_ahead: int = 0  #: experts that were asked for before their layer named them
-    experts_ahead_right: int = 0  #: those that it then named
-    disk_vain_bytes: int = 0  #: read for the others
-
-    def add_disk(self, before: DiskCounts, after: DiskCounts | None) -> None:
-        """Counts what a step read of experts."""
-        assert after is not None
-        own = after.since(before)
-        self.expert_hits += own.hits
-        self.expert_misses += own.misses
-        self.disk_bytes += own.nbytes
-        self.stalls += own.stalls
-        self.stall_s += own.stall_s
-        self.experts_ahead += own.guessed
-        self.experts_ahead_right += own.right
-        self.disk_vain_bytes += own.vain_bytes
+    disk: DiskCounts = field(default_factory=DiskCounts)  #: experts read from the file
 
     def copy(self) -> Self:
         return replace(self, rows=self.rows.copy(), shared=self.shared.copy())
@@ -76,8 +55,21 @@ class Counters:
         return type(self)(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiskFigures:
+    """Figures of experts that are read from the file; None where all of them are in memory."""
+
+    expert_hit_share: float | None = None  #: of the experts that steps named, those in memory
+    disk_bytes_per_token: float | None = None
+    stalls_per_token: float | None = None  #: how often computing waited for a read
+    stall_s_per_token: float | None = None
+    experts_ahead_per_token: float | None = None  #: experts that were asked for before their layer named them
+    experts_ahead_right_share: float | None = None  #: of these, the ones that the layer then named
+    disk_vain_bytes_per_token: float | None = None  #: bytes of the others
+
+
 @dataclass(frozen=True)
-class Figures:
+class Figures(DiskFigures):
     """Figures of a piece of generation for users. None if nothing was decoded."""
 
     prompt_tok_s: float | None  #: tokens a second of the prompts, all sequences together
@@ -91,17 +83,6 @@ class Figures:
     python_share: float | None = None  #: the part of generation's time outside the recorded program
     rows_per_step: float | None = None  #: sequences that a step of generation served, on average
     tokens_per_step: float | None = None  #: that they got of it, more where guesses were right
-    #: where not all experts lie in memory: the share of those named that were there, bytes read of the file
-    #: for a token, and how often and how long computing waited for that
-    expert_hit_share: float | None = None
-    disk_bytes_per_token: float | None = None
-    stalls_per_token: float | None = None
-    stall_s_per_token: float | None = None
-    #: how many of these experts were asked for before their layer named them, the share of those that it then
-    #: named, and bytes of the others
-    experts_ahead_per_token: float | None = None
-    experts_ahead_right_share: float | None = None
-    disk_vain_bytes_per_token: float | None = None
 
     @classmethod
     def of(cls, counters: Counters, footprint: Footprint) -> Self:
@@ -130,23 +111,23 @@ class Figures:
             params_per_token=params / tokens,
             rows_per_step=sequences / steps,
             tokens_per_step=tokens / steps,
-            **_of_disk(counters),
+            **_of_disk(counters.disk, tokens),
             python_share=1 - counters.run_s / seconds if seconds else None,
         )
 
 
-def _of_disk(counters: Counters) -> dict[str, float]:
-    named, tokens = counters.expert_hits + counters.expert_misses, counters.decode_tokens
+def _of_disk(counts: DiskCounts, tokens: int) -> dict[str, float]:
+    named = counts.hits + counts.misses
     if not named:
         return {}
     return {
-        "expert_hit_share": counters.expert_hits / named,
-        "disk_bytes_per_token": counters.disk_bytes / tokens,
-        "stalls_per_token": counters.stalls / tokens,
-        "stall_s_per_token": counters.stall_s / tokens,
-        "experts_ahead_per_token": counters.experts_ahead / tokens,
-        "experts_ahead_right_share": counters.experts_ahead_right / max(1, counters.experts_ahead),
-        "disk_vain_bytes_per_token": counters.disk_vain_bytes / tokens,
+        "expert_hit_share": counts.hits / named,
+        "disk_bytes_per_token": counts.nbytes / tokens,
+        "stalls_per_token": counts.stalls / tokens,
+        "stall_s_per_token": counts.stall_s / tokens,
+        "experts_ahead_per_token": counts.guessed / tokens,
+        "experts_ahead_right_share": counts.right / max(1, counts.guessed),
+        "disk_vain_bytes_per_token": counts.vain_bytes / tokens,
     }
 
 

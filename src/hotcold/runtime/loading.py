@@ -1,36 +1,29 @@
-"""Loads a model file into memory: checks what fits, decides where each part lies, and reads the weights."""
+"""Loads a model file: parses it, chooses a memory plan that fits and the device of each part, and reads the
+weights."""
 
 import gc
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from hotcold.demo import model_path
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.hub.download import located
-from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
-from hotcold.kernels.gpu import GPUError, GPUMemoryError
+from hotcold.kernels.backend import BatchLimits
+from hotcold.kernels.gpu import GPU, GPUError, GPUMemoryError
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.model.draft_block import draft_bytes, load_draft, with_draft
-from hotcold.model.kv_cache import COPIES_PART, copies_within, spare_slots_of
+from hotcold.model.draft_block import load_draft, with_draft
 from hotcold.model.reading import Progress
-from hotcold.model.weights import Weights, check_tensors, load_weights, made_bytes
-from hotcold.placement.hot_neurons import HotNeurons, suits
-from hotcold.placement.profiles import profile_beside
-from hotcold.placement.shelves import NoExpertsError, NoRoomError, Shelves, expert_bytes
-from hotcold.placement.sizes import sizes_of_file
+from hotcold.model.weights import Weights, load_weights
+from hotcold.placement.memory_plan import MemoryPlan, MemoryRequest, WeightBytes
+from hotcold.placement.shelves import NoExpertsError, NoRoomError
+from hotcold.runtime import memory
 from hotcold.runtime.drafts import check_draft
-from hotcold.runtime.memory import (
-    MemoryShortError,
-    affordable_bytes,
-    check_budget,
-    check_memory,
-    memory_bill,
-    own_budget,
-)
+from hotcold.runtime.memory import MemoryShortError
 from hotcold.runtime.mode import SparsityMode, choose_mode
 from hotcold.runtime.named_templates import with_template
 from hotcold.runtime.options import LoadError, LoadOptions, complete, ram_budget
@@ -40,6 +33,8 @@ from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors, predictor_names
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import exact_size, printable, round_size, size
+
+_T = TypeVar("_T")
 
 _NO_BLOCK = "the block that guesses tokens is left out"
 _TRIES = 8  # with less of a GPU's memory each time
@@ -61,118 +56,165 @@ def load_open(file: GGUFFile, options: Mapping[str, Any], progress: Progress | N
     try:
         settings = complete(options)
         if (budget := ram_budget(settings)) is not None:
-            check_budget(budget)
-        return _load_as_it_fits(file, settings, progress)
+            memory.check_budget(budget)
+        return _load(file, settings, progress)
     except UserError:
         raise
     except ValueError as error:  # a shape that is right and that a kernel has no room for, say
         raise LoadError(f"{printable(file.path.name)} cannot run here: {error}") from error
 
 
-def _load_as_it_fits(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> LoadedModel:
-    """Loads all of a model, or, where memory is short of that, as many of its experts as fit."""
-    try:
-        return _load_with_block(file, options, progress)
-    except MemoryShortError as error:
-        own = own_budget()
-        if own is None or options["ram_budget"] is not None or beside_ram_budget(options) is not None:
-            raise
+def plan_memory(file: GGUFFile, options: Mapping[str, Any]) -> MemoryPlan:
+    """Returns the plan that :func:`load` follows with these options, among them a ``ram_budget``. It may need
+    more memory than is free now. Errors as there."""
+    return _first_that_fits(_Model.parse(file, complete(options)), lambda model: model.plan()[0])
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A parsed file and its options: all that does not depend on memory."""
+
+    file: GGUFFile
+    options: LoadOptions
+    config: Config  #: with the block that drafts tokens, where the options use it
+    block_note: str  #: why they do not use it
+    weights: WeightBytes
+    predictor: Path | None  #: the file with predictors, where there is one
+    mode: SparsityMode
+    predictors: Path | None  #: the same file, where a session uses it
+    request: MemoryRequest
+    draft: tuple[Path, LoadOptions] | None = None  #: the smaller model that drafts tokens
+    budget_note: str = ""  #: about a ``ram_budget`` that the options did not give
+
+    @classmethod
+    def parse(cls, file: GGUFFile, options: LoadOptions) -> Self:
+        """Parses and checks the model's file and its predictors; not the tokenizer, nor a draft model."""
+        named = None if options["predictor"] is None else Path(options["predictor"])
+        predictor = find_predictors(file, named)
+        config, block_note = Config.from_metadata(file.metadata, file.magic, file.tensors), ""
+        fingerprint = file.fingerprint()
+        if options["draft_max"] and options["draft"] is None:
+            config, block_note = with_draft(config, file.tensors)
+        weights = WeightBytes.from_file(file, config)
+        wanted = [options["sparsity"], *([options["second_sparsity"]] if options["second_sparsity"] else [])]
+        modes = [choose_mode(each, config, file.path, predictor, fingerprint) for each in wanted]
+        used = next((each.predictors.path for each in modes if each.predictors), None)
+        request = _request(config, options)
+        return cls(file, options, config, block_note, weights, predictor, modes[0], used, request)
+
+    def forms(self) -> Iterator["_Model"]:
+        """The model as it was asked for; then without the block that drafts tokens; then both with a budget
+        of the free memory, where experts may stay in the file."""
+        yield self
+        options, short = self.options, "memory" if self.options["ram_budget"] is None else "`ram_budget`"
+        if self.config.draft is not None:
+            note = f"{_NO_BLOCK}: {short} has no room for it"
+            yield replace(self, config=replace(self.config, draft=None), block_note=note)
+        if options["ram_budget"] is not None or beside_ram_budget(options) is not None:
+            return
+        if (own := memory.own_budget()) is None:
+            return
         budget, reserve = own
-        smaller = LoadOptions(**{**options, "ram_budget": budget})
         chosen = f"memory does not suffice for all of it: `ram_budget={exact_size(budget)}` was chosen"
-        note = f"{chosen}, which leaves {size(reserve)} of what is free to others"
+        yield from replace(
+            self,
+            options=LoadOptions(**{**options, "ram_budget": budget}),
+            request=replace(self.request, ram_budget=budget),
+            budget_note=f"{chosen}, which leaves {size(reserve)} of what is free to others",
+        ).forms()
+
+    def plan(self) -> tuple[MemoryPlan, str]:
+        """Plans for the CPU alone; and says which profile is left out. Errors as in
+        :meth:`MemoryPlan.with_experts`."""
+        free, predictors = memory.available_memory(), self.mode.predictors
+        plan = MemoryPlan.make(self.weights, self.config, self.request, predictors, free)
+        if self.request.ram_budget is None:
+            return plan, ""
+        draft = 0 if self.draft is None else _bytes_of(*self.draft)
+        return plan.with_experts(self.file, draft, asked=not self.budget_note)
+
+
+def _first_that_fits(model: _Model, choose: Callable[[_Model], _T]) -> _T:
+    """Returns what ``choose`` returns for the first form of a model that fits in memory. Where none fits, it
+    raises the error of the last form that the options ask for."""
+    refused: UserError | None = None
+    for form in model.forms():
         try:
-            return _load_with_block(file, smaller, progress, note)
-        except (NoRoomError, NoExpertsError, MemoryShortError):
-            raise error from None
+            return choose(form)
+        except (MemoryShortError, NoRoomError, NoExpertsError) as error:
+            if isinstance(error, NoExpertsError) and not form.budget_note:
+                raise
+            refused = refused if form.budget_note else error
+    assert refused is not None
+    raise refused
 
 
-def _load_with_block(
-    file: GGUFFile, options: LoadOptions, progress: Progress | None, own: str = ""
-) -> LoadedModel:
-    """Loads a model with the block that guesses tokens, or, where memory is short of that, without it."""
-    try:
-        return _load(file, options, progress, own)
-    except (MemoryShortError, NoRoomError):
-        if not any(".nextn." in name for name in file.tensors):
-            raise
-    return _load(file, options, progress, own, block=False)
+@dataclass(frozen=True)
+class _Choice:
+    """The form of a model that fits, its plan, and the devices of its parts."""
+
+    plan: MemoryPlan
+    decision: Decision
+    notes: tuple[str, ...]  #: about profiles and the block that drafts tokens
+    budget_note: str
+
+    @classmethod
+    def of(cls, model: _Model, most: Mapping[GPU, int] | None) -> Self:
+        """``most`` are bytes to allocate on GPUs that had no room for more; None: no GPU is used.
+        MemoryShortError: the process may not take so much memory."""
+        plan, profile_note = model.plan()
+        to_load = ToLoad(model.file, model.options, plan, model.predictors)
+        decision, block_note = Decision() if most is None else decide(to_load, most), model.block_note
+        plan = decision.apply_to(plan)
+        memory.check_memory(plan)
+        if model.config.draft and not plan.config.draft:
+            block_note = f"{_NO_BLOCK}: it runs on the CPU, and GPUs compute all layers"
+        return cls(plan, decision, (profile_note, block_note), model.budget_note)
 
 
-def _load(
-    file: GGUFFile, options: LoadOptions, progress: Progress | None, own: str, *, block: bool = True
-) -> LoadedModel:
-    """``own`` tells of a budget of RAM that nobody gave, before all else; without ``block`` that which
-    guesses tokens has no room."""
-    named = None if options["predictor"] is None else Path(options["predictor"])
-    factors, predictor = predictor_names(file), find_predictors(file, named)
-    config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-    fingerprint = file.fingerprint()
-    config, block_note = _with_draft(config, file, options, room=block)
-    weight_bytes = check_tensors(file, config, factors)
-    weight_bytes += made_bytes(file, config) + draft_bytes(file, config)
-    mode = choose_mode(options["sparsity"], config, file.path, predictor, fingerprint)
-    limits, context, chunk = _limits(config, options)
+def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> LoadedModel:
+    model = _Model.parse(file, options)
     tokenizer = Tokenizer.from_metadata(file.metadata)
-    drafts = None if options["draft"] is None else located(Path(options["draft"]))
-    its_context = check_draft(drafts, file.path, config, tokenizer) if drafts else 0
-    if mode.predictors:
-        weight_bytes += mode.predictors.nbytes
-    second = options["second_sparsity"]
-    other = second and choose_mode(second, config, file.path, predictor, fingerprint)
-    used = mode.predictors or (other.predictors if other else None)
-    budget, resident = options["ram_budget"], weight_bytes
-    if budget is not None:  # what experts leave is known when all else is
-        resident -= _all_experts(file, config)
-    slots, spare_slots, slot_notes = _slots(config, options, limits, resident)
-    pages, page_notes = _pool(config, options, limits, resident + slots * config.slot_bytes)
-    shelves, profile_note = None, ""
-    if budget is not None:
-        bill = memory_bill(resident, options["cache_type"], config, limits, pages, slots)
-        if drafts:
-            bill["draft"] = _draft_bytes(drafts, options, min(context, its_context))
-        shelves, profile_note = _fit(file, config, options, bill, mode, asked=not own)
-        weight_bytes = resident + shelves.loaded_bytes
-    model = ToLoad(file, config, options, limits, pages, slots, spare_slots, used.path if used else None)
-    reading = _Reading(model, weight_bytes, progress, factors, shelves)
-    decision, devices, weights = _read_where_it_fits(reading)
-    if config.draft and not weights.draft:
-        config = replace(config, draft=None)
-        block_note = f"{_NO_BLOCK}: it runs on the CPU, and GPUs compute all layers"
+    if options["draft"] is not None:
+        path = located(Path(options["draft"]))
+        context = min(model.request.context, check_draft(path, file.path, model.config, tokenizer))
+        model = replace(model, draft=(path, _draft_options(options, context)))
+    choice, devices, weights = _read_where_it_fits(model, progress)
+    plan = choice.plan
     sampling, sampling_notes = sampling_of_file(file.metadata)
-    draft, draft_note = _load_draft(drafts, options, min(context, its_context)) if drafts else (None, "")
+    draft, draft_note = (None, "") if model.draft is None else _load_draft(*model.draft)
     plain = {key: value for key, value in file.metadata.items() if isinstance(value, str | int | float)}
+    notes = (
+        choice.budget_note,
+        *model.config.notes,
+        *tokenizer.notes,
+        *plan.notes,
+        *sampling_notes,
+        *choice.decision.notes,
+        str(plan.experts or ""),
+        *choice.notes,
+        draft_note,
+    )
     return LoadedModel(
         path=file.path,
-        fingerprint=fingerprint,
-        config=config,
+        fingerprint=file.fingerprint(),
+        config=plan.config,
         tokenizer=tokenizer,
         weights=weights,
         devices=devices,
-        limits=limits,
-        pages=pages,
-        slots=decision.slots_of(model),
-        spare_slots=spare_slots,
-        context=context,
-        chunk=chunk,
-        cache_type=options["cache_type"],
+        plan=plan,
+        limits=plan.request.limits,
+        pages=plan.pages,
+        slots=plan.slots,
+        spare_slots=plan.spare_slots,
+        context=plan.request.context,
+        chunk=plan.request.limits.chunk,
+        cache_type=plan.request.cache_type,
         sparsity=options["sparsity"],
-        predictor=predictor,
-        notes=(
-            *([own] if own else []),
-            *config.notes,
-            *tokenizer.notes,
-            *slot_notes,
-            *page_notes,
-            *sampling_notes,
-            *decision.notes,
-            *([] if shelves is None else [str(shelves)]),
-            *([profile_note] if profile_note else []),
-            *([draft_note] if draft else []),
-            *([block_note] if block_note else []),
-        ),
-        on_gpus=decision.on_gpus,
-        shelves=shelves,
+        predictor=model.predictor,
+        notes=tuple(note for note in notes if note),
+        on_gpus=choice.decision.on_gpus,
+        shelves=plan.experts,
         chat_metadata=with_template(plain, options["chat_template"]),
         sampling=sampling,
         draft_max=options["draft_max"],
@@ -180,186 +222,73 @@ def _load(
     )
 
 
-def _with_draft(config: Config, file: GGUFFile, options: LoadOptions, *, room: bool) -> tuple[Config, str]:
-    """The configuration with the file's block that guesses tokens, where it is to be used and there is
-    ``room`` for it; or why not."""
-    if not options["draft_max"] or options["draft"] is not None:
-        return config, ""
-    if config.drafting and not room:
-        memory = "memory" if options["ram_budget"] is None else "`ram_budget`"
-        return config, f"{_NO_BLOCK}: {memory} has no room for it"
-    return with_draft(config, file.tensors)
-
-
-def shelves_of(file: GGUFFile, config: Config, options: Mapping[str, Any]) -> Shelves | HotNeurons:
-    """Returns what :func:`load` would keep of a model's experts with these options and a ``ram_budget``.
-    Errors as there."""
-    wanted = complete(options)
-    guessing, _ = _with_draft(config, file, wanted, room=True)
-    try:
-        return _shelves_of(file, guessing, wanted)
-    except NoRoomError:
-        if guessing.draft is None:
-            raise
-    return _shelves_of(file, config, wanted)
-
-
-def _shelves_of(file: GGUFFile, config: Config, options: LoadOptions) -> Shelves | HotNeurons:
-    resident = check_tensors(file, config, predictor_names(file)) + made_bytes(file, config)
-    resident += draft_bytes(file, config) - _all_experts(file, config)
-    named = None if options["predictor"] is None else Path(options["predictor"])
-    predictor = find_predictors(file, named)
-    mode = choose_mode(options["sparsity"], config, file.path, predictor, file.fingerprint())
-    resident += mode.predictors.nbytes if mode.predictors else 0
-    limits, _, _ = _limits(config, options)
-    slots, _, _ = _slots(config, options, limits, resident)
-    pages, _ = _pool(config, options, limits, resident + slots * config.slot_bytes)
-    bill = memory_bill(resident, options["cache_type"], config, limits, pages, slots)
-    return _fit(file, config, options, bill, mode, asked=True)[0]
-
-
-def _fit(
-    file: GGUFFile,
-    config: Config,
-    options: LoadOptions,
-    bill: Mapping[str, int],
-    mode: SparsityMode,
-    *,
-    asked: bool,
-) -> tuple[Shelves | HotNeurons, str]:
-    """Chooses the experts that lie in memory beside the bill, and says which profile is left out. UserError:
-    the one beside the model is another model's, say, and the budget was ``asked`` for."""
-    budget = ram_budget(options)
-    assert budget is not None
-    by_neuron, shelves, lacking = suits(file, config), None, ""
-    try:
-        shelves = Shelves.fit(budget, bill, file, config)
-    except NoRoomError as error:
-        if not by_neuron:
-            raise
-        lacking = str(error)
-    assert config.experts is not None
-    if shelves and (shelves.all_fit or not (by_neuron or file.path.with_suffix(".profile.gguf").exists())):
-        return shelves, ""
-    sizes = sizes_of_file(file, config, PAGE, options["cache_type"])
-    profile, note = profile_beside(sizes, file.path, asked=asked)
-    candidates = _candidates(config, mode)
-    if by_neuron and (hot := HotNeurons.fit(budget, bill, file, config, profile, candidates)):
-        return hot, note
-    if shelves is None:
-        less = "" if mode.predictors else "; with a predictor (`sparsity=predicted`) less will do"
-        raise NoRoomError(f"{lacking}{less}")
-    return shelves if profile.routing is None else shelves.by_profile(profile, config.experts.chosen), note
-
-
-def _candidates(config: Config, mode: SparsityMode) -> list[float | None]:
-    """By layer, the share of its neurons that a predictor names, 0 where that is not known; None: no
-    predictor is used."""
-    if mode.predictors is None:
-        return [None] * config.layers
-    return [*(mode.predictors.candidates or (0.0,) * config.layers)]
-
-
-def _all_experts(file: GGUFFile, config: Config) -> int:
-    """Bytes of all experts' matrices."""
-    return config.experts.count * sum(expert_bytes(file, config)) if config.experts else 0
-
-
 def _draft_options(options: LoadOptions, context: int) -> LoadOptions:
-    """How the smaller model is loaded that guesses for one with these options."""
-    return LoadOptions(
-        threads=options["threads"],
-        backend=options["backend"],
-        sequences=options["sequences"],
-        chunk=options["chunk"],
-        context=context,
-        gpu="off",
-        draft_max=0,
+    """How the smaller model is loaded that drafts tokens for one with these options."""
+    return complete(
+        LoadOptions(
+            threads=options["threads"],
+            backend=options["backend"],
+            sequences=options["sequences"],
+            chunk=options["chunk"],
+            context=context,
+            gpu="off",
+            draft_max=0,
+        )
     )
 
 
-def _draft_bytes(path: Path, options: LoadOptions, context: int) -> int:
-    """Counts the memory that the smaller model takes."""
-    its = complete(_draft_options(options, context))
+def _bytes_of(path: Path, options: LoadOptions) -> int:
+    """Counts the memory that a draft model takes."""
     with open_gguf(path) as file:
-        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        mode = choose_mode(
-            its["sparsity"], config, file.path, find_predictors(file, None), file.fingerprint()
-        )
-        weight_bytes = check_tensors(file, config, predictor_names(file)) + made_bytes(file, config)
-        weight_bytes += mode.predictors.nbytes if mode.predictors else 0
-    limits, _, _ = _limits(config, its)
-    pages = limits.sequences * limits.pages_per_sequence
-    return sum(memory_bill(weight_bytes, its["cache_type"], config, limits, pages, 0).values())
+        model = _Model.parse(file, options)
+    plan = MemoryPlan.make(model.weights, model.config, model.request, model.mode.predictors)
+    return sum(plan.cpu_bytes().values())
 
 
-def _load_draft(path: Path, options: LoadOptions, context: int) -> tuple[LoadedModel, str]:
-    """Loads the smaller model that guesses for one with these options; and what is to be said of it."""
+def _load_draft(path: Path, options: LoadOptions) -> tuple[LoadedModel, str]:
+    """Loads the smaller model that drafts tokens; and the note about it."""
     try:
-        draft = load(path, _draft_options(options, context))
+        draft = load(path, options)
     except MemoryShortError as error:  # a budget for the larger model's experts would not help
         raise LoadError(f"`draft`: {printable(path.name)} guesses tokens: {error}") from None
     return draft, f"{printable(draft.name)} guesses tokens, which changes no text"
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """The inputs of reading the weights that do not depend on devices."""
-
-    model: ToLoad
-    weight_bytes: int
-    progress: Progress | None
-    factors: Container[str]
-    shelves: Shelves | HotNeurons | None  #: what of experts is in memory, where that has a budget
-
-    def read(self, decision: Decision) -> tuple[Devices, Weights]:
-        model, tensors, weight_bytes = self.model, self.model.file.tensors, self.weight_bytes
-        devices = decision.open(model.options, model.config.layers)
-        if self.shelves is not None:
-            devices = self.shelves.devices(devices, model.file.path.name)
-        if "output.weight" not in tensors and devices.head is not devices.embedding:
-            weight_bytes += tensors["token_embd.weight"].nbytes  # each of the two has the table
-        config = model.config if devices.cpu_computes else replace(model.config, draft=None)
-        if config.draft and devices.head is not devices.embedding:
-            weight_bytes += tensors["output.weight"].nbytes if "output.weight" in tensors else 0
-        check_memory(
-            weight_bytes,
-            model.options["cache_type"],
-            config,
-            model.limits,
-            model.pages,
-            decision.slots_of(model),
-            devices,
-            decision.on_gpus,
-        )
-        weights = load_weights(model.file, config, devices, self.progress, self.factors)
-        if config.draft:
-            weights = replace(weights, draft=load_draft(model.file, config, devices, weights))
-        return devices, weights
+def _read(model: _Model, choice: _Choice, progress: Progress | None) -> tuple[Devices, Weights]:
+    file, plan = model.file, choice.plan
+    devices = choice.decision.open(model.options, plan.config.layers)
+    if plan.experts is not None:
+        devices = plan.experts.devices(devices, file.path.name)
+    weights = load_weights(file, plan.config, devices, progress, predictor_names(file))
+    if plan.config.draft:
+        weights = replace(weights, draft=load_draft(file, plan.config, devices, weights))
+    return devices, weights
 
 
-def _read_where_it_fits(reading: _Reading) -> tuple[Decision, Devices, Weights]:
+def _read_where_it_fits(model: _Model, progress: Progress | None) -> tuple[_Choice, Devices, Weights]:
     """Reads a model, with a smaller placement each time that a GPU's memory runs out, or on the CPU where a
     GPU fails that nobody asked for."""
     changes: list[str] = []
-    decision = decide(reading.model)
+    most: Mapping[GPU, int] | None = {}
     while True:
+        choice = _first_that_fits(model, partial(_Choice.of, most=most))
+        decision = choice.decision
         try:
-            devices, weights = reading.read(decision)
-            return replace(decision, notes=(*changes, *decision.notes)), devices, weights
+            devices, weights = _read(model, choice, progress)
+            decision = replace(decision, notes=(*changes, *decision.notes))
+            return replace(choice, decision=decision), devices, weights
         except GPUMemoryError as error:
             if not decision.on_gpus or len(changes) == _TRIES:
                 raise
-            less = {each.gpu: _less(error.allocated, each.planned_bytes) for each in decision.on_gpus}
-            now = " and ".join(f"`vram_budget={exact_size(n)}`" for n in less.values())
+            most = {each.gpu: _less(error.allocated, each.planned_bytes) for each in decision.on_gpus}
+            now = " and ".join(f"`vram_budget={exact_size(n)}`" for n in most.values())
             changes.append(f"{error}: now {now}")
         except GPUError as error:
             if decision.asked:
                 raise
-            less = None
+            most = None
             changes.append(f"no GPU is used: {error}")
         gc.collect()  # here, where no traceback holds what was allocated any more
-        decision = Decision() if less is None else decide(reading.model, less)
 
 
 def _less(allocated: int, planned: int) -> int:
@@ -367,8 +296,9 @@ def _less(allocated: int, planned: int) -> int:
     return round_size(max(allocated * 19 // 20, planned // 2))
 
 
-def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int]:
-    """Returns (batch limits, context length, prompt chunk)."""
+def _request(config: Config, options: LoadOptions) -> MemoryRequest:
+    """The memory that options ask for. LoadError: the model does not have so long a context, or the KV cache
+    does not hold one."""
     asked, most = options["context"], config.context
     if asked == 0:
         asked = most
@@ -385,58 +315,12 @@ def _limits(config: Config, options: LoadOptions) -> tuple[BatchLimits, int, int
                 f"{seen} holds less than one context of {context} (`context`): make it as large at least"
             )
         context = pool
-    chunk = min(options["chunk"], context)
-    pages, logits = -(-context // PAGE), max(DECODE_ROWS, options["sequences"])
-    return BatchLimits(DECODE_ROWS + chunk, options["sequences"], pages, logits), context, chunk
-
-
-def _slots(
-    config: Config, options: LoadOptions, limits: BatchLimits, weight_bytes: int
-) -> tuple[int, int, tuple[str, ...]]:
-    """Counts the slots for states: returns all, the part of them for states after guesses, and notes.
-
-    Each sequence has one slot. Copies come after the pages of one context, and guesses after copies."""
-    if not config.slot_bytes:
-        return 0, 0, ()
-    sequences, asked, notes = limits.sequences, options["state_copies"], []
-    guesses = spare_slots_of(config, options["draft_max"])
-    copies, usual = asked or 0, sequences + 2
-    free = affordable_bytes(weight_bytes, config, limits, ram_budget(options))
-    if free is None:
-        return sequences + (usual if asked is None else asked) + guesses, guesses, ()
-    context = limits.pages_per_sequence * config.page_bytes(options["cache_type"])
-    most = max(0, (free - context) // config.slot_bytes - sequences)
-    if asked is None:
-        pages = _wanted_pages(options, limits)
-        copies = min(copies_within(free, config, pages), most)
-        if copies < min(usual, pages):
-            kept = f"{copies} states are kept for prompts that begin alike (`state_copies`)"
-            notes.append(f"{kept}: 1/{COPIES_PART} of free memory holds no more")
-    if most < copies + guesses:
-        wanted, guesses = guesses, max(0, most - copies)
-        kept = f"{guesses} states are kept after guesses, so no step verifies more (`draft_max`)"
-        notes.append(f"{kept}: memory does not suffice for {wanted}")
-    return sequences + copies + guesses, guesses, tuple(notes)
-
-
-def _wanted_pages(options: LoadOptions, limits: BatchLimits) -> int:
-    """Counts the pages of the KV cache that are asked for: by default as many contexts as sequences."""
-    if options["cache_positions"] is not None:
-        return -(-options["cache_positions"] // PAGE)
-    return limits.sequences * limits.pages_per_sequence
-
-
-def _pool(
-    config: Config, options: LoadOptions, limits: BatchLimits, weight_bytes: int
-) -> tuple[int, tuple[str, ...]]:
-    """Pages of the KV cache that all sequences share, and what is to be said of them."""
-    wanted, least = _wanted_pages(options, limits), limits.pages_per_sequence
-    if options["cache_positions"] is not None or wanted == least:
-        return wanted, ()
-    room, each = affordable_bytes(weight_bytes, config, limits), config.page_bytes(options["cache_type"])
-    if room is None or room >= wanted * each:
-        return wanted, ()
-    pages = max(least, room // each)
-    shared = f"{limits.sequences} requests share a KV cache of {pages * PAGE} positions"
-    full = f"memory does not suffice for the {wanted * PAGE} of as many contexts"
-    return pages, (f"{shared}: {full}, so they may wait for each other",)
+    return MemoryRequest(
+        limits=BatchLimits.from_context(context, options["sequences"], min(options["chunk"], context)),
+        context=context,
+        cache_type=options["cache_type"],
+        cache_positions=pool,
+        state_copies=options["state_copies"],
+        draft_max=options["draft_max"],
+        ram_budget=ram_budget(options),
+    )

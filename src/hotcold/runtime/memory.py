@@ -1,18 +1,13 @@
 """Finds how much memory this process may still take: a model that cannot fit is refused before it is read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hotcold.errors import UserError
-from hotcold.kernels.backend import PAGE, BatchLimits
 from hotcold.kernels.cores import cgroups, read_text
-from hotcold.kernels.gpus import STAGING_BYTES
-from hotcold.model.config import Config
-from hotcold.model.devices import Devices
-from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
+from hotcold.placement.memory_plan import MemoryPlan
 from hotcold.runtime.options import LoadError
-from hotcold.runtime.placing import OnGPU
 from hotcold.values import exact_size, round_size, size
 from hotcold.windows import free_memory, kernel32, memory_size
 
@@ -88,18 +83,6 @@ def _limit(path: Path) -> int | None:
     return int(limit) if limit.isdigit() and int(limit) < _UNLIMITED else None  # "max", or no such file
 
 
-def affordable_bytes(
-    weight_bytes: int, config: Config, limits: BatchLimits, budget: int | None = None
-) -> int | None:
-    """Bytes for the state of sequences: nine tenths of what weights and steps leave of the free memory, or of
-    a smaller budget; None if neither is known."""
-    known = [nbytes for nbytes in (available_memory(), budget) if nbytes is not None]
-    if not known:
-        return None
-    left = min(known) - weight_bytes - buffer_bytes(config, limits) - scratch_bytes(config, limits)
-    return max(0, left * 9 // 10)
-
-
 def own_budget() -> tuple[int, int] | None:
     """Bytes of the automatic budget, a round size, and the bytes that it leaves free; None where the system
     does not state how many are."""
@@ -110,57 +93,9 @@ def own_budget() -> tuple[int, int] | None:
     return budget, free - budget
 
 
-def memory_bill(
-    weight_bytes: int, cache_type: str, config: Config, limits: BatchLimits, pages: int, slots: int
-) -> dict[str, int]:
-    """Bytes that a model takes on the CPU alone, by what takes them."""
-    return {
-        "weights": weight_bytes,
-        "KV cache": pages * config.page_bytes(cache_type),
-        "states": slots * config.slot_bytes,
-        "steps": buffer_bytes(config, limits) + scratch_bytes(config, limits),
-    }
-
-
-def check_memory(
-    weight_bytes: int,
-    cache_type: str,
-    config: Config,
-    limits: BatchLimits,
-    pages: int,
-    slots: int,
-    devices: Devices,
-    on_gpus: Sequence[OnGPU] = (),
-    what: str = "the model needs",
-) -> None:
-    """Raises MemoryShortError when weights, KV cache, states, buffers and scratch are more than this process
-    may still take; ``what`` begins the sentence that says what needs the weights. What lies in a GPU's own
-    memory does not count; ``weight_bytes`` may hold the weights there, or none of them."""
-    cache_bytes = pages * config.page_bytes(cache_type)
-    state_bytes = slots * config.slot_bytes
-    backends = len(set(devices.parts))
-    cards = [each for each in on_gpus if not each.gpu.shares_memory]
-    step_bytes = buffer_bytes(config, limits, split=backends > 1) + scratch_bytes(config, limits)
-    step_bytes *= backends - len(cards)
-    for card in cards:
-        cache_bytes -= card.nbytes["kv"]
-        state_bytes -= card.nbytes["states"]
-        weight_bytes = max(0, weight_bytes - card.weight_bytes)
-        step_bytes += min(STAGING_BYTES, card.weight_bytes)
+def check_memory(plan: MemoryPlan, weights: int | None = None, what: str = "the model needs") -> None:
+    """Raises MemoryShortError where a plan needs more than this process may still take; ``weights`` and
+    ``what`` as for :meth:`MemoryPlan.shortage`."""
     free = available_memory()
-    if free is not None and weight_bytes + cache_bytes + state_bytes + step_bytes > free:
-        smaller = "context (`context`)" if weight_bytes < free else "or more quantised model"
-        if weight_bytes < free and pages > limits.pages_per_sequence:
-            smaller = f"KV cache (`cache_positions`) or {smaller}"
-        if weight_bytes < free and slots > limits.sequences:
-            smaller = f"number of kept states (`state_copies`, `draft_max`) or {smaller}"
-        sizes = (weight_bytes, cache_bytes, state_bytes, step_bytes, free)
-        weights, cache, states, steps, left = (f"{n / 2**30:.2f} GiB" for n in sizes)
-        needs = f"{what} {weights}, its KV cache of {pages * PAGE} positions {cache}, steps {steps}"
-        if slots:
-            needs += f", {slots} states of sequences {states}"
-        if config.experts is not None and weight_bytes >= free:
-            smaller += ", or leave experts in the file (`ram_budget`)"
-        raise MemoryShortError(
-            f"not enough memory: {needs}, but {left} are available: use a smaller {smaller}"
-        )
+    if free is not None and (shortage := plan.shortage(free, weights, what)):
+        raise MemoryShortError(shortage)

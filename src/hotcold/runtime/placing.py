@@ -9,7 +9,7 @@ from typing import Any
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
-from hotcold.kernels.backend import PAGE, Backend, BatchLimits
+from hotcold.kernels.backend import Backend
 from hotcold.kernels.gpu import GPU
 from hotcold.kernels.gpus import (
     ENVIRONMENT,
@@ -23,13 +23,13 @@ from hotcold.kernels.gpus import (
 )
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.model.kv_cache import copies_within
 from hotcold.placement.baselines import last_layers
 from hotcold.placement.costs import Costs
 from hotcold.placement.hardware import DEFAULT, Hardware, find_hardware
+from hotcold.placement.memory_plan import MemoryPlan
 from hotcold.placement.placement import KINDS, MOST_GPUS, WEIGHTS, Placement, read_placement
 from hotcold.placement.profiles import Profile, find_profile, profile_beside
-from hotcold.placement.sizes import Sizes, sizes_of_file
+from hotcold.placement.sizes import Sizes
 from hotcold.placement.solver import Solver
 from hotcold.placement.split import SplitDevices
 from hotcold.runtime.machine import measured_hardware
@@ -45,37 +45,13 @@ class ToLoad:
     """A model's file, and how it is to be loaded."""
 
     file: GGUFFile
-    config: Config
     options: LoadOptions
-    limits: BatchLimits
-    pages: int  #: of the KV cache
-    slots: int  #: for states of sequences
-    spare_slots: int  #: of those, for the states after guesses
-    predictors: Path | None  #: the file with those that the sparsity mode uses, None where it uses none
-
-    def within(self, budgets: Sequence[int]) -> "ToLoad":
-        """The same model with only as many copies of states as GPUs with these budgets keep by default."""
-        if self.options["state_copies"] is not None:
-            return self
-        others = self.limits.sequences + self.spare_slots
-        most = others + copies_within(min(budgets), self.config, self.pages)
-        return replace(self, slots=min(self.slots, most))
+    plan: MemoryPlan  #: for the CPU alone
+    predictors: Path | None  #: the file of the predictors that sessions use; None: they use none
 
     def sizes(self, *, gpu: bool) -> Sizes:
-        limits = self.limits
-        return sizes_of_file(
-            self.file,
-            self.config,
-            limits.pages_per_sequence * PAGE,
-            self.options["cache_type"],
-            predictors=self.predictors,
-            chunk=limits.tokens - limits.decode,
-            sequences=limits.sequences,
-            positions=self.pages * PAGE,
-            slots=self.slots,
-            sessions=2 if self.options["second_sparsity"] else 1,
-            gpu=gpu,
-        )
+        sessions = 2 if self.options["second_sparsity"] else 1
+        return self.plan.sizes(self.file, self.predictors, sessions=sessions, gpu=gpu)
 
 
 @dataclass(frozen=True)
@@ -140,9 +116,15 @@ class Decision:
     asked: bool = True  #: whether somebody wants a GPU; else a failure is no more than a note
     slots: int | None = None  #: for states of sequences, where the placement has fewer than the CPU alone
 
-    def slots_of(self, model: ToLoad) -> int:
-        """Returns the slots for states that a model has with this decision."""
-        return model.slots if self.slots is None else self.slots
+    def apply_to(self, plan: MemoryPlan) -> MemoryPlan:
+        """Returns a plan for the CPU alone as it is with this placement. Where the CPU computes nothing, no
+        block drafts tokens."""
+        if self.placement is None:
+            return plan
+        config = plan.config if self.placement.cpu_computes else replace(plan.config, draft=None)
+        slots = plan.slots if self.slots is None else self.slots
+        on_gpus = [each.nbytes for each in self.on_gpus if not each.gpu.shares_memory]
+        return replace(plan, config=config, placement=self.placement, slots=slots, gpu_bytes=on_gpus)
 
     def open(self, options: LoadOptions, layers: int) -> Devices:
         """GPUMemoryError: a GPU has no room for this. GPUError: it cannot be used."""
@@ -180,11 +162,11 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
             found = _read(model, Path(options["placement"]), gpu=False)
         else:
             budgets = _budgets(options, [0])
-            model = model.within(budgets)
+            model = replace(model, plan=model.plan.within(budgets))
             found = _solve(model, [find_hardware(DEFAULT)] * len(budgets), budgets, gpu=False)
-        if apart := _apart(model.config, found.placement):
+        if apart := _apart(model.plan.config, found.placement):
             raise UserError(f"`hot_backend`: {apart}: a placement with all layers or none is needed")
-        return Decision(found.notes, found.placement, slots=model.slots)
+        return Decision(found.notes, found.placement, slots=model.plan.slots)
     asked = wanted or wished(gpu_asked) is not None
     if options["backend"] != "cpu" and not asked:
         return Decision()  # who checks the other backend wants that alone
@@ -311,7 +293,7 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
         if asked:
             raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
         return Decision((f"{unused}: {why}",))
-    if (reason := model.config.cpu_alone) is not None:
+    if (reason := model.plan.config.cpu_alone) is not None:
         if asked:
             raise UserError(f"{unused}: {reason}: leave out what asks for a GPU, or `gpu={OFF}`")
         return Decision((f"{unused}: {reason}",))
@@ -325,7 +307,7 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
             raise UserError(f"{seen}: at most {exact_size(round_size(gpu.memory_bytes))} are allowed")
     budgets = [min(budget, most.get(gpu, budget)) for gpu, budget in zip(gpus, budgets, strict=True)]
     rooms = [max(0, budget - slack_bytes(budget)) for budget in budgets]
-    model = model.within(rooms)
+    model = replace(model, plan=model.plan.within(rooms))
     favourable = [_favourable()] * len(gpus)
     if options["placement"] is not None and not most:
         found = _read(model, Path(options["placement"]), gpu=True)
@@ -342,7 +324,7 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
             found = replace(found, notes=(slower, *found.notes))
     if found.is_empty:
         return Decision((f"{unused}: within {exact_size(max(budgets))} there is room for nothing",))
-    if apart := _apart(model.config, found.placement):
+    if apart := _apart(model.plan.config, found.placement):
         why = f"{apart}: a placement with all layers or none on the GPU is needed"
         if asked:
             raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
@@ -355,7 +337,8 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     on_gpus = tuple(_on(i, gpus[i], found, budgets[i], spin=spins[i]) for i in used)
     idle = [gpu for i, gpu in enumerate(gpus) if i not in used]
     notes = (f"GPU {titles(idle)} has no part: that is expected to be faster",) if idle else ()
-    return Decision((*map(str, on_gpus), *notes, *found.notes), found.placement, on_gpus, asked, model.slots)
+    notes = (*map(str, on_gpus), *notes, *found.notes)
+    return Decision(notes, found.placement, on_gpus, asked, model.plan.slots)
 
 
 def _apart(config: Config, placement: Placement) -> str | None:

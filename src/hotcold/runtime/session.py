@@ -34,6 +34,7 @@ from hotcold.model.look_ahead import look_aheads
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights
 from hotcold.placement.hot_neurons import HotNeurons
+from hotcold.placement.memory_plan import MemoryPlan
 from hotcold.placement.shelves import Shelves
 from hotcold.placement.split import ColdSide
 from hotcold.runtime.counters import Counters, Footprint
@@ -73,9 +74,7 @@ class Session:
         self.sparsity, self.notes = mode.name, [*model.notes, *mode.notes]
         config, limits, devices = model.config, model.limits, model.devices
         extra = mode.predictors.nbytes if mode.predictors else 0
-        what = "the predictors of a session need"
-        pages, slots = model.pages, model.slots
-        check_memory(extra, model.cache_type, config, limits, pages, slots, devices, model.on_gpus, what)
+        check_memory(model.plan, extra, "the predictors of a session need")
         predictors = self._load_predictors(mode)
         none = np.zeros((config.layers, len(FFN_COUNTS)), np.int64)
         shared = [layer.shared.ffn if layer.shared else None for layer in model.weights.layers]
@@ -90,6 +89,7 @@ class Session:
         self._counters = Counters(none, shared=none[: config.layers * self.shared_counts].copy())
         self.predictors = predictors  #: of each layer; None where none is used
         self.footprint = self._footprint(mode)
+        pages, slots = model.pages, model.slots
         self.state = SequenceState(devices, config, pages, model.cache_type, slots, model.spare_slots)
         self.cache = self.state.pages  #: whose pages lie where
         self.slots = self.state.slots  #: whose states lie where; None where no layer keeps one
@@ -150,8 +150,8 @@ class Session:
         start, before = time.perf_counter(), self.model.disk_counts()
         self.transformer.run(programs)
         counters.run_s += time.perf_counter() - start
-        if before is not None:
-            counters.add_disk(before, self.model.disk_counts())
+        if before is not None and (after := self.model.disk_counts()) is not None:
+            counters.disk += after - before
         counters.decode_steps += 1
         if watched is not None:
             watched.steps += 1
@@ -409,6 +409,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     weights: Weights
     devices: Devices
+    plan: MemoryPlan  #: which the next seven fields repeat
     limits: BatchLimits  #: of the steps of every session
     pages: int  #: of the KV cache of every session, which its sequences share
     slots: int  #: for states of sequences, of every session; 0 where no layer keeps one

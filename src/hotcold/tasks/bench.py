@@ -20,7 +20,7 @@ from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
-from hotcold.runtime.counters import Figures
+from hotcold.runtime.counters import DiskFigures, Figures
 from hotcold.runtime.opening import opened
 from hotcold.runtime.options import DRAFT_MAX, ModelOptions, Progress, check_names
 from hotcold.runtime.sampling import SamplingParams
@@ -44,7 +44,7 @@ MOST_SEQUENCES = 4096  #: limit of sequences in one benchmark
 
 
 @dataclass(frozen=True)
-class Round:
+class Round(DiskFigures):
     """The figures of one round, most of them as in :class:`Figures`; None if it could not be measured."""
 
     prompt_tok_s: float | None
@@ -62,14 +62,6 @@ class Round:
     bandwidth_share: float | None  #: the share of it that generation used
     guessed: int = 0  #: tokens that were guessed and verified
     accepted: int = 0  #: of those, the ones that were right
-    #: None where all experts lie in memory
-    expert_hit_share: float | None = None
-    disk_bytes_per_token: float | None = None
-    stalls_per_token: float | None = None
-    stall_s_per_token: float | None = None
-    experts_ahead_per_token: float | None = None
-    experts_ahead_right_share: float | None = None
-    disk_vain_bytes_per_token: float | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from hotcold.placement.shelves import NoRoomError, Shelves
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
 from hotcold.quantize.reordering import Order, check_order
-from hotcold.runtime.loading import shelves_of
+from hotcold.runtime.loading import plan_memory
 from hotcold.sparse.predictor import PredictorFacts, check_predictors, read_predictor, write_sidecar
 from hotcold.tasks.ram_planning import expected_misses
 from hotcold.tasks.texts import new_file
@@ -136,7 +136,8 @@ def _worth(
 ) -> HotFirstWorth:
     """``profile`` has the neurons in the new order."""
     sparsity = "exact" if predictor is None else "predicted"
-    all_of_it = shelves_of(file, config, {"ram_budget": 1 << 60, "sparsity": sparsity})
+    all_of_it = plan_memory(file, {"ram_budget": 1 << 60, "sparsity": sparsity}).experts
+    assert all_of_it is not None
     bill = dict(all_of_it.bill)
     budget = sum(bill.values()) + all_of_it.expert_bytes // 2
     assert config.experts is not None

@@ -10,16 +10,17 @@ from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels.backend import PAGE
+from hotcold.kernels.backend import BatchLimits
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import MOST_GUESSED_STATES, copies_within, spare_slots_of
+from hotcold.model.kv_cache import MOST_GUESSED_STATES
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.placement.baselines import last_layers, layer_split, paper_placement
 from hotcold.placement.costs import Costs
 from hotcold.placement.hardware import DEFAULT, PRESETS, Hardware, find_hardware
+from hotcold.placement.memory_plan import MemoryPlan, MemoryRequest, WeightBytes
 from hotcold.placement.placement import MOST_GPUS, Placement, read_placement, write_placement
 from hotcold.placement.profiles import Profile, find_profile, power_law_profile
-from hotcold.placement.sizes import SHAPES, Sizes, sizes_of_file, sizes_of_shape
+from hotcold.placement.sizes import CHUNK, SHAPES, Sizes, sizes_of_shape
 from hotcold.placement.solver import Solver
 from hotcold.runtime.opening import Source, file_of
 from hotcold.runtime.session import LoadedModel
@@ -30,6 +31,7 @@ from hotcold.values import bytes_of, enough_size, exact_size, printable, round_s
 from hotcold.version import __version__
 
 _GIB = 1 << 30
+_AMPLE = 1 << 60  # bytes of RAM: a plan for GPUs does not depend on this machine's
 
 #: ``time`` is the least predicted time of a token, ``paper`` the most firings on the GPU, as in PowerInfer.
 Objective = Literal["time", "paper"]
@@ -252,15 +254,10 @@ def _of_model(
         if config.cpu_alone:
             raise UserError(f"there is nothing to place: {config.cpu_alone}")
         predictors = find_predictors(file)
-        guesses = spare_slots_of(config, MOST_GUESSED_STATES)
-        sizes = sizes_of_file(
-            file,
-            config,
-            positions,
-            cache_type or "f16",
-            predictors=predictors,
-            slots=1 + copies_within(budget, config, -(-positions // PAGE)) + guesses,
-        )
+        limits = BatchLimits.from_context(positions, 1, CHUNK)
+        request = MemoryRequest(limits, positions, cache_type or "f16", draft_max=MOST_GUESSED_STATES)
+        memory = MemoryPlan.make(WeightBytes.from_file(file, config), config, request, free=_AMPLE)
+        sizes = memory.within([budget]).sizes(file, predictors)
     return _Subject(sizes, _profile(sizes, profile, path), positions)
 
 

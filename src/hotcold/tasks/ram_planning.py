@@ -16,8 +16,7 @@ from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, find_profile
 from hotcold.placement.routes import how_many, mean, missed_by_token
 from hotcold.placement.shelves import Shelves
-from hotcold.placement.sizes import sizes_of_file
-from hotcold.runtime.loading import shelves_of
+from hotcold.runtime.loading import plan_memory
 from hotcold.runtime.memory import check_budget
 from hotcold.runtime.opening import file_of
 from hotcold.values import bytes_of, exact_size, printable, size
@@ -97,11 +96,10 @@ def plan_ram(
     check_budget(budget)
     path = file_of(source_of(model))
     with open_gguf(path) as file:
-        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         how = {"context": context, "cache_type": cache_type, "sparsity": sparsity}
-        shelves = shelves_of(file, config, how | {"ram_budget": budget})
-        positions = min(config.context, 4096) if context is None else context or config.context
-        sizes = sizes_of_file(file, config, positions, cache_type or "f16", gpu=False)
+        memory = plan_memory(file, how | {"ram_budget": budget})
+        config, shelves, sizes = memory.config, memory.experts, memory.sizes(file, gpu=False)
+        assert shelves is not None
         given = find_profile(sizes, None if profile is None else Path(profile), path)
         if isinstance(shelves, HotNeurons):
             active = [
@@ -119,7 +117,7 @@ def plan_ram(
             read = sum(n * unit for n, unit in zip(missed, units, strict=True))
     return RAMPlan(
         model=sizes.name,
-        context=positions,
+        context=memory.request.context,
         routing="all experts are chosen alike (assumed)" if given.routing is None else given.source,
         shelves=shelves,
         hit_share=1 - sum(missed) / max(chosen, 1e-9),

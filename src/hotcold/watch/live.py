@@ -5,14 +5,14 @@ one runs programs whose FFNs also report what fired (:meth:`Session.watched`).""
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from hotcold.kernels.gpu import GPUMemoryError
-from hotcold.runtime.counters import Counters, Figures, bytes_of_rows
+from hotcold.runtime.counters import Counters, DiskFigures, Figures, bytes_of_rows
 from hotcold.runtime.session import Session, Watched
 from hotcold.watch.expert_map import shown_map
 from hotcold.watch.memory_use import MemoryUse, memory_use
@@ -24,24 +24,15 @@ _MOST_BYTES = 128 << 10  # of a frame's cells; tokens beyond have none
 
 
 @dataclass(frozen=True)
-class Rates:
+class Rates(DiskFigures):
     """Rates of the last second, or since the first token if that is less. None where nothing was to
-    measure."""
+    measure. Those of the disk are the whole engine's."""
 
     tok_s: float | None  #: of this request alone
     gb_s: float | None  #: 1e9 bytes of weights, keys and values that the whole engine read a second
     gpu_share: float | None  #: of the bytes of weights read for this request's steps
     guessed: int = 0  #: tokens of this request so far that were guessed and verified
     accepted: int = 0  #: of those, the ones that were right
-    #: of the whole engine, where not all experts lie in memory: the share of those named that were there, and
-    #: for each token the bytes read of the file, how often computing waited for that, and the seconds
-    expert_hit_share: float | None = None
-    disk_bytes_per_token: float | None = None
-    stalls_per_token: float | None = None
-    stall_s_per_token: float | None = None
-    experts_ahead_per_token: float | None = None
-    experts_ahead_right_share: float | None = None
-    disk_vain_bytes_per_token: float | None = None
 
 
 @dataclass(frozen=True)
@@ -200,13 +191,7 @@ class _Moment:
             tok_s,
             figures.gb_s,
             gpu / (gpu + cpu) if gpu + cpu else None,
-            expert_hit_share=figures.expert_hit_share,
-            disk_bytes_per_token=figures.disk_bytes_per_token,
-            stalls_per_token=figures.stalls_per_token,
-            stall_s_per_token=figures.stall_s_per_token,
-            experts_ahead_per_token=figures.experts_ahead_per_token,
-            experts_ahead_right_share=figures.experts_ahead_right_share,
-            disk_vain_bytes_per_token=figures.disk_vain_bytes_per_token,
+            **{each.name: getattr(figures, each.name) for each in fields(DiskFigures)},
         )
 
 

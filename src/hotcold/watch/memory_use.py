@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from hotcold.kernels.backend import Backend
-from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.session import Session
 from hotcold.sparse.ffn import SplitWeights
 
@@ -55,10 +54,9 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
         add("draft", model.backend, weights.draft.own_bytes(weights))
         add("draft", model.backend, session.cache.pages * config.draft.page_bytes(model.cache_type))
     backends = set(devices.parts)
-    needed = buffer_bytes(config, model.limits, split=len(backends) > 1) + scratch_bytes(config, model.limits)
     planned = {gpu: has.nbytes["buffers"] for gpu, has in zip(model.gpus, model.on_gpus, strict=False)}
     for each in backends:
-        add("buffers", each, planned.get(each, needed))
+        add("buffers", each, planned.get(each, model.plan.step_bytes))
     absent = {"states": session.slots is None, "draft": weights.draft is None}
     kinds = (kind for kind in KINDS if not absent.get(kind))
     return tuple(MemoryUse(kind, hot.get(kind, 0), cold.get(kind, 0)) for kind in kinds)

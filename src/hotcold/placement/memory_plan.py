@@ -1,0 +1,260 @@
+"""Plans a model's memory before anything is allocated, from the file's tensors, the configuration and plain
+numbers. Loading follows the plan; ``hotcold plan``, the page and the messages show it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from hotcold.formats.gguf import GGUFFile
+from hotcold.kernels.backend import PAGE, BatchLimits
+from hotcold.kernels.gpus import STAGING_BYTES
+from hotcold.model.config import Config
+from hotcold.model.draft_block import draft_bytes
+from hotcold.model.kv_cache import COPIES_PART, copies_within, spare_slots_of
+from hotcold.model.weights import check_tensors, made_bytes
+from hotcold.placement.hot_neurons import HotNeurons, suits
+from hotcold.placement.placement import WEIGHTS, Placement
+from hotcold.placement.profiles import profile_beside
+from hotcold.placement.shelves import NoRoomError, Shelves, expert_bytes
+from hotcold.placement.sizes import Sizes, sizes_of_file
+from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
+from hotcold.sparse.predictor import PredictorFacts, predictor_names
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """Bytes of a file's weights in memory."""
+
+    model: int  #: all tensors of the layers and the ends, and what is made of them
+    experts: int  #: the part of ``model`` that can stay in the file
+    draft: int  #: the block that drafts tokens, where the configuration has one
+    embedding: int  #: the table, which a head without a tensor of its own uses, too
+    head: int  #: the head's tensor; 0 without one
+
+    @classmethod
+    def from_file(cls, file: GGUFFile, config: Config) -> Self:
+        """Counts them. ModelError: the tensors are not the model's (:func:`check_tensors`)."""
+        tensors = file.tensors
+        return cls(
+            model=check_tensors(file, config, predictor_names(file)) + made_bytes(file, config),
+            experts=config.experts.count * sum(expert_bytes(file, config)) if config.experts else 0,
+            draft=draft_bytes(file, config),
+            embedding=tensors["token_embd.weight"].nbytes,
+            head=tensors["output.weight"].nbytes if "output.weight" in tensors else 0,
+        )
+
+
+@dataclass(frozen=True)
+class MemoryRequest:
+    """The memory that a caller asks for. None leaves a number to the plan."""
+
+    limits: BatchLimits
+    context: int  #: positions of a sequence
+    cache_type: str
+    cache_positions: int | None = None  #: of the KV cache
+    state_copies: int | None = None
+    draft_max: int = 0  #: draft tokens of a sequence in one step
+    ram_budget: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of a model and one session of it, by kind."""
+
+    config: Config  #: without the block that drafts tokens where that has no memory
+    weights: WeightBytes
+    predictors: PredictorFacts | None  #: used by the sparsity mode
+    request: MemoryRequest
+    pages: int  #: of the KV cache
+    slots: int  #: for states of sequences
+    spare_slots: int  #: the part of ``slots`` for states after draft tokens
+    notes: tuple[str, ...] = ()  #: where memory holds less than the default
+    #: experts in memory, where they have a budget
+    experts: Shelves | HotNeurons | None = None
+    placement: Placement | None = None  #: None: all parts are on the CPU
+    #: what the placement takes of each GPU that has memory of its own, by kind
+    gpu_bytes: Sequence[Mapping[str, int]] = field(default=())
+
+    @classmethod
+    def make(
+        cls,
+        weights: WeightBytes,
+        config: Config,
+        request: MemoryRequest,
+        predictors: PredictorFacts | None = None,
+        free: int | None = None,
+    ) -> Self:
+        """Plans for the CPU alone. ``free`` are the free bytes of memory, None where the system does not say.
+        Experts that have a budget are not counted yet (:meth:`with_experts`)."""
+        pages, limits = request.cache_positions, request.limits
+        pages = limits.sequences * limits.pages_per_sequence if pages is None else -(-pages // PAGE)
+        return (
+            cls(config, weights, predictors, request, 0, 0, 0)
+            ._with_slots(free, pages)
+            ._with_pages(free, pages)
+        )
+
+    def _with_slots(self, free: int | None, pages: int) -> Self:
+        """Each sequence has one slot. Copies come after the pages of one context, and states after draft
+        tokens come after copies."""
+        config, request, notes = self.config, self.request, []
+        if not config.slot_bytes:
+            return self
+        sequences, asked = request.limits.sequences, request.state_copies
+        spare, usual = spare_slots_of(config, request.draft_max), sequences + 2
+        limits = [nbytes for nbytes in (free, request.ram_budget) if nbytes is not None]
+        left = self._left_of(min(limits, default=None))
+        if left is None:
+            slots = sequences + (usual if asked is None else asked) + spare
+            return replace(self, slots=slots, spare_slots=spare)
+        context = request.limits.pages_per_sequence * config.page_bytes(request.cache_type)
+        most, copies = max(0, (left - context) // config.slot_bytes - sequences), asked or 0
+        if asked is None:
+            copies = min(copies_within(left, config, pages), most)
+            if copies < min(usual, pages):
+                kept = f"{copies} states are kept for prompts that begin alike (`state_copies`)"
+                notes.append(f"{kept}: 1/{COPIES_PART} of free memory holds no more")
+        if most < copies + spare:
+            wanted, spare = spare, max(0, most - copies)
+            kept = f"{spare} states are kept after guesses, so no step verifies more (`draft_max`)"
+            notes.append(f"{kept}: memory does not suffice for {wanted}")
+        return replace(self, slots=sequences + copies + spare, spare_slots=spare, notes=tuple(notes))
+
+    def _with_pages(self, free: int | None, wanted: int) -> Self:
+        """Where no size of the KV cache is given, it may be smaller, of one context at least."""
+        limits, left, request = self.request.limits, self._left_of(free), self.request
+        least, each = limits.pages_per_sequence, self.config.page_bytes(request.cache_type)
+        asked = request.cache_positions is not None or wanted == least
+        if asked or left is None or wanted * each <= left:
+            return replace(self, pages=wanted)
+        pages = max(least, left // each)
+        shared = f"{limits.sequences} requests share a KV cache of {pages * PAGE} positions"
+        full = f"memory does not suffice for the {wanted * PAGE} of as many contexts"
+        note = f"{shared}: {full}, so they may wait for each other"
+        return replace(self, pages=pages, notes=(*self.notes, note))
+
+    def with_experts(self, file: GGUFFile, draft_model: int = 0, *, asked: bool = True) -> tuple[Self, str]:
+        """Chooses the experts in memory, as many as the budget holds with all else and a draft model of so
+        many bytes; and says which profile is left out.
+
+        NoRoomError: not even two experts of each layer fit. NoExpertsError: there are none that could stay in
+        the file. UserError: the profile beside the model is another model's, and the budget was ``asked``
+        for."""
+        budget, config = self.request.ram_budget, self.config
+        assert budget is not None
+        bill = self.cpu_bytes() | ({"draft": draft_model} if draft_model else {})
+        by_neuron, shelves, lacking = suits(file, config), None, ""
+        try:
+            shelves = Shelves.fit(budget, bill, file, config)
+        except NoRoomError as error:
+            if not by_neuron:
+                raise
+            lacking = str(error)
+        assert config.experts is not None
+        if shelves and (
+            shelves.all_fit or not (by_neuron or file.path.with_suffix(".profile.gguf").exists())
+        ):
+            return replace(self, experts=shelves), ""
+        profile, note = profile_beside(self.sizes(file), file.path, asked=asked)
+        if by_neuron and (hot := HotNeurons.fit(budget, bill, file, config, profile, self._candidates)):
+            return replace(self, experts=hot), note
+        if shelves is None:
+            less = "" if self.predictors else "; with a predictor (`sparsity=predicted`) less will do"
+            raise NoRoomError(f"{lacking}{less}")
+        if profile.routing is not None:
+            shelves = shelves.by_profile(profile, config.experts.chosen)
+        return replace(self, experts=shelves), note
+
+    @property
+    def _candidates(self) -> list[float | None]:
+        """By layer, the share of its neurons that a predictor names, 0 where that is not known; None: no
+        predictor is used."""
+        if self.predictors is None:
+            return [None] * self.config.layers
+        return [*(self.predictors.candidates or (0.0,) * self.config.layers)]
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a step's buffers and scratch on a CPU."""
+        split = self.placement is not None and bool(self.placement.gpus)
+        limits = self.request.limits
+        return buffer_bytes(self.config, limits, split=split) + scratch_bytes(self.config, limits)
+
+    def cpu_bytes(self, weights: int | None = None) -> dict[str, int]:
+        """Bytes outside the memory that GPUs have of their own, by kind. ``weights`` replaces those of the
+        model, for a session of a model whose weights are in memory."""
+        config, placement, others = self.config, self.placement, 0
+        if weights is None:
+            weights = self.weights.model + (self.weights.draft if config.draft else 0)
+            weights += self.predictors.nbytes if self.predictors else 0
+            weights -= 0 if self.request.ram_budget is None else self.weights.experts
+            weights += self.experts.loaded_bytes if self.experts else 0
+            if placement is not None and placement.head is not None:  # the GPU's head has a table of its own
+                tied = not self.weights.head
+                weights += self.weights.embedding if tied else self.weights.head if config.draft else 0
+        cache = self.pages * config.page_bytes(self.request.cache_type)
+        states = self.slots * config.slot_bytes
+        if placement is not None:
+            others = len(placement.gpus) - len(self.gpu_bytes)
+        steps = self.step_bytes * (1 + others)
+        for gpu in self.gpu_bytes:
+            on_gpu = sum(gpu[kind] for kind in WEIGHTS)
+            weights = max(0, weights - on_gpu)
+            cache -= gpu["kv"]
+            states -= gpu["states"]
+            steps += min(STAGING_BYTES, on_gpu)
+        return {"weights": weights, "KV cache": cache, "states": states, "steps": steps}
+
+    def sizes(
+        self, file: GGUFFile, predictors: Path | None = None, *, sessions: int = 1, gpu: bool = True
+    ) -> Sizes:
+        """The bytes of each layer, for placements. Errors as in :func:`sizes_of_file`."""
+        limits = self.request.limits
+        return sizes_of_file(
+            file,
+            self.config,
+            limits.pages_per_sequence * PAGE,
+            self.request.cache_type,
+            predictors=predictors,
+            chunk=limits.chunk,
+            sequences=limits.sequences,
+            positions=self.pages * PAGE,
+            slots=self.slots,
+            sessions=sessions,
+            gpu=gpu,
+        )
+
+    def within(self, budgets: Sequence[int]) -> Self:
+        """Returns the plan with only as many copies of states as GPUs with these budgets keep by default."""
+        if self.request.state_copies is not None:
+            return self
+        others = self.request.limits.sequences + self.spare_slots
+        most = others + copies_within(min(budgets), self.config, self.pages)
+        return replace(self, slots=min(self.slots, most))
+
+    def _left_of(self, free: int | None) -> int | None:
+        """Bytes for more states of sequences: nine tenths of the free bytes that the plan leaves."""
+        return None if free is None else max(0, (free - sum(self.cpu_bytes().values())) * 9 // 10)
+
+    def shortage(self, free: int, weights: int | None = None, what: str = "the model needs") -> str:
+        """Says why ``free`` bytes of memory do not suffice, and what would; empty where they do. ``weights``
+        are as for :meth:`cpu_bytes`, and ``what`` begins the sentence with their bytes."""
+        needed = self.cpu_bytes(weights)
+        return self._advice(needed, free, what) if sum(needed.values()) > free else ""
+
+    def _advice(self, needed: Mapping[str, int], free: int, what: str) -> str:
+        weights, limits = needed["weights"], self.request.limits
+        smaller = "context (`context`)" if weights < free else "or more quantised model"
+        if weights < free and self.pages > limits.pages_per_sequence:
+            smaller = f"KV cache (`cache_positions`) or {smaller}"
+        if weights < free and self.slots > limits.sequences:
+            smaller = f"number of kept states (`state_copies`, `draft_max`) or {smaller}"
+        if weights >= free and self.config.experts is not None:
+            smaller += ", or leave experts in the file (`ram_budget`)"
+        text = {kind: f"{nbytes / 2**30:.2f} GiB" for kind, nbytes in (*needed.items(), ("free", free))}
+        needs = f"{what} {text['weights']}, its KV cache of {self.pages * PAGE} positions {text['KV cache']}"
+        needs += f", steps {text['steps']}"
+        if self.slots:
+            needs += f", {self.slots} states of sequences {text['states']}"
+        return f"not enough memory: {needs}, but {text['free']} are available: use a smaller {smaller}"
