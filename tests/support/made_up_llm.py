@@ -10,7 +10,7 @@ from typing import Any
 
 from hotcold.demo import model_path
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import Grammar, Job, RequestError, Timings
+from hotcold.engine.request import Grammar, Job, PromptTooLongError, RequestError, Timings
 from hotcold.hosting.model_file import ModelFile
 from hotcold.hosting.state import ModelInfo
 from hotcold.watch.live import Frame
@@ -82,7 +82,7 @@ class MadeUpLLM:
 
     def check_length(self, job: Job) -> None:
         if len(job.prompt) >= CONTEXT:
-            raise RequestError("the prompt is too long", "context_length_exceeded")
+            raise PromptTooLongError(len(job.prompt), CONTEXT)
 
     def prepare_grammars(self) -> None: ...
 

@@ -35,11 +35,16 @@ class RequestError(UserError):
         self.retry_after_s = retry_after_s
 
 
-def prompt_too_long(length: str, context: int) -> RequestError:
-    """The error for a prompt of this length, such as ``12 tokens``, that leaves no room for an answer."""
-    seen = f"the prompt has {length} and the context holds {context}, one of them for the answer"
-    fix = "shorten the prompt, or load the model with a larger `context`"
-    return RequestError(f"{seen}: {fix}", "context_length_exceeded")
+class PromptTooLongError(RequestError):
+    """Raised for a prompt that leaves no token of the context for an answer. ``at_least`` marks a lower bound:
+    the prompt was refused before it was encoded."""
+
+    def __init__(self, tokens: int, context: int, *, at_least: bool = False) -> None:
+        length = f"{'at least ' if at_least else ''}{tokens} tokens"
+        limit = f"the prompt has {length} and the context holds {context}, one of them for the answer"
+        fix = "shorten the prompt, or load the model with a larger `context`"
+        super().__init__(f"{limit}: {fix}", "context_length_exceeded")
+        self.tokens, self.context, self.at_least = tokens, context, at_least
 
 
 @dataclass

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from hotcold.engine.prefix_cache import Found, PrefixCache
-from hotcold.engine.request import Request, RequestError
+from hotcold.engine.request import PromptTooLongError, Request, RequestError
 from hotcold.engine.speculation import Speculation
 from hotcold.engine.states import States
 from hotcold.kernels.backend import PAGE, Batch
@@ -116,12 +116,11 @@ class Scheduler:
         """Raises RequestError when a prompt leaves no room for one token in the context, or in the cache."""
         prompt = len(request.job.prompt)
         if prompt >= self.context:
-            fix = "shorten the prompt, or load the model with a larger `context`"
-            holder = "the context"
-            if self._pool_is_small:
-                fix, holder = "shorten the prompt, or enlarge the KV cache", "the KV cache"
-            seen = f"the prompt has {prompt} tokens and {holder} holds {self.context}"
-            raise RequestError(f"{seen}, one of them for the answer: {fix}", "context_length_exceeded")
+            if not self._pool_is_small:
+                raise PromptTooLongError(prompt, self.context)
+            seen = f"the prompt has {prompt} tokens and the KV cache holds {self.context}"
+            fix = "one of them for the answer: shorten the prompt, or enlarge the KV cache"
+            raise RequestError(f"{seen}, {fix}", "context_length_exceeded")
 
     def add(self, request: Request) -> None:
         """Queues a request. RequestError: too many wait already, or it is too long."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import Job, RequestError, prompt_too_long
+from hotcold.engine.request import Job, PromptTooLongError, RequestError
 from hotcold.errors import UserError
 from hotcold.hosting.messages import (
     Abort,
@@ -212,7 +212,7 @@ class EngineFront:
         """RequestError ``context_length_exceeded``: the prompt leaves no room for an answer."""
         context = self.info.context
         if len(job.prompt) >= context:
-            raise prompt_too_long(f"{len(job.prompt)} tokens", context)
+            raise PromptTooLongError(len(job.prompt), context)
 
     def _submit(self, job: Job) -> tuple[int, "_Reply"]:
         self.check()
