@@ -43,7 +43,8 @@ def test_the_prompt_of_a_file_among_others() -> None:
         "«<|fim_prefix|>»x = 4«<|fim_suffix|>»\nprint(x)«<|fim_middle|>»"
     )
     inside = prompt(tokenizer, input_prefix="<|fim_middle|>")
-    assert "«<|fim_prefix|>»<|fim_middle|>«<|fim_suffix|>»" in inside  # a file's text stays text
+    # A file's text stays text, and without other files there is no header.
+    assert inside == "«<|fim_prefix|>»<|fim_middle|>«<|fim_suffix|>»\nprint(x)«<|fim_middle|>»"
 
 
 def test_the_prompt_of_a_vocabulary_with_three_marks() -> None:

@@ -24,6 +24,7 @@ from hotcold.server.protocol import (
     models,
     native,
     ollama,
+    ollama_embeddings,
     ollama_models,
     props,
     responses,
@@ -34,12 +35,18 @@ from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import NUMBER, Real, Whole
 from hotcold.server.protocol.json_parts import json_parts
+from hotcold.server.protocol.limits import LARGEST
 
 
 def validator(name: str) -> Any:
     jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="compares with a validator of JSON Schema")
     document = {**openapi.document(), "$ref": f"#/components/schemas/{name}"}
     return jsonschema_rs.validator_for(json.loads(json.dumps(document)))
+
+
+def pooled(known: Facts) -> Facts:
+    """Facts of a model that gives vectors as long as a request may ask for."""
+    return replace(known, pooling="last", meta={"n_embd": LARGEST})
 
 
 PARSERS: dict[str, Callable[[object, Facts], Any]] = {
@@ -51,10 +58,13 @@ PARSERS: dict[str, Callable[[object, Facts], Any]] = {
     "InfillRequest": lambda body, known: infill.parse(body, replace(known, tokenizer=filling())),
     "TemplateRequest": props.parse_template,
     "ResponseRequest": responses.parse,
-    "EmbeddingsRequest": lambda body, known: embeddings.parse(body, replace(known, pooling="last")),
+    "EmbeddingsRequest": lambda body, known: embeddings.parse(body, pooled(known)),
     "OllamaChatRequest": ollama.parse_chat,
     "OllamaRequest": ollama.parse_generate,
     "OllamaShowRequest": ollama.parse_show,
+    "OllamaPullRequest": ollama.parse_pull,
+    "OllamaEmbedRequest": lambda body, known: ollama_embeddings.parse_embed(body, pooled(known)),
+    "OllamaEmbeddingsRequest": lambda body, known: ollama_embeddings.parse_embeddings(body, pooled(known)),
     "TokenizeRequest": tokens.parse_tokenize,
     "DetokenizeRequest": tokens.parse_detokenize,
 }
@@ -71,6 +81,9 @@ BASES: dict[str, dict[str, Any]] = {
     "OllamaChatRequest": {"messages": [{"role": "user", "content": "a"}]},
     "OllamaRequest": {"prompt": "a"},
     "OllamaShowRequest": {"model": "a"},
+    "OllamaPullRequest": {"model": "fable"},
+    "OllamaEmbedRequest": {"input": "a"},
+    "OllamaEmbeddingsRequest": {"prompt": "a"},
     "TokenizeRequest": {"content": "a"},
     "DetokenizeRequest": {"tokens": [1]},
 }

@@ -55,8 +55,8 @@ def test_the_words_of_each_dialect(
 
 def test_the_counts_are_those_of_the_prompt(app: Application) -> None:
     """Where it was encoded they are exact; else they are a lower bound, and the message says so."""
-    tokens = len(app.client.post("/tokenize", json={"content": LONG, "add_special": True}).json()["tokens"])
-    for prompt, exact in (([5] * 256, True), ([5] * 300, True), (LONG, False)):
+    tokens = len(app.client.post("/tokenize", json={"content": LONG * 50}).json()["tokens"])
+    for prompt, exact in (([5] * 256, True), ([5] * 300, True), (LONG * 50, False)):
         error = app.client.post("/v1/completions", json={"prompt": prompt}).json()["error"]
         assert ("tokens or more." not in error["message"]) == exact
         if exact:

@@ -13,6 +13,7 @@ from hotcold.engine.generation import Piece
 from hotcold.engine.request import Grammar, Job, PromptTooLongError, RequestError, Timings
 from hotcold.hosting.model_file import ModelFile
 from hotcold.hosting.state import ModelInfo
+from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.watch.live import Frame
 
 CONTEXT = 256
@@ -41,6 +42,10 @@ class MadeUpLLM:
         self.refusal: RequestError | None = None  #: of grammars
         self.tokenizer, self.metadata = model_file().tokenizer, model_file().metadata
         self.sampling = model_file().sampling
+
+    @property
+    def pooling(self) -> Pooling:
+        return pooling_of(self.metadata)
 
     @property
     def info(self) -> ModelInfo:

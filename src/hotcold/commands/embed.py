@@ -1,5 +1,5 @@
 """Prints the vectors of texts, a line of JSON each, of length 1. The model must be one whose file names a
-pooling, such as Qwen3-Embedding."""
+pooling, such as Qwen3-Embedding, or --pooling states it."""
 
 import argparse
 import io
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a text; may be repeated (default: each line of standard input is one)",
     )
     add("-f", "--file", type=options.file_path, metavar="FILE", help="a file with a text in each line")
+    options.add_pooling_option(add)
     control_tokens.add_option(parser)
     options.add_model_options(parser)
     options.add_json_option(parser)

@@ -36,8 +36,8 @@ class RequestError(UserError):
 
 
 class PromptTooLongError(RequestError):
-    """Raised for a prompt that leaves no token of the context for an answer. ``at_least`` marks a lower bound:
-    the prompt was refused before it was encoded."""
+    """Raised for a prompt that leaves no token of the context for an answer. ``at_least`` marks a lower
+    bound, of a prompt that was refused before it was encoded."""
 
     def __init__(self, tokens: int, context: int, *, at_least: bool = False) -> None:
         length = f"{'at least ' if at_least else ''}{tokens} tokens"
@@ -134,7 +134,7 @@ class Job:
         for name in ("deadline_s", "timeout_s"):
             if (limit := getattr(self, name)) is not None:
                 checked[name] = real(name, limit, 0, 1e9, "seconds")
-        if self.pooling == "mean":
+        if self.pooling in ("mean", "cls"):
             checked["cache"] = False  # rows that others computed are gone
         for name, value in checked.items():  # NumPy's numbers become Python's
             object.__setattr__(self, name, value)

@@ -460,11 +460,13 @@ class Scheduler:
             row = self._put(row, request, start, end)
             step.prompts.append((request, end))
             if request.job.pooling is not None:
-                first = start if request.job.pooling == "mean" else request.length - 1
-                count = max(end - first, 0)
+                first = request.length - 1 if request.job.pooling == "last" else start
+                last = min(end, 1) if request.job.pooling == "cls" else end
+                count = max(last - first, 0)
                 if count:
                     step.pooled.append((request, first, step.logits, count))
-                batch.logits_rows[step.logits : step.logits + count] = range(row - count, row)
+                rows_of_vector = range(row - (end - first), row - (end - last))
+                batch.logits_rows[step.logits : step.logits + count] = rows_of_vector
                 step.logits += count
             elif end == request.length:
                 batch.logits_rows[step.logits] = row - 1

@@ -35,6 +35,7 @@ from hotcold.processes.environment import engine_environment
 from hotcold.processes.guarded import apart
 from hotcold.processes.plain_data import PlainDataError, Unpacker
 from hotcold.runtime.options import LoadOptions, complete
+from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import LARGEST, whole
@@ -60,6 +61,7 @@ class EngineFront:
         given: dict[str, Any] = {"sequences": 4, **options}
         loading = complete(given)  # UserError now, and not from the other process
         self._chat_template = loading["chat_template"]
+        self._pooling = loading["pooling"]
         self._options = {name: _plain(value) for name, value in given.items() if value is not None}
         self._model = None if model is None else os.fspath(model)
         #: jobs that may run or wait at the same time
@@ -207,6 +209,12 @@ class EngineFront:
         finally:
             self._kill()
         await self._exited.wait()
+
+    @property
+    def pooling(self) -> Pooling:
+        """How texts become vectors. UserError: the user chose no pooling, and the file names none that is
+        supported."""
+        return pooling_of(self.metadata, self._pooling)
 
     def check_length(self, job: Job) -> None:
         """RequestError ``context_length_exceeded``: the prompt leaves no room for an answer."""

@@ -174,6 +174,7 @@ def _load(
         on_gpus=decision.on_gpus,
         shelves=shelves,
         chat_metadata=with_template(plain, options["chat_template"]),
+        chosen_pooling=options["pooling"],
         sampling=sampling,
         draft_max=options["draft_max"],
         draft=draft,

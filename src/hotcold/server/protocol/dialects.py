@@ -36,8 +36,7 @@ def error_body(error: APIError, path: str) -> dict[str, Any]:
 
 
 #: How each dialect begins the message about a prompt that is too long. Clients shorten a conversation only
-#: where they find these words. The fields: tokens of the prompt, the context, the most tokens of a prompt, and
-#: the tokens that are too many.
+#: where they find these words. ``most`` is the most tokens of a prompt, ``excess`` counts those beyond it.
 _TOO_LONG = {
     "anthropic": "prompt is too long: {tokens} tokens > {most} maximum",
     "ollama": "prompt too long; exceeded max context length by {excess} tokens",

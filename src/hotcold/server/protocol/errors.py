@@ -96,6 +96,6 @@ def _in_openais_words(error: PromptTooLongError, field: str) -> str:
     more = " or more" if error.at_least else ""
     return (
         f"This model's maximum context length is {error.context} tokens. However, your {field} resulted in "
-        f"{error.tokens} tokens{more}. The answer needs one of them: please reduce the length of the {field}, "
+        f"{error.tokens} tokens{more}. One token is for the answer: please reduce the length of the {field}, "
         "or start the server with a larger -c."
     )

@@ -50,6 +50,17 @@ class Facts:
         return self.tokenizer.vocab_size
 
     @property
+    def fills_in(self) -> bool:
+        """Whether the vocabulary has the tokens around a text to fill in."""
+        return self.tokenizer.filling.keys() >= {"fim_pre", "fim_suf", "fim_mid"}
+
+    @property
+    def capabilities(self) -> list[str]:
+        """The model's abilities by Ollama's names, without thinking, which its template decides."""
+        insert, embedding = self.fills_in, self.pooling is not None
+        return ["completion", "tools", *["insert"] * insert, *["embedding"] * embedding]
+
+    @property
     def default_max_tokens(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
