@@ -87,7 +87,5 @@ def parse_embeddings(body: object, facts: Facts) -> OllamaEmbeddingsCall:
     """The same of the older route."""
     check_depth(body)
     values = Shape(EMBEDDINGS).read(body, "")
-    job = job_of({"dimensions": None}, facts)
-    return OllamaEmbeddingsCall(
-        facts, [values["prompt"]] if values["prompt"] else [], job, False, None, single=True
-    )
+    texts = [values["prompt"]] if values["prompt"] else []
+    return OllamaEmbeddingsCall(facts, texts, job_of({"dimensions": None}, facts), False, None, single=True)
