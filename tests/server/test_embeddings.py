@@ -165,5 +165,33 @@ def test_the_command(
     one.write_text("a\n\nb\n")
     assert main(["embed", "-m", str(bare), "-f", str(one)]) == 2
     assert "line 2: the prompt has no tokens" in capsys.readouterr().err
-    assert main(["embed", "-p", "a"]) == 2
-    assert "its file names no pooling (bamboo.pooling_type)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pooling", [None, "mean", "last", "cls"])
+def test_the_command_of_a_file_that_names_no_pooling(
+    vectors: np.ndarray, capsys: pytest.CaptureFixture[str], pooling: str | None
+) -> None:
+    """The last token's vector is taken, and a note says so."""
+    option = [] if pooling is None else ["--pooling", pooling]
+    assert main(["embed", "-p", TEXTS[0], *option]) == 0
+    out, err = capsys.readouterr()
+    assert ("names no pooling: the last token's vector is taken" in err) == (pooling is None)
+    found = np.array(json.loads(out), np.float32)
+    if pooling in (None, "last"):
+        assert np.array_equal(found, vectors[0])
+    else:
+        with LLM(pooling=pooling) as llm:  # type: ignore[arg-type]
+            assert np.array_equal(found, llm.embed(TEXTS[0]))
+        assert not np.allclose(found, vectors[0])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
+def test_a_server_of_a_file_that_names_no_pooling(pooling: str) -> None:
+    with LLM(pooling=pooling) as llm:  # type: ignore[arg-type]
+        expected = llm.embed(TEXTS[:2])
+    with served("-t", "1", "--pooling", pooling) as server, server.client() as client:
+        for path in ("/v1/embeddings", "/api/embed"):
+            reply = client.post(path, json={"input": TEXTS[:2]}).json()
+            found = reply.get("embeddings") or [each["embedding"] for each in reply["data"]]
+            assert np.array_equal(np.array(found, np.float32), expected)
+        assert "embedding" in client.post("/api/show", json={}).json()["capabilities"]

@@ -70,8 +70,8 @@ class HubName:
 
 
 def is_hub_name(model: object) -> bool:
-    """True if a model is given by its name on the hub, ``hf:...``, or its address there. A file of such a name
-    is ``./hf:...``."""
+    """True if a model is given by its name on the hub, ``hf:...``, or its address there. A file that has such
+    a name is ``./hf:...``."""
     if not isinstance(model, str | os.PathLike):
         return False
     text = _text(model)

@@ -21,6 +21,11 @@ _REFUSED = {
 }
 
 
+def names_pooling(metadata: Mapping[str, Any]) -> bool:
+    """Whether a file's keys say anything of a pooling."""
+    return f"{metadata.get('general.architecture')}.pooling_type" in metadata
+
+
 def pooling_of(metadata: Mapping[str, Any], chosen: Pooling | None = None) -> Pooling:
     """The pooling that the user chose, else the one that the file's keys name, as llama.cpp numbers them.
     UserError: the file names none that is supported."""
