@@ -1,4 +1,4 @@
-"""Ollama's routes about the one model, and its vectors; the reply of ``/v1/models`` for each kind of client."""
+"""Ollama's routes about the one model, its vectors, and the list of models for each kind of client."""
 
 from __future__ import annotations
 
@@ -122,7 +122,12 @@ def test_no_other_model_is_pulled(app: Application, name: str, stream: bool) -> 
 @pytest.mark.parametrize("served_as", ["hf:Own/Name:Q4_K_M", "hf.co/own/name:q4_k_m"])
 def test_names_of_the_hub(served_as: str) -> None:
     known = facts(aliases=("file", served_as))
-    for name in ("hf.co/own/name:Q4_K_M", "https://huggingface.co/Own/Name:Q4_K_M", "own/name:q4_k_m", "FILE"):
+    for name in (
+        "hf.co/own/name:Q4_K_M",
+        "https://huggingface.co/Own/Name:Q4_K_M",
+        "own/name:q4_k_m",
+        "FILE",
+    ):
         assert ollama_models.pulled(known, name)[-1] == {"status": "success"}
     for name in ("hf.co/own/name:Q8_0", "hf.co/other/name:Q4_K_M", "hf.co/own/name"):
         with pytest.raises(APIError, match="is not served here"):
