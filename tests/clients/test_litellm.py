@@ -12,15 +12,7 @@ from tests.clients.conftest import ABOUT, MODEL
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks another server
 litellm = pytest.importorskip("litellm")
 
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore::{kind}")
-    for kind in (
-        "DeprecationWarning",
-        "UserWarning",
-        "ResourceWarning",
-        "pytest.PytestUnraisableExceptionWarning",
-    )
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the library's, about itself
 LONG = "word " * 5000
 
 

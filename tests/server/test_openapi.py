@@ -49,18 +49,23 @@ def pooled(known: Facts) -> Facts:
     return replace(known, pooling="last", meta={"n_embd": LARGEST})
 
 
+def filling_in(known: Facts) -> Facts:
+    """Facts of a model that fills in between texts."""
+    return replace(known, tokenizer=filling())
+
+
 PARSERS: dict[str, Callable[[object, Facts], Any]] = {
     "ChatRequest": chat.parse,
-    "CompletionRequest": completion.parse,
+    "CompletionRequest": lambda body, known: completion.parse(body, filling_in(known)),
     "NativeRequest": native.parse,
     "MessagesRequest": anthropic.parse,
     "CountRequest": anthropic.parse_count,
-    "InfillRequest": lambda body, known: infill.parse(body, replace(known, tokenizer=filling())),
+    "InfillRequest": lambda body, known: infill.parse(body, filling_in(known)),
     "TemplateRequest": props.parse_template,
     "ResponseRequest": responses.parse,
     "EmbeddingsRequest": lambda body, known: embeddings.parse(body, pooled(known)),
     "OllamaChatRequest": ollama.parse_chat,
-    "OllamaRequest": ollama.parse_generate,
+    "OllamaRequest": lambda body, known: ollama.parse_generate(body, filling_in(known)),
     "OllamaShowRequest": ollama.parse_show,
     "OllamaPullRequest": ollama.parse_pull,
     "OllamaEmbedRequest": lambda body, known: ollama_embeddings.parse_embed(body, pooled(known)),
