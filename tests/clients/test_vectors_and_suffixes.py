@@ -40,7 +40,7 @@ def vectors(model: Path) -> npt.NDArray[np.float32]:
 
 @pytest.fixture(scope="module")
 def middle(model: Path) -> str:
-    """What the model writes by the prompt that its marks make."""
+    """The answer to a prompt that has the model's own marks."""
     with LLM(model) as llm:
         before, after = (llm.tokenizer.encode(text, add_bos=False) for text in (PREFIX, SUFFIX))
         bos = [llm.tokenizer.bos_id] if llm.tokenizer.add_bos else []

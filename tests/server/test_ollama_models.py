@@ -63,7 +63,7 @@ def test_without_a_text_there_are_no_vectors(server: Served) -> None:
 
 
 def test_a_text_that_is_too_long_is_cut_or_refused(server: Served, model: Path) -> None:
-    """What is left has its first tokens, and EOS."""
+    """A text that was cut has its first tokens, and EOS."""
     for text in ("fox " * 200, "fox " * 100_000):
         with LLM(model) as llm:
             ids = llm.tokenizer.encode(text[:2000])
