@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hotcold.commands import cli
+from hotcold.commands import cli, serve
+from hotcold.commands.command_line import parser_of
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +103,17 @@ def test_help_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert max(map(len, text.splitlines())) <= 80
     for option in ("--host", "--port", "--api-key-file", "-np", "-c", "--vram-budget", "--alias", "--drain"):
         assert option in text
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("hf:own/name:Q4_K_M", "hf:own/name:Q4_K_M"),
+        ("hf.co/own/name:Q4_K_M", "hf:own/name:Q4_K_M"),
+        ("https://huggingface.co/own/name/resolve/main/a.gguf", "hf:own/name/a.gguf"),
+        ("model.gguf", ""),
+    ],
+)
+def test_the_name_on_the_hub_by_which_clients_may_pull(model: str, name: str) -> None:
+    args = parser_of("serve").parse_args(["-m", model])
+    assert serve._settings(args).hub_name == name

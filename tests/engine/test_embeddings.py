@@ -21,6 +21,7 @@ from hotcold.errors import UserError
 #: of the golden vocabulary, which has 288
 TEXTS = [[1, 5, 9, 33, 7], [1, 200], [*range(1, 70)], [1, 5, 9, 33, 7, 8, 100, 101, 102], [*range(1, 40), 3]]
 POOLINGS = {"mean": 1, "last": 3}
+CHOSEN = ("mean", "last", "cls")  #: by the user, of a file that names none
 
 
 def file_of(folder: Path, name: str, pooling: object) -> Path:
@@ -39,7 +40,7 @@ def of_transformers(name: str, ids: list[int], pooling: str) -> npt.NDArray[np.f
     model = transformers.AutoModel.from_pretrained(DATA / name, dtype=torch.float32)
     with torch.no_grad():
         hidden = model(torch.tensor([ids])).last_hidden_state[0].double().numpy()
-    vector: Any = hidden.mean(0) if pooling == "mean" else hidden[-1]
+    vector: Any = hidden.mean(0) if pooling == "mean" else hidden[0 if pooling == "cls" else -1]
     return (vector / np.linalg.norm(vector)).astype(np.float32)
 
 
@@ -74,6 +75,29 @@ def test_neither_batch_nor_chunk_nor_cache_changes_a_bit(folder: Path, name: str
             assert np.array_equal(llm.embed(TEXTS), alone), (sequences, chunk)
             assert np.array_equal(llm.embed(TEXTS * 3), np.concatenate([alone] * 3))
             assert llm.generate([1, 5], max_tokens=5, seed=1).ids == text
+
+
+@pytest.mark.parametrize("pooling", CHOSEN)
+def test_a_file_that_names_no_pooling(folder: Path, pooling: str) -> None:
+    """The user names it; neither batch, chunk nor cache changes a bit."""
+    path = golden("tiny-qwen3", folder).path
+    expected = np.array([of_transformers("tiny-qwen3", ids, pooling) for ids in TEXTS])
+    with LLM(path, cache_type="f32", pooling=pooling) as llm:  # type: ignore[arg-type]
+        alone = np.array([llm.embed(ids) for ids in TEXTS])
+        assert np.abs(alone - expected).max() < 2e-5
+        llm.generate(TEXTS[2], max_tokens=3)
+        assert np.array_equal(llm.embed(TEXTS), alone)
+    with LLM(path, cache_type="f32", pooling=pooling, sequences=8, chunk=5) as llm:  # type: ignore[arg-type]
+        assert np.array_equal(llm.embed(TEXTS * 3), np.concatenate([alone] * 3))
+
+
+def test_the_users_pooling_is_taken_before_the_files(folder: Path) -> None:
+    path = file_of(folder, "tiny-llama", 1)
+    expected = of_transformers("tiny-llama", TEXTS[0], "last")
+    with LLM(path, cache_type="f32", pooling="last") as llm:
+        assert np.abs(llm.embed(TEXTS[0]) - expected).max() < 2e-5
+    with pytest.raises(UserError, match="pooling 'max': choose from mean, last, cls"):
+        LLM(path, pooling="max")  # type: ignore[arg-type]
 
 
 def test_beside_texts_that_are_generated(folder: Path) -> None:

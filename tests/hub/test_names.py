@@ -20,16 +20,35 @@ from hotcold.hub.names import HubError, HubName, choose, is_hub_name, is_safe, p
         ("own/name:sub/m-00001-of-00003.gguf", HubName("own/name", "sub/m-00001-of-00003.gguf")),
         ("hf:own/na.me/x.gguf@refs/pr/3", HubName("own/na.me", "x.gguf", revision="refs/pr/3")),
         (f"own/name@{'c' * 40}", HubName("own/name", revision="c" * 40)),
+        ("hf.co/own/name", HubName("own/name")),
+        ("hf.co/own/Name-7B:Q4_K_M", HubName("own/Name-7B", quant="Q4_K_M")),
+        ("huggingface.co/own/name:q8_0@v1.2", HubName("own/name", quant="q8_0", revision="v1.2")),
+        ("HF.co/own/name/a.gguf", HubName("own/name", "a.gguf")),
+        ("https://huggingface.co/own/name", HubName("own/name")),
+        ("https://huggingface.co/own/name/", HubName("own/name")),
+        ("http://www.huggingface.co/own/name/tree/main", HubName("own/name")),
+        ("https://hf.co/own/name/tree/v2", HubName("own/name", revision="v2")),
+        ("https://huggingface.co/own/name/blob/main/s/a.gguf", HubName("own/name", "s/a.gguf")),
+        (
+            f"https://huggingface.co/own/name/resolve/{'c' * 40}/a.gguf?download=true",
+            HubName("own/name", "a.gguf", revision="c" * 40),
+        ),
     ],
 )
 def test_the_forms(text: str, name: HubName) -> None:
     assert parse(text) == name
     assert parse(str(name)) == name
-    if text.startswith("hf:"):
+    if text.startswith("hf:") or ".co/" in text:
         assert is_hub_name(text) and is_hub_name(Path(text)) and parse(Path(text)) == name
 
 
-@pytest.mark.parametrize("model", ["own/name", "./hf:own/name", "model.gguf", Path("hf"), None, 3])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "own/name", "./hf:own/name", "model.gguf", Path("hf"), None, 3, "./hf.co/own/name", "hf.com/own/name",
+        "https://example.org/own/name", "chf.co/own/name",
+    ],
+)  # fmt: skip
 def test_what_is_no_name_but_a_path(model: object) -> None:
     assert not is_hub_name(model)
 
@@ -42,6 +61,8 @@ def test_what_is_no_name_but_a_path(model: object) -> None:
         "own/name:Q4 0", "own/name/../x.gguf", "own/name:../../x.gguf", "own/name:a/../x.gguf",
         "own/name:/etc/x.gguf", "own/name:a//x.gguf", "own/name:a\\..\\x.gguf", "own/name:C:x.gguf",
         "own/name:x\n.gguf", "own/name:x\0.gguf", "own/name:./x.gguf", "own/name: x.gguf/y.gguf",
+        "hf.co/", "hf.co/own", "https://huggingface.co/own/name/tree", "https://hf.co/own/name/blob/main/../x.gguf",
+        "https://hf.co/own/name/discussions/3", "hf.co/../name", "https://hf.co/own/name/resolve/../a.gguf",
         "own/name:x.gguf@../main", "own/name@a/../b", "own/name@/main", "own/name@a b", "own/name@.hidden",
         "own/name@x\n", "own/name\n", "ówn/name", "own/" + "n" * 97, "own/name:" + "x" * 2000 + ".gguf",
         "own/name:" + "x" * 300 + ".gguf", "-o/name",

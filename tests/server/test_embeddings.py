@@ -58,6 +58,27 @@ def test_more_texts_than_may_wait(server: Served, vectors: np.ndarray) -> None:
     assert reply["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
+def cut(vectors: np.ndarray, dimensions: int) -> np.ndarray:
+    """The first values of each vector, at length 1."""
+    first = vectors[:, :dimensions].astype(np.float64)
+    return first / np.linalg.norm(first, axis=1, keepdims=True)
+
+
+def test_dimensions(server: Served, vectors: np.ndarray) -> None:
+    width = vectors.shape[1]
+    with server.client() as client:
+        for path, key in (("/v1/embeddings", "data"), ("/api/embed", "embeddings")):
+            for dimensions in (1, 7, 32, width - 1, width, None):
+                body = {"input": TEXTS[:3], "dimensions": dimensions}
+                found = client.post(path, json=body).json()[key]
+                found = np.array([each["embedding"] for each in found] if key == "data" else found)
+                assert np.abs(found - cut(vectors[:3], dimensions or width)).max() < 1e-6
+                if dimensions in (width, None):
+                    assert np.array_equal(found.astype(np.float32), vectors[:3])
+            reply = client.post(path, json={"input": "a", "dimensions": width + 1})
+            assert reply.status_code == 400 and f"allowed are 1 to {width}" in reply.text
+
+
 def test_openais_client(server: Served, vectors: np.ndarray) -> None:
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
@@ -65,8 +86,10 @@ def test_openais_client(server: Served, vectors: np.ndarray) -> None:
         assert np.array_equal(np.array([each.embedding for each in found.data], np.float32), vectors[:2])
         one = client.embeddings.create(model="any", input=TEXTS[1], encoding_format="float")
         assert np.array_equal(np.float32(one.data[0].embedding), vectors[1])
+        short = client.embeddings.create(model="any", input=TEXTS[:2], dimensions=8)
+        assert np.abs(np.array([each.embedding for each in short.data]) - cut(vectors[:2], 8)).max() < 1e-6
         with pytest.raises(openai.BadRequestError, match="dimensions"):
-            client.embeddings.create(model="any", input="a", dimensions=8)
+            client.embeddings.create(model="any", input="a", dimensions=100_000)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +106,8 @@ def test_openais_client(server: Served, vectors: np.ndarray) -> None:
         ({"input": [[5] * 300]}, "input"),
         ({"input": [[5], [99999999]]}, "input[1]"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": "a", "dimensions": 64}, "dimensions"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 100_000}, "dimensions"),
     ],
 )
 def test_bad_requests(server: Served, body: dict[str, object], param: str) -> None:
@@ -141,5 +165,33 @@ def test_the_command(
     one.write_text("a\n\nb\n")
     assert main(["embed", "-m", str(bare), "-f", str(one)]) == 2
     assert "line 2: the prompt has no tokens" in capsys.readouterr().err
-    assert main(["embed", "-p", "a"]) == 2
-    assert "its file names no pooling (bamboo.pooling_type)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pooling", [None, "mean", "last", "cls"])
+def test_the_command_of_a_file_that_names_no_pooling(
+    vectors: np.ndarray, capsys: pytest.CaptureFixture[str], pooling: str | None
+) -> None:
+    """The last token's vector is taken, and a note says so."""
+    option = [] if pooling is None else ["--pooling", pooling]
+    assert main(["embed", "-p", TEXTS[0], *option]) == 0
+    out, err = capsys.readouterr()
+    assert ("names no pooling: the last token's vector is taken" in err) == (pooling is None)
+    found = np.array(json.loads(out), np.float32)
+    if pooling in (None, "last"):
+        assert np.array_equal(found, vectors[0])
+    else:
+        with LLM(pooling=pooling) as llm:  # type: ignore[arg-type]
+            assert np.array_equal(found, llm.embed(TEXTS[0]))
+        assert not np.allclose(found, vectors[0])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
+def test_a_server_of_a_file_that_names_no_pooling(pooling: str) -> None:
+    with LLM(pooling=pooling) as llm:  # type: ignore[arg-type]
+        expected = llm.embed(TEXTS[:2])
+    with served("-t", "1", "--pooling", pooling) as server, server.client() as client:
+        for path in ("/v1/embeddings", "/api/embed"):
+            reply = client.post(path, json={"input": TEXTS[:2]}).json()
+            found = reply.get("embeddings") or [each["embedding"] for each in reply["data"]]
+            assert np.array_equal(np.array(found, np.float32), expected)
+        assert "embedding" in client.post("/api/show", json={}).json()["capabilities"]

@@ -24,6 +24,7 @@ from hotcold.server.protocol import (
     models,
     native,
     ollama,
+    ollama_embeddings,
     ollama_models,
     props,
     responses,
@@ -34,6 +35,7 @@ from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import NUMBER, Real, Whole
 from hotcold.server.protocol.json_parts import json_parts
+from hotcold.server.protocol.limits import LARGEST
 
 
 def validator(name: str) -> Any:
@@ -42,19 +44,32 @@ def validator(name: str) -> Any:
     return jsonschema_rs.validator_for(json.loads(json.dumps(document)))
 
 
+def pooled(known: Facts) -> Facts:
+    """Facts of a model that gives vectors as long as a request may ask for."""
+    return replace(known, pooling="last", meta={"n_embd": LARGEST})
+
+
+def filling_in(known: Facts) -> Facts:
+    """Facts of a model that fills in between texts."""
+    return replace(known, tokenizer=filling())
+
+
 PARSERS: dict[str, Callable[[object, Facts], Any]] = {
     "ChatRequest": chat.parse,
-    "CompletionRequest": completion.parse,
+    "CompletionRequest": lambda body, known: completion.parse(body, filling_in(known)),
     "NativeRequest": native.parse,
     "MessagesRequest": anthropic.parse,
     "CountRequest": anthropic.parse_count,
-    "InfillRequest": lambda body, known: infill.parse(body, replace(known, tokenizer=filling())),
+    "InfillRequest": lambda body, known: infill.parse(body, filling_in(known)),
     "TemplateRequest": props.parse_template,
     "ResponseRequest": responses.parse,
-    "EmbeddingsRequest": lambda body, known: embeddings.parse(body, replace(known, pooling="last")),
+    "EmbeddingsRequest": lambda body, known: embeddings.parse(body, pooled(known)),
     "OllamaChatRequest": ollama.parse_chat,
-    "OllamaRequest": ollama.parse_generate,
+    "OllamaRequest": lambda body, known: ollama.parse_generate(body, filling_in(known)),
     "OllamaShowRequest": ollama.parse_show,
+    "OllamaPullRequest": ollama.parse_pull,
+    "OllamaEmbedRequest": lambda body, known: ollama_embeddings.parse_embed(body, pooled(known)),
+    "OllamaEmbeddingsRequest": lambda body, known: ollama_embeddings.parse_embeddings(body, pooled(known)),
     "TokenizeRequest": tokens.parse_tokenize,
     "DetokenizeRequest": tokens.parse_detokenize,
 }
@@ -71,6 +86,9 @@ BASES: dict[str, dict[str, Any]] = {
     "OllamaChatRequest": {"messages": [{"role": "user", "content": "a"}]},
     "OllamaRequest": {"prompt": "a"},
     "OllamaShowRequest": {"model": "a"},
+    "OllamaPullRequest": {"model": "fable"},
+    "OllamaEmbedRequest": {"input": "a"},
+    "OllamaEmbeddingsRequest": {"prompt": "a"},
     "TokenizeRequest": {"content": "a"},
     "DetokenizeRequest": {"tokens": [1]},
 }

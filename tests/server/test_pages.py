@@ -53,6 +53,15 @@ class Markup(HTMLParser):
             self.labelled += (found.get(name) or "").split()
 
 
+def test_ollamas_clients_find_a_server(client: TestClient) -> None:
+    """Any other program gets the page, and HEAD succeeds for all."""
+    for agent, page in (("ollama/0.12 (amd64 linux)", False), ("ollama-python/0.6", False), ("curl/8", True)):
+        reply = client.get("/", headers={"User-Agent": agent})
+        assert reply.status_code == 200 and (reply.text == "Ollama is running") != page
+        assert client.head("/", headers={"User-Agent": agent}).status_code == 200
+    assert "Ollama is running" not in client.get("/page/app.js", headers={"User-Agent": "ollama/1"}).text
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_each_file_is_served_as_what_it_is(client: TestClient, path: Path) -> None:
     url = "/" if path.name == "index.html" else f"/page/{path.relative_to(FOLDER).as_posix()}"

@@ -200,7 +200,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
     assert client.status == 400 and not encoded
     error = json.loads(client.body)["error"]
     message = error if isinstance(error, str) else error["message"]
-    assert f"and the context holds {CONTEXT}" in message and "at least" in message
+    assert f"context length is {CONTEXT} tokens" in message and "tokens or more." in message
     if "code" in error:
         assert error["code"] == "context_length_exceeded"
     if path == "/v1/messages":

@@ -10,9 +10,10 @@ from typing import Any
 
 from hotcold.demo import model_path
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import Grammar, Job, RequestError, Timings
+from hotcold.engine.request import Grammar, Job, PromptTooLongError, RequestError, Timings
 from hotcold.hosting.model_file import ModelFile
 from hotcold.hosting.state import ModelInfo
+from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.watch.live import Frame
 
 CONTEXT = 256
@@ -41,6 +42,10 @@ class MadeUpLLM:
         self.refusal: RequestError | None = None  #: of grammars
         self.tokenizer, self.metadata = model_file().tokenizer, model_file().metadata
         self.sampling = model_file().sampling
+
+    @property
+    def pooling(self) -> Pooling:
+        return pooling_of(self.metadata)
 
     @property
     def info(self) -> ModelInfo:
@@ -82,7 +87,7 @@ class MadeUpLLM:
 
     def check_length(self, job: Job) -> None:
         if len(job.prompt) >= CONTEXT:
-            raise RequestError("the prompt is too long", "context_length_exceeded")
+            raise PromptTooLongError(len(job.prompt), CONTEXT)
 
     def prepare_grammars(self) -> None: ...
 

@@ -17,7 +17,7 @@ from hotcold.errors import UserError
 from hotcold.hosting.front import EngineFront, Status
 from hotcold.hosting.state import ModelInfo, ProcessStats
 from hotcold.runtime.options import LoadOptions
-from hotcold.runtime.pooling import pooling_of
+from hotcold.runtime.pooling import Pooling
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.tokenizer.tokenizer import Tokenizer
 
@@ -78,6 +78,11 @@ class AsyncLLM:
     def metadata(self) -> Mapping[str, Any]:
         """The GGUF file's metadata, which is all but its tensors; errors as of :attr:`info`."""
         return self.front.metadata
+
+    @property
+    def pooling(self) -> Pooling:
+        """How texts become vectors. UserError: the model gives none."""
+        return self.front.pooling
 
     @property
     def sampling(self) -> SamplingParams:
@@ -175,7 +180,7 @@ class AsyncLLM:
     async def embed(self, prompt: Prompt | Sequence[Prompt]) -> Vectors:
         """:meth:`LLM.embed`: the vector of a text, or those of several."""
         prompts = embedded(prompt)
-        job = Job(max_tokens=1, pooling=pooling_of(self.metadata))
+        job = Job(max_tokens=1, pooling=self.pooling)
         room = asyncio.Semaphore(min(2 * self.info.slots, self.front.most))
 
         async def each(prompt: Prompt) -> tuple[float, ...] | None:

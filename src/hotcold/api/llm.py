@@ -126,7 +126,8 @@ class LLM:
 
     def embed(self, prompt: Prompt | Sequence[Prompt]) -> Vectors:
         """The vector of a text, ``[D]``, or those of several, ``[texts, D]``, each of length 1; for models
-        whose file names a pooling. A text's vector is the same alone and among others.
+        whose file names a pooling, or with the option ``pooling``. A text's vector is the same alone and
+        among others.
 
         >>> near = llm.embed(["a fox", "a vixen"])
         >>> print(near[0] @ near[1])

@@ -25,7 +25,7 @@ from hotcold.chat.thinking import (
 )
 from hotcold.chat.tool_formats import GENERAL, HARMONY, ToolFormat, is_harmony, knows_tools, tool_format
 from hotcold.chat.traits import Traits, needs_parts, needs_tools, probes, traits_of
-from hotcold.engine.request import prompt_too_long
+from hotcold.engine.request import PromptTooLongError
 from hotcold.engine.thought import Thought
 from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 from hotcold.tokenizer.tokenizer import Tokenizer
@@ -156,7 +156,7 @@ class Chat:
         """RequestError: these texts have so many tokens that the context has no room for an answer."""
         least = sum(map(self._tokenizer.least_tokens, texts))
         if least >= context:
-            raise prompt_too_long(f"at least {least} tokens", context)
+            raise PromptTooLongError(least, context, at_least=True)
 
     def traits(self, *, tools: bool = False) -> Traits:
         """The forms that the template accepts, or the one for tools; blocks while it is asked for the first

@@ -1,5 +1,5 @@
-"""Prints the vectors of texts, a line of JSON each, of length 1. The model must be one whose file names a
-pooling, such as Qwen3-Embedding."""
+"""Prints the vectors of texts, a line of JSON each, of length 1. How a text's vectors become one is what the
+model's file names, as those of Qwen3-Embedding do, or what --pooling states, else the last token's vector."""
 
 import argparse
 import io
@@ -9,6 +9,9 @@ from dataclasses import replace
 
 from hotcold.commands import control_tokens, options
 from hotcold.errors import UserError
+from hotcold.runtime.pooling import Pooling, names_pooling
+
+_UNNAMED = "the model's file names no pooling: the last token's vector is taken; --pooling states another one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a text; may be repeated (default: each line of standard input is one)",
     )
     add("-f", "--file", type=options.file_path, metavar="FILE", help="a file with a text in each line")
+    options.add_pooling_option(add)
     control_tokens.add_option(parser)
     options.add_model_options(parser)
     options.add_json_option(parser)
@@ -37,7 +41,12 @@ def run(args: argparse.Namespace) -> int:
         lines = io.StringIO(options.read_text(args.file), newline=None)  # not at U+2028 and the like
         texts = [*texts, *(line.removesuffix("\n") for line in lines)]
     session = options.load_session(args, state_copies=0)
-    model, pooling = session.model, session.model.pooling
+    model = session.model
+    if args.pooling is None and not names_pooling(model.chat_metadata):
+        pooling: Pooling = "last"
+        options.print_notes([_UNNAMED])
+    else:
+        pooling = model.pooling
     options.note_left_out(model.tokenizer, *texts)
     control_tokens.note_names(args, model.tokenizer, "\n".join(texts), "the text")
     engine = Engine(session)

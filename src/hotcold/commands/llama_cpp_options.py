@@ -157,7 +157,6 @@ ROWS = (
     Row("--ui --webui --no-ui --no-webui", "", NOTHING, "the page is always at /", verbs="serve"),
     Row("--embedding --embeddings", "", NOTHING, "/v1/embeddings is always there", verbs="serve"),
     Row("--rerank --reranking", "", NO, "texts and vectors alone are served", verbs="serve"),
-    Row("--pooling", "TYPE", NO, "the model's file names it", verbs="serve"),
     Row("--threads-http --cache-reuse -sps --slot-prompt-similarity", "N", NOTHING, _OWN, verbs="serve"),
     Row("--cache-prompt", "", NOTHING, "prompts are always cached", verbs="serve"),
     Row("--no-cache-prompt", "", NO, "requests say cache_prompt false", verbs="serve"),

@@ -20,6 +20,7 @@ from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import TEMPLATES, template_text
 from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES, ModelOptions
+from hotcold.runtime.pooling import POOLINGS
 from hotcold.tasks import texts as files
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.texts import read_text as read_text
@@ -221,6 +222,16 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         help="a smaller model with the same vocabulary, which guesses what is not looked up in the text",
     )
     add("--no-draft", dest="draft_max", action="store_const", const=0, help="the same as --draft-max 0")
+
+
+def add_pooling_option(add: Callable[..., Any]) -> None:
+    """``add`` is the parser's or group's ``add_argument``."""
+    add(
+        "--pooling",
+        choices=POOLINGS,
+        help="how a text's vectors become one: their mean, or the vector of the last or the first token "
+        "(default: as the model's file names it)",
+    )
 
 
 def add_cache_options(add: Callable[..., Any]) -> None:
@@ -425,6 +436,8 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
     }
     if "chat_template" in args:
         found["chat_template"] = chat_template(args)
+    if "pooling" in args:
+        found["pooling"] = args.pooling
     if "sparsity" in args:
         found |= {
             "sparsity": args.sparsity,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hotcold.commands import options
 from hotcold.extras import check, importing
 from hotcold.formats.gguf import open_gguf
+from hotcold.hub.names import is_hub_name, parse
 from hotcold.runtime.opening import file_of
 from hotcold.runtime.options import complete
 
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(pages of this machine always may)",
     )
     add("-a", "--alias", metavar="NAME", help="the model's name for clients (default: its file's)")
+    options.add_pooling_option(add)
     add(
         "--json-schema-open",
         action="store_true",
@@ -210,6 +212,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         allow_hosts=tuple(map(settings.check_host, args.allow_host)),
         cors_origins=tuple(map(origins.check_origin, args.cors_origin)),
         open_schemas=args.json_schema_open,
+        hub_name=str(parse(args.model)) if is_hub_name(args.model) else "",
         log=not args.log_disable,
         timeout_s=args.timeout,
         deadline_s=args.deadline,

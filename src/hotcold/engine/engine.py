@@ -297,7 +297,8 @@ class Engine:
         try:
             rows = self.session.transformer.read_hidden(row, row + count)
             request.pool.add(rows, first=position == 0)
-            if position + count < len(request.job.prompt):
+            pooled = 1 if request.job.pooling == "cls" else len(request.job.prompt)
+            if position + count < pooled:
                 return
             request.vector = request.pool.vector()
         except Exception as error:

@@ -35,13 +35,18 @@ class RequestError(UserError):
         self.retry_after_s = retry_after_s
 
 
-def prompt_too_long(length: str, context: int, *, cache: bool = False) -> RequestError:
-    """The error for a prompt of this length, such as ``12 tokens``, that leaves no room for an answer in the
-    context, or in the KV cache if ``cache`` is the smaller of both."""
-    holder = "the KV cache" if cache else "the context"
-    fix = "enlarge the KV cache" if cache else "load the model with a larger `context`"
-    seen = f"the prompt has {length} and {holder} holds {context}, one of them for the answer"
-    return RequestError(f"{seen}: shorten the prompt, or {fix}", "context_length_exceeded")
+class PromptTooLongError(RequestError):
+    """Raised for a prompt that leaves no token of the context for an answer, or none of the KV cache if
+    ``cache`` is the smaller of both. ``at_least`` marks a lower bound, of a prompt that was refused before it
+    was encoded."""
+
+    def __init__(self, tokens: int, context: int, *, at_least: bool = False, cache: bool = False) -> None:
+        length = f"{'at least ' if at_least else ''}{tokens} tokens"
+        holder = "the KV cache" if cache else "the context"
+        fix = "enlarge the KV cache" if cache else "load the model with a larger `context`"
+        limit = f"the prompt has {length} and {holder} holds {context}, one of them for the answer"
+        super().__init__(f"{limit}: shorten the prompt, or {fix}", "context_length_exceeded")
+        self.tokens, self.context, self.at_least = tokens, context, at_least
 
 
 @dataclass
@@ -131,7 +136,7 @@ class Job:
         for name in ("deadline_s", "timeout_s"):
             if (limit := getattr(self, name)) is not None:
                 checked[name] = real(name, limit, 0, 1e9, "seconds")
-        if self.pooling == "mean":
+        if self.pooling in ("mean", "cls"):
             checked["cache"] = False  # rows that others computed are gone
         for name, value in checked.items():  # NumPy's numbers become Python's
             object.__setattr__(self, name, value)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from hotcold.engine.prefix_cache import Found, PrefixCache
-from hotcold.engine.request import Request, RequestError, prompt_too_long
+from hotcold.engine.request import PromptTooLongError, Request, RequestError
 from hotcold.engine.speculation import Speculation
 from hotcold.engine.states import States
 from hotcold.kernels.backend import PAGE, Batch
@@ -116,7 +116,7 @@ class Scheduler:
         """Raises RequestError when a prompt leaves no room for one token in the context, or in the cache."""
         prompt = len(request.job.prompt)
         if prompt >= self.context:
-            raise prompt_too_long(f"{prompt} tokens", self.context, cache=self._pool_is_small)
+            raise PromptTooLongError(prompt, self.context, cache=self._pool_is_small)
 
     def add(self, request: Request) -> None:
         """Queues a request. RequestError: too many wait already, or it is too long."""
@@ -456,11 +456,13 @@ class Scheduler:
             row = self._put(row, request, start, end)
             step.prompts.append((request, end))
             if request.job.pooling is not None:
-                first = start if request.job.pooling == "mean" else request.length - 1
-                count = max(end - first, 0)
+                first = request.length - 1 if request.job.pooling == "last" else start
+                last = min(end, 1) if request.job.pooling == "cls" else end
+                count = max(last - first, 0)
                 if count:
                     step.pooled.append((request, first, step.logits, count))
-                batch.logits_rows[step.logits : step.logits + count] = range(row - count, row)
+                rows_of_vector = range(row - (end - first), row - (end - last))
+                batch.logits_rows[step.logits : step.logits + count] = rows_of_vector
                 step.logits += count
             elif end == request.length:
                 batch.logits_rows[step.logits] = row - 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from hotcold.engine.generation import Piece
-from hotcold.engine.request import Job, RequestError, prompt_too_long
+from hotcold.engine.request import Job, PromptTooLongError, RequestError
 from hotcold.errors import UserError
 from hotcold.hosting.messages import (
     Abort,
@@ -35,6 +35,7 @@ from hotcold.processes.environment import engine_environment
 from hotcold.processes.guarded import apart
 from hotcold.processes.plain_data import PlainDataError, Unpacker
 from hotcold.runtime.options import LoadOptions, complete
+from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import LARGEST, whole
@@ -60,6 +61,7 @@ class EngineFront:
         given: dict[str, Any] = {"sequences": 4, **options}
         loading = complete(given)  # UserError now, and not from the other process
         self._chat_template = loading["chat_template"]
+        self._pooling = loading["pooling"]
         self._options = {name: _plain(value) for name, value in given.items() if value is not None}
         self._model = None if model is None else os.fspath(model)
         #: jobs that may run or wait at the same time
@@ -208,11 +210,17 @@ class EngineFront:
             self._kill()
         await self._exited.wait()
 
+    @property
+    def pooling(self) -> Pooling:
+        """How texts become vectors. UserError: the user chose no pooling, and the file names none that is
+        supported."""
+        return pooling_of(self.metadata, self._pooling)
+
     def check_length(self, job: Job) -> None:
         """RequestError ``context_length_exceeded``: the prompt leaves no room for an answer."""
         context = self.info.context
         if len(job.prompt) >= context:
-            raise prompt_too_long(f"{len(job.prompt)} tokens", context)
+            raise PromptTooLongError(len(job.prompt), context)
 
     def _submit(self, job: Job) -> tuple[int, "_Reply"]:
         self.check()

@@ -1,8 +1,9 @@
 """Reads names of models on the Hugging Face hub, and finds the files that they mean. Uses no network.
 
 ``hf:OWNER/NAME/FILE.gguf`` names a file, ``OWNER/NAME:Q4_K_M`` a repository and its quantisation, either with
-``@REVISION`` (a branch, a tag or a commit) at the end. Names also come from
-strangers: from a repository's list of files. No name may leave its folder."""
+``@REVISION`` (a branch, a tag or a commit) at the end. ``hf.co/`` in the place of ``hf:``, as Ollama writes
+it, and addresses of the hub's pages and files mean the same. Names also come from strangers: from a
+repository's list of files. No name may leave its folder."""
 
 import os
 import re
@@ -15,6 +16,12 @@ from hotcold.formats.gguf_split import part_name, part_names
 from hotcold.values import shown
 
 PREFIX = "hf:"
+#: The hub's address before a name; a path has one slash where an address has two.
+_ADDRESS = re.compile(r"(?:https?://?)?(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
+#: A page or a file of a repository in an address.
+_PAGE = re.compile(
+    r"(?P<repo>[^/]+/[^/:@]+)(?:/(?:tree|blob|resolve|raw)/(?P<revision>[^/]+)(?:/(?P<file>.+))?)?/?"
+)
 
 _OWN_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
 _NAME = re.compile(
@@ -34,7 +41,10 @@ _LONGEST = 1024
 _LISTED = 24
 
 #: The allowed forms, for messages.
-FORMS = "OWNER/NAME, OWNER/NAME:Q4_K_M or hf:OWNER/NAME/FILE.gguf, perhaps with @REVISION at the end"
+FORMS = (
+    "OWNER/NAME, OWNER/NAME:Q4_K_M or hf:OWNER/NAME/FILE.gguf, perhaps with @REVISION at the end, or an "
+    "address such as hf.co/OWNER/NAME:Q4_K_M"
+)
 
 
 class HubError(UserError):
@@ -60,13 +70,17 @@ class HubName:
 
 
 def is_hub_name(model: object) -> bool:
-    """True if a model is given by its name on the hub, ``hf:...``. A file of such a name is ``./hf:...``."""
-    return isinstance(model, str | os.PathLike) and _text(model).startswith(PREFIX)
+    """True if a model is given by its name on the hub, ``hf:...``, or its address there. A file that has such
+    a name is ``./hf:...``."""
+    if not isinstance(model, str | os.PathLike):
+        return False
+    text = _text(model)
+    return text.startswith(PREFIX) or _ADDRESS.match(text) is not None
 
 
 def parse(model: str | os.PathLike[str]) -> HubName:
     """Parses a name. ``HubError``: it has none of the forms, or could lead out of its folder."""
-    text = _text(model)
+    text = _without_address(_text(model))
     found = _NAME.fullmatch(text) if len(text) <= _LONGEST else None
     if found is None or "--" in found["repo"] or ".." in found["repo"]:
         raise HubError(f"{shown(text, 120)} is no name of a model on the hub: {FORMS} is needed")
@@ -83,6 +97,19 @@ def parse(model: str | os.PathLike[str]) -> HubName:
     if not after_colon or not _QUANT.fullmatch(rest):
         raise HubError(f"{shown(rest, 120)} is no .gguf file and no quantisation: {FORMS} is needed")
     return HubName(found["repo"], quant=rest, revision=revision)
+
+
+def _without_address(text: str) -> str:
+    """The name that an address of the hub means; any other text unchanged."""
+    address = _ADDRESS.match(text)
+    if address is None:
+        return text
+    name = text[address.end() :].partition("?")[0].partition("#")[0]
+    page = _PAGE.fullmatch(name)
+    if page is None:
+        return name
+    file = f"/{page['file']}" if page["file"] else ""
+    return page["repo"] + file + (f"@{page['revision']}" if page["revision"] not in (None, "main") else "")
 
 
 def is_safe(path: str) -> bool:

@@ -216,6 +216,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
         on_gpus=choice.decision.on_gpus,
         shelves=plan.experts,
         chat_metadata=with_template(plain, options["chat_template"]),
+        chosen_pooling=options["pooling"],
         sampling=sampling,
         draft_max=options["draft_max"],
         draft=draft,

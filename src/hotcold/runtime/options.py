@@ -8,6 +8,7 @@ from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import template_text
+from hotcold.runtime.pooling import POOLINGS, Pooling
 from hotcold.values import bytes_of, integer
 
 DRAFT_MAX = 7  #: guesses of one sequence in a step, where nobody says otherwise
@@ -47,6 +48,7 @@ class ModelOptions(TypedDict, total=False):
     ram_budget: int | str | None
     cache_type: str  #: of the KV cache: ``f16`` (the default), ``q8_0`` (half as large, lossy) or ``f32``
     chat_template: str | None  #: instead of the file's: Jinja, or a name such as ``chatml`` (docs/chat.md)
+    pooling: Pooling | None  #: how texts become vectors: ``mean``, ``last`` or ``cls`` (as the file names it)
 
 
 class LoadOptions(ModelOptions, total=False):
@@ -97,6 +99,8 @@ def complete(options: Mapping[str, Any]) -> LoadOptions:
         raise LoadError(f"sparsity {found['sparsity']!r}: choose from {', '.join(SPARSITY_MODES)}")
     if found["cache_type"] not in CACHE_TYPES:
         raise LoadError(f"cache type {found['cache_type']!r}: choose from {', '.join(CACHE_TYPES)}")
+    if found["pooling"] not in (None, *POOLINGS):
+        raise LoadError(f"pooling {found['pooling']!r}: choose from {', '.join(POOLINGS)}")
     for name in ("sequences", "chunk", "default_context"):
         if found[name] < 1:
             raise LoadError(f"{name} is {found[name]}: at least 1 is needed")

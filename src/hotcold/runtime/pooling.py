@@ -1,16 +1,17 @@
-"""How the vectors of a text's tokens become one: what a model's file says of it."""
+"""How the vectors of a text's tokens become one: what a model's file or its user says of it."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from hotcold.errors import UserError
 from hotcold.values import shown
 
-#: The sum of all tokens' vectors, or the vector of the last token. The result has the length 1.
-Pooling: TypeAlias = Literal["mean", "last"]
+#: The sum of all tokens' vectors, or the vector of the last or the first token. The result has the length 1.
+Pooling: TypeAlias = Literal["mean", "last", "cls"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 _NONE = "the model writes texts and gives no vectors: its file names no pooling"
-_FIX = "models such as Qwen3-Embedding do"
+_FIX = "models such as Qwen3-Embedding do; `pooling` states it for older files of them"
 _ALLOWED = "allowed are 1 (mean) and 3 (last)"
 _REFUSED = {
     0: f"{_NONE} ({{key}} is 0); {_FIX}",
@@ -20,8 +21,16 @@ _REFUSED = {
 }
 
 
-def pooling_of(metadata: Mapping[str, Any]) -> Pooling:
-    """The pooling that a file's keys name, as llama.cpp numbers them. UserError: none that is supported."""
+def names_pooling(metadata: Mapping[str, Any]) -> bool:
+    """Whether a file's keys say anything of a pooling."""
+    return f"{metadata.get('general.architecture')}.pooling_type" in metadata
+
+
+def pooling_of(metadata: Mapping[str, Any], chosen: Pooling | None = None) -> Pooling:
+    """The pooling that the user chose, else the one that the file's keys name, as llama.cpp numbers them.
+    UserError: the file names none that is supported."""
+    if chosen is not None:
+        return chosen
     key = f"{metadata.get('general.architecture')}.pooling_type"
     kind = metadata.get(key)
     if kind is None:

@@ -423,6 +423,7 @@ class LoadedModel:
     on_gpus: tuple[OnGPU, ...]  #: what each GPU has, where there are any
     #: what the file says of its chat template, for :class:`~hotcold.chat.chat.Chat`
     chat_metadata: Mapping[str, Any] = field(default_factory=dict)
+    chosen_pooling: Pooling | None = None  #: instead of the file's
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
     draft_max: int = 0  #: the most tokens of a sequence that are guessed in a step
     draft: "LoadedModel | None" = None  #: a smaller one that guesses them
@@ -436,9 +437,9 @@ class LoadedModel:
 
     @property
     def pooling(self) -> Pooling:
-        """How the vectors of a text's tokens become one. UserError: the file names nothing that is
-        supported."""
-        return pooling_of(self.chat_metadata)
+        """How the vectors of a text's tokens become one. UserError: the user chose none, and the file names
+        nothing that is supported."""
+        return pooling_of(self.chat_metadata, self.chosen_pooling)
 
     @property
     def backend(self) -> Backend:

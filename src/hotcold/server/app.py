@@ -18,6 +18,7 @@ from hotcold.server.routes import api_routes
 from hotcold.server.security import Guard, Public
 from hotcold.server.service import Service
 from hotcold.server.targets import PlainTarget
+from hotcold.values import printable
 
 _HEALTH = ("/health", "/v1/health")
 
@@ -88,7 +89,9 @@ async def _of_http(request: Request, error: Exception) -> Response:
         told = APIError(f"{request.method:.20} is not allowed here: use {', '.join(methods)}", status=405)
         told.code = "method_not_allowed"
     elif error.status_code == 404:
-        told = APIError("no such route: GET /openapi.json lists them", status=404, code="not_found")
+        asked = f"{request.method:.20} {printable(request.scope['path'], 100)}"
+        message = f"there is no route {asked}; routes are listed at GET /openapi.json"
+        told = APIError(message, status=404, code="not_found")
     else:
         told = APIError(str(error.detail), status=error.status_code)
     reply = error_reply(told, request.scope["path"])

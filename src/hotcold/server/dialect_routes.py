@@ -6,7 +6,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hotcold.server.protocol import anthropic, infill, native, ollama, ollama_models, props
+from hotcold.server.framing import FRAMES
+from hotcold.server.protocol import (
+    anthropic,
+    infill,
+    native,
+    ollama,
+    ollama_embeddings,
+    ollama_models,
+    props,
+)
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.ollama import LoadCall
 from hotcold.server.reading import Reader
@@ -60,6 +69,19 @@ class OllamaRoutes(Reader):
 
     async def generate(self, request: Request) -> Any:
         return await self._loaded_or_generated(request, ollama.parse_generate, "prompt")
+
+    async def embed(self, request: Request) -> Any:
+        return await self._generated(request, ollama_embeddings.parse_embed, "input")
+
+    async def embeddings(self, request: Request) -> Any:
+        return await self._generated(request, ollama_embeddings.parse_embeddings, "prompt")
+
+    async def pull(self, request: Request) -> Response:
+        lines, stream = await self._prepared(request, ollama.parse_pull)
+        if not stream:
+            return JSONReply(lines[-1])
+        frames = FRAMES["ollama"]
+        return Response(frames.lines(lines), media_type=frames.content_type.decode())
 
     async def tags(self, request: Request) -> Response:
         return JSONReply(ollama_models.tags(self._service.facts, self._service.llm.metadata))

@@ -13,6 +13,7 @@ from hotcold.server.protocol import (
     infill,
     native,
     ollama,
+    ollama_embeddings,
     props,
     responses,
     tokens,
@@ -97,6 +98,18 @@ OPERATIONS = (
     Operation(
         "POST", "/api/generate", "Continue a text, as in Ollama", "OllamaReply",
         "OllamaRequest", ollama.GENERATE, streams=True, stream="application/x-ndjson", error="OllamaError",
+    ),
+    Operation(
+        "POST", "/api/embed", "The vectors of texts, as in Ollama", "OllamaVectors",
+        "OllamaEmbedRequest", ollama_embeddings.EMBED, error="OllamaError",
+    ),
+    Operation(
+        "POST", "/api/embeddings", "The vector of a text, as in older versions of Ollama", "OllamaVector",
+        "OllamaEmbeddingsRequest", ollama_embeddings.EMBEDDINGS, error="OllamaError",
+    ),
+    Operation(
+        "POST", "/api/pull", "Finds the model that is served, as in Ollama", "OllamaStatus",
+        "OllamaPullRequest", ollama.PULL, streams=True, stream="application/x-ndjson", error="OllamaError",
     ),
     Operation("GET", "/api/tags", "The model, as in Ollama", "OllamaModels", error="OllamaError"),
     Operation("GET", "/api/ps", "The loaded model, as in Ollama", "OllamaModels", error="OllamaError"),

@@ -69,9 +69,17 @@ def _files() -> dict[str, _File]:
 _FILES = _files()
 
 
+async def _home(request: Request) -> Response:
+    """The page; for Ollama's own clients the text by which they find a server."""
+    if request.headers.get("user-agent", "").startswith("ollama"):
+        return Response("Ollama is running", media_type="text/plain")
+    return await _FILES["/"](request)
+
+
 def page_routes() -> list[BaseRoute]:
     """Routes of ``/`` and the files that it loads."""
-    return [Route(path, file.__call__, methods=["GET"]) for path, file in _FILES.items()]
+    files = {path: file.__call__ for path, file in _FILES.items()} | {"/": _home}
+    return [Route(path, endpoint, methods=["GET"]) for path, endpoint in files.items()]
 
 
 def is_page(path: str) -> bool:

@@ -64,7 +64,7 @@ class Reader:
         their prompts have room, since that takes no time. ``field`` is where these came in. APIError: one has
         none, or no answer can be held to the grammar."""
         llm = self._service.llm
-        grammar = jobs[0].grammar
+        grammar = jobs[0].grammar if jobs else None
         try:
             for job in jobs:
                 llm.check_length(job)

@@ -147,11 +147,27 @@ REPLIES: dict[str, Schema] = {
             "object": {"const": "model"},
             "created": MOMENT,
             "owned_by": STRING,
+            "type": {"const": "model"},
+            "display_name": STRING,
+            "created_at": STRING,
+            "max_input_tokens": COUNT,
+            "max_tokens": COUNT,
+            "max_model_len": COUNT,
+            "context_length": COUNT,
             "aliases": list_of(STRING),
             "meta": OBJECT,
         }
     ),
-    "Models": object_of({"object": {"const": "list"}, "data": list_of(ref("Model"))}),
+    "Models": object_of(
+        {
+            "object": {"const": "list"},
+            "data": list_of(ref("Model")),
+            "models": list_of(object_of({"name": STRING, "model": STRING, "capabilities": list_of(STRING)})),
+            "has_more": {"const": False},
+            "first_id": STRING,
+            "last_id": STRING,
+        }
+    ),
     "AnthropicError": object_of(
         {"type": {"const": "error"}, "error": object_of({"type": STRING, "message": STRING})}
     ),
@@ -179,6 +195,11 @@ REPLIES: dict[str, Schema] = {
         {**_HEAD_OF_OLLAMA, "message": object_of({"role": {"const": "assistant"}, "content": STRING})}
     ),
     "OllamaReply": object_of({**_HEAD_OF_OLLAMA, "response": STRING}),
+    "OllamaVectors": object_of(
+        {"model": STRING, "embeddings": list_of(list_of(NUMBER)), "prompt_eval_count": COUNT}
+    ),
+    "OllamaVector": object_of({"embedding": list_of(NUMBER)}),
+    "OllamaStatus": object_of({"status": STRING}),
     "OllamaModels": object_of(
         {"models": list_of(object_of({"name": STRING, "model": STRING, "size": COUNT, "digest": STRING}))}
     ),

@@ -15,7 +15,7 @@ from hotcold.chat.stand_ins import texts_of
 from hotcold.engine.request import Job, RequestError
 from hotcold.errors import UserError
 from hotcold.hosting.state import ProcessStats
-from hotcold.runtime.pooling import Pooling, pooling_of
+from hotcold.runtime.pooling import Pooling
 from hotcold.server.metrics import Metrics
 from hotcold.server.preparing import Preparing
 from hotcold.server.protocol.chat import ChatCall
@@ -104,10 +104,11 @@ class Service:
         if info.template is not None:  # agents send tools with their first request
             self.llm.prepare_grammars()
             self._threads.submit(self.template_facts)  # which starts a process of templates
-        pooling, not_pooled = _pooling(self.llm.metadata)
+        pooling, not_pooled = _pooling(self.llm)
+        names = (*([info.name] if self._alias else []), self.settings.hub_name)
         self._facts = Facts(
             name=self._alias or info.name,
-            aliases=(info.name,) if self._alias else (),
+            aliases=tuple(filter(None, names)),
             tokenizer=self.llm.tokenizer,
             context=info.context,
             slots=info.slots,
@@ -277,10 +278,10 @@ class Service:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _pooling(metadata: Mapping[str, Any]) -> tuple[Pooling | None, str]:
-    """Returns the pooling that the file names, or why there is none."""
+def _pooling(llm: AsyncLLM) -> tuple[Pooling | None, str]:
+    """Returns the pooling that the user or the file names, or why there is none."""
     try:
-        return pooling_of(metadata), ""
+        return llm.pooling, ""
     except UserError as error:
         return None, str(error)
 

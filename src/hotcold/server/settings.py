@@ -34,6 +34,7 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     public_without_key: bool = False
     open_schemas: bool = False  #: whether objects are as open as the JSON Schema standard has them
+    hub_name: str = ""  #: name of the model on the Hugging Face hub; clients may ask for it, too
     log: bool = True  #: whether each request is logged to stderr
     timeout_s: float = 600  #: limit of the wait in the queue, and of the time without a new token
     deadline_s: float | None = None  #: limit of a whole request, waiting included

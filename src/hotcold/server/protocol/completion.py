@@ -23,6 +23,7 @@ from hotcold.server.protocol.fields import (
     check_depth,
     refuse,
 )
+from hotcold.server.protocol.filling import SUFFIX, check_model, filled_texts
 from hotcold.server.protocol.limits import LARGEST, MAX_CHOICES, MAX_JOBS, MAX_LOGPROBS
 from hotcold.server.protocol.prompts import Ids
 
@@ -66,6 +67,7 @@ FIELDS: Fields = {
         _LENGTH, None, f"The most tokens ({DEFAULT_MAX_TOKENS}); -1: as many as there is room for."
     ),
     "n_predict": Field(_LENGTH, None, "Another name of max_tokens."),
+    "suffix": SUFFIX,
     "n": Field(Whole(1, MAX_CHOICES), 1, "How many continuations of each prompt."),
     "best_of": Field(Whole(0, LARGEST), None, "No more than n: what is not returned is not generated."),
     "echo": Field(Flag(), False, "The prompt comes before its continuation, with logprobs of its own."),
@@ -76,7 +78,6 @@ FIELDS: Fields = {
     **EXTENSIONS,
     **sampling.UNSUPPORTED,
     **constraints.UNSUPPORTED,
-    "suffix": Field(Neutral(("",))),
     "n_probs": Field(Neutral((0,)), note="Use logprobs."),
 }  # fmt: skip
 BODY = Shape(FIELDS)
@@ -88,6 +89,7 @@ class CompletionCall:
 
     facts: Facts
     prompts: list[Prompt]
+    suffix: str  #: with one, the text before it is filled in
     n: int  #: of each prompt
     job: Job  #: of each continuation, without its prompt
     silent: bool  #: nothing that is generated is shown
@@ -99,11 +101,14 @@ class CompletionCall:
     @property
     def texts(self) -> list[Prompt]:
         """All that the prompts are made of."""
-        return self.prompts
+        return [*self.prompts, *([self.suffix] if self.suffix else [])]
 
     def encode(self) -> list[list[int]]:
         """The tokens of each prompt. Takes as long as the text is: not for an event loop's thread. Names of
-        control tokens are these tokens, since it is a program that writes whole prompts."""
+        control tokens are these tokens, since it is a program that writes whole prompts; with a suffix they
+        stay text, since both are parts of a file."""
+        if self.suffix:
+            return filled_texts(self.facts, self.prompts, self.suffix)
         return [self.facts.encode(each) if isinstance(each, str) else each for each in self.prompts]
 
     def jobs(self, prompts: Sequence[Sequence[int]]) -> list[Job]:
@@ -146,12 +151,17 @@ def parse(body: object, facts: Facts) -> CompletionCall:
     for i, each in enumerate(prompts):
         if not isinstance(each, str):
             facts.check_ids(each, f"prompt[{i}]" if len(prompts) > 1 else "prompt")
+    if values["suffix"]:
+        check_model(facts, "suffix")
+        if values["echo"]:
+            raise invalid("suffix and echo are both given: leave one of them out", "echo")
     scored = values["echo"] and values["logprobs"] is not None
     default = DEFAULT_MAX_TOKENS if facts.max_tokens is None else facts.max_tokens
     length = sampling.length(values, ("max_tokens", "n_predict"), default)
     return CompletionCall(
         facts=facts,
         prompts=prompts,
+        suffix=values["suffix"],
         n=n,
         job=sampling.job(
             values,

@@ -1,6 +1,5 @@
 """The form of errors in each dialect; a route's path says which dialect it speaks."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.native import NativeCall
 
 _ANTHROPIC = ("/messages", "/messages/count_tokens")
+_LLAMA_CPP = ("/completion", "/infill")
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -30,31 +30,49 @@ def error_body(error: APIError, path: str) -> dict[str, Any]:
         return anthropic_error(error)
     if plain.startswith("/api/"):
         return ollama_error(error)
+    if plain in _LLAMA_CPP:
+        return llama_cpp_error(error)
     return error.body()
 
 
-_TOO_LONG = re.compile(r"(\d+) tokens and the context holds (\d+)")
+#: How each dialect begins the message about a prompt that is too long. Clients shorten a conversation only
+#: where they find these words. ``most`` is the most tokens of a prompt, ``excess`` counts those beyond it.
+_TOO_LONG = {
+    "anthropic": "prompt is too long: {tokens} tokens > {most} maximum",
+    "ollama": "prompt too long; exceeded max context length by {excess} tokens",
+    "ollama input": "the input length exceeds the context length",
+    "llama.cpp": "request ({tokens} tokens) exceeds the available context size ({context} tokens), "
+    "try increasing it",
+}
 
 
-def _in_anthropics_words(error: APIError) -> str:
-    """The message; where a prompt is too long, after Anthropic's own words, by which Claude Code knows that
-    it has to shorten its conversation."""
-    if error.code != "context_length_exceeded":
+def _message(error: APIError, dialect: str) -> str:
+    """The message; where a prompt is too long, after the words of the dialect."""
+    if (long := error.too_long) is None:
         return error.message
-    found = _TOO_LONG.search(error.message)
-    counts = f"{found[1]} tokens > {int(found[2]) - 1} maximum: " if found else ""
-    return f"prompt is too long: {counts}{error.message}"
+    most = long.context - 1
+    counts = {"tokens": long.tokens, "context": long.context, "most": most, "excess": long.tokens - most}
+    return f"{_TOO_LONG[dialect].format(**counts)}: {error.message}"
 
 
 def anthropic_error(error: APIError) -> dict[str, Any]:
     """The error as Anthropic's clients read it, in a reply or as an event."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else _ANTHROPIC_TYPES[400])
-    return {"type": "error", "error": {"type": kind, "message": _in_anthropics_words(error)}}
+    return {"type": "error", "error": {"type": kind, "message": _message(error, "anthropic")}}
 
 
 def ollama_error(error: APIError) -> dict[str, Any]:
     """The error as Ollama's clients read it, in a reply or as a line of a stream."""
-    return {"error": error.message}
+    return {"error": _message(error, "ollama input" if error.param == "input" else "ollama")}
+
+
+def llama_cpp_error(error: APIError) -> dict[str, Any]:
+    """The error as clients of llama.cpp's own routes read it: OpenAI's form, but for a prompt that is too
+    long."""
+    body = error.body()
+    if error.too_long is not None:
+        body["error"] |= {"message": _message(error, "llama.cpp"), "type": "exceed_context_size_error"}
+    return body
 
 
 _Call = TypeVar("_Call", ChatCall, NativeCall)

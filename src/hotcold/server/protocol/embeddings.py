@@ -1,7 +1,7 @@
 """The route ``/v1/embeddings``: vectors of texts."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,11 @@ from hotcold.server.protocol.chat import MODEL
 from hotcold.server.protocol.completion import Prompt, Prompts
 from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts
-from hotcold.server.protocol.fields import Choice, Field, Fields, Neutral, Shape, check_depth
-from hotcold.server.protocol.limits import MAX_INPUTS
+from hotcold.server.protocol.fields import Choice, Field, Fields, Shape, Whole, check_depth, refuse
+from hotcold.server.protocol.limits import LARGEST, MAX_INPUTS
 from hotcold.server.protocol.replies import Reply
 
+DIMENSIONS = Field(Whole(1, LARGEST), None, "Values of each vector: its first ones, divided by their length.")
 FIELDS: Fields = {
     "model": MODEL,
     "input": Field(
@@ -25,7 +26,7 @@ FIELDS: Fields = {
     "encoding_format": Field(
         Choice(("float", "base64")), "float", "base64: of float32 values, the lowest byte first."
     ),
-    "dimensions": Field(Neutral()),
+    "dimensions": DIMENSIONS,
 }
 BODY = Shape(FIELDS)
 
@@ -38,6 +39,7 @@ class EmbeddingsCall:
     texts: list[Prompt]
     job: Job  #: of each text, without its tokens
     in_base64: bool
+    dimensions: int | None  #: None: all that the model has
     stream: bool = False
 
     def encode(self) -> list[list[int]]:
@@ -51,13 +53,14 @@ class EmbeddingsCall:
 
     def reply(self, prompts: Sequence[Sequence[int]]) -> "EmbeddingsReply":
         """Makes the reply from the jobs' pieces."""
-        return EmbeddingsReply(self.facts, len(prompts), self.in_base64)
+        return EmbeddingsReply(self.facts, len(prompts), self.dimensions, in_base64=self.in_base64)
 
 
 class EmbeddingsReply(Reply):
-    def __init__(self, facts: Facts, jobs: int, in_base64: bool) -> None:
+    def __init__(self, facts: Facts, jobs: int, dimensions: int | None, *, in_base64: bool = False) -> None:
         super().__init__(facts, jobs, prefix="embd-")
         self.at_once = 2 * facts.slots
+        self._dimensions = dimensions
         self._in_base64 = in_base64
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
@@ -65,18 +68,24 @@ class EmbeddingsReply(Reply):
         return []
 
     def whole(self) -> dict[str, Any]:
-        pieces = [each.last for each in self._tallies]
-        tokens = sum(each.prompt_tokens for each in pieces if each is not None)
+        tokens = self._prompt_tokens()
         return {
             "object": "list",
             "model": self._facts.name,
             "data": [
-                {"object": "embedding", "index": i, "embedding": self._shown(each.vector or ())}
-                for i, each in enumerate(pieces)
-                if each is not None
+                {"object": "embedding", "index": i, "embedding": self._shown(vector)}
+                for i, vector in enumerate(self._vectors())
             ],
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
+
+    def _prompt_tokens(self) -> int:
+        return sum(each.last.prompt_tokens for each in self._tallies if each.last is not None)
+
+    def _vectors(self) -> list[Sequence[float]]:
+        """The vector of each job."""
+        pieces = [each.last for each in self._tallies]
+        return [shortened(each.vector or (), self._dimensions) for each in pieces if each is not None]
 
     def _shown(self, vector: Sequence[float]) -> list[float] | str:
         if self._in_base64:
@@ -88,10 +97,29 @@ def parse(body: object, facts: Facts) -> EmbeddingsCall:
     """APIError for what is wrong, and where the model gives no vectors. Unknown fields are ignored."""
     check_depth(body)
     values = BODY.read(body, "")
-    if facts.pooling is None:
-        raise invalid(f"the model gives no vectors: {facts.not_pooled}", "model", "unsupported_model")
+    job = job_of(values, facts)
     for i, each in enumerate(values["input"]):
         if not isinstance(each, str):
             facts.check_ids(each, f"input[{i}]" if len(values["input"]) > 1 else "input")
-    job = Job(max_tokens=1, pooling=facts.pooling, deadline_s=facts.deadline_s, timeout_s=facts.timeout_s)
-    return EmbeddingsCall(facts, values["input"], job, values["encoding_format"] == "base64")
+    in_base64 = values["encoding_format"] == "base64"
+    return EmbeddingsCall(facts, values["input"], job, in_base64, values["dimensions"])
+
+
+def job_of(values: Mapping[str, Any], facts: Facts) -> Job:
+    """The job of each text. APIError: the model gives no vectors, or none so long."""
+    if facts.pooling is None:
+        raise invalid(f"the model gives no vectors: {facts.not_pooled}", "model", "unsupported_model")
+    dimensions, length = values["dimensions"], facts.meta["n_embd"]
+    if dimensions is not None and dimensions > length:
+        refuse("dimensions", dimensions, f"allowed are 1 to {length}, which the model has")
+    return Job(max_tokens=1, pooling=facts.pooling, deadline_s=facts.deadline_s, timeout_s=facts.timeout_s)
+
+
+def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
+    """The first values of a vector, divided by their length; the whole vector unchanged."""
+    if dimensions is None or dimensions == len(vector):
+        return vector
+    first = np.array(vector[:dimensions])
+    length = np.linalg.norm(first)
+    found: list[float] = (first / length if length else first).astype(np.float32).tolist()
+    return found

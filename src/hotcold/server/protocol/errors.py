@@ -3,7 +3,7 @@
 import re
 from typing import Any, NamedTuple
 
-from hotcold.engine.request import RequestError
+from hotcold.engine.request import PromptTooLongError, RequestError
 
 INVALID = "invalid_request_error"
 
@@ -11,7 +11,7 @@ INVALID = "invalid_request_error"
 class APIError(Exception):
     """Raised if a request is refused or ended. ``message`` is one line for the author of the request,
     ``param`` the wrong field, ``code`` is for programs. Another try may succeed after ``retry_after``
-    seconds."""
+    seconds. ``too_long`` has the counts of a prompt that does not fit, for the words of each dialect."""
 
     def __init__(
         self,
@@ -22,6 +22,7 @@ class APIError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        too_long: PromptTooLongError | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -30,11 +31,15 @@ class APIError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.too_long = too_long
 
     def body(self) -> dict[str, Any]:
         """The JSON to send, as a reply or as the last event of a stream."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": error}
+        if self.too_long is None:
+            return {"error": error}
+        # Clients of llama.cpp read these two.
+        return {"error": {**error, "n_prompt_tokens": self.too_long.tokens, "n_ctx": self.too_long.context}}
 
 
 def invalid(message: str, param: str | None, code: str = "invalid_value") -> APIError:
@@ -77,7 +82,20 @@ def from_job(error: RequestError, prompt: str = "messages", grammar: str | None 
     if error.code == "engine_failed" and retry is not None:
         status = 503
     param = {"context_length_exceeded": prompt, "invalid_grammar": grammar or None}.get(error.code)
+    if isinstance(error, PromptTooLongError):
+        message = _in_openais_words(error, prompt)
+        return APIError(message, status=status, type=told.type, param=param, code=told.code, too_long=error)
     message = _PYTHON_OPTION.sub(lambda found: _FLAGS.get(found[1], found[0]), str(error))
     if error.code == "invalid_grammar" and grammar:
         message = f"{grammar}: {message}"
     return APIError(message, status=status, type=told.type, param=param, code=told.code, retry_after=retry)
+
+
+def _in_openais_words(error: PromptTooLongError, field: str) -> str:
+    """The message by which clients of OpenAI know that they must shorten a conversation."""
+    more = " or more" if error.at_least else ""
+    return (
+        f"This model's maximum context length is {error.context} tokens. However, your {field} resulted in "
+        f"{error.tokens} tokens{more}. One token is for the answer: please reduce the length of the {field}, "
+        "or start the server with a larger -c."
+    )

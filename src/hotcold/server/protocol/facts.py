@@ -7,11 +7,11 @@ from typing import Any
 
 from hotcold.chat.call_ids import CallIds
 from hotcold.chat.tool_formats import GENERAL, ToolFormat
-from hotcold.engine.request import prompt_too_long
+from hotcold.engine.request import PromptTooLongError
 from hotcold.runtime.pooling import Pooling
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import prompts
-from hotcold.server.protocol.errors import APIError, from_job
+from hotcold.server.protocol.errors import from_job
 from hotcold.server.protocol.kept_items import KeptItems
 from hotcold.tokenizer.tokenizer import Tokenizer
 
@@ -50,6 +50,17 @@ class Facts:
         return self.tokenizer.vocab_size
 
     @property
+    def fills_in(self) -> bool:
+        """Whether the vocabulary has the tokens around a text to fill in."""
+        return self.tokenizer.filling.keys() >= {"fim_pre", "fim_suf", "fim_mid"}
+
+    @property
+    def capabilities(self) -> list[str]:
+        """The model's abilities by Ollama's names, without thinking, which its template decides."""
+        insert, embedding = self.fills_in, self.pooling is not None
+        return ["completion", "tools", *["insert"] * insert, *["embedding"] * embedding]
+
+    @property
     def default_max_tokens(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
@@ -70,9 +81,7 @@ class Facts:
     def check_ids(self, ids: list[int], param: str) -> None:
         """Raises APIError for an id that is not in the vocabulary, or for more ids than fit."""
         if len(ids) > self.context:
-            seen = f"{param} has {len(ids)} tokens and the context holds {self.context}"
-            message = f"{seen}: shorten it, or start the server with a larger context"
-            raise APIError(message, param=param, code="context_length_exceeded")
+            raise from_job(PromptTooLongError(len(ids), self.context), param)
         prompts.check_ids(ids, self.vocab, param)
 
     def encode_text(self, text: str, param: str) -> list[int]:
@@ -85,7 +94,7 @@ class Facts:
         answer. It need not be encoded to know."""
         least = self.tokenizer.least_tokens(text)
         if least >= self.context:
-            raise from_job(prompt_too_long(f"at least {least} tokens", self.context), param)
+            raise from_job(PromptTooLongError(least, self.context, at_least=True), param)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a whole prompt that a program wrote: names of control tokens are these tokens. A

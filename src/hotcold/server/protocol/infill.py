@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hotcold.server.protocol import native
-from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import Field, Fields, Items, Shape, Text, Whole, check_depth
+from hotcold.server.protocol.filling import check_model, filled, plain_tokens
 from hotcold.server.protocol.limits import LARGEST, MAX_EXTRA
 from hotcold.server.protocol.native import NativeCall
 
-_NEEDED = {"fim_pre": "a prefix", "fim_suf": "a suffix", "fim_mid": "a middle"}
 _MOST = 2048  # tokens around the place, as in llama.cpp with its defaults
 _MARKS = 4  # tokens: the three marks and BOS
 #: What stands before a text of another file where the vocabulary has no token for that, as in llama.cpp.
@@ -50,61 +49,49 @@ class InfillCall(NativeCall):
         return [*others, self.prefix, self.suffix, str(self.prompt)]
 
     def encode(self) -> list[list[int]]:
-        """llama.cpp's prompt: other files, then prefix, suffix and the mark of the middle. Of a long prefix
-        the end counts, of a long suffix the beginning, of other files the last."""
-        known, marks = self.facts, self.facts.tokenizer.filling
-        begun = self._tokens(str(self.prompt), special=True)
+        """llama.cpp's prompt: other files, if there are any, then prefix, suffix and the mark of the middle.
+        Of a long prefix the end counts, of a long suffix the beginning, of other files the last."""
+        known = self.facts
+        begun = known.tokenizer.encode(str(self.prompt), add_bos=False, parse_special=True)
         most, longest = min(_MOST, known.context // 2), known.most_characters
-        prefix, suffix = self._tokens(self.prefix[-longest:]), self._tokens(self.suffix[:longest])
+        prefix = plain_tokens(known, self.prefix[-longest:])
+        suffix = plain_tokens(known, self.suffix[:longest])
         prefix = prefix[max(0, len(prefix) - 3 * (most // 4)) :]
         suffix = suffix[: max(0, most // 4 - 2 - len(begun))]
         answer = min(self.job.max_tokens, known.context // 4)
         room = max(0, known.context - most - answer - _MARKS)
-        bos = known.tokenizer.bos_id
-        ids = self._other_files(room)
-        ids += [bos] if known.tokenizer.add_bos and bos is not None else []
-        ids += [marks["fim_pre"], *prefix, *begun, marks["fim_suf"], *suffix, marks["fim_mid"]]
-        return [ids]
+        others = self._other_files(room) if self.extra else []
+        return [[*others, *filled(known, [*prefix, *begun], suffix)]]
 
     def shown(self, ids: Sequence[int]) -> str:
         """The prompt's text with its marks."""
         return b"".join(map(self.facts.tokenizer.piece, ids)).decode(errors="replace")
 
     def _other_files(self, room: int) -> list[int]:
-        """The last ``room`` tokens of what comes first."""
+        """The last ``room`` tokens of the repository's header. Without other files it would only make the
+        model write on after the middle."""
         marks, longest = self.facts.tokenizer.filling, self.facts.most_characters
         repository, file = marks.get("fim_rep"), marks.get("fim_sep")
-        ids = [] if file is None else [file, *self._tokens(_THIS_FILE)]
+        ids = [] if file is None else [file, *plain_tokens(self.facts, _THIS_FILE)]
         for name, text in reversed(self.extra):
             if len(ids) >= room:
                 break
-            head = [file, *self._tokens(name + "\n")] if file is not None else self._tokens(_SNIPPET)
-            ids = [*head, *self._tokens(text[-longest:]), *ids]
+            head = plain_tokens(self.facts, _SNIPPET if file is None else name + "\n")
+            head = head if file is None else [file, *head]
+            ids = [*head, *plain_tokens(self.facts, text[-longest:]), *ids]
         if repository is not None:
-            ids = [repository, *self._tokens(_PROJECT), *ids]
+            ids = [repository, *plain_tokens(self.facts, _PROJECT), *ids]
         return ids[max(0, len(ids) - room) :]
-
-    def _tokens(self, text: str, *, special: bool = False) -> list[int]:
-        """Tokens of a text. Names of control tokens in a file's text stay text."""
-        return self.facts.tokenizer.encode(text, add_bos=False, parse_special=special)
 
 
 def parse(body: object, facts: Facts) -> InfillCall:
     """APIError for what is wrong, and for a model that fills nothing in."""
     check_depth(body)
     values = BODY.read(body, "")
-    _check_model(facts)
+    check_model(facts)
     facts.check_length(values["prompt"], "prompt")  # the rest is cut
     call = native.call_of(values, facts)
     extra = [(each["filename"], each["text"]) for each in values["input_extra"] or ()]
     return InfillCall(
         **vars(call), prefix=values["input_prefix"], suffix=values["input_suffix"], extra=tuple(extra)
     )
-
-
-def _check_model(facts: Facts) -> None:
-    lacking = [word for kind, word in _NEEDED.items() if kind not in facts.tokenizer.filling]
-    if lacking:
-        what = f"its vocabulary lacks {' and '.join(lacking)} token"
-        message = f"this model cannot fill in between texts, {what}: use one that was taught to"
-        raise APIError(message, code="model_not_supported")

@@ -1,5 +1,9 @@
-"""The route ``/v1/models``: the one model of the server, which answers to any name."""
+"""The route ``/v1/models``: the one model of the server, which answers to any name.
 
+One reply serves the clients of OpenAI, Anthropic, llama.cpp, vLLM and OpenRouter, since each ignores fields
+that it does not know."""
+
+from datetime import UTC, datetime
 from typing import Any
 
 from hotcold.server.protocol.errors import APIError
@@ -8,7 +12,9 @@ from hotcold.server.protocol.fields import seen
 
 
 def listing(facts: Facts) -> dict[str, Any]:
-    return {"object": "list", "data": [_entry(facts)]}
+    page = {"has_more": False, "first_id": facts.name, "last_id": facts.name}  # Anthropic's
+    named = {"name": facts.name, "model": facts.name, "capabilities": facts.capabilities}  # llama.cpp's
+    return {"object": "list", "data": [_entry(facts)], "models": [named], **page}
 
 
 def one(facts: Facts, name: str) -> dict[str, Any]:
@@ -26,6 +32,16 @@ def _entry(facts: Facts) -> dict[str, Any]:
         "object": "model",
         "created": facts.created,
         "owned_by": "hotcold",
+        # Anthropic's names.
+        "type": "model",
+        "display_name": facts.name,
+        "created_at": datetime.fromtimestamp(facts.created, UTC).isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": facts.context,
+        "max_tokens": facts.context,
+        # vLLM's and OpenRouter's.
+        "max_model_len": facts.context,
+        "context_length": facts.context,
+        # llama.cpp's.
         "aliases": list(facts.aliases),
         "meta": {
             "n_vocab": facts.vocab,

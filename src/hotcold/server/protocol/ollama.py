@@ -6,10 +6,10 @@ from typing import Any
 
 from hotcold.chat.stream import AnswerStream, ChatStream
 from hotcold.engine.request import Job
-from hotcold.server.protocol import chat, native, sampling
+from hotcold.server.protocol import chat, native, ollama_models, sampling
 from hotcold.server.protocol.chat import ChatCall
 from hotcold.server.protocol.dialects import translated
-from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.errors import invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import (
     Anything,
@@ -26,6 +26,7 @@ from hotcold.server.protocol.fields import (
     Whole,
     check_depth,
 )
+from hotcold.server.protocol.filling import SUFFIX, check_model, filled_texts
 from hotcold.server.protocol.limits import LARGEST, MAX_CALLS, MAX_MESSAGES
 from hotcold.server.protocol.messages import TOOLS
 from hotcold.server.protocol.native import NativeCall
@@ -98,9 +99,9 @@ GENERATE: Fields = {
     "model": chat.MODEL,
     "prompt": Field(Text(), "", "What a user says; with raw what is continued."),
     "system": Field(Text(), "", "What comes before it; not with raw."),
+    "suffix": SUFFIX,
     "raw": Field(Flag(), False, "Leaves out the model's template."),
     **_COMMON,
-    "suffix": Field(Neutral(("",))),
     "template": Field(Neutral(("",)), note="The model's own is used."),
     "context": Field(Neutral(([],)), note="Use /api/chat."),
     "images": _IMAGES,
@@ -108,6 +109,10 @@ GENERATE: Fields = {
 SHOW: Fields = {
     "model": chat.MODEL,
     "name": Field(Text(0, 512), note="Another name of model."),
+}
+PULL: Fields = {
+    **SHOW,
+    "stream": Field(Flag(), True, "Sends the progress, a line of JSON each."),
 }
 CHAT_BODY, GENERATE_BODY = Shape(CHAT), Shape(GENERATE)
 _NAMES = {"response_format": "format"}
@@ -125,7 +130,18 @@ class OllamaChat(ChatCall):
 
 @dataclass(frozen=True)
 class RawCall(NativeCall):
-    """The job and options of one request that continues a text."""
+    """The job and options of one request that continues a text, or that fills in before a suffix."""
+
+    suffix: str = ""
+
+    @property
+    def texts(self) -> Sequence[str | int]:
+        return [*super().texts, self.suffix]
+
+    def encode(self) -> list[list[int]]:
+        if self.suffix:
+            return filled_texts(self.facts, [self.prompt], self.suffix)
+        return super().encode()
 
     def reply(self, prompts: Sequence[Sequence[int]]) -> OllamaReply:
         return OllamaReply(self.facts, ChatStream(), stream=self.stream, key="response")
@@ -157,24 +173,36 @@ def parse_generate(body: object, facts: Facts) -> OllamaChat | RawCall | LoadCal
     """APIError for what is wrong. Unknown fields are ignored."""
     check_depth(body)
     values = GENERATE_BODY.read(body, "")
-    if not values["prompt"]:
+    suffix = values["suffix"]
+    if not values["prompt"] and not suffix:
         return LoadCall(facts, "response")
-    if not values["raw"]:
+    if suffix:
+        check_model(facts, "suffix")
+    if not values["raw"] and not suffix:
         messages = [{"role": "system", "content": values["system"]}] if values["system"] else []
         messages.append({"role": "user", "content": values["prompt"]})
         return _chat(values, messages, facts, "response")
     if values["system"]:
-        raise APIError(
-            "system and raw are both given: write it into the prompt", param="system", code="invalid_value"
-        )
+        other = "suffix" if suffix else "raw"
+        raise invalid(f"system and {other} are both given: write it into the prompt", "system")
     given = _common(values, "n_predict")
-    return RawCall(**vars(translated(native.parse, {"prompt": values["prompt"], **given}, facts, _NAMES)))
+    call = translated(native.parse, {"prompt": values["prompt"], **given}, facts, _NAMES)
+    return RawCall(**vars(call), suffix=suffix)
 
 
 def parse_show(body: object, facts: Facts) -> Facts:
     """Reads a request for the facts of the one model, by any name."""
     Shape(SHOW).read(body, "")
     return facts
+
+
+def parse_pull(body: object, facts: Facts) -> tuple[list[dict[str, Any]], bool]:
+    """Returns the progress of pulling a model, and whether it is streamed. APIError: it is not served."""
+    values = Shape(PULL).read(body, "")
+    name = values["model"] or values["name"]
+    if not name:
+        raise invalid("model is missing: it is required", "model", "missing_required_parameter")
+    return ollama_models.pulled(facts, name), values["stream"]
 
 
 def _chat(values: Mapping[str, Any], messages: list[dict[str, Any]], facts: Facts, key: str) -> OllamaChat:

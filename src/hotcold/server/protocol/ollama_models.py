@@ -1,12 +1,15 @@
-"""Ollama's ``/api/tags``, ``/api/ps``, ``/api/show`` and ``/api/version``: the one model of the server."""
+"""Ollama's routes about the one model: ``/api/tags``, ``ps``, ``show``, ``pull`` and ``version``."""
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.ollama_reply import moment
+from hotcold.values import shown
 from hotcold.version import __version__
 
 #: llama.cpp's numbers of file types -> the names that Ollama shows.
@@ -17,6 +20,9 @@ _FILE_TYPES = {
     26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0",
     37: "TQ2_0", 38: "MXFP4", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0",
 }  # fmt: skip
+#: The version of Ollama whose interface these routes have: clients refuse older ones.
+_VERSION = "0.14.0"
+_ON_HUB = re.compile(r"hf:|(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/")
 _NEVER = "9999-12-31T23:59:59.000000Z"  # the model stays as long as the server does
 
 
@@ -32,12 +38,29 @@ def running(facts: Facts, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def version() -> dict[str, Any]:
-    return {"version": __version__}
+    return {"version": _VERSION, "hotcold": __version__}
+
+
+def pulled(facts: Facts, name: str) -> list[dict[str, Any]]:
+    """The progress of pulling the model, which is there. APIError: this is the name of another one."""
+    if _plain(name) not in map(_plain, facts.names):
+        fix = f"start another server with `hotcold serve -m {shown(name, 80)}`"
+        message = f"model {shown(name, 80)} is not served here: this server has {facts.name}; {fix}"
+        raise APIError(message, status=404, param="model", code="model_not_found")
+    return [{"status": "pulling manifest"}, {"status": "success"}]
+
+
+def _plain(name: str) -> str:
+    """A name as Ollama compares it: without case, the tag that stands for none, and the hub's address."""
+    name = name.lower().removesuffix(":latest")
+    return name[found.end() :] if (found := _ON_HUB.match(name)) else name
 
 
 def show(facts: Facts, metadata: Mapping[str, Any], template: str, thinks: bool) -> dict[str, Any]:
     """Facts of the model: those of its file, but for the vocabulary."""
     info = {name: value for name, value in metadata.items() if _is_plain(name, value)}
+    # Clients take this for the length that a conversation may have.
+    info[f"{metadata.get('general.architecture')}.context_length"] = facts.context
     params = facts.sampling
     return {
         "modelfile": f"FROM {facts.name}",
@@ -56,7 +79,7 @@ def show(facts: Facts, metadata: Mapping[str, Any], template: str, thinks: bool)
         "modified_at": moment(facts.created),
         "details": _details(facts, metadata),
         "model_info": {**info, "general.parameter_count": facts.params},
-        "capabilities": ["completion", "tools", *(["thinking"] if thinks else [])],
+        "capabilities": [*facts.capabilities, *(["thinking"] if thinks else [])],
     }
 
 

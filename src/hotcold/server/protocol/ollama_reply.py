@@ -98,12 +98,12 @@ class OllamaReply(Reply):
         return {
             "done": True,
             "done_reason": "length" if piece.finish_reason == "length" else "stop",
-            "total_duration": _ns(ended - begun),
+            "total_duration": nanoseconds(ended - begun),
             "load_duration": 0,
             "prompt_eval_count": piece.prompt_tokens,
-            "prompt_eval_duration": _ns(first - begun),
+            "prompt_eval_duration": nanoseconds(first - begun),
             "eval_count": tally.tokens,
-            "eval_duration": _ns(ended - first),
+            "eval_duration": nanoseconds(ended - first),
         }
 
 
@@ -122,5 +122,5 @@ def _head(facts: Facts) -> dict[str, Any]:
     return {"model": facts.name, "created_at": moment(datetime.now(UTC).timestamp())}
 
 
-def _ns(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))

@@ -1,0 +1,50 @@
+"""Prompts that ask for the text between two others, for models that were taught to fill in the middle."""
+
+from collections.abc import Sequence
+
+from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.fields import Field, Text
+
+#: The field of routes whose prompt is otherwise continued.
+SUFFIX = Field(
+    Text(),
+    "",
+    "The text after the place to fill in, for models that were taught to; prompt is what comes before.",
+)
+_NEEDED = {"fim_pre": "a prefix", "fim_suf": "a suffix", "fim_mid": "a middle"}
+
+
+def check_model(facts: Facts, param: str | None = None) -> None:
+    """Raises APIError if the model cannot fill in; ``param`` is the field that asks for it."""
+    if facts.fills_in:
+        return
+    missing = [word for kind, word in _NEEDED.items() if kind not in facts.tokenizer.filling]
+    reason = f"its vocabulary lacks {' and '.join(missing)} token"
+    message = f"this model cannot fill in between texts, {reason}: use one that was taught to"
+    raise APIError(message, param=param, code="model_not_supported")
+
+
+def filled_texts(facts: Facts, prefixes: Sequence[str | list[int]], suffix: str) -> list[list[int]]:
+    """The prompt of each prefix, a text or token ids, and one suffix. APIError: a text cannot fit."""
+    facts.check_length(suffix, "suffix")
+    after = plain_tokens(facts, suffix)
+    prompts = []
+    for prefix in prefixes:
+        if isinstance(prefix, str):
+            facts.check_length(prefix, "prompt")
+            prefix = plain_tokens(facts, prefix)
+        prompts.append(filled(facts, prefix, after))
+    return prompts
+
+
+def filled(facts: Facts, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
+    """The prompt for the text between a prefix and a suffix, with BOS where the model wants it."""
+    marks, bos = facts.tokenizer.filling, facts.tokenizer.bos_id
+    ids = [bos] if facts.tokenizer.add_bos and bos is not None else []
+    return [*ids, marks["fim_pre"], *prefix, marks["fim_suf"], *suffix, marks["fim_mid"]]
+
+
+def plain_tokens(facts: Facts, text: str) -> list[int]:
+    """Tokens of a part of a file. Names of control tokens in it stay text."""
+    return facts.tokenizer.encode(text, add_bos=False)
