@@ -197,6 +197,7 @@ REPLIES: dict[str, Schema] = {
             "usage": object_of({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT}),
         }
     ),
+    "Deleted": object_of({"id": STRING, "object": {"const": "response"}, "deleted": {"const": True}}),
     "TokenCount": object_of({"input_tokens": COUNT}),
     "Anything": OBJECT,
 }
