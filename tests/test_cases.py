@@ -17,10 +17,8 @@ FOLDER = Path(os.environ.get("HOTCOLD_TEST_DATA") or "/nonexistent") / "cases"
 CASES = sorted(path.parent.name for path in FOLDER.glob("*/repro.py"))
 #: Cases that fail: issues that are open mend them. One that passes must be taken off this list.
 FAILING = {
-    "4-01-claude-picture-in-result",
     "4-03-agents-know-overflow",
     "4-04-context-told-to-clients",
-    "4-09-codex-plain-config",
     "4-10-ollama-embed",
     "4-11-ollama-found-by-clients",
     "4-14-embedding-file-without-pooling",
