@@ -1,4 +1,4 @@
-"""What Codex asks for with its plain configuration: custom tools, tools that run elsewhere, their items."""
+"""Custom tools of the Responses route, tools that run elsewhere, and items of both, as Codex sends them."""
 
 from __future__ import annotations
 

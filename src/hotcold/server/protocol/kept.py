@@ -42,7 +42,7 @@ class Kept:
 
 
 class RequestTexts(NamedTuple):
-    """What a response is kept with, as JSON that a thread wrote while the request was prepared."""
+    """JSON texts that are kept with a response. A thread writes them while the request is prepared."""
 
     input: str  #: all items of the conversation before the answer
     told: str  #: fields of the request that the response repeats
