@@ -128,7 +128,8 @@ AGENTS = {
     "codex": Agent(
         lambda url: [
             *("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
-            *("-m", "scripted", "-c", "model_provider=hotcold", "-c", "model_providers.hotcold.name=Hotcold"),
+            # A name for which Codex has settings of its own: it then offers its custom tool.
+            *("-m", "gpt-5.5", "-c", "model_provider=hotcold", "-c", "model_providers.hotcold.name=Hotcold"),
             *("-c", f"model_providers.hotcold.base_url={url}/v1"),
             *("-c", "model_providers.hotcold.wire_api=responses", TASK),
         ],
