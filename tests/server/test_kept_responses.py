@@ -103,3 +103,21 @@ def test_an_answer_that_fails_is_not_kept(app_with: Any) -> None:
     text = app.client.post("/v1/responses", json={"input": "Hello", "stream": True}).text
     id = text.partition('"id":"')[2].partition('"')[0]
     assert id.startswith("resp_") and app.client.get(f"/v1/responses/{id}").status_code == 404
+
+
+def test_a_client_that_waits_gets_events(app_with: Any) -> None:
+    """Codex counts no comments as signs of life; OpenAI's library makes the same response of the events."""
+    app: Application = app_with(ping_s=0.02)
+    app.llm.pace_s = 0.1
+    text = app.client.post("/v1/responses", json={"input": "Hello", "stream": True}).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    types = [event["type"] for event in events]
+    assert types[:4] == ["response.created", *["response.in_progress"] * 3] and ": ping" not in text
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    library = pytest.importorskip("openai.lib.streaming.responses._responses")
+    openai = pytest.importorskip("openai")
+    kinds = pytest.importorskip("openai.types.responses").ResponseStreamEvent
+    adapter = pytest.importorskip("pydantic").TypeAdapter(kinds)
+    state = library.ResponseStreamState(input_tools=openai.omit, text_format=openai.omit)
+    read = [found for event in events for found in state.handle_event(adapter.validate_python(event))]
+    assert read[-1].response.output_text == "a b c"
