@@ -43,7 +43,7 @@ FIELDS: Fields = {
     "cache_prompt": Field(Flag(), True, "Whether what is computed may serve later requests."),
     "timings_per_token": Field(Flag(), False, "Each event of a stream has timings."),
     "response_fields": Field(
-        Items(Text(1, 256), 0, MAX_PARTS), None, "Those of the reply, or of a stream's last event; a/b is b in a."
+        Items(Text(1, 256), 0, MAX_PARTS), None, "Of the reply, or a stream's last event; a/b is b in a."
     ),
     "id_slot": Field(Whole(-1, LARGEST), None, "Has no effect: any slot will do."),
     "n_keep": Field(Whole(-1, LARGEST), None, "Has no effect: a text ends with its context."),
