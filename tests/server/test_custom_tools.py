@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import typing
 from typing import Any
 
 import pytest
@@ -171,3 +172,23 @@ def test_an_input_in_pieces(text: str, ascii: bool, size: int) -> None:
 )
 def test_inputs_that_are_cut_off_or_odd(arguments: str, text: str) -> None:
     assert InputText().push(arguments) == text
+
+
+def types_in(kind: Any) -> set[str]:
+    """The values of ``type`` in a union of OpenAI's typed dictionaries."""
+    if isinstance(kind, str):
+        return {kind}
+    if hasattr(kind, "__total__"):  # a typed dictionary, of whichever library
+        return types_in(typing.get_type_hints(kind).get("type"))
+    return set().union(*map(types_in, typing.get_args(kind)))
+
+
+def test_every_type_of_openai_is_known() -> None:
+    """No item and no tool of OpenAI's description ends a session."""
+    items = pytest.importorskip("openai.types.responses.response_input_item_param").ResponseInputItemParam
+    tools = pytest.importorskip("openai.types.responses.tool_param").ToolParam
+    known = {"message", "function_call", "item_reference"}
+    assert known < types_in(items) and {"function", "custom", "web_search"} < types_in(tools)
+    assert types_in(items) <= set(responses._ITEM.shapes)
+    for kind in types_in(tools) - {"function", "custom", "namespace"}:
+        assert parse(tools=[{"type": kind}]).tools == []

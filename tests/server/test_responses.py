@@ -134,17 +134,17 @@ def test_a_reference_stands_for_an_item_of_an_answer_before() -> None:
 def test_few_texts_are_kept() -> None:
     kept = Kept(most_bytes=100, most=3)
     for number in range(4):
-        kept.add(str(number), "a", "b")
-    assert [kept.find(str(number)) for number in range(4)] == [None, *[("a", "b")] * 3]
-    kept.add("long", "a" * 96)  # 100 bytes with one of the others
-    assert [kept.find(str(number)) for number in range(4)] == [None, None, ("a", "b"), ("a", "b")]
-    kept.add("longer", "a" * 97)
+        kept.add(str(number), b"a", b"b")
+    assert [kept.find(str(number)) for number in range(4)] == [None, *[(b"a", b"b")] * 3]
+    kept.add("long", b"a" * 96)  # 100 bytes with one of the others
+    assert [kept.find(str(number)) for number in range(4)] == [None, None, (b"a", b"b"), (b"a", b"b")]
+    kept.add("longer", b"a" * 97)
     assert kept.find("3") is None and kept.find("long") is None and kept.find("longer") is not None
-    kept.add("too long", "a" * 101)
+    kept.add("too long", b"a" * 101)
     assert kept.find("longer") is None and kept.find("too long") is None
-    kept.add("last", "a" * 100)
+    kept.add("last", b"a" * 100)
     assert kept.remove("last") and not kept.remove("last") and kept.find("last") is None
-    kept.add("again", "a" * 100)
+    kept.add("again", b"a" * 100)
     assert kept.find("again") is not None
 
 

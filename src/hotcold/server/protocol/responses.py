@@ -28,7 +28,7 @@ from hotcold.server.protocol.fields import (
     Whole,
     check_depth,
 )
-from hotcold.server.protocol.kept import RequestTexts
+from hotcold.server.protocol.kept import RequestTexts, text_of
 from hotcold.server.protocol.limits import LARGEST, MAX_MESSAGES, MAX_PARTS
 from hotcold.server.protocol.messages import ONLY_TEXT, REFUSAL_PART, TEXT_PART, ResultPart
 from hotcold.server.protocol.responses_reply import ResponsesReply
@@ -55,8 +55,9 @@ _CALLED = {
 _OUTPUT = Shape({"call_id": _CALL_ID, "output": Field(_content(ResultPart(_PART)), required=True)})
 #: Items of tools that ran elsewhere, and of OpenAI's own bookkeeping: they are left out.
 _ELSEWHERE = (
-    *(f"{each}_call" for each in HOSTED), "apply_patch_call_output", "compaction", "computer_call_output",
-    "local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_list_tools",
+    *(f"{each}_call" for each in HOSTED), "additional_tools", "apply_patch_call_output", "compaction",
+    "compaction_trigger", "computer_call_output", "configuration_update", "local_shell_call_output",
+    "mcp_approval_request", "mcp_approval_response", "mcp_list_tools", "program", "program_output",
     "shell_call_output", "tool_search_output",
 )  # fmt: skip
 _THOUGHT = Tagged("type", {"reasoning_text": TEXT_PART, "summary_text": TEXT_PART})
@@ -182,7 +183,7 @@ def parse(body: object, facts: Facts) -> ResponsesCall:
     names = Names(values["tools"] or ())
     call = translated(chat.parse, _chat(values, names), facts, _NAMES)
     told = _told(values, call)
-    kept = RequestTexts(json.dumps(values["input"]), json.dumps(told)) if values["store"] else None
+    kept = RequestTexts(text_of(values["input"]), text_of(told)) if values["store"] else None
     own = {**vars(call), "left_out": names.left_out}
     return ResponsesCall(**own, told=told, names=names, kept=kept)
 

@@ -56,7 +56,8 @@ _NAMESPACE = Shape(
 #: Types of tools that run at OpenAI, or in a client by a protocol of their own.
 HOSTED = (
     "apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview", "file_search",
-    "image_generation", "local_shell", "mcp", "shell", "tool_search", "web_search", "web_search_preview",
+    "image_generation", "local_shell", "mcp", "programmatic_tool_calling", "shell", "tool_search",
+    "web_search", "web_search_preview",
 )  # fmt: skip
 #: The beginning of a custom tool's arguments, and whole characters of the text in them. An escape of half a
 #: character (a surrogate) is whole only with the other half, or where none can follow.
