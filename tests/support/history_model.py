@@ -190,4 +190,5 @@ def history_model(
         run=transformer.run,
         add_seconds=lambda seconds, prompt: None,
         count_guesses=lambda verified, wrong: None,
+        count_drafting=lambda seconds: None,
     )

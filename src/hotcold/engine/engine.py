@@ -213,6 +213,7 @@ class Engine:
             self.session.count_guesses(verified, sum(step.wrong.values()))
         if self.scheduler.speculation is not None and not step.prompts:
             self.scheduler.speculation.note(len(step.rows), seconds)
+            self.session.count_drafting(self.scheduler.speculation.drafting_s)
         return events + _ends(ended)
 
     def stats(self) -> EngineStats:
