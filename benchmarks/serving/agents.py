@@ -1,7 +1,7 @@
 """Agents end to end: each mends a program by way of a server whose model's answers are written beforehand.
 
     pip install aider-chat                                         # in an environment of its own
-    npm install -g @openai/codex @anthropic-ai/claude-code @qwen-code/qwen-code
+    npm install -g @openai/codex @anthropic-ai/claude-code @qwen-code/qwen-code opencode-ai
     python benchmarks/serving/agents.py -m SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/serving/agents.py -m FILE --only codex --record FOLDER
 
@@ -108,6 +108,30 @@ def qwen(prompt: str) -> str:
     return steps[min(results(prompt), len(steps) - 1)]
 
 
+def opencode(prompt: str) -> str:
+    """Reads the file, writes it, runs it."""
+    path = re.findall(r"(/[^\s\"]*/work)\b", prompt)
+    if "<tools>" not in prompt or not path:
+        return SAID
+    steps = [
+        calling("read", {"filePath": f"{path[0]}/greet.py"}),
+        calling("write", {"content": RIGHT, "filePath": f"{path[0]}/greet.py"}),
+        calling("bash", {"command": "python3 greet.py"}),
+        SAID,
+    ]
+    return steps[min(results(prompt), len(steps) - 1)]
+
+
+def opencode_settings(url: str) -> dict[str, Any]:
+    limit = {"context": 131072, "output": 8192}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
+        "models": {"scripted": {"limit": limit}},
+    }
+    return {"provider": {"hotcold": provider}}
+
+
 @dataclass(frozen=True)
 class Agent:
     command: Callable[[str], list[str]]  #: by the server's address
@@ -151,6 +175,11 @@ AGENTS = {
         lambda url: ["qwen", "--yolo", "--auth-type", "openai", "-m", "scripted", "-p", TASK],
         lambda url: {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "scripted"},
         qwen,
+    ),
+    "opencode": Agent(
+        lambda url: ["opencode", "run", "-m", "hotcold/scripted", TASK],
+        lambda url: {"OPENCODE_CONFIG_CONTENT": json.dumps(opencode_settings(url))},
+        opencode,
     ),
 }
 
