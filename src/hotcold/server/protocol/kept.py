@@ -5,7 +5,7 @@ import threading
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
-from hotcold.server.protocol.json_parts import json_parts
+from hotcold.server.protocol.json_parts import json_parts, to_json
 
 MOST_BYTES, MOST = 64 << 20, 1024  #: of responses: bytes of their JSON with that of their input, and number
 MOST_ITEM_BYTES, MOST_ITEMS = 8 << 20, 4096
@@ -62,8 +62,8 @@ class KeptResponses(Kept):
         super().__init__(MOST_BYTES, MOST)
 
     def keep(self, response: dict[str, Any], request: RequestTexts) -> None:
-        """Keeps a response that lacks the fields of ``request.told``."""
-        self.add(response["id"], text_of(response), *request)
+        """Keeps a response that lacks the fields of ``request.told``, which may be large."""
+        self.add(response["id"], to_json(response), *request)
 
     def response(self, id: str) -> dict[str, Any] | None:
         """The response of this id; None: it is not kept."""

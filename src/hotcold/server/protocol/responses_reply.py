@@ -8,7 +8,8 @@ from hotcold.chat.stream import AnswerStream, Part
 from hotcold.engine.generation import Piece
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
-from hotcold.server.protocol.kept import RequestTexts, text_of
+from hotcold.server.protocol.json_parts import to_json
+from hotcold.server.protocol.kept import RequestTexts
 from hotcold.server.protocol.replies import Framing, Reply
 from hotcold.server.protocol.responses_tools import InputText, Names
 from hotcold.server.protocol.usage import usage
@@ -108,7 +109,7 @@ class ResponsesReply(Reply):
 
     def _keep(self, request: RequestTexts) -> None:
         for item in self._items:
-            self._facts.kept_items.add(item["id"], text_of(item))
+            self._facts.kept_items.add(item["id"], to_json(item))
         whole = self.whole()
         own = {name: value for name, value in whole.items() if name not in self._told}
         self._facts.kept_responses.keep(own, request)
