@@ -83,9 +83,10 @@ class ResponsesReply(Reply):
         for part in parts:
             events += self._add(part)
         if reason is not None:
-            events += self._closed("incomplete" if reason == "length" else "completed")
+            status = "incomplete" if reason == "length" else "completed"
+            events += self._closed(status)
             if self._kept is not None:
-                self._keep(self._kept)
+                self._keep(self._kept, status)
         return events if self._stream else []
 
     def end(self) -> list[dict[str, Any]]:
@@ -107,11 +108,11 @@ class ResponsesReply(Reply):
         cut = piece.finish_reason == "length"
         return self._response("incomplete" if cut else "completed")
 
-    def _keep(self, request: RequestTexts) -> None:
+    def _keep(self, request: RequestTexts, status: str) -> None:
         for item in self._items:
             self._facts.kept_items.add(item["id"], to_json(item))
-        whole = self.whole()
-        own = {name: value for name, value in whole.items() if name not in self._told}
+        whole = self._response(status).items()
+        own = {name: value for name, value in whole if name not in self._told}
         self._facts.kept_responses.keep(own, request)
 
     def _response(self, status: str) -> dict[str, Any]:
