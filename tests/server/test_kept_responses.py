@@ -108,11 +108,11 @@ def test_an_answer_that_fails_is_not_kept(app_with: Any) -> None:
 def test_a_client_that_waits_gets_events(app_with: Any) -> None:
     """Codex counts no comments as signs of life; OpenAI's library makes the same response of the events."""
     app: Application = app_with(ping_s=0.02)
-    app.llm.pace_s = 0.1
+    app.llm.pace_s = 0.2
     text = app.client.post("/v1/responses", json={"input": "Hello", "stream": True}).text
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
     types = [event["type"] for event in events]
-    assert types[:4] == ["response.created", *["response.in_progress"] * 3] and ": ping" not in text
+    assert types[0] == "response.created" and types.count("response.in_progress") > 1 and ": ping" not in text
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     library = pytest.importorskip("openai.lib.streaming.responses._responses")
     openai = pytest.importorskip("openai")
