@@ -15,11 +15,6 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDER = Path(os.environ.get("HOTCOLD_TEST_DATA") or "/nonexistent") / "cases"
 CASES = sorted(path.parent.name for path in FOLDER.glob("*/repro.py"))
-#: Cases that fail: issues that are open mend them. One that passes must be taken off this list.
-FAILING = {
-    "4-01-claude-picture-in-result",
-    "4-09-codex-plain-config",
-}
 #: Cases that CI leaves out: why, and the tests there that hold their kind. `HOTCOLD_ALL_CASES=1` runs them.
 BY_HAND = {
     "4-23-cut-by-time-looks-whole": "takes an hour since no time limit cuts answers; server/test_failures.py",
@@ -28,10 +23,8 @@ BY_HAND = {
 
 
 def _parameter(case: str) -> Any:
-    marks = [pytest.mark.xfail(reason="not mended yet")] if case in FAILING else []
-    if case in BY_HAND and not os.environ.get("HOTCOLD_ALL_CASES"):
-        marks.append(pytest.mark.skip(reason=BY_HAND[case]))
-    return pytest.param(case, marks=marks)
+    left_out = case in BY_HAND and not os.environ.get("HOTCOLD_ALL_CASES")
+    return pytest.param(case, marks=pytest.mark.skip(reason=BY_HAND[case]) if left_out else ())
 
 
 @pytest.mark.parametrize("case", [*map(_parameter, CASES or ["none"])])

@@ -69,6 +69,10 @@ class ScriptedLLM:
     async def stats(self, *, steps: bool = False) -> Any:
         raise RequestError("no engine runs here", "engine_failed")
 
+    def prepare_grammars(self) -> None: ...
+
+    def check_length(self, job: Job) -> None: ...
+
     async def check(self, grammar: Grammar) -> Grammar:
         return await asyncio.wrap_future(self._grammars.checking(grammar))
 

@@ -1,7 +1,7 @@
 """Agents end to end: each mends a program by way of a server whose model's answers are written beforehand.
 
     pip install aider-chat                                         # in an environment of its own
-    npm install -g @openai/codex @anthropic-ai/claude-code
+    npm install -g @openai/codex @anthropic-ai/claude-code @qwen-code/qwen-code opencode-ai
     python benchmarks/serving/agents.py -m SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/serving/agents.py -m FILE --only codex --record FOLDER
 
@@ -76,13 +76,60 @@ def claude(prompt: str) -> str:
 
 
 def codex(prompt: str) -> str:
-    """Mends the file by a command, and runs it."""
-    command = "sed -i s/hullo/hello/ greet.py && python3 greet.py"
-    if results(prompt):
+    """Reads the file, patches it by the custom tool where there is one, and runs it."""
+
+    def command(text: str) -> str:
+        if '"name": "exec_command"' in prompt:
+            return calling("exec_command", {"cmd": text})
+        return calling("shell", {"command": ["bash", "-lc", text]})
+
+    patch = f"*** Begin Patch\n*** Update File: greet.py\n@@\n-{WRONG}+{RIGHT}*** End Patch\n"
+    custom = '"name": "apply_patch"' in prompt
+    steps = [
+        command("cat greet.py"),
+        calling("apply_patch", {"input": patch}) if custom else command("sed -i s/hullo/hello/ greet.py"),
+        command("python3 greet.py"),
+        SAID,
+    ]
+    return steps[min(results(prompt), len(steps) - 1)]
+
+
+def qwen(prompt: str) -> str:
+    """Reads the file, writes it, runs it."""
+    path = re.findall(r"(/[^\s\"]*/work)\b", prompt)
+    if "<tools>" not in prompt or not path:
         return SAID
-    if '"name": "exec_command"' in prompt:
-        return calling("exec_command", {"cmd": command})
-    return calling("shell", {"command": ["bash", "-lc", command]})
+    steps = [
+        calling("read_file", {"file_path": f"{path[0]}/greet.py"}),
+        calling("write_file", {"file_path": f"{path[0]}/greet.py", "content": RIGHT}),
+        calling("run_shell_command", {"command": "python3 greet.py", "is_background": False}),
+        SAID,
+    ]
+    return steps[min(results(prompt), len(steps) - 1)]
+
+
+def opencode(prompt: str) -> str:
+    """Reads the file, writes it, runs it."""
+    path = re.findall(r"(/[^\s\"]*/work)\b", prompt)
+    if "<tools>" not in prompt or not path:
+        return SAID
+    steps = [
+        calling("read", {"filePath": f"{path[0]}/greet.py"}),
+        calling("write", {"content": RIGHT, "filePath": f"{path[0]}/greet.py"}),
+        calling("bash", {"command": "python3 greet.py"}),
+        SAID,
+    ]
+    return steps[min(results(prompt), len(steps) - 1)]
+
+
+def opencode_settings(url: str) -> dict[str, Any]:
+    limit = {"context": 131072, "output": 8192}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
+        "models": {"scripted": {"limit": limit}},
+    }
+    return {"provider": {"hotcold": provider}}
 
 
 @dataclass(frozen=True)
@@ -105,8 +152,9 @@ AGENTS = {
     "codex": Agent(
         lambda url: [
             *("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
-            *("-m", "scripted", "-c", "model_provider=hotcold", "-c", "model_providers.hotcold.name=Hotcold"),
-            *("-c", f"model_providers.hotcold.base_url={url}/v1", "-c", "web_search=disabled"),
+            # A name for which Codex has settings of its own: it then offers its custom tool.
+            *("-m", "gpt-5.5", "-c", "model_provider=hotcold", "-c", "model_providers.hotcold.name=Hotcold"),
+            *("-c", f"model_providers.hotcold.base_url={url}/v1"),
             *("-c", "model_providers.hotcold.wire_api=responses", TASK),
         ],
         lambda url: {},
@@ -122,6 +170,16 @@ AGENTS = {
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         },
         claude,
+    ),
+    "qwen": Agent(
+        lambda url: ["qwen", "--yolo", "--auth-type", "openai", "-m", "scripted", "-p", TASK],
+        lambda url: {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "scripted"},
+        qwen,
+    ),
+    "opencode": Agent(
+        lambda url: ["opencode", "run", "-m", "hotcold/scripted", TASK],
+        lambda url: {"OPENCODE_CONFIG_CONTENT": json.dumps(opencode_settings(url))},
+        opencode,
     ),
 }
 

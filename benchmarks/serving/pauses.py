@@ -1,17 +1,18 @@
-"""How long those who generate wait while long prompts are read beside them: a chunk of them, at most two.
+"""Pauses between the tokens of answers while long prompts are read beside them.
 
     python benchmarks/serving/pauses.py               # a synthetic Q4_0 model of 1 GB, made for it
     python benchmarks/serving/pauses.py -m model.gguf --parallel 4 --prompt 1500 --seconds 60
 
 ``--parallel`` texts are generated all the time by an :class:`Engine` in this process. A prompt of so many
-tokens is read beside them, then another one, and so on. A pause is the time between two tokens of one text; a
-chunk's step is one with as many prompt rows as a step can have. The last line of stdout is a JSON object: the
-percentiles of pauses, the median of a chunk's step, and ``p99_in_chunks``, one over the other."""
+tokens is read beside them, then another one, and so on. A pause is the time between two tokens of one text.
+``--whole-chunks`` reads prompts in whole chunks, as where no answer waits. The last line of stdout is a JSON
+object: the percentiles of pauses, and how many prompt tokens were read in a second."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ import numpy as np
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Token
+from hotcold.engine.pace import Pace
 from hotcold.engine.request import Job, Request
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -33,9 +35,13 @@ from lib.models import Recipe, write
 from serving.cost import SHAPE
 
 
-def pauses(model: LoadedModel, parallel: int, prompt: int, seconds: float) -> dict[str, Any]:
+def pauses(
+    model: LoadedModel, parallel: int, prompt: int, seconds: float, *, whole_chunks: bool
+) -> dict[str, Any]:
     """Measures pauses, in seconds."""
     engine, ids = Engine(model.session(), reuse=False), np.random.default_rng(0)
+    if whole_chunks:
+        engine.scheduler.pace = Pace(model.chunk, math.inf)
     greedy, vocab = SamplingParams(temperature=0), model.config.vocab
 
     def added(length: int, tokens: int) -> Request:
@@ -49,16 +55,12 @@ def pauses(model: LoadedModel, parallel: int, prompt: int, seconds: float) -> di
         engine.step()
     last: dict[int, float] = {}
     found: list[float] = []
-    chunks: list[float] = []
+    before = engine.scheduler.prompt_rows
     prompts, long = 0, added(prompt, 1)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        read = engine.scheduler.prompt_rows
-        start = time.perf_counter()
         events = engine.step()
         now = time.perf_counter()
-        if engine.scheduler.prompt_rows - read == model.chunk:
-            chunks.append(now - start)
         for event in events:
             if isinstance(event, Token) and id(event.request) in texts:
                 if id(event.request) in last:
@@ -72,11 +74,10 @@ def pauses(model: LoadedModel, parallel: int, prompt: int, seconds: float) -> di
             new = added(8, model.context - 8)
             texts[id(new)] = new
     p50, p99, most = np.quantile(found, [0.5, 0.99, 1])
-    chunk = float(np.median(chunks))
+    read = engine.scheduler.prompt_rows - before
     return {
         "parallel": parallel, "prompt": prompt, "chunk_rows": model.chunk, "prompts": prompts,
-        "pauses": len(found), "p50_s": p50, "p99_s": p99, "most_s": most, "chunk_step_s": chunk,
-        "p99_in_chunks": p99 / chunk,
+        "pauses": len(found), "p50_s": p50, "p99_s": p99, "most_s": most, "prompt_tok_s": read / seconds,
     }  # fmt: skip
 
 
@@ -89,6 +90,7 @@ def main() -> None:
     add("--parallel", type=int, default=4, help="texts that are generated (4)")
     add("--prompt", type=int, default=1500, help="tokens of each long prompt (1500)")
     add("--seconds", type=float, default=60)
+    add("--whole-chunks", action="store_true", help="read prompts in whole chunks")
     add("-c", "--ctx-size", type=int, default=2048)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +99,8 @@ def main() -> None:
             path = Path(folder) / "synthetic.gguf"
             write(path, Recipe(SHAPE))
         model = load(path, LoadOptions(context=options.ctx_size, sequences=options.parallel + 1))
-        print(json.dumps(pauses(model, options.parallel, options.prompt, options.seconds)))
+        lengths = options.parallel, options.prompt, options.seconds
+        print(json.dumps(pauses(model, *lengths, whole_chunks=options.whole_chunks)))
 
 
 if __name__ == "__main__":

@@ -50,13 +50,14 @@ SEEDS = {
 AGENTS = {
     "aider_task": ("aider", 0),
     "codex_task": ("codex", 0),
-    "codex_result": ("codex", 1),
+    "codex_result": ("codex", 3),
     "claude-code_task": ("claude", 1),
     "claude-code_result": ("claude", 2),
 }
 #: Headers of a connection.
 CONNECTION = ("host", "connection", "content-length", "accept-encoding")
-TOOLS = ("Bash", "Read", "Edit", "exec_command", "view_image", "multi_agent_v1")  # that are kept
+#: Names of tools that are kept; tools without a name are kept, too.
+TOOLS = ("Bash", "Read", "Edit", "apply_patch", "exec_command", "view_image", "multi_agent_v1", None)
 MOST = 40  # characters of a text
 
 
@@ -79,7 +80,7 @@ def agents(folder: Path) -> None:
         headers[seed.partition("_")[0]] = without_ids(kept)
         body = request["body"]
         if "tools" in body:
-            body["tools"] = [each for each in body["tools"] if each["name"] in TOOLS]
+            body["tools"] = [each for each in body["tools"] if each.get("name") in TOOLS]
         write(seed, cut(without_ids(body)))
     write_headers(headers)
 

@@ -219,3 +219,44 @@ def test_tools_in_two_responses(client: Any) -> None:
     items.append({"type": "function_call_output", "call_id": call.call_id, "output": "20 degrees, sunny"})
     second = client.responses.create(input=items, tool_choice="none", **options)
     assert second.output_text and [item.type for item in second.output] == ["message"]
+
+
+def test_a_response_that_continues_another(client: Any) -> None:
+    """The server keeps the first one, streamed or not, until it is deleted."""
+    options: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 12}
+    first = client.responses.create(input=ABOUT, instructions="Be brief.", **options)
+    second = client.responses.create(input="How old?", previous_response_id=first.id, **options)
+    items: Any = [{"role": "user", "content": ABOUT}, *first.output, {"role": "user", "content": "How old?"}]
+    same = client.responses.create(input=items, store=False, **options)
+    assert second.output_text == same.output_text and second.usage.input_tokens == same.usage.input_tokens
+    with client.responses.stream(input="Sure?", previous_response_id=second.id, **options) as stream:
+        *_, last = stream  # the answer may be cut off
+    third = last.response
+    assert third.previous_response_id == second.id and third.usage.input_tokens > second.usage.input_tokens
+    assert client.responses.retrieve(third.id).output_text == third.output_text
+    client.responses.delete(third.id)
+    for gone in (third.id, same.id):
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(gone)
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(input="And?", previous_response_id=gone, **options)
+        assert caught.value.code == "previous_response_not_found"
+
+
+def test_a_custom_tool(client: Any) -> None:
+    """The model is made to call it; its input is a text, and its output goes on from there."""
+    tool: Any = {"type": "custom", "name": "note", "description": "Writes a note."}
+    options: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 200, "tools": [tool]}
+    options["parallel_tool_calls"] = False
+    choice: Any = {"type": "custom", "name": "note"}
+    with client.responses.stream(input=ABOUT, tool_choice=choice, **options) as stream:
+        kinds = {event.type for event in stream}
+        first = stream.get_final_response()
+    assert "response.custom_tool_call_input.delta" in kinds
+    (call,) = [item for item in first.output if item.type == "custom_tool_call"]
+    assert call.name == "note" and isinstance(call.input, str)
+    output: Any = [{"type": "custom_tool_call_output", "call_id": call.call_id, "output": "written"}]
+    second = client.responses.create(
+        input=output, previous_response_id=first.id, tool_choice="none", **{**options, "max_output_tokens": 8}
+    )
+    assert [item.type for item in second.output] == ["message"]

@@ -94,6 +94,8 @@ def test_commands(
     with LLM() as llm:
         more = llm.generate(FOX + answers(FOX), seed=1, max_tokens=12).text
     assert out == first + more.removesuffix("\n") + "\n"
+    ended = talk(monkeypatch, capsys, FOX, "/more", args=("-l", "2+40"), code=2)[1]  # ends at once
+    assert "the last answer is complete: ask for more in words" in ended
     out, err = talk(monkeypatch, capsys, "/set n 5", "/set temp 0", FOX, "/set", "/set seed 3")
     assert out == answers(FOX, max_tokens=5, temperature=0.0).lstrip() + "\n"
     assert re.search(r"^temp +0.0$", err, re.MULTILINE) and re.search(r"^n +5$", err, re.MULTILINE)

@@ -19,6 +19,7 @@ from hotcold.engine.speculation import Speculation, speculation_of
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import write_gguf
 from hotcold.runtime import memory
+from hotcold.runtime.counters import Figures
 from hotcold.runtime.loading import load
 from hotcold.runtime.memory import MemoryShortError
 from hotcold.runtime.options import LoadError, LoadOptions
@@ -133,6 +134,22 @@ def test_a_draft_that_does_not_pay_is_hardly_asked(model: LoadedModel) -> None:
     assert sorted(set(asked)) == [0, 1] and sum(asked) == 2
     drafts.seconds = 1e-6
     assert speculation._worth_drafting(request, drafts, 1, 7) >= 1
+
+
+def test_figures_count_what_drafting_costs(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are those of its own session, and its time is no part of Python's share."""
+    session = model.session()
+    drafting: list[float] = []
+    count = session.count_drafting
+    monkeypatch.setattr(session, "count_drafting", lambda seconds: (drafting.append(seconds), count(seconds)))
+    engine = Engine(session, speculation=speculation_of(session))
+    engine.run(some_requests(model, 0))
+    counters, drafts = session.counters, session.draft_session
+    assert drafts is not None and drafts.counters.decode_steps > 0
+    own = Figures.of(drafts.counters, drafts.footprint)
+    assert own.bytes_per_token is not None
+    assert counters.draft_bytes == pytest.approx(own.bytes_per_token * drafts.counters.decode_tokens)
+    assert 0 < sum(drafting) < counters.run_s <= counters.decode_s
 
 
 def test_the_vocabularies_must_agree(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from support.page_count import assert_no_page_is_lost
 
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished
+from hotcold.engine.pace import Pace
 from hotcold.engine.request import Job, Request, RequestError
 from hotcold.engine.sampler import Allowed
 from hotcold.engine.scheduler import divided
@@ -67,6 +69,7 @@ def test_how_a_chunk_is_divided(rows: int, wanted: list[int], given: list[int]) 
 
 def test_a_short_prompt_is_not_held_up_by_a_long_one_nor_by_those_that_decode() -> None:
     engine = Engine(history_model(context=2000, sequences=4, chunk=32))
+    engine.scheduler.pace = Pace(32, math.inf)
     long, decoding, short = greedy([1] * 1500, 2), greedy([2], 100), greedy([3] * 30, 2)
     engine.add(decoding)
     engine.step()

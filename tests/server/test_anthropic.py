@@ -247,11 +247,25 @@ def test_a_prompt_that_is_too_long_is_told_in_words_that_claude_code_knows(app: 
     assert not app.llm.checks  # whose grammars would take longer
 
 
-def test_a_client_that_waits_hears_pings(app_with: Any) -> None:
+def test_a_client_that_waits_gets_events(app_with: Any) -> None:
+    """Claude Code counts no pings as signs of life; Anthropic's library makes the same message of them."""
     app = app_with(ping_s=0.02)
-    app.llm.pace_s = 0.1
+    app.llm.pace_s = 0.2
     text = app.client.post("/v1/messages", json={**BODY, "stream": True}).text
-    assert 'event: ping\ndata: {"type":"ping"}\n\n' in text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    types = [event["type"] for event in events]
+    assert types[:2] == ["message_start", "message_delta"] and types.count("message_start") == 1
+    assert events[1]["delta"] == {"stop_reason": None, "stop_sequence": None}
+    assert events[-2]["delta"]["stop_reason"] == "end_turn" and events[-2]["usage"]["input_tokens"] > 0
+    messages = pytest.importorskip("anthropic.lib.streaming._messages")
+    kinds = pytest.importorskip("anthropic.types").RawMessageStreamEvent
+    adapter = pytest.importorskip("pydantic").TypeAdapter(kinds)
+    snapshot: Any = None
+    for each in events:
+        event = adapter.validate_python(each)
+        snapshot = messages.accumulate_event(event=event, current_snapshot=snapshot, json_bufs={})
+    assert snapshot.content[0].text == "a b c" and snapshot.stop_reason == "end_turn"
+    assert snapshot.usage.input_tokens == events[-2]["usage"]["input_tokens"]
 
 
 _BILLING = "x-anthropic-billing-header: cc_version=2.1.100.f2a; cc_entrypoint=cli; cch={};"

@@ -118,7 +118,9 @@ def test_every_route_refuses_such_bodies(client: httpx.Client, path: str) -> Non
     page = {"Content-Type": "text/plain", "Origin": "http://localhost:3000"}
     check_error(client.post(path, content=b"{}", headers=page), 415)
     check_error(client.post(path, content=b"{}", headers={**page, "Origin": "https://evil.com"}), 403)
-    check_error(client.post(path, content=b"{}", headers={**JSON, "Content-Encoding": "gzip"}), 415)
+    check_error(client.post(path, content=b"{}", headers={**JSON, "Content-Encoding": "gzip"}), 400)
+    check_error(client.post(path, content=b"{}", headers={**JSON, "Content-Encoding": "br"}), 415)
+    check_error(client.post(path, content=bomb(), headers={**JSON, "Content-Encoding": "gzip"}), 413)
 
 
 @cache
@@ -144,7 +146,7 @@ def test_bodies_that_are_no_json(client: httpx.Client, path: str) -> None:
             check_error(reply, 415)
         foreign = {"Content-Type": kind, "Origin": "https://evil.com"}
         check_error(client.post(path, content=body, headers=foreign), 403)
-    for encoding in ("gzip", "br", "deflate", "identity, gzip"):
+    for encoding in ("br", "zstd", "identity, gzip"):
         check_error(client.post(path, content=bomb(), headers={**JSON, "Content-Encoding": encoding}), 415)
 
 

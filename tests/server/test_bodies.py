@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotcold.server.bodies import parse
+from hotcold.server.bodies import opened, parse
 from hotcold.server.protocol.errors import APIError
 
 DEPTH = 20
@@ -157,3 +159,40 @@ def test_every_dialect_names_a_lone_surrogate(app: Any, path: str, body: bytes) 
 
 def test_pairs_of_surrogates_are_characters() -> None:
     assert parse(b'["\\ud83d\\ude00"]', DEPTH) == ["\U0001f600"]
+
+
+def raw(data: bytes) -> bytes:
+    """Deflate without zlib's head, as some programs send it."""
+    return zlib.compress(data, wbits=-15)
+
+
+CODINGS: list[tuple[str, Any]] = [("gzip", gzip.compress), ("deflate", zlib.compress), ("deflate", raw)]
+
+
+@given(st.binary(max_size=300), st.sampled_from(CODINGS))
+def test_a_compressed_body(data: bytes, coding: tuple[str, Any]) -> None:
+    name, compress = coding
+    body = compress(data)
+    assert opened(body, name, len(data)) == data
+    for broken in (body[:-1], body[: len(body) // 2], b"", body + b"x"):
+        with pytest.raises(APIError) as caught:
+            opened(broken, name, len(data) + 100)
+        assert caught.value.status == 400
+    if data:
+        with pytest.raises(APIError, match=f"{len(data) - 1} bytes are allowed") as caught:
+            opened(body, name, len(data) - 1)
+        assert caught.value.status == 413
+
+
+@pytest.mark.parametrize(("coding", "compress"), CODINGS)
+def test_routes_open_bodies(app_with: Any, coding: str, compress: Any) -> None:
+    app = app_with(body_bytes=10_000)
+    headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+
+    def status(words: int, path: str = "/v1/completions") -> int:
+        body = json.dumps({"prompt": "a " * words, "content": "a", "messages": []}).encode()
+        assert len(compress(body)) < 3000
+        return int(app.client.post(path, content=compress(body), headers=headers).status_code)
+
+    assert status(20) == status(20, "/tokenize") == 200
+    assert status(9_000) == status(1_000_000) == 413

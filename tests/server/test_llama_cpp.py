@@ -97,6 +97,27 @@ def test_the_route_that_fills_in(app_with: Any) -> None:
     assert app.llm.jobs[-1] == replace(call.job, prompt=app.llm.jobs[0].prompt)
 
 
+@pytest.mark.parametrize("route", ["/completion", "/infill"])
+def test_fields_of_a_reply(app_with: Any, route: str) -> None:
+    """As llama.cpp's json_get_nested_values: a path is the name, and what is not there is left out."""
+    app = app_with()
+    app.service._facts = replace(app.service.facts, tokenizer=filling())
+    body: dict[str, Any] = {
+        "input_prefix": "Once",
+        "input_suffix": "a time",
+        "prompt": "Once",
+        "n_predict": 5,
+    }
+    names = ["content", "generation_settings/n_predict", "timings", "no/such", "content/x", "prompt/"]
+    wanted = {"content": "a b c", "generation_settings/n_predict": 5}
+    found = app.client.post(route, json={**body, "response_fields": names}).json()
+    assert found.pop("timings")["predicted_n"] == 3 and found == wanted
+    text = app.client.post(route, json={**body, "stream": True, "response_fields": names[:2]}).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == {**wanted, "content": ""} and all(each["stop"] is False for each in events[:-1])
+    assert app.client.post(route, json={**body, "response_fields": []}).json()["stop"] is True
+
+
 HOSTILE = [
     {"input_prefix": None}, {"input_prefix": 5}, {"input_suffix": ["a"]}, {"input_prefix": "\ud800"},
     {"input_extra": 5}, {"input_extra": [None]}, {"input_extra": [{}]}, {"input_extra": [{"text": 5}]},

@@ -129,7 +129,7 @@ def test_a_response_as_the_client_puts_it_together(client: Any) -> None:
         last = stream.get_final_response() if kinds[-1] == "response.completed" else None
     assert kinds.count("response.output_text.done") == 1
     assert last is None or last.output_text == client.responses.create(**options).output_text
-    for wrong in ({"store": True}, {"previous_response_id": "resp_1"}, {"conversation": "conv_1"}):
+    for wrong in ({"background": True}, {"truncation": "auto"}, {"conversation": "conv_1"}):
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(**options, **wrong)
         assert caught.value.param == next(iter(wrong)) and caught.value.code == "unsupported_parameter"

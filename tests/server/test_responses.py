@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.api_pieces import Marked, facts, pieces_of
 
-from hotcold.server.protocol import chat, kept_items, responses
+from hotcold.server.protocol import chat, responses
 from hotcold.server.protocol.errors import APIError
-from hotcold.server.protocol.kept_items import KeptItems
+from hotcold.server.protocol.kept import Kept
 from tests.server.conftest import Application
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": None}
@@ -65,10 +65,11 @@ def test_a_request_is_one_of_the_chat_route() -> None:
         },
         call.facts,
     )
-    own = ("told", "names", "keep")
+    own = ("told", "names", "kept")
     assert {name: value for name, value in vars(call).items() if name not in own} == vars(same)
 
 
+CUSTOM = {"type": "custom", "name": "patch", "description": "Edits files."}
 NAMESPACE = {"type": "namespace", "name": "mcp__eyes", "description": "Eyes.", "tools": [TOOL]}
 
 
@@ -130,20 +131,21 @@ def test_a_reference_stands_for_an_item_of_an_answer_before() -> None:
     assert caught.value.param == "input[0].id"
 
 
-def test_few_items_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = KeptItems()
-    monkeypatch.setattr(kept_items, "MOST_ITEMS", 3)
-    monkeypatch.setattr(kept_items, "MOST_BYTES", 100)
-    kept.add({"id": str(number)} for number in range(4))
-    assert kept.find("1", "input[0].id") == {"id": "1"}
-    kept.add([{"id": "long", "text": "a" * 60}])
-    assert kept.find("long", "input[0].id")["text"] == "a" * 60
-    for gone in ("0", "1"):
-        with pytest.raises(APIError):
-            kept.find(gone, "input[0].id")
-    kept.add([{"id": "longer", "text": "a" * 100}])
-    with pytest.raises(APIError):
-        kept.find("longer", "input[0].id")
+def test_few_texts_are_kept() -> None:
+    kept = Kept(most_bytes=100, most=3)
+    for number in range(4):
+        kept.add(str(number), b"a", b"b")
+    assert [kept.find(str(number)) for number in range(4)] == [None, *[(b"a", b"b")] * 3]
+    kept.add("long", b"a" * 96)  # 100 bytes with one of the others
+    assert [kept.find(str(number)) for number in range(4)] == [None, None, (b"a", b"b"), (b"a", b"b")]
+    kept.add("longer", b"a" * 97)
+    assert kept.find("3") is None and kept.find("long") is None and kept.find("longer") is not None
+    kept.add("too long", b"a" * 101)
+    assert kept.find("longer") is None and kept.find("too long") is None
+    kept.add("last", b"a" * 100)
+    assert kept.remove("last") and not kept.remove("last") and kept.find("last") is None
+    kept.add("again", b"a" * 100)
+    assert kept.find("again") is not None
 
 
 def messages(*items: dict[str, Any]) -> list[dict[str, Any]]:
@@ -175,7 +177,6 @@ def test_a_call_without_its_output_says_what_is_missing() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": {"id": "conv_1"}}, "conversation"),
         ({"background": True}, "background"),
@@ -183,9 +184,11 @@ def test_a_call_without_its_output_says_what_is_missing() -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [TOOL, {**NAMESPACE, "tools": [{"type": "custom"}]}]}, "tools[1].tools[0].type"),
-        ({"tools": [{**NAMESPACE, "name": "a" * 60}]}, "tools[0].tools[0].name"),
+        ({"tools": [{"type": "telepathy"}]}, "tools[0].type"),
+        ({"tools": [TOOL, {**NAMESPACE, "tools": [{"type": "web_search"}]}]}, "tools[1].tools[0].type"),
+        ({"tools": [{**NAMESPACE, "name": "a" * 123}]}, "tools[0].tools[0].name"),
+        ({"tools": [{**CUSTOM, "format": {"type": "grammar", "syntax": "ebnf"}}]}, "tools[0].format.syntax"),
+        ({"tool_choice": {"type": "web_search"}, "tools": [TOOL]}, "tool_choice.type"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "what"}}}}, "text.format"),
     ],
 )

@@ -171,6 +171,7 @@ def history_model(
         chunk=chunk,
         backend=ReferenceBackend(),
         tokenizer=SimpleNamespace(stop_ids=frozenset({STOP})),
+        disk_counts=lambda: None,
     )
     state = SequenceState.__new__(SequenceState)  # its places alone, without buffers
     state.pages, state.slots, state.layers = PagePool(pages), slots, []
@@ -189,4 +190,5 @@ def history_model(
         run=transformer.run,
         add_seconds=lambda seconds, prompt: None,
         count_guesses=lambda verified, wrong: None,
+        count_drafting=lambda seconds: None,
     )

@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 
 from hotcold.chat.chat import AnswerStream, Chat, Part
-from hotcold.chat.messages import TemplateValue, check_messages
+from hotcold.chat.messages import Message, TemplateValue, check_messages
 from hotcold.commands.conversation import Conversation
 from hotcold.commands.display import Display, display
 from hotcold.commands.echo import unseen_typing
@@ -51,6 +51,7 @@ class Terminal:
         self._used = 0  # positions that it took
         self._left_out = 0  # the message that the last prompt began with, beside the system's
         self._plain = plain
+        self._ended: Message | None = None  # the last answer that the model itself has ended
 
     def greet(self, interactive: bool) -> None:
         if self.chat.template_note:
@@ -87,9 +88,11 @@ class Terminal:
             raise
 
     def more(self) -> None:
-        """Continues the last answer. UserError: there is none."""
+        """Continues the last answer. UserError: there is none, or the model has ended it."""
         if not self.conversation.answered:
             raise UserError("there is no answer to go on with")
+        if self.conversation.messages[-1] is self._ended:
+            raise UserError("the last answer is complete: ask for more in words, or /retry for another one")
         self._answer(go_on=True)
 
     def stats(self) -> None:
@@ -134,6 +137,8 @@ class Terminal:
                 self.conversation.messages = [*messages[:-1], {**messages[-1], **said}]
             else:
                 self.conversation.messages = [*messages, said]
+        if request.finish_reason == "stop":
+            self._ended = self.conversation.messages[-1]
         figures = Figures.of(self.session.counters.since(before), self.session.footprint)
         self._last, self._used = figures_of(request, figures), request.length
         if self.figures:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.engine.events import Event, Finished, Token
+from hotcold.engine.pace import STEP_S, Pace
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import FinishReason, Request
 from hotcold.engine.sampler import Sampler, mask_of
@@ -91,7 +92,8 @@ class Engine:
             session.cache,
             PrefixCache(session.cache, session.identity, generated=alike, slots=slots) if reuse else None,
             context=model.context,
-            chunk=model.chunk,
+            # Where experts are read from disk, steps with fewer rows read nearly as much.
+            pace=Pace(model.chunk, STEP_S if model.disk_counts() is None else math.inf),
             alike=alike,
             max_waiting=max_waiting,
             slots=slots,
@@ -182,6 +184,7 @@ class Engine:
         step = self.scheduler.schedule()  # fills the batch
         if not step.decode and not step.prompts:
             return _ends(step.ended)
+        prompt_rows = int(self.scheduler.batch.counts[0] - self.scheduler.batch.counts[1])
         for request in step.started:
             self._prepare(request)
         try:
@@ -204,11 +207,14 @@ class Engine:
         self._generated += len(events)
         seconds = time.perf_counter() - start
         self.session.add_seconds(seconds, prompt=bool(step.prompts))
+        if step.prompts:
+            self.scheduler.pace.note(prompt_rows, seconds)
         if step.guesses and not step.prompts:
             verified = sum(map(len, step.guesses.values()))
             self.session.count_guesses(verified, sum(step.wrong.values()))
         if self.scheduler.speculation is not None and not step.prompts:
             self.scheduler.speculation.note(len(step.rows), seconds)
+            self.session.count_drafting(self.scheduler.speculation.drafting_s)
         return events + _ends(ended)
 
     def stats(self) -> EngineStats:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from hotcold.engine.pace import Pace
 from hotcold.engine.prefix_cache import Found, PrefixCache
 from hotcold.engine.request import PromptTooLongError, Request, RequestError
 from hotcold.engine.speculation import Speculation
@@ -65,10 +66,10 @@ class Step:
 class Scheduler:
     """Fills a :class:`Batch` in place from running requests, and admits waiting ones as rows and pages allow.
 
-    ``context`` is the most positions of a sequence, ``chunk`` the most prompt rows of a step, ``max_waiting``
-    the most requests that may wait for a row. ``alike``: rows of a prompt and rows that decode give the same
-    bits. ``slots`` are those of states, one for each sequence at least; None where no layer keeps one.
-    ``speculation`` chooses guesses, None for none."""
+    ``context`` is the most positions of a sequence, ``pace`` chooses the prompt rows of a step,
+    ``max_waiting`` is the most requests that may wait for a row. ``alike``: rows of a prompt and rows that
+    decode give the same bits. ``slots`` are those of states, one for each sequence at least; None where no
+    layer keeps one. ``speculation`` chooses guesses, None for none."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Scheduler:
         prefixes: PrefixCache | None = None,
         *,
         context: int,
-        chunk: int,
+        pace: Pace,
         alike: bool = True,
         max_waiting: int | None = None,
         slots: SlotPool | None = None,
@@ -89,7 +90,7 @@ class Scheduler:
         self.prefixes = prefixes
         self._pool_is_small = cache.pages * PAGE < context
         self.context = min(context, cache.pages * PAGE)
-        self.chunk = chunk
+        self.pace = pace
         self.alike = alike
         self.max_waiting = max_waiting
         self.speculation = speculation
@@ -446,7 +447,7 @@ class Scheduler:
         if self.states is not None:
             ends = [self.states.end(each, end) for each, end in zip(requests, ends, strict=True)]
         wanted = [end - each.computed for each, end in zip(requests, ends, strict=True)]
-        given = divided(min(self.chunk, batch.limits.tokens - row), wanted)
+        given = divided(min(self.pace.rows(awaited=bool(step.sampled)), batch.limits.tokens - row), wanted)
         for after, request, rows in zip(range(len(requests))[::-1], requests, given, strict=True):
             if request.job.pooling == "mean":  # each of its rows takes a row of logits; others need one each
                 rows = min(rows, batch.limits.logits - step.logits - after)

@@ -121,7 +121,7 @@ class Speculation:
         self._block = next((each for each in guessers if isinstance(each, BlockDrafts)), None)
         self._most = most
         self._steps = 0
-        self._drafting_s = 0.0  # of this step, in which drafters ran
+        self.drafting_s = 0.0  #: of this step, in which drafters ran
         self._shares = dict(FIRST_SHARES)  # over all texts
         self._offers: dict[Request, _Offer] = {}  # of this step, whether they are verified or not
 
@@ -129,7 +129,7 @@ class Speculation:
         """The guesses that the next step is to verify: ``rooms`` has the most for each request that may have
         any, ``rows`` are those of the step without guesses, and ``spare`` how many it may have more."""
         self._offers = {}
-        self._drafting_s = 0.0
+        self.drafting_s = 0.0
         if spare < 1 or not self.costs.is_fresh(rows) or not self._may_pay(rows):
             return {}
         if self._block is not None:
@@ -166,7 +166,7 @@ class Speculation:
     def note(self, rows: int, seconds: float) -> None:
         """Learns what a step without a prompt cost, without the guesses of drafters: they cost by the
         token."""
-        self.costs.note(rows, seconds - self._drafting_s)
+        self.costs.note(rows, seconds - self.drafting_s)
 
     def drop(self) -> None:
         """Forgets what an exception may have broken off: the texts that drafters have read."""
@@ -192,7 +192,7 @@ class Speculation:
             return None
         start = time.perf_counter()
         guess = drafts(request, n)
-        self._drafting_s += time.perf_counter() - start
+        self.drafting_s += time.perf_counter() - start
         return guess
 
     def _worth_drafting(self, request: Request, drafts: Drafter, rows: int, most: int) -> int:
@@ -253,7 +253,8 @@ def speculation_of(session: Session) -> Speculation | None:
         return None
     drafts: Drafter
     if model.draft is not None:
-        drafts = DraftModel(model.draft.session(), model.config.vocab)
+        session.draft_session = model.draft.session()
+        drafts = DraftModel(session.draft_session, model.config.vocab)
     elif session.draft_block is not None:
         drafts = BlockDrafts(session.draft_block, session.transformer.batch)
     else:

@@ -39,14 +39,25 @@ class Counters:
     decode_tokens: int = 0  #: in steps without a prompt row, like the next fields
     decode_steps: int = 0
     decode_s: float = 0.0
-    run_s: float = 0.0  #: the part of ``decode_s`` spent in the recorded program; the rest is Python's
+    run_s: float = (
+        0.0  #: the part of ``decode_s`` in recorded programs, drafting included; the rest is Python's
+    )
     kv_positions: int = 0  #: positions that attention read
     guesses: int = 0  #: rows of tokens that were guessed
     wrong_guesses: int = 0  #: those of them that ``decode_tokens`` does not count
-    draft_bytes: int = 0  #: of a block that guesses tokens
+    draft_bytes: int = 0  #: of a block or a smaller model that drafts tokens
     #: as ``rows``, of shared experts; no layers where there are none, or where they are computed whole
     shared: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(FFN_COUNTS)), np.int64))
     disk: DiskCounts = field(default_factory=DiskCounts)  #: experts read from the file
+
+    def nbytes(self, footprint: Footprint) -> int:
+        """The bytes that the steps of generation read."""
+        computed = self.decode_tokens + self.wrong_guesses
+        row_bytes = int(bytes_of_rows(self.rows, footprint.row_bytes).sum())
+        row_bytes += int(bytes_of_rows(self.shared, footprint.shared_row_bytes).sum())
+        weights = self.decode_steps * footprint.step_bytes + computed * footprint.token_bytes + row_bytes
+        states = self.kv_positions * footprint.kv_bytes + computed * footprint.state_bytes
+        return weights + states + self.draft_bytes
 
     def copy(self) -> Self:
         return replace(self, rows=self.rows.copy(), shared=self.shared.copy())
@@ -93,11 +104,7 @@ class Figures(DiskFigures):
         sequences = tokens - counters.guesses + counters.wrong_guesses
         computed = tokens + counters.wrong_guesses
         read = int(counters.rows[:, :3].sum() + counters.shared[:, :3].sum())
-        row_bytes = int(bytes_of_rows(counters.rows, footprint.row_bytes).sum())
-        row_bytes += int(bytes_of_rows(counters.shared, footprint.shared_row_bytes).sum())
-        total_bytes = steps * footprint.step_bytes + computed * footprint.token_bytes + row_bytes
-        total_bytes += counters.kv_positions * footprint.kv_bytes + computed * footprint.state_bytes
-        total_bytes += counters.draft_bytes
+        total_bytes = counters.nbytes(footprint)
         params = computed * (footprint.step_params + footprint.dim) + read * footprint.dim
         neurons = np.asarray(footprint.neurons)  # a layer may have none
         active = counters.rows[:, 3] / (np.maximum(neurons, 1) * computed)

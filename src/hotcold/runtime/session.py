@@ -104,6 +104,7 @@ class Session:
         of_model = config, model.weights, devices
         self.transformer = Transformer(*of_model, ffns, limits, self.state, self._shared)
         self.draft_block = self._make_draft_block()  #: that guesses tokens; None where there is none
+        self.draft_session: Session | None = None  #: of a smaller model that drafts tokens for this one
         # Rows that a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
         if mode.name == "off" and config.experts is None:
@@ -186,6 +187,9 @@ class Session:
             self._counters.shared = np.array(counts, np.int64)
         if self.draft_block is not None:
             self._counters.draft_bytes = self.draft_block.nbytes_read
+        elif self.draft_session is not None:
+            drafts = self.draft_session
+            self._counters.draft_bytes = drafts.counters.nbytes(drafts.footprint)
         return self._counters
 
     def add_seconds(self, seconds: float, *, prompt: bool) -> None:
@@ -194,6 +198,10 @@ class Session:
             self._counters.prompt_s += seconds
         else:
             self._counters.decode_s += seconds
+
+    def count_drafting(self, seconds: float) -> None:
+        """Counts the time in which a step without a prompt row waited for drafts."""
+        self._counters.run_s += seconds
 
     def count_guesses(self, verified: int, wrong: int) -> None:
         """Counts the guesses of a step without a prompt row, each of which had a row of its own."""

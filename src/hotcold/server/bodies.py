@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import re
+import zlib
 from collections import Counter
 from itertools import chain
 from typing import Any
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.security import from_browser
+from hotcold.server.sending import InThread
 from hotcold.server.settings import Settings
 
 _SMALL = 32 << 10  # bytes of a body that may be read twice
@@ -26,12 +28,41 @@ _ESCAPES = re.compile(
 #: Types that programs state for a body whose sender gave none, as ``curl -d``. A page's browser may send
 #: these without asking whether it may, so they are taken from programs alone.
 _OF_PROGRAMS = ("", "application/x-www-form-urlencoded", "text/plain")
+#: Content-Encoding -> how the body is compressed; empty: not at all.
+_CODINGS = {"identity": "", "gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
 
 
-async def read_body(request: Request, settings: Settings) -> bytes:
-    """The body of a request whose headers state JSON. APIError: they do not, or it is beyond the bounds."""
-    _check_headers(request, settings)
-    return await _read(request, settings)
+async def read_body(request: Request, settings: Settings, in_thread: InThread) -> bytes:
+    """The body of a request whose headers state JSON, opened if it is compressed. APIError: they do not, or
+    it is beyond the bounds."""
+    coding = _check_headers(request, settings)
+    body = await _read(request, settings)
+    return await in_thread(opened, body, coding, settings.body_bytes) if coding else body
+
+
+def opened(body: bytes, coding: str, most: int) -> bytes:
+    """The content of a compressed body: gzip, or deflate with or without zlib's head. APIError: it has more
+    than ``most`` bytes, of which no more are opened, or is broken."""
+    reader = zlib.decompressobj(_window(body, coding))
+    try:
+        found = reader.decompress(body, most + 1)
+    except zlib.error as error:
+        raise _refused(f"the body is not {coding}: {error}") from None
+    if len(found) > most:
+        raise _too_large(most)
+    if not reader.eof:
+        raise _refused(f"the body is not whole: its {coding} data ends too soon")
+    if rest := len(reader.unused_data):
+        raise _refused(f"the body goes on for {rest} bytes after the end of its {coding} data")
+    return found
+
+
+def _window(body: bytes, coding: str) -> int:
+    """The window and head of compressed data, as zlib numbers them."""
+    if coding == "gzip":
+        return zlib.MAX_WBITS | 16
+    zlib_head = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
+    return zlib.MAX_WBITS if zlib_head else -zlib.MAX_WBITS
 
 
 def parse(body: bytes, depth: int) -> Any:
@@ -82,22 +113,25 @@ def _strings(value: Any, depth: int) -> int:
     raise _too_deep(depth)
 
 
-def _check_headers(request: Request, settings: Settings) -> None:
+def _check_headers(request: Request, settings: Settings) -> str:
+    """Returns the coding of the body; empty where it is not compressed."""
     headers = request.headers
     kind = headers.get("content-type", "")
     plain = kind.partition(";")[0].strip().lower()
     if plain != "application/json" and (plain not in _OF_PROGRAMS or from_browser(headers)):
         seen = f"Content-Type is {kind!r:.60}" if kind else "no Content-Type"
         raise APIError(f"{seen}: application/json is needed", status=415, code="unsupported_media_type")
-    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in _CODINGS:
         raise APIError(
-            "Content-Encoding is not supported: send the JSON as it is",
+            f"Content-Encoding is {coding!r:.60}: allowed are gzip, deflate and identity",
             status=415,
             code="unsupported_encoding",
         )
     length = headers.get("content-length", "0")
     if length.isdigit() and int(length) > settings.body_bytes:
-        raise _too_large(settings)
+        raise _too_large(settings.body_bytes)
+    return _CODINGS[coding]
 
 
 async def _read(request: Request, settings: Settings) -> bytes:
@@ -107,7 +141,7 @@ async def _read(request: Request, settings: Settings) -> bytes:
             async for part in request.stream():
                 body += part
                 if len(body) > settings.body_bytes:
-                    raise _too_large(settings)
+                    raise _too_large(settings.body_bytes)
     except TimeoutError:
         message = f"the body did not arrive within {settings.body_s:g} seconds"
         raise APIError(message, status=408, type="timeout_error", code="request_timeout") from None
@@ -148,8 +182,8 @@ def _too_deep(depth: int) -> APIError:
     return _refused(f"the body has more than {depth} arrays and objects in each other")
 
 
-def _too_large(settings: Settings) -> APIError:
-    message = f"the body is too large: {settings.body_bytes} bytes are allowed"
+def _too_large(most: int) -> APIError:
+    message = f"the body is too large: {most} bytes are allowed"
     return APIError(message, status=413, code="request_too_large")
 
 

@@ -41,6 +41,6 @@ FRAMES: dict[Framing, Frames] = {
     "openai": Frames(_EVENTS, _data, _COMMENT, b"data: [DONE]\n\n"),
     "llama.cpp": Frames(_EVENTS, _data, _COMMENT),
     "responses": Frames(_EVENTS, _named, _COMMENT),
-    "anthropic": Frames(_EVENTS, _named, _named({"type": "ping"})),
+    "anthropic": Frames(_EVENTS, _named, b""),  # its replies have events for clients that wait
     "ollama": Frames(b"application/x-ndjson", _line, b""),  # its clients read every line as an object
 }

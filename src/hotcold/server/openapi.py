@@ -1,6 +1,7 @@
 """Makes the server's OpenAPI 3.1 description from the tables with which requests are read."""
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -83,6 +84,8 @@ OPERATIONS = (
         "POST", "/v1/responses", "Continue a conversation, as OpenAI's newer clients do", "Response",
         "ResponseRequest", responses.FIELDS, streams=True,
     ),
+    Operation("GET", "/v1/responses/{id}", "A response that is kept", "Response"),
+    Operation("DELETE", "/v1/responses/{id}", "Forget a response", "Deleted"),
     Operation(
         "POST", "/v1/messages", "Continue a conversation, as with Anthropic", "MessagesReply",
         "MessagesRequest", anthropic.FIELDS, streams=True, error="AnthropicError",
@@ -171,8 +174,10 @@ def _operation(each: Operation) -> Document:
     if each.body:
         body = {"application/json": {"schema": ref(each.body)}}
         found["requestBody"] = {"required": True, "content": body}
-    if "{name}" in each.path:
-        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": STRING}]
+    if names := re.findall(r"\{(\w+)\}", each.path):
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": STRING} for name in names
+        ]
     return found
 
 
@@ -215,7 +220,7 @@ def _values(schema: Schema) -> str:
         low, high = (_power(schema[bound]) for bound in ("minimum", "maximum"))
         return f"{low} to {high}" + (f", not {schema['not']['const']}" if "not" in schema else "")
     if schema.get("type") == "array":
-        return f"list, up to {schema['maxItems']}"
+        return f"list, up to {schema['maxItems']}" if "maxItems" in schema else "list"
     if "oneOf" in schema or schema.get("type") in ("object", ["object", "boolean"]):
         return "object"
     return {"string": "text"}[schema["type"]]

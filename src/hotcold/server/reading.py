@@ -37,7 +37,7 @@ class Reader:
         busy, the body is no JSON, the prompt is too long, or the client has gone."""
         service = self._service
         facts = service.facts
-        body = await read_body(request, service.settings)
+        body = await read_body(request, service.settings, service.in_thread)
 
         def prepared() -> T:
             return prepare(parse(body, service.settings.depth), facts)

@@ -124,8 +124,10 @@ REPLIES: dict[str, Schema] = {
             "usage": object_of({"prompt_tokens": COUNT, "total_tokens": COUNT}),
         }
     ),
-    "NativeReply": object_of(
-        {
+    "NativeReply": {
+        "type": "object",
+        "description": "With response_fields these alone.",
+        "properties": {
             "content": STRING,
             "tokens": list_of(COUNT),
             "stop": {"const": True},
@@ -135,8 +137,8 @@ REPLIES: dict[str, Schema] = {
             "tokens_evaluated": COUNT,
             "generation_settings": OBJECT,
             "timings": OBJECT,
-        }
-    ),
+        },
+    },
     "Prompt": object_of({"prompt": STRING}),
     "Slots": list_of(object_of({"id": COUNT, "n_ctx": COUNT, "is_processing": {"type": "boolean"}})),
     "Tokens": object_of({"tokens": list_of({"anyOf": [COUNT, object_of({"id": COUNT, "piece": _PIECE})]})}),
@@ -218,6 +220,7 @@ REPLIES: dict[str, Schema] = {
             "usage": object_of({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT}),
         }
     ),
+    "Deleted": object_of({"id": STRING, "object": {"const": "response"}, "deleted": {"const": True}}),
     "TokenCount": object_of({"input_tokens": COUNT}),
     "Anything": OBJECT,
 }

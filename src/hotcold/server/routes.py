@@ -11,10 +11,12 @@ from hotcold.server import openapi
 from hotcold.server.dialect_routes import AnthropicRoutes, LlamaCppRoutes, OllamaRoutes
 from hotcold.server.metrics import CONTENT_TYPE
 from hotcold.server.protocol import chat, completion, embeddings, models, responses, tokens
+from hotcold.server.protocol.errors import APIError, invalid
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.reading import Reader, note_left_out
 from hotcold.server.replies import JSONReply
 from hotcold.server.service import Service
+from hotcold.values import shown
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 
@@ -34,6 +36,8 @@ def api_routes(service: Service) -> list[BaseRoute]:
         ("POST", "/infill", own.infill),
         ("POST", "/apply-template", own.apply_template),
         ("POST", "/responses", routes.responses),
+        ("GET", "/responses/{id}", routes.response),
+        ("DELETE", "/responses/{id}", routes.delete_response),
         ("POST", "/embeddings", routes.embeddings),
         ("POST", "/messages", messages.messages),
         ("POST", "/messages/count_tokens", messages.count_tokens),
@@ -90,6 +94,22 @@ class _Routes(Reader):
     async def responses(self, request: Request) -> Any:
         return await self._generated(request, responses.parse, "input")
 
+    async def response(self, request: Request) -> Any:
+        """The response of an id. APIError: it is not kept, or a stream of it is asked for."""
+        id = request.path_params["id"]
+        if request.query_params.get("stream", "false") != "false":
+            raise invalid("stream: a response that is kept comes as a whole: leave it out", "stream")
+        found = await self._service.in_thread(self._service.facts.kept_responses.response, id)
+        if found is None:
+            raise _no_response(id)
+        return self._large(found)
+
+    async def delete_response(self, request: Request) -> Response:
+        id = request.path_params["id"]
+        if not self._service.facts.kept_responses.remove(id):
+            raise _no_response(id)
+        return JSONReply({"id": id, "object": "response", "deleted": True})
+
     async def completions(self, request: Request) -> Any:
         return await self._generated(request, completion.parse, "prompt")
 
@@ -108,3 +128,8 @@ class _Routes(Reader):
     async def detokenize(self, request: Request) -> Any:
         call = await self._prepared(request, tokens.parse_detokenize)
         return self._large(call.answer())
+
+
+def _no_response(id: str) -> APIError:
+    seen = f"response with id {shown(id)} not found"
+    return APIError(f"{seen}: the server keeps the last ones in memory", status=404, code="not_found")

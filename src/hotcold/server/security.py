@@ -22,7 +22,7 @@ from hotcold.server.request_log import STRANGER
 from hotcold.server.settings import HOST_NAME, Settings, digest
 
 _MARKS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode")
-_METHODS = "GET, HEAD, POST, OPTIONS"
+_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 _EXPOSED = "X-Request-Id, X-Hotcold-Left-Out, X-Hotcold-Not-Enforced, Retry-After"
 _HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+))(:[0-9]+)?")
 _BEARER = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)

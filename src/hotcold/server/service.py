@@ -48,7 +48,7 @@ class Prepared:
     jobs: list[Job]
     reply: Reply
     stream: bool
-    left_out: str  #: the parts of its texts that no token can spell
+    left_out: str  #: tools that run elsewhere, and the parts of its texts that no token can spell
 
 
 class Service:
@@ -204,7 +204,8 @@ class Service:
         reply = call.reply(
             lambda: chat.stream(opened, call.callable, sure=True, form=call.form, begun=call.continue_last)
         )
-        return Prepared(jobs, reply, call.stream, tokenizer.left_out(texts_of(call.messages)))
+        left_out = filter(None, (call.left_out, tokenizer.left_out(texts_of(call.messages))))
+        return Prepared(jobs, reply, call.stream, ", ".join(left_out))
 
     def count(self, call: ChatCall) -> int:
         """Counts the tokens of a conversation's prompt, which may be more than the context holds. Time and

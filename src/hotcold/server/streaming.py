@@ -102,7 +102,9 @@ class Answer:
                 events += self._reply.add(index, piece)
             if running.finished:
                 break
-            await sending.body(await self._lines(events) if events or pieces else self._frames.ping)
+            idle = not events and not pieces
+            lines = await self._lines(self._reply.waiting() if idle else events)
+            await sending.body(self._frames.ping if idle and not lines else lines)
             pieces = await running.take(patience)
             events = []
         events += self._reply.end()

@@ -127,7 +127,7 @@ CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"tools": [TOOL] * 10_000}, "tools"),
     ({"tools": [tool("a name")]}, "tools[0].function.name"),
     ({"tools": [tool("")]}, "tools[0].function.name"),
-    ({"tools": [tool("a" * 65)]}, "tools[0].function.name"),
+    ({"tools": [tool("a" * 129)]}, "tools[0].function.name"),
     ({"tools": [TOOL, TOOL]}, "tools"),
     ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type"),
     ({"tools": [TOOL], "tool_choice": tool("missing")}, "tool_choice"),

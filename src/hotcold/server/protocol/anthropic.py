@@ -34,9 +34,8 @@ from hotcold.server.protocol.limits import (
     MAX_PARTS,
     MAX_STOP_LENGTH,
     MAX_STOPS,
-    MAX_TOOLS,
 )
-from hotcold.server.protocol.messages import FUNCTION_NAME, ONLY_TEXT, TEXT_PART
+from hotcold.server.protocol.messages import FUNCTION_NAME, ONLY_TEXT, TEXT_PART, ResultPart
 from hotcold.values import shown
 
 
@@ -44,11 +43,12 @@ def _blocks(kind: Kind, low: int = 0) -> Either:
     return Either({str: Text(), list: Items(kind, low, MAX_PARTS)}, "a string, or a list of blocks,")
 
 
-_TEXTS = _blocks(Tagged("type", {"text": TEXT_PART}, ONLY_TEXT))
+_TEXT = Tagged("type", {"text": TEXT_PART}, ONLY_TEXT)
+_TEXTS = _blocks(_TEXT)
 _RESULT = Shape(
     {
         "tool_use_id": Field(Text(0, 256), required=True),
-        "content": Field(_TEXTS, ""),
+        "content": Field(_blocks(ResultPart(_TEXT)), ""),
         "is_error": Field(Flag(), False, "The model is told so, before the text."),
     }
 )
@@ -113,7 +113,7 @@ COUNT: Fields = {
         Items(_MESSAGE, 1, MAX_MESSAGES), None, "A last one of the assistant is continued.", required=True
     ),
     "system": Field(_TEXTS, None, "What comes before all messages; Claude Code's billing line is left out."),
-    "tools": Field(Items(_TOOL, 0, MAX_TOOLS), None, "Functions that the model may call."),
+    "tools": Field(Items(_TOOL, 0), None, "Functions that the model may call."),
     "tool_choice": Field(_TOOL_CHOICE, None, "auto where there are tools."),
     "thinking": Field(thinking.THINKING, None, "For the model's template; disabled forbids thinking."),
     "output_config": Field(_OUTPUT, None, "The form of the answer, and the effort."),

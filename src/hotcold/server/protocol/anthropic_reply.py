@@ -38,13 +38,20 @@ class MessagesReply(Reply):
         self._blocks: list[dict[str, Any]] = []  # as they are begun
         self._texts: list[str] = []  # of each block, so far
         self._open = False  # whether the last block may go on
+        self._started = False  # whether the message has begun
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """Claude Code gives up after five minutes without an event; pings are none to it."""
+        if not self._started:
+            return [self._begun()]
+        nothing = {"stop_reason": None, "stop_sequence": None}
+        return [{"type": "message_delta", "delta": nothing, "usage": self._usage()}]
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
         (tally,) = self._tallies
         reason = piece.finish_reason
-        first = tally.last is None
         tally.add(piece)
-        events = [self._begun()] if first else []
+        events = [] if self._started else [self._begun()]
         parts = self._splitter.push(piece.text) if piece.text else []
         if reason is not None:
             parts += self._splitter.finish()
@@ -77,6 +84,7 @@ class MessagesReply(Reply):
         }
 
     def _begun(self) -> dict[str, Any]:
+        self._started = True
         nothing = {"stop_reason": None, "stop_sequence": None}
         usage = {**self._usage(), "output_tokens": 0}
         return {"type": "message_start", "message": {**self._head_of([]), **nothing, "usage": usage}}
@@ -136,13 +144,13 @@ class MessagesReply(Reply):
         return {"stop_reason": reason, "stop_sequence": piece.stop if reason == "stop_sequence" else None}
 
     def _usage(self) -> dict[str, Any]:
-        """Counts of tokens; those of the prompt that were not computed anew are counted apart."""
+        """Counts of tokens; those of the prompt that were not computed anew are counted apart. They are 0
+        while the prompt is read."""
         (tally,) = self._tallies
         piece = tally.last
-        assert piece is not None
         return {
-            "input_tokens": piece.prompt_tokens - piece.reused,
+            "input_tokens": piece.prompt_tokens - piece.reused if piece else 0,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": piece.reused,
+            "cache_read_input_tokens": piece.reused if piece else 0,
             "output_tokens": tally.tokens,
         }

@@ -1,6 +1,7 @@
 """``/v1/chat/completions``: the request."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -118,6 +119,7 @@ class ChatCall:
     stream: bool
     include_usage: bool
     timings_per_token: bool
+    left_out: str = ""  #: tools that the model is not told of
 
     def jobs(self, ids: Sequence[int]) -> list[Job]:
         """``n`` jobs that continue these tokens."""
@@ -255,23 +257,23 @@ def _tools(
     tools = [_as_given(each) for each in values["tools"] or []]
     choice: ToolChoice = values["tool_choice"] or ("auto" if tools else "none")
     names = [each["function"]["name"] for each in tools]
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if twice is not None:
-        raise invalid(f"tools has two functions {twice!r}: give each its own name", "tools")
-    allowed = names
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise invalid(f"tools has {count} functions {name!r}: give each its own name", "tools")
+    allowed: Collection[str] = set(names)
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
-        allowed = [each["function"]["name"] for each in choice["allowed_tools"]["tools"]]
+        allowed = {each["function"]["name"] for each in choice["allowed_tools"]["tools"]}
         choice = choice["allowed_tools"]["mode"]
         _check_chosen(allowed, names)
     elif isinstance(choice, dict):
-        allowed = [choice["function"]["name"]]
+        allowed = {choice["function"]["name"]}
         _check_chosen(allowed, names)
     elif choice != "none" and not tools:
         if choice == "required":
             raise invalid("tool_choice is required and there are no tools: give some", "tool_choice")
         choice = "none"
     if choice == "none":
-        allowed = []
+        allowed = ()
     return tools, [each for each in tools if each["function"]["name"] in allowed], choice
 
 
@@ -281,8 +283,7 @@ def _as_given(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {**tool, "function": function}
 
 
-def _check_chosen(chosen: Sequence[str], names: Sequence[str]) -> None:
-    for name in chosen:
-        if name not in names:
-            known = f"the tools are {', '.join(names)}"[:200] if names else "there are no tools"
-            raise invalid(f"tool_choice names {seen(name)}: {known}", "tool_choice")
+def _check_chosen(chosen: Collection[str], names: Sequence[str]) -> None:
+    if unknown := sorted(set(chosen).difference(names)):
+        known = f"the tools are {', '.join(names)}"[:200] if names else "there are no tools"
+        raise invalid(f"tool_choice names {seen(unknown[0])}: {known}", "tool_choice")

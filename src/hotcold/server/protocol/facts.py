@@ -12,7 +12,7 @@ from hotcold.runtime.pooling import Pooling
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.server.protocol import prompts
 from hotcold.server.protocol.errors import from_job
-from hotcold.server.protocol.kept_items import KeptItems
+from hotcold.server.protocol.kept import MOST_ITEM_BYTES, MOST_ITEMS, Kept, KeptResponses
 from hotcold.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 2048
@@ -43,7 +43,8 @@ class Facts:
     pooling: Pooling | None = None  #: how texts become vectors; None: they cannot
     not_pooled: str = ""  #: and why
     open_schemas: bool = False  #: as :attr:`hotcold.server.settings.Settings.open_schemas`
-    kept: KeptItems = field(default_factory=KeptItems, compare=False)
+    kept_items: Kept = field(default_factory=lambda: Kept(MOST_ITEM_BYTES, MOST_ITEMS), compare=False)
+    kept_responses: KeptResponses = field(default_factory=KeptResponses, compare=False)
 
     @property
     def vocab(self) -> int:

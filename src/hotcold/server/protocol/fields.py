@@ -194,23 +194,20 @@ class Items:
 
     kind: Kind
     low: int
-    high: int
+    high: int | None = None  #: limit of entries; None: only the body's limit
 
     def read(self, value: Any, param: str) -> list[Any]:
         if not isinstance(value, list):
             refuse(param, value, "a list is needed")
-        if not self.low <= len(value) <= self.high:
-            needed = f"allowed are {self.low} to {self.high} entries"
+        if len(value) < self.low or (self.high is not None and len(value) > self.high):
+            most = "or more" if self.high is None else f"to {self.high}"
+            needed = f"allowed are {self.low} {most} entries"
             refuse(param, value, needed, "array_above_max_length" if value else "empty_array")
         return [self.kind.read(each, f"{param}[{i}]") for i, each in enumerate(value)]
 
     def schema(self) -> Schema:
-        return {
-            "type": "array",
-            "minItems": self.low,
-            "maxItems": self.high,
-            "items": self.kind.schema(),
-        }
+        found = {"type": "array", "minItems": self.low, "items": self.kind.schema()}
+        return found if self.high is None else {**found, "maxItems": self.high}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from hotcold.server.protocol.fields import (
     Field,
     Flag,
     Items,
+    Kind,
     Neutral,
     Real,
     Schema,
@@ -26,7 +27,6 @@ from hotcold.server.protocol.limits import (
     MAX_NAME,
     MAX_PARTS,
     MAX_TEMPLATE_KWARGS,
-    MAX_TOOLS,
 )
 
 ONLY_TEXT = "; this model reads text only"
@@ -43,10 +43,41 @@ _OWN_PART = Tagged(
 )
 
 
+#: Parts of a tool's result that this model cannot read, by type -> their kind in words.
+_UNREADABLE = {
+    "image": "picture", "image_url": "picture", "input_image": "picture", "document": "document",
+    "file": "file", "input_file": "file", "audio": "sound", "input_audio": "sound", "video": "video",
+}  # fmt: skip
+
+
+class ResultPart:
+    """A part of a tool's result. A text stands in for what the model cannot read: a refusal would end the
+    conversation, whose later requests all have the same result."""
+
+    def __init__(self, texts: Tagged) -> None:
+        self._texts = texts
+
+    def read(self, value: Any, param: str) -> dict[str, Any]:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind in _UNREADABLE:
+            return {"type": "text", "text": left_out(_UNREADABLE[kind])}
+        return self._texts.read(value, param)
+
+    def schema(self) -> Schema:
+        types = {"type": {"type": "string", "enum": [*_UNREADABLE]}}
+        unreadable = {"type": "object", "properties": types, "required": ["type"]}
+        return {"oneOf": [*self._texts.schema()["oneOf"], unreadable]}
+
+
+def left_out(kind: str) -> str:
+    """The text that the model reads in place of a part of this kind."""
+    return f"[{kind} left out: this model reads text]"
+
+
 class Content:
     """A text, or a list of text parts; templates that know parts get them unchanged."""
 
-    def __init__(self, part: Tagged) -> None:
+    def __init__(self, part: Kind) -> None:
         self._kind = Either(
             {str: Text(), list: Items(part, 0, MAX_PARTS)}, "a string, or a list of text parts,"
         )
@@ -101,7 +132,13 @@ MESSAGE = Tagged(
                 "audio": Field(Neutral()),
             }
         ),
-        "tool": Shape({"content": Field(Content(_PART)), "tool_call_id": Field(Text(0, 256)), "name": _NAME}),
+        "tool": Shape(
+            {
+                "content": Field(Content(ResultPart(_PART))),
+                "tool_call_id": Field(Text(0, 256)),
+                "name": _NAME,
+            }
+        ),
     },
 )  # fmt: skip
 MESSAGES = Items(MESSAGE, 1, MAX_MESSAGES)
@@ -115,14 +152,14 @@ _FUNCTION = Shape(
     }
 )
 _TOOL = Tagged("type", {"function": Shape({"function": Field(_FUNCTION, required=True)})})
-TOOLS = Items(_TOOL, 0, MAX_TOOLS)
+TOOLS = Items(_TOOL, 0)
 
 _NAMED_FUNCTION = Field(Shape({"name": Field(Text(1, 256), required=True)}), required=True)
 _ONE_TOOL = Tagged("type", {"function": Shape({"function": _NAMED_FUNCTION})})
 _ALLOWED_TOOLS = Shape(
     {
         "mode": Field(Choice(("auto", "required")), "auto"),
-        "tools": Field(Items(_ONE_TOOL, 1, MAX_TOOLS), required=True),
+        "tools": Field(Items(_ONE_TOOL, 1), required=True),
     }
 )
 _CHOSEN = Tagged(

@@ -15,13 +15,14 @@ from hotcold.server.protocol.fields import (
     Field,
     Fields,
     Flag,
+    Items,
     Neutral,
     Shape,
     Text,
     Whole,
     check_depth,
 )
-from hotcold.server.protocol.limits import LARGEST, MAX_LOGPROBS
+from hotcold.server.protocol.limits import LARGEST, MAX_LOGPROBS, MAX_PARTS
 from hotcold.server.protocol.native_reply import NativeReply
 from hotcold.server.protocol.prompts import Ids
 from hotcold.server.protocol.replies import Reply
@@ -41,6 +42,9 @@ FIELDS: Fields = {
     "ignore_eos": Field(Flag(), False, "Chooses no token that ends the text, unless its form is complete."),
     "cache_prompt": Field(Flag(), True, "Whether what is computed may serve later requests."),
     "timings_per_token": Field(Flag(), False, "Each event of a stream has timings."),
+    "response_fields": Field(
+        Items(Text(1, 256), 0, MAX_PARTS), None, "Of the reply, or a stream's last event; a/b is b in a."
+    ),
     "id_slot": Field(Whole(-1, LARGEST), None, "Has no effect: any slot will do."),
     "n_keep": Field(Whole(-1, LARGEST), None, "Has no effect: a text ends with its context."),
     "n_discard": Field(Whole(0, LARGEST), None, "Has no effect, as n_keep."),
@@ -70,6 +74,7 @@ class NativeCall:
     return_tokens: bool
     stream: bool
     timings_per_token: bool
+    response_fields: tuple[str, ...]  #: of the reply; empty: all
 
     @property
     def texts(self) -> Sequence[str | int]:
@@ -100,6 +105,7 @@ class NativeCall:
             return_tokens=self.return_tokens,
             stream=self.stream,
             every_timings=self.timings_per_token,
+            fields=self.response_fields,
         )
 
     def shown(self, ids: Sequence[int]) -> str:
@@ -168,4 +174,5 @@ def call_of(values: Mapping[str, Any], facts: Facts) -> NativeCall:
         return_tokens=values["return_tokens"],
         stream=values["stream"],
         timings_per_token=values["timings_per_token"],
+        response_fields=tuple(values["response_fields"] or ()),
     )

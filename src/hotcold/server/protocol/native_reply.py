@@ -1,5 +1,6 @@
 """llama.cpp's own ``/completion``: the answer."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from hotcold.engine.generation import Piece
@@ -7,6 +8,8 @@ from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import finite
 from hotcold.server.protocol.replies import Framing, Reply
 from hotcold.server.protocol.usage import timings
+
+_MISSING = object()
 
 
 class NativeReply(Reply):
@@ -25,6 +28,7 @@ class NativeReply(Reply):
         return_tokens: bool,
         stream: bool,
         every_timings: bool,
+        fields: Sequence[str],
     ) -> None:
         super().__init__(facts, 1, prefix="cmpl-")
         self._prompt = prompt
@@ -34,6 +38,7 @@ class NativeReply(Reply):
         self._return_tokens = return_tokens
         self._stream = stream
         self._every_timings = every_timings
+        self._fields = fields
         self._content = ""
         self._tokens: list[int] = []
         self._probabilities: list[dict[str, Any]] = []
@@ -65,7 +70,7 @@ class NativeReply(Reply):
         return [event] if text or ids else []
 
     def end(self) -> list[dict[str, Any]]:
-        return [{**self._last(), "content": "", "tokens": []}] if self._stream else []
+        return [self._chosen({**self._last(), "content": "", "tokens": []})] if self._stream else []
 
     def whole(self) -> dict[str, Any]:
         whole = {
@@ -73,7 +78,23 @@ class NativeReply(Reply):
             "content": self._content,
             "tokens": self._tokens if self._return_tokens else [],
         }
-        return {**whole, "completion_probabilities": self._probabilities} if self._logprobs else whole
+        if self._logprobs:
+            whole["completion_probabilities"] = self._probabilities
+        return self._chosen(whole)
+
+    def _chosen(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """The fields that were asked for, as llama.cpp's server has them: a path is a name, and fields that
+        are not there are left out."""
+        if not self._fields:
+            return whole
+        found: dict[str, Any] = {}
+        for path in self._fields:
+            value: Any = whole
+            for name in path.split("/"):
+                value = value[name] if isinstance(value, dict) and name in value else _MISSING
+            if value is not _MISSING:
+                found[path] = value
+        return found
 
     def _last(self) -> dict[str, Any]:
         (tally,) = self._tallies

@@ -27,8 +27,8 @@ from hotcold.server.protocol.fields import (
     check_depth,
 )
 from hotcold.server.protocol.filling import SUFFIX, check_model, filled_texts
-from hotcold.server.protocol.limits import LARGEST, MAX_CALLS, MAX_MESSAGES
-from hotcold.server.protocol.messages import TOOLS
+from hotcold.server.protocol.limits import LARGEST, MAX_CALLS, MAX_MESSAGES, MAX_PARTS
+from hotcold.server.protocol.messages import TOOLS, left_out
 from hotcold.server.protocol.native import NativeCall
 from hotcold.server.protocol.ollama_reply import OllamaReply, loaded
 
@@ -61,7 +61,7 @@ _MESSAGE = Tagged(
                 "content": _TEXT,
                 "tool_name": Field(Text(0, 256)),
                 "tool_call_id": Field(Text(0, 256)),
-                "images": _IMAGES,
+                "images": Field(Items(Text(), 0, MAX_PARTS), note="A text stands in for each."),
             }
         ),
     },
@@ -230,7 +230,9 @@ def _common(values: Mapping[str, Any], length: str) -> dict[str, Any]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    found = {"role": message["role"], "content": message["content"]}
+    pictures = [left_out("picture")] * len(message["images"] or ())
+    content = "\n".join(filter(None, (message["content"], *pictures)))
+    found = {"role": message["role"], "content": content}
     more = {
         "reasoning_content": message.get("thinking"),
         "tool_calls": message.get("tool_calls"),

@@ -32,6 +32,11 @@ class Reply(ABC):
         """Values of events before any piece."""
         return []
 
+    def waiting(self) -> list[dict[str, Any]]:
+        """Values of events while a long prompt is read, for clients that count neither comments nor pings as
+        signs of life; none: the framing's ping is enough."""
+        return []
+
     @abstractmethod
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
         """Events of a piece of job ``i``. Its finish reason is None, ``stop`` or ``length``."""

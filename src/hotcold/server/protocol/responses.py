@@ -1,5 +1,6 @@
 """OpenAI's ``/v1/responses``: the request, as one of the chat route's."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from hotcold.server.protocol.fields import (
     Fields,
     Flag,
     Items,
+    Kind,
     Neutral,
     Schema,
     Shape,
@@ -26,32 +28,38 @@ from hotcold.server.protocol.fields import (
     Whole,
     check_depth,
 )
+from hotcold.server.protocol.kept import RequestTexts, text_of
 from hotcold.server.protocol.limits import LARGEST, MAX_MESSAGES, MAX_PARTS
-from hotcold.server.protocol.messages import ONLY_TEXT, REFUSAL_PART, TEXT_PART
+from hotcold.server.protocol.messages import ONLY_TEXT, REFUSAL_PART, TEXT_PART, ResultPart
 from hotcold.server.protocol.responses_reply import ResponsesReply
-from hotcold.server.protocol.responses_tools import TOOL_CHOICE, TOOLS, Names
+from hotcold.server.protocol.responses_tools import HOSTED, TOOL_CHOICE, TOOLS, Names, arguments_of
 from hotcold.values import shown
 
-_CONTENT = Either(
-    {
-        str: Text(),
-        list: Items(
-            Tagged(
-                "type",
-                {
-                    "input_text": TEXT_PART,
-                    "output_text": TEXT_PART,
-                    "text": TEXT_PART,
-                    "refusal": REFUSAL_PART,
-                },
-                ONLY_TEXT,
-            ),
-            0,
-            MAX_PARTS,
-        ),
-    },
-    "a string, or a list of text parts,",
+_PART = Tagged(
+    "type",
+    {"input_text": TEXT_PART, "output_text": TEXT_PART, "text": TEXT_PART, "refusal": REFUSAL_PART},
+    ONLY_TEXT,
 )
+
+
+def _content(part: Kind) -> Either:
+    return Either({str: Text(), list: Items(part, 0, MAX_PARTS)}, "a string, or a list of text parts,")
+
+
+_CALL_ID = Field(Text(0, 256), required=True)
+_CALLED = {
+    "call_id": _CALL_ID,
+    "name": Field(Text(1, 256), required=True),
+    "namespace": Field(Text(0, 256)),
+}
+_OUTPUT = Shape({"call_id": _CALL_ID, "output": Field(_content(ResultPart(_PART)), required=True)})
+#: Items of tools that ran elsewhere, and of OpenAI's own bookkeeping: they are left out.
+_ELSEWHERE = (
+    *(f"{each}_call" for each in HOSTED), "additional_tools", "apply_patch_call_output", "compaction",
+    "compaction_trigger", "computer_call_output", "configuration_update", "local_shell_call_output",
+    "mcp_approval_request", "mcp_approval_response", "mcp_list_tools", "program", "program_output",
+    "shell_call_output", "tool_search_output",
+)  # fmt: skip
 _THOUGHT = Tagged("type", {"reasoning_text": TEXT_PART, "summary_text": TEXT_PART})
 _ITEM = Tagged(
     "type",
@@ -59,20 +67,13 @@ _ITEM = Tagged(
         "message": Shape(
             {
                 "role": Field(Choice(("user", "assistant", "system", "developer")), required=True),
-                "content": Field(_CONTENT, required=True),
+                "content": Field(_content(_PART), required=True),
             }
         ),
-        "function_call": Shape(
-            {
-                "call_id": Field(Text(0, 256), required=True),
-                "name": Field(Text(1, 256), required=True),
-                "namespace": Field(Text(0, 256)),
-                "arguments": Field(Text(), required=True),
-            }
-        ),
-        "function_call_output": Shape(
-            {"call_id": Field(Text(0, 256), required=True), "output": Field(_CONTENT, required=True)}
-        ),
+        "function_call": Shape({**_CALLED, "arguments": Field(Text(), required=True)}),
+        "function_call_output": _OUTPUT,
+        "custom_tool_call": Shape({**_CALLED, "input": Field(Text(), required=True)}),
+        "custom_tool_call_output": _OUTPUT,
         "reasoning": Shape(
             {
                 "content": Field(Items(_THOUGHT, 0, MAX_PARTS)),
@@ -80,6 +81,7 @@ _ITEM = Tagged(
             }
         ),
         "item_reference": Shape({"id": Field(Text(1, 256), required=True)}),
+        **dict.fromkeys(_ELSEWHERE, Shape({})),
     },
 )
 
@@ -130,7 +132,7 @@ _REASONING = Shape(
 FIELDS: Fields = {
     "model": chat.MODEL,
     "input": Field(
-        Either({str: Text(), list: Items(Item(), 1, MAX_MESSAGES)}, "a string, or a list of items,"),
+        Either({str: Text(), list: Items(Item(), 0, MAX_MESSAGES)}, "a string, or a list of items,"),
         None,
         "What a user says, or the conversation so far.",
         required=True,
@@ -138,16 +140,16 @@ FIELDS: Fields = {
     "instructions": Field(Text(), None, "What comes before the input."),
     "max_output_tokens": Field(Whole(1, LARGEST), None, "The most tokens of the answer."),
     "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
-    "tools": Field(TOOLS, None, "Functions that the model may call."),
+    "tools": Field(TOOLS, None, "Functions and custom tools that the model may call."),
     "tool_choice": Field(TOOL_CHOICE, None, "auto where there are tools."),
     "parallel_tool_calls": Field(Flag(), None, "Whether an answer may have several calls."),
     "text": Field(Shape({"format": Field(_FORMAT)}), None, "The form of the answer."),
     "reasoning": Field(_REASONING, None, "For the model's template."),
     **sampling.SHARED,
     "include": Field(Items(Choice(_INCLUDED), 0, 64), None, "No effect: there is nothing of these to add."),
-    "store": Field(Neutral((False,)), note="No response is kept; false: no item of it, either."),
-    "previous_response_id": Field(Neutral(), note="Nothing is kept: send the conversation."),
-    "conversation": Field(Neutral(), note="Nothing is kept: send the conversation."),
+    "store": Field(Flag(), True, "Whether the response is kept for later requests."),
+    "previous_response_id": Field(Text(1, 256), None, "The response that this conversation continues."),
+    "conversation": Field(Neutral(), note="Use previous_response_id."),
     "background": Field(Neutral((False,))),
     "truncation": Field(Neutral(("disabled",))),
     "prompt": Field(Neutral()),
@@ -156,6 +158,7 @@ FIELDS: Fields = {
     "top_logprobs": Field(Neutral((0,))),
 }  # fmt: skip
 BODY = Shape(FIELDS)
+_CALLS = ("function_call", "custom_tool_call")
 _NAMES = {"response_format": "text.format", "messages": "input"}
 
 
@@ -165,23 +168,43 @@ class ResponsesCall(ChatCall):
 
     told: dict[str, Any] = field(default_factory=dict)  #: of the request, in the response
     names: Names = field(default_factory=Names)  #: of its functions
-    keep: bool = True  #: whether later requests may refer to items of the answer
+    kept: RequestTexts | None = None  #: what is kept with the response; None: nothing of it is kept
 
     def reply(self, parts: Callable[[], AnswerStream]) -> ResponsesReply:
-        return ResponsesReply(self.facts, parts(), self.told, self.names, stream=self.stream, keep=self.keep)
+        return ResponsesReply(self.facts, parts(), self.told, self.names, stream=self.stream, kept=self.kept)
 
 
 def parse(body: object, facts: Facts) -> ResponsesCall:
     """APIError for what is wrong. Unknown fields are ignored."""
     check_depth(body)
     values = BODY.read(body, "")
-    if not isinstance(values["input"], str):
-        values["input"] = [*_found(values["input"], facts)]
+    values["input"] = [*_previous(values["previous_response_id"], facts), *_items(values["input"], facts)]
     _check_calls(values["input"])
     names = Names(values["tools"] or ())
     call = translated(chat.parse, _chat(values, names), facts, _NAMES)
-    keep = isinstance(body, dict) and body.get("store") is None
-    return ResponsesCall(**vars(call), told=_told(values, call), names=names, keep=keep)
+    told = _told(values, call)
+    kept = RequestTexts(text_of(values["input"]), text_of(told)) if values["store"] else None
+    own = {**vars(call), "left_out": names.left_out}
+    return ResponsesCall(**own, told=told, names=names, kept=kept)
+
+
+def _previous(id: str | None, facts: Facts) -> list[dict[str, Any]]:
+    """The conversation up to the end of a response that is kept. APIError: it is not."""
+    if id is None:
+        return []
+    items = facts.kept_responses.conversation(id)
+    if items is None:
+        seen = f"previous response with id {shown(id)} not found: the server keeps the last ones in memory"
+        fix = "send the conversation as input"
+        raise invalid(f"{seen}; {fix}", "previous_response_id", "previous_response_not_found")
+    return [_ITEM.read(item, "previous_response_id") for item in items]
+
+
+def _items(input: str | list[dict[str, Any]], facts: Facts) -> list[dict[str, Any]]:
+    """The items of an input, without items of tools that ran elsewhere."""
+    if isinstance(input, str):
+        return [{"type": "message", "role": "user", "content": input}]
+    return [item for item in _found(input, facts) if item["type"] not in _ELSEWHERE]
 
 
 def _found(items: list[dict[str, Any]], facts: Facts) -> Iterator[dict[str, Any]]:
@@ -195,15 +218,19 @@ def _found(items: list[dict[str, Any]], facts: Facts) -> Iterator[dict[str, Any]
             if first != place:
                 seen = f"{param}.id is {shown(item['id'])}, as in input[{first}]"
                 raise invalid(f"{seen}: refer to an item once", f"{param}.id")
-            yield _ITEM.read(facts.kept.find(item["id"], f"{param}.id"), param)
+            kept = facts.kept_items.find(item["id"])
+            if kept is None:
+                seen = f"{param}.id is {shown(item['id'])}, which is not among the last items that are kept"
+                raise invalid(f"{seen}: send the item itself, as clients do with store false", f"{param}.id")
+            yield _ITEM.read(json.loads(kept[0]), param)
         else:
             yield item
 
 
-def _check_calls(items: str | list[dict[str, Any]]) -> None:
-    if isinstance(items, list) and items[-1]["type"] == "function_call":
+def _check_calls(items: list[dict[str, Any]]) -> None:
+    if items and items[-1]["type"] in _CALLS:
         seen = f"input ends with the call {shown(items[-1]['call_id'])}"
-        raise invalid(f"{seen}: add a function_call_output of each call", "input")
+        raise invalid(f"{seen}: add a {items[-1]['type']}_output of each call", "input")
 
 
 def _told(values: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
@@ -212,14 +239,14 @@ def _told(values: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
         "instructions": values["instructions"],
         "max_output_tokens": values["max_output_tokens"],
         "parallel_tool_calls": call.parallel_tool_calls,
-        "previous_response_id": None,
+        "previous_response_id": values["previous_response_id"],
         "reasoning": {"effort": reasoning.get("effort"), "summary": None},
-        "store": False,
+        "store": values["store"],
         "temperature": call.job.params.temperature,
         "top_p": call.job.params.top_p,
         "text": {"format": _without_absent(format or {"type": "text"})},
         "tool_choice": values["tool_choice"] or "auto",
-        "tools": values["tools"] or [],
+        "tools": [each for each in values["tools"] or () if each["type"] not in HOSTED],
         "truncation": "disabled",
         "metadata": {},
     }
@@ -246,7 +273,7 @@ def _chat(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
     elif format["type"] == "json_schema":
         named = {name: format[name] for name in ("name", "schema", "strict") if format[name] is not None}
         body["response_format"] = {"type": "json_schema", "json_schema": named}
-    if values["tools"]:
+    if names.functions:
         body["tools"] = names.functions
     if values["tool_choice"] is not None:
         body["tool_choice"] = names.choice(values["tool_choice"])
@@ -257,9 +284,6 @@ def _messages(values: Mapping[str, Any], names: Names) -> Iterator[dict[str, Any
     """Messages of the items: what an assistant thought, said and called after each other is one message."""
     if values["instructions"]:
         yield {"role": "system", "content": values["instructions"]}
-    if isinstance(values["input"], str):
-        yield {"role": "user", "content": values["input"]}
-        return
     own: dict[str, Any] = {}
     for item in values["input"]:
         if _is_own(item):
@@ -282,7 +306,7 @@ def _messages(values: Mapping[str, Any], names: Names) -> Iterator[dict[str, Any
 
 def _is_own(item: Mapping[str, Any]) -> bool:
     """Whether it is the assistant's."""
-    return item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant"
+    return item["type"] in ("reasoning", *_CALLS) or item.get("role") == "assistant"
 
 
 def _take_in(own: dict[str, Any], item: Mapping[str, Any], names: Names) -> None:
@@ -301,7 +325,9 @@ def _take_in(own: dict[str, Any], item: Mapping[str, Any], names: Names) -> None
         own["content"] = _text(item["content"])
     else:
         name = names.joined(item["name"], item["namespace"])
-        function = {"name": name, "arguments": item["arguments"]}
+        custom = item["type"] == "custom_tool_call"
+        arguments = arguments_of(item["input"]) if custom else item["arguments"]
+        function = {"name": name, "arguments": arguments}
         own.setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
 
 

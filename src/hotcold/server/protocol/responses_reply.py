@@ -8,28 +8,27 @@ from hotcold.chat.stream import AnswerStream, Part
 from hotcold.engine.generation import Piece
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
+from hotcold.server.protocol.json_parts import to_json
+from hotcold.server.protocol.kept import RequestTexts
 from hotcold.server.protocol.replies import Framing, Reply
-from hotcold.server.protocol.responses_tools import Names
+from hotcold.server.protocol.responses_tools import InputText, Names
 from hotcold.server.protocol.usage import usage
 
-_KINDS = {
-    "content": "message",
-    "reasoning": "reasoning",
-    "call_start": "function_call",
-    "call_arguments": "function_call",
-}
-_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "custom_tool_call": "ctc_"}
 #: The kind of an item -> the names of its events of text.
 _EVENTS = {
     "message": "response.output_text",
     "reasoning": "response.reasoning_text",
     "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
 }
+#: The kind of a call -> the field that has its text.
+_FIELDS = {"function_call": "arguments", "custom_tool_call": "input"}
 
 
 class ResponsesReply(Reply):
     """See :class:`Reply`; of one job. ``told`` are fields of the request that the response repeats, ``names``
-    those of its functions; ``keep``: whether its items are kept for later requests."""
+    those of its functions; ``kept`` is kept with the response for later requests, which None forbids."""
 
     framing: ClassVar[Framing] = "responses"
 
@@ -41,16 +40,17 @@ class ResponsesReply(Reply):
         names: Names,
         *,
         stream: bool,
-        keep: bool,
+        kept: RequestTexts | None,
     ) -> None:
         super().__init__(facts, 1, prefix="resp_")
         self._splitter = splitter
         self._told = told
         self._names = names
         self._stream = stream
-        self._keep = keep
+        self._kept = kept
         self._items: list[dict[str, Any]] = []  # as they are at their end
         self._text = ""  # of the last one, so far
+        self._input = InputText()  # of the last one, where it is a call of a custom tool
         self._open = False  # whether the last one may go on
         self._held = 0  # tokens whose text is not told apart yet
         self._number = 0
@@ -63,6 +63,10 @@ class ResponsesReply(Reply):
             self._event("response.created", response=begun),
             self._event("response.in_progress", response=begun),
         ]
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """Codex gives up after five minutes without an event; comments are none to it."""
+        return [self._event("response.in_progress", response=self._response("in_progress"))]
 
     def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
         (tally,) = self._tallies
@@ -79,9 +83,10 @@ class ResponsesReply(Reply):
         for part in parts:
             events += self._add(part)
         if reason is not None:
-            events += self._closed("incomplete" if reason == "length" else "completed")
-            if self._keep:
-                self._facts.kept.add(self._items)
+            status = "incomplete" if reason == "length" else "completed"
+            events += self._closed(status)
+            if self._kept is not None:
+                self._keep(self._kept, status)
         return events if self._stream else []
 
     def end(self) -> list[dict[str, Any]]:
@@ -102,6 +107,13 @@ class ResponsesReply(Reply):
         assert piece is not None
         cut = piece.finish_reason == "length"
         return self._response("incomplete" if cut else "completed")
+
+    def _keep(self, request: RequestTexts, status: str) -> None:
+        for item in self._items:
+            self._facts.kept_items.add(item["id"], to_json(item))
+        whole = self._response(status).items()
+        own = {name: value for name, value in whole if name not in self._told}
+        self._facts.kept_responses.keep(own, request)
 
     def _response(self, status: str) -> dict[str, Any]:
         used = {"usage": self._usage()} if status in ("completed", "incomplete") else {}
@@ -134,22 +146,32 @@ class ResponsesReply(Reply):
         return {"type": type, "sequence_number": self._number - 1, **fields}
 
     def _add(self, part: Part) -> list[dict[str, Any]]:
-        kind = _KINDS[part.kind]
+        kind = self._kind(part)
         events = []
         if part.kind == "call_start" or (part.text and not (self._open and self._items[-1]["type"] == kind)):
             events = [*self._closed(), *self._opened(kind, part)]
-        if part.text:
-            self._text += part.text
+        text = self._input.push(part.text) if kind == "custom_tool_call" else part.text
+        if text:
+            self._text += text
             more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-            events.append(self._event(f"{_EVENTS[kind]}.delta", **self._place(), delta=part.text, **more))
+            events.append(self._event(f"{_EVENTS[kind]}.delta", **self._place(), delta=text, **more))
         return events
+
+    def _kind(self, part: Part) -> str:
+        """The type of the item that a part belongs to."""
+        if part.kind == "call_start":
+            return "custom_tool_call" if self._names.is_custom(part.name) else "function_call"
+        if part.kind == "call_arguments":
+            return str(self._items[-1]["type"])
+        return "reasoning" if part.kind == "reasoning" else "message"
 
     def _opened(self, kind: str, part: Part) -> list[dict[str, Any]]:
         id = _PREFIXES[kind] + secrets.token_hex(12)
         item: dict[str, Any] = {"id": id, "type": kind, "status": "in_progress"}
-        if kind == "function_call":
+        if kind in _FIELDS:
             call_id = new_call_id(self._facts.call_ids, part.name, part.index)
-            item |= {"call_id": call_id, **self._names.divided(part.name), "arguments": ""}
+            item |= {"call_id": call_id, **self._names.divided(part.name), _FIELDS[kind]: ""}
+            self._input = InputText()
         elif kind == "reasoning":
             item |= {"summary": [], "content": []}
         else:
@@ -158,7 +180,7 @@ class ResponsesReply(Reply):
         self._text, self._open = "", True
         index = len(self._items) - 1
         events = [self._event("response.output_item.added", output_index=index, item=dict(item))]
-        if kind != "function_call":
+        if kind not in _FIELDS:
             part_of = _part(kind, "")
             events.append(self._event("response.content_part.added", **self._place(), part=part_of))
         return events
@@ -169,17 +191,17 @@ class ResponsesReply(Reply):
         self._open = False
         item, text = self._items[-1], self._text
         kind = item["type"]
-        name = "arguments" if kind == "function_call" else "text"
+        name = _FIELDS.get(kind, "text")
         more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        if kind == "function_call":
-            item["arguments"] = text
-            more = {"name": item["name"]}
+        if kind in _FIELDS:
+            item[name] = text
+            more = {"name": item["name"]} if kind == "function_call" else {}
         else:
             item["content"] = [_part(kind, text)]
         item["status"] = status
         place = self._place()
         events = [self._event(f"{_EVENTS[kind]}.done", **place, **{name: text}, **more)]
-        if kind != "function_call":
+        if kind not in _FIELDS:
             events.append(self._event("response.content_part.done", **place, part=_part(kind, text)))
         index = len(self._items) - 1
         return [*events, self._event("response.output_item.done", output_index=index, item=dict(item))]
@@ -188,7 +210,7 @@ class ResponsesReply(Reply):
         """Where a text belongs."""
         item = self._items[-1]
         place = {"item_id": item["id"], "output_index": len(self._items) - 1}
-        return place if item["type"] == "function_call" else {**place, "content_index": 0}
+        return place if item["type"] in _FIELDS else {**place, "content_index": 0}
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:

@@ -1,11 +1,26 @@
-"""The tools of OpenAI's ``/v1/responses``: functions, by themselves or in namespaces."""
+"""The tools of OpenAI's ``/v1/responses``: functions, by themselves or in namespaces, and custom tools, whose
+input is a text. Tools that OpenAI or its client runs elsewhere are left out."""
 
+import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotcold.server.protocol.errors import invalid
-from hotcold.server.protocol.fields import Anything, Choice, Either, Field, Flag, Items, Shape, Tagged, Text
-from hotcold.server.protocol.limits import MAX_NAME, MAX_TOOLS
+from hotcold.server.protocol.fields import (
+    Anything,
+    Choice,
+    Either,
+    Field,
+    Flag,
+    Items,
+    Schema,
+    Shape,
+    Tagged,
+    Text,
+)
+from hotcold.server.protocol.limits import MAX_NAME
 from hotcold.server.protocol.messages import FUNCTION_NAME
 from hotcold.values import shown
 
@@ -17,34 +32,78 @@ _FUNCTION = Shape(
         "strict": Field(Flag(), note="Arguments always fit, whatever this says."),
     }
 )
-_IN_NAMESPACE = Tagged("type", {"function": _FUNCTION})
+_GRAMMAR = Shape(
+    {"syntax": Field(Choice(("lark", "regex")), required=True), "definition": Field(Text(), required=True)}
+)
+_CUSTOM = Shape(
+    {
+        "name": Field(FUNCTION_NAME, required=True),
+        "description": Field(Text()),
+        "format": Field(
+            Tagged("type", {"text": Shape({}), "grammar": _GRAMMAR}),
+            note="The model reads a grammar; the input is not held to it.",
+        ),
+    }
+)
+_IN_NAMESPACE = Tagged("type", {"function": _FUNCTION, "custom": _CUSTOM})
 _NAMESPACE = Shape(
     {
         "name": Field(FUNCTION_NAME, required=True),
         "description": Field(Text(), "", "The model reads it before the first function's."),
-        "tools": Field(Items(_IN_NAMESPACE, 1, MAX_TOOLS), required=True),
+        "tools": Field(Items(_IN_NAMESPACE, 1), required=True),
     }
 )
-TOOLS = Items(
-    Tagged(
-        "type",
-        {"function": _FUNCTION, "namespace": _NAMESPACE},
-        "; the tools that OpenAI itself runs are not here: switch them off in the client",
-    ),
-    0,
-    MAX_TOOLS,
+#: Types of tools that run at OpenAI, or in a client by a protocol of their own.
+HOSTED = (
+    "apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview", "file_search",
+    "image_generation", "local_shell", "mcp", "programmatic_tool_calling", "shell", "tool_search",
+    "web_search", "web_search_preview",
+)  # fmt: skip
+#: The beginning of a custom tool's arguments, and whole characters of the text in them. An escape of half a
+#: character (a surrogate) is whole only with the other half, or where none can follow.
+_BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_CHARACTERS = re.compile(
+    r"""(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}
+    |\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])))*""",
+    re.VERBOSE,
 )
+_DATED = re.compile(r"_\d{4}_\d{2}_\d{2}$")
+_TOOL = Tagged(
+    "type",
+    {
+        "function": _FUNCTION,
+        "namespace": _NAMESPACE,
+        "custom": _CUSTOM,
+        **dict.fromkeys(HOSTED, Shape({})),
+    },
+)
+
+
+class Tool:
+    """A tool; the type of a hosted one may end with a date."""
+
+    def read(self, value: Any, param: str) -> dict[str, Any]:
+        if isinstance(value, dict) and isinstance(value.get("type"), str):
+            value = {**value, "type": _DATED.sub("", value["type"])}
+        return _TOOL.read(value, param)
+
+    def schema(self) -> Schema:
+        return _TOOL.schema()
+
+
+TOOLS = Items(Tool(), 0)
 _NAMED = Shape({"name": Field(Text(1, 256), required=True)})
+_BY_NAME = {"function": _NAMED, "custom": _NAMED}
 _ALLOWED = Shape(
     {
         "mode": Field(Choice(("auto", "required")), "auto"),
-        "tools": Field(Items(Tagged("type", {"function": _NAMED}), 1, MAX_TOOLS), required=True),
+        "tools": Field(Items(Tagged("type", _BY_NAME), 1), required=True),
     }
 )
 TOOL_CHOICE = Either(
     {
         str: Choice(("none", "auto", "required")),
-        dict: Tagged("type", {"function": _NAMED, "allowed_tools": _ALLOWED}),
+        dict: Tagged("type", {**_BY_NAME, "allowed_tools": _ALLOWED}),
     },
     "none, auto, required, or an object that names functions,",
 )
@@ -52,26 +111,34 @@ TOOL_CHOICE = Either(
 
 class Names:
     """The functions of a request, and their names. A function of a namespace is called NAMESPACE__NAME by the
-    model, and both names by clients."""
+    model, and both names by clients. A custom tool is a function with one text to the model."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.functions: list[dict[str, Any]] = []  #: as the chat route has them
+        self.left_out = ", ".join(dict.fromkeys(each["type"] for each in tools if each["type"] in HOSTED))
+        self._custom: set[str] = set()
         self._divided: dict[str, tuple[str, str]] = {}  # namespace and name
         for place, tool in enumerate(tools):
             if tool["type"] == "namespace":
                 self._take_in(tool, f"tools[{place}]")
-            else:
-                self.functions.append(_function(tool))
+            elif tool["type"] not in HOSTED:
+                self._add(tool, tool["name"], tool["description"])
+        self._plain = {tool["name"] for tool in tools if tool["type"] in ("function", "custom")}
+        self._uses = Counter(name for _, name in self._divided.values())
+        self._joined = {name: joined for joined, (_, name) in self._divided.items()}
+
+    def is_custom(self, joined: str) -> bool:
+        """Whether clients know the function of this name as a custom tool."""
+        return joined in self._custom
 
     def joined(self, name: str, namespace: str | None = None) -> str:
         """The name that the model knows; without a namespace, also of the one function in a namespace that is
         called so."""
         if namespace:
             return f"{namespace}__{name}"
-        if any(each["function"]["name"] == name for each in self.functions):
-            return name
-        called = [joined for joined, (_, own) in self._divided.items() if own == name]
-        return called[0] if len(called) == 1 else name
+        if name not in self._plain and self._uses[name] == 1:
+            return self._joined[name]
+        return name
 
     def divided(self, joined: str) -> dict[str, str]:
         """The fields of a call that name its function."""
@@ -84,7 +151,7 @@ class Names:
         """``tool_choice`` as the chat route has it."""
         if isinstance(choice, str):
             return choice
-        if choice["type"] == "function":
+        if choice["type"] != "allowed_tools":
             return self._named(choice)
         tools = [self._named(each) for each in choice["tools"]]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice["mode"], "tools": tools}}
@@ -103,8 +170,59 @@ class Names:
                 )
             described = "\n".join(filter(None, (about, tool["description"]))) or None
             self._divided[name] = namespace["name"], tool["name"]
-            self.functions.append(_function({**tool, "name": name, "description": described}))
+            self._add(tool, name, described)
             about = ""
+
+    def _add(self, tool: Mapping[str, Any], name: str, description: str | None) -> None:
+        if tool["type"] == "custom":
+            self._custom.add(name)
+            tool = _as_function(tool["format"], description)
+        else:
+            tool = {**tool, "description": description}
+        self.functions.append(_function({**tool, "name": name}))
+
+
+def _as_function(format: Mapping[str, Any] | None, description: str | None) -> dict[str, Any]:
+    """The function with one text that stands for a custom tool. Its description has the grammar, by which a
+    model learns the form of the text."""
+    lines = [description] if description else []
+    if format is not None and format["type"] == "grammar":
+        kind = "lark grammar" if format["syntax"] == "lark" else "regular expression"
+        lines.append(f"The input matches this {kind}:\n{format['definition']}")
+    text = {"type": "string", "description": "The whole input of the tool, as plain text."}
+    parameters = {
+        "type": "object",
+        "properties": {"input": text},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+    return {"description": "\n".join(lines) or None, "parameters": parameters}
+
+
+def arguments_of(input: str) -> str:
+    """The arguments of the function that stands for a custom tool, of the tool's input."""
+    return json.dumps({"input": input}, ensure_ascii=False)
+
+
+class InputText:
+    """Reads the input of a custom tool from the arguments of its function, as they come."""
+
+    def __init__(self) -> None:
+        self._unread = ""
+        self._begun = False
+
+    def push(self, arguments: str) -> str:
+        """Adds a piece of the arguments; returns the text that it completes."""
+        self._unread += arguments
+        if not self._begun:
+            begin = _BEGIN.match(self._unread)
+            if begin is None:
+                return ""
+            self._begun, self._unread = True, self._unread[begin.end() :]
+        found = _CHARACTERS.match(self._unread)
+        assert found is not None  # it matches an empty text, too
+        self._unread = self._unread[found.end() :]
+        return str(json.loads(f'"{found[0]}"', strict=False))
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,113 @@
+"""Prompt rows of a step: few while other requests wait for its end, all otherwise. A made-up clock tells the
+time of each step by its rows."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.history_model import follow, history_model
+
+from hotcold.engine.engine import Engine
+from hotcold.engine.pace import STEP_S, Pace
+from hotcold.engine.request import Job, Request
+from hotcold.runtime.sampling import SamplingParams
+
+pytestmark = pytest.mark.long  # no backend computes here
+
+CHUNK = 128
+FIXED_S, ROW_S = 0.05, 0.009  # of a step of the 1.5B model on two cores
+
+
+def greedy(prompt: list[int], n: int, **more: Any) -> Request:
+    return Request(Job(prompt, SamplingParams(temperature=0), max_tokens=n, ignore_eos=True, **more))
+
+
+@given(
+    fixed=st.floats(0, 0.19),
+    row=st.floats(0.0001, 0.02),
+    first=st.integers(1, CHUNK),
+)
+def test_it_comes_to_the_rows_that_take_the_time(fixed: float, row: float, first: int) -> None:
+    pace = Pace(CHUNK)
+    rows = first
+    for _ in range(400):
+        pace.note(rows, fixed + row * rows)
+        rows = pace.rows(awaited=True)
+    assert rows == 8 or fixed + row * rows < 0.25
+    assert rows == CHUNK or fixed + row * (rows + 1) >= STEP_S
+    assert pace.rows(awaited=False) == CHUNK
+
+
+def test_one_long_step_is_soon_forgotten() -> None:
+    pace = Pace(CHUNK)
+    pace.note(16, 30.0)
+    assert pace.rows(awaited=True) == 8
+    for _ in range(4):
+        rows = pace.rows(awaited=True)
+        pace.note(rows, FIXED_S + ROW_S * rows)
+    assert pace.rows(awaited=True) >= 14
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, Any]:
+    """An engine, and a clock that each step moves."""
+    session = history_model(context=2000, sequences=4, chunk=CHUNK)
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    run = session.transformer.run
+
+    def timed() -> None:
+        run()
+        _, rows = session.transformer.row_counts[-1]
+        clock.now += FIXED_S + ROW_S * rows
+
+    monkeypatch.setattr(session.transformer, "run", timed)
+    return Engine(session), clock
+
+
+def test_answers_beside_a_long_prompt_get_a_token_every_250_ms(clocked: Any) -> None:
+    engine, clock = clocked
+    answer, long = greedy([2], 150), greedy([1] * 1500, 3)
+    engine.add(answer)
+    engine.step()
+    engine.add(greedy([3] * 300, 1))  # read before, as any server has read some prompt
+    while len(engine.scheduler.running) + len(engine.scheduler.waiting) > 1:
+        engine.step()
+    engine.add(long)
+    pauses = []
+    while not long.output:
+        tokens, before = len(answer.output), clock.now
+        engine.step()
+        assert len(answer.output) == tokens + 1
+        pauses.append(clock.now - before)
+    assert max(pauses[1:]) <= 0.25 and len(pauses) < 1500 / 12
+    while not (long.finished and answer.finished):
+        engine.step()
+    for request in (answer, long):
+        prompt = list(request.job.prompt)
+        assert request.output == follow(prompt, request.job.max_tokens, ignore_eos=True)
+
+
+def test_a_prompt_that_no_answer_waits_for_is_read_in_whole_chunks(clocked: Any) -> None:
+    engine, _ = clocked
+    prompts = [greedy([1] * 1024, 1), greedy([2] * 1024, 1)]
+    engine.run(prompts)
+    counts = [rows for n_decode, rows in engine.session.transformer.row_counts if n_decode == 0]
+    assert counts[:-1] == [CHUNK] * (len(counts) - 1) and sum(counts) == 2048
+
+
+def test_a_scored_prompt_awaits_nothing(clocked: Any) -> None:
+    """Its rows follow the decode rule, but no token comes of them."""
+    engine, _ = clocked
+    scored, long = greedy([3] * 200, 1, echo=True, logprobs=0), greedy([1] * 512, 1)
+    engine.add(scored)
+    engine.add(long)
+    while not long.output:
+        engine.step()
+    counts = [rows for _, rows in engine.session.transformer.row_counts if rows]
+    assert counts == [CHUNK] * 4
