@@ -71,6 +71,8 @@ def check_error(reply: httpx.Response, *statuses: int) -> dict[str, Any]:
         assert error["message"].isprintable() and 5 < len(error["message"]) < 600
         return dict(error)
     (error,) = reply.json().values()
+    counts = [error.pop(key) for key in ("n_prompt_tokens", "n_ctx") if key in error]  # llama.cpp's
+    assert len(counts) == 2 * (error["code"] == "context_length_exceeded") and all(counts)
     assert list(error) == ["message", "type", "param", "code"]
     assert error["message"].isprintable() and 5 < len(error["message"]) < 600
     assert all(error[key] is None or isinstance(error[key], str) for key in error)

@@ -283,4 +283,7 @@ def test_hostile_bodies(app: Application, fields: dict[str, Any]) -> None:
     body = json.dumps({"input": "Hello", **fields}).encode()
     reply = app.client.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
     assert 400 <= reply.status_code < 500, reply.text
-    assert set(reply.json()["error"]) == {"message", "type", "param", "code"} and app.llm.running == 0
+    counts = {"n_prompt_tokens", "n_ctx"}  # llama.cpp's, of a prompt that is too long
+    assert (
+        set(reply.json()["error"]) - counts == {"message", "type", "param", "code"} and app.llm.running == 0
+    )
