@@ -3,7 +3,7 @@
     python benchmarks/quality/predictors.py books.txt --held-out Heidi.txt --work predictors \
         --model relu.gguf drelu.gguf --bisect 6
 
-The models are the built-in one and those of `--model`, such as those that sparsified.py makes, converted.
+The models are the built-in one and the files of `--model`, such as converted models of sparsified.py.
 Each method is fitted to the same text for each `--recall`. `hotcold fit-predictor` itself measures the cost
 on the held-out text, until an interval decides or `--eval-tokens` are used up. `--bisect N` then looks in N
 steps for the smallest recall whose interval passes, because fewer neurons are named there.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from support.checkpoints import change_config, copy_checkpoint
-from support.vocabularies import ALPHABET
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from support.ranked_vocabulary import WORDS, ranks_of, trained
+from tokenizers import Regex, pre_tokenizers
 
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import open_checkpoint
@@ -24,50 +24,10 @@ PATTERN = "|".join([
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
     r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
 ])  # fmt: skip
-WORDS = [
-    "I'll go",
-    " there",
-    " won't",
-    "12 3456",
-    "  def f(x):\n\t",
-    "été",
-    "字字が",
-    "🦙",
-    "goes",
-    "\r\n",
-    " ",
-]
 CUT = pre_tokenizers.Split(Regex(PATTERN), "isolated")
 SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "<pad>"]
 FIRST = 8  # id of the first trained token
 UNMADE = b"qzxj"  # a token that no merge of two others makes
-
-
-def trained() -> list[bytes]:
-    """All bytes, then tokens in the order in which training made them, and one that none made."""
-    theirs = Tokenizer(models.BPE())
-    theirs.pre_tokenizer = pre_tokenizers.Sequence([CUT, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False)
-    theirs.train_from_iterator(["".join(WORDS)] * 30, trainer)
-    made = [token for token, _ in sorted(theirs.get_vocab().items(), key=lambda each: each[1])]
-    longer = [bytes(map(ALPHABET.index, token)) for token in made if len(token) > 1]
-    return [*(bytes([byte]) for byte in range(256)), *longer, UNMADE]
-
-
-def ids_of(text: str, ranks: dict[bytes, int]) -> list[int]:
-    """Ids as tiktoken gives them: a word that is a token, or of its parts the pair of the lowest rank merges
-    first."""
-    found = []
-    for word, _ in CUT.pre_tokenize_str(text):
-        parts = [word.encode()]
-        if parts[0] not in ranks:
-            parts = [bytes([byte]) for byte in word.encode()]
-        while pairs := [i for i in range(len(parts) - 1) if parts[i] + parts[i + 1] in ranks]:
-            i = min(pairs, key=lambda i: ranks[parts[i] + parts[i + 1]])
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        found += [FIRST + ranks[part] for part in parts]
-    return found
 
 
 def file_of(tokens: list[bytes]) -> dict[str, Any]:
@@ -99,7 +59,7 @@ def converted(folder: Path) -> dict[str, Any]:
 
 
 def test_ids_are_those_of_merging_by_ranks(tmp_path: Path) -> None:
-    tokens = trained()
+    tokens = [*trained(CUT), UNMADE]
     metadata = converted(checkpoint(tmp_path, file_of(tokens)))
     assert metadata["tokenizer.ggml.pre"] == "tekken"
     ours, chance = Ours.from_metadata(metadata), random.Random(1)
@@ -107,12 +67,12 @@ def test_ids_are_those_of_merging_by_ranks(tmp_path: Path) -> None:
     assert ours.encode(UNMADE.decode(), add_bos=False) == [FIRST + len(tokens) - 1]
     for _ in range(100):
         text = "".join(chance.choices([*WORDS, "a", "go", "'", "0", "字"], k=chance.randrange(12)))
-        assert ours.encode(text) == [1, *ids_of(text, ranks)]
+        assert ours.encode(text) == [1, *(FIRST + rank for rank in ranks_of(text, ranks, CUT))]
         assert ours.decode(ours.encode(text)[1:]) == text
 
 
 def test_special_tokens_come_first(tmp_path: Path) -> None:
-    tokens = trained()
+    tokens = [*trained(CUT), UNMADE]
     metadata = converted(checkpoint(tmp_path, file_of(tokens)))
     assert metadata["tokenizer.ggml.tokens"][:FIRST] == [
         *SPECIAL,
@@ -147,7 +107,7 @@ def test_special_tokens_come_first(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_files(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    file = file_of(trained())
+    file = file_of([*trained(CUT), UNMADE])
     if isinstance(config := changes.get("config"), dict):
         changes = {"config": file["config"] | config}
     with pytest.raises(ConvertError, match=message) as caught:

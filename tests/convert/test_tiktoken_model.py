@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from support.checkpoints import change_config, copy_checkpoint
-from support.vocabularies import ALPHABET
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from support.ranked_vocabulary import WORDS, ranks_of, trained
+from tokenizers import Regex, pre_tokenizers
 
 from hotcold.convert import ConvertError
 from hotcold.convert.checkpoint import open_checkpoint
@@ -27,44 +27,7 @@ PATTERN = "|".join([
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
 ])  # fmt: skip
-WORDS = [
-    "I'll go",
-    " there",
-    " won't",
-    "12 3456",
-    "  def f(x):\n\t",
-    "été",
-    "字字が",
-    "🦙",
-    "goes",
-    "\r\n",
-    " ",
-]
 CUT = pre_tokenizers.Split(Regex(PATTERN), "isolated")
-
-
-def trained() -> list[bytes]:
-    """All bytes, then tokens in the order in which training made them."""
-    theirs = Tokenizer(models.BPE())
-    theirs.pre_tokenizer = pre_tokenizers.Sequence([CUT, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False)
-    theirs.train_from_iterator(["".join(WORDS)] * 30, trainer)
-    made = [token for token, _ in sorted(theirs.get_vocab().items(), key=lambda each: each[1])]
-    longer = [bytes(map(ALPHABET.index, token)) for token in made if len(token) > 1]
-    return [*(bytes([byte]) for byte in range(256)), *longer]
-
-
-def merged(text: str, ranks: dict[bytes, int]) -> list[int]:
-    """Ids as tiktoken gives them: of each word's parts the pair of the lowest rank merges first."""
-    found = []
-    for word, _ in CUT.pre_tokenize_str(text):
-        parts = [bytes([byte]) for byte in word.encode()]
-        while pairs := [i for i in range(len(parts) - 1) if parts[i] + parts[i + 1] in ranks]:
-            i = min(pairs, key=lambda i: ranks[parts[i] + parts[i + 1]])
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        found += [ranks[part] for part in parts]
-    return found
 
 
 def checkpoint(folder: Path, tokens: list[bytes], **settings: Any) -> Path:
@@ -92,7 +55,7 @@ def converted(folder: Path) -> dict[str, Any]:
 
 
 def test_ids_are_those_of_merging_by_ranks(tmp_path: Path) -> None:
-    tokens = trained()
+    tokens = trained(CUT)
     metadata = converted(checkpoint(tmp_path, tokens))
     assert metadata["tokenizer.ggml.pre"] == "kimi-k2"
     assert metadata["tokenizer.chat_template"] == "{{ messages[0].content }}"
@@ -104,12 +67,12 @@ def test_ids_are_those_of_merging_by_ranks(tmp_path: Path) -> None:
     assert max(map(len, tokens)) > 3
     for _ in range(100):
         text = "".join(chance.choices([*WORDS, "a", "go", "'", "0", "字"], k=chance.randrange(12)))
-        assert ours.encode(text) == merged(text, ranks)
+        assert ours.encode(text) == ranks_of(text, ranks, CUT)
         assert ours.decode(ours.encode(text)) == text
 
 
 def test_special_tokens_have_names_or_are_reserved(tmp_path: Path) -> None:
-    n = len(tokens := trained())
+    n = len(tokens := trained(CUT))
     metadata = converted(checkpoint(tmp_path, tokens))
     named = metadata["tokenizer.ggml.tokens"][n : n + 4]
     assert named == ["[BOS]", "[EOS]", "<|im_end|>", f"<|reserved_token_{n + 3}|>"]
@@ -130,7 +93,7 @@ def test_special_tokens_have_names_or_are_reserved(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_files(line: bytes, message: str, tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, trained())
+    folder = checkpoint(tmp_path, trained(CUT))
     with (folder / "tiktoken.model").open("ab") as file:
         file.write(line + b"\n")
     with pytest.raises(ConvertError, match=message) as caught:
@@ -139,6 +102,6 @@ def test_damaged_files(line: bytes, message: str, tmp_path: Path) -> None:
 
 
 def test_classes_whose_words_are_not_known(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, trained(), tokenizer_class="OtherTokenizer")
+    folder = checkpoint(tmp_path, trained(CUT), tokenizer_class="OtherTokenizer")
     with pytest.raises(ConvertError, match=r"is 'OtherTokenizer': with tiktoken\.model TikTokenTok"):
         converted(folder)

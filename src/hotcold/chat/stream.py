@@ -67,7 +67,7 @@ class ChatStream(AnswerStream):
     where these are given, are no calls. Calls of these tools may also begin the answer in another form
     (``call_forms.py``). Where text only looks like a call, it is content. A call is given when it has
     come to its end and its arguments are JSON; what is not, or was cut off, is content, too. ``sure``
-    says that a grammar sees to that: then arguments are given as they come, and may be cut off with the
+    says that a grammar ensures this: then arguments are given as they come, and may be cut off with the
     answer; what was cut off of a further call before its arguments is left out."""
 
     def __init__(

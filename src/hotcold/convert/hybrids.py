@@ -271,7 +271,7 @@ def granite_hybrid_keys(config: Settings) -> Facts:
 
 
 def granite_moe(config: Settings) -> Facts:
-    """Granite 3 with experts, beside which ``granitemoeshared`` may have a shared one."""
+    """Granite 3 with experts; ``granitemoeshared`` may have a shared expert, too."""
     facts = _layers(config, ["attention"] * config.integer("num_hidden_layers"))
     shared = "shared_intermediate_size"
     if config.text("model_type") == "granitemoeshared" and config.get(shared) != 0:

@@ -53,6 +53,10 @@ class Quantised:
     blocks: tuple[Block, ...] = ()
 
 
+class UnreadMethodError(ConvertError):
+    """A method of quantisation that this module does not read; the message names it."""
+
+
 def read_method(config: Settings) -> Mapping[str, Any]:
     """The method that config.json declares as a fact, ``quantised``; ConvertError: it is not read."""
     for key in ("quantization_config", "compression_config"):
@@ -63,9 +67,9 @@ def read_method(config: Settings) -> Mapping[str, Any]:
                 _mark_read(stated, name)
             try:
                 return {key: None, "quantised": _METHODS.get(method, _other)(stated)}
+            except UnreadMethodError:
+                raise
             except ConvertError as error:
-                if _QUANTISED_BY in str(error):
-                    raise
                 raise ConvertError(f"{error} ({_QUANTISED_BY} {printable(method, 40)})") from None
     return {}
 
@@ -83,11 +87,11 @@ def _other(stated: Settings) -> Quantised:
     raise _refused(stated, kind)
 
 
-def _refused(stated: Settings, kind: str) -> ConvertError:
+def _refused(stated: Settings, kind: str) -> UnreadMethodError:
     method = stated.text("quant_method", "") or "a method without a name"
     named = printable(f"{method} ({kind})" if kind else method, 80)
     needed = "convert the checkpoint with the original weights (BF16 or F16)"
-    return ConvertError(f"{stated.path}: {_QUANTISED_BY} {named}, which is not read: {needed}")
+    return UnreadMethodError(f"{stated.path}: {_QUANTISED_BY} {named}, which is not read: {needed}")
 
 
 def _fp8(stated: Settings) -> Quantised:

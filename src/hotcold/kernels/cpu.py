@@ -457,7 +457,7 @@ class ReadProbe:
         return max(self.rate(n, seconds / len(STREAMS), backend) for n in STREAMS)
 
     def rate(self, streams: int, seconds: float, backend: CPUBackend | None = None) -> float:
-        """GB/s with so many streams a thread, all threads of the pool together, or of another backend's."""
+        """GB/s of all threads of the pool, or of another backend's, with this number of streams a thread."""
         backend = backend or self._backend
         return _native.read_bandwidth(backend.isa, backend._pool, self._memory, seconds, streams)
 

@@ -135,7 +135,7 @@ class HotNeurons:
 
     def cold_per_token(self, profile: Profile) -> list[float]:
         """By layer, the neurons that are read for a token, on average: those that fire, or that are named,
-        and are not hot. Any neuron is expected to be named in vain as often as another."""
+        and are not hot. Every neuron is expected to be named wrongly equally often."""
         found = []
         layers = zip(self.hot, self.neurons, profile.firing, self.named, strict=True)
         for hot, n, firing, named in layers:

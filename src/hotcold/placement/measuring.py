@@ -46,7 +46,7 @@ _TURNS = 10  # one neuron in ten is read at a time
 
 
 def reason_of(error: Exception) -> str:
-    """Words for one of :data:`FAILURES`, some of which have no message."""
+    """The message of one of :data:`FAILURES`, or the name of its class if it has none."""
     return str(error) or type(error).__name__
 
 

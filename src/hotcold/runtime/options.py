@@ -43,7 +43,7 @@ class ModelOptions(TypedDict, total=False):
     hot_backend: str | None  #: for checks, in the GPU's place: ``cpu`` or ``reference``
     hot_threads: int | None  #: of that (as many as ``threads``)
     #: bytes, or a size such as ``"8GiB"``, that weights, KV cache and steps may take in RAM: experts that
-    #: do not fit stay in the model's file and are read when they are named (all lie in memory where they
+    #: do not fit stay in the model's file and are read when they are named (all are in memory if they
     #: fit, else as many as do)
     ram_budget: int | str | None
     cache_type: str  #: of the KV cache: ``f16`` (the default), ``q8_0`` (half as large, lossy) or ``f32``

@@ -32,7 +32,7 @@ _LADDER = (1, 0.75, 0.5, 0.375, 0.25, 0.125)  # ranks to try, as parts of the la
 _NEWTON_STEPS = 8  # steps of the logistic regressions
 _PRIOR = 0.1  # prior of the regressions, which keeps slopes finite
 _NEURONS_TOGETHER = 128  # neurons per regression pass, so that temporaries stay in the cache
-_CHECKED = 8  # one token of so many sets the bound of thresholds, and is not fitted to
+_CHECKED = 8  # one token in this many sets the bound of thresholds, and is not fitted to
 _SLACK = 2  # of what may be missed, on held-out text
 _RIDGE = 1e-4  # part of the mean variance that is added to C, for directions that the text never took
 
@@ -64,8 +64,8 @@ class FitOptions:
         return "Q4_0" if self.type is None and self.method != "trained" else self.type
 
     def order(self, fit: "Fit") -> tuple[bool, float]:
-        """Sorts predictors of a layer: first those that miss at most twice what they may on held-out text,
-        which costs a little; among them those that read less."""
+        """Sorts predictors of a layer: first predictors that miss at most twice what they may on held-out
+        text, which costs a little; among them the one that reads less is first."""
         missed = 1 - (fit.weighted_recall if self.weighted else fit.recall)
         return self.target is not None and missed > _SLACK * (1 - self.target), fit.read_ratio
 
