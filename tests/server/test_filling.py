@@ -53,6 +53,27 @@ def test_each_route_makes_the_prompt_of_the_template(prefix: str, suffix: str) -
         assert suffix in call.texts  # of which the characters without a token are named
 
 
+@pytest.mark.parametrize(
+    ("suffix", "stop"),
+    [
+        ("\n\n\nprint(add(1, 2))\n", ["\nprint(add(1, 2))\n"]),
+        (", 0);\nconsole.log(sum([1, 2]));\n", [", 0);\n"]),
+        ("`;\n}\nmain()\n", ["\nmain()\n"]),
+        ("\n\t}\n\treturn é\n}\n", ["\n\treturn é\n"]),
+        ("; }\n", []),
+        ("a line without an end", []),
+        ("x" * 1024 + "\n", []),
+        ("", []),
+    ],
+)
+def test_a_middle_ends_where_the_suffix_begins(suffix: str, stop: list[str]) -> None:
+    """At its first whole line that has a word: a line of brackets may belong to the middle."""
+    body = {"input_prefix": "a", "input_suffix": suffix, "stop": ["end"]}
+    assert infill.parse(body, facts(tokenizer=QWEN)).job.stop == ("end", *stop)
+    many = body | {"stop": [str(i) for i in range(256)]}
+    assert len(infill.parse(many, facts(tokenizer=QWEN)).job.stop) == 256
+
+
 def test_names_of_control_tokens_in_a_file_stay_text() -> None:
     known = facts(tokenizer=QWEN)
     (ids,) = completion.parse({"prompt": "<|fim_middle|>", "suffix": "<|fim_suffix|>"}, known).encode()

@@ -1,8 +1,10 @@
 """llama.cpp's ``/infill``: what stands between two texts, for models that were taught to fill in."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hotcold.engine.text import MAX_STOP_LENGTH, MAX_STOPS
 from hotcold.server.protocol import native
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import Field, Fields, Items, Shape, Text, Whole, check_depth
@@ -91,7 +93,16 @@ def parse(body: object, facts: Facts) -> InfillCall:
     check_model(facts)
     facts.check_length(values["prompt"], "prompt")  # the rest is cut
     call = native.call_of(values, facts)
+    suffix = values["input_suffix"]
+    stop = (*call.job.stop, *_suffix_begins(suffix))
+    if len(stop) <= MAX_STOPS:
+        call = replace(call, job=replace(call.job, stop=stop))
     extra = [(each["filename"], each["text"]) for each in values["input_extra"] or ()]
-    return InfillCall(
-        **vars(call), prefix=values["input_prefix"], suffix=values["input_suffix"], extra=tuple(extra)
-    )
+    return InfillCall(**vars(call), prefix=values["input_prefix"], suffix=suffix, extra=tuple(extra))
+
+
+def _suffix_begins(suffix: str) -> list[str]:
+    """The stop string for a model that writes on into the suffix: the suffix's first whole line with a letter
+    or a digit. Lines of brackets alone end inner blocks, too."""
+    line = re.search(r"(?:^|\n)[^\n]*\w[^\n]*\n", suffix)
+    return [line[0]] if line and len(line[0]) <= MAX_STOP_LENGTH else []
