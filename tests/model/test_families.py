@@ -19,6 +19,8 @@ from hotcold.kernels.backend import PAGE, Backend, BatchLimits
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import PagePool, SequenceState
 from hotcold.model.transformer import Transformer
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -149,3 +151,5 @@ def test_longrope_goes_by_the_most_positions_of_a_sequence(tmp_path: Path) -> No
     )
     np.testing.assert_array_equal(short, longer_logits)
     assert abs(long - short).max() > 0.01
+    contexts = [load(tmp_path / f"{name}.gguf", LoadOptions()).context for name in names]
+    assert contexts == [file.metadata["phi3.rope.scaling.original_context_length"]] * 2 + [64]

@@ -209,7 +209,8 @@ def test_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
         line = refused(capsys, *args, *more)
         assert f"--ram-budget plans for the CPU alone: leave out {more[0]}" in line
     assert "this model has none" in refused(capsys, "plan", "-m", str(model_path()), "--ram-budget", "1GiB")
-    assert "--sparsity is for a plan with --ram-budget" in refused(capsys, *plan, "--sparsity", "exact")
+    for_gpu = [*plan, "--sparsity", "off", "--vram-budget", "1GiB"]
+    assert "--sparsity is for a plan of main memory" in refused(capsys, *for_gpu)
 
 
 @pytest.mark.parametrize("size", ["0", "0B", "1B", "1KiB"])

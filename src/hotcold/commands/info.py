@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from hotcold.commands import options
+from hotcold.commands.flags import in_flags
 from hotcold.demo import model_path
+from hotcold.errors import UserError
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf
 from hotcold.formats.words import HOT_FIRST_KEY
@@ -80,6 +82,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         "guesses": _guesses(file, config),
         "placement": None if config is None else placed_by(config),
         "refused": refused,
+        "here": None if config is None else _here(file),
         **_predictors(file),
         "tokenizer": _text(metadata.get("tokenizer.ggml.model")),
         "tokenizer_pre": _text(metadata.get("tokenizer.ggml.pre")),
@@ -111,6 +114,20 @@ def _config(file: GGUFFile) -> tuple[Config | None, str | None]:
         return Config.from_metadata(file.metadata, file.magic, file.tensors), None
     except ModelError as error:
         return None, printable(str(error), _LONGEST_LIST)
+
+
+def _here(file: GGUFFile) -> dict[str, Any]:
+    """The memory that loading on the CPU needs now, and why the model cannot be loaded; ``refused`` is None
+    where it can."""
+    from hotcold.kernels.gpus import OFF
+    from hotcold.tasks.machine_plan import machine_plan
+
+    try:
+        plan = machine_plan(file, {"gpu": OFF})
+    except UserError as error:
+        return {"refused": printable(str(error), _LONGEST_LIST)}
+    facts = {"context": plan.context, "bytes": plan.total_bytes, "free_bytes": plan.free_bytes}
+    return {**facts, "refused": plan.shortage or None}
 
 
 def _guesses(file: GGUFFile, config: Config | None) -> str | None:
@@ -210,9 +227,22 @@ def _lines(report: dict[str, Any]) -> list[str]:
     }
     shown = {label: printable(str(value), room) for label, value in values.items() if value is not None}
     lines = [f"{label:<{_LABEL}}{value}" for label, value in shown.items()] + _type_lines(report["types"])
+    lines += _lines_of_memory(report["here"])
     if report["refused"] is not None:
         lines += ["", *textwrap.wrap(f"This file cannot run here: {report['refused']}.", _WIDTH)]
     return lines
+
+
+def _lines_of_memory(here: dict[str, Any] | None) -> list[str]:
+    if here is None:
+        return []
+    if here["refused"]:
+        text = f"On this machine it cannot be loaded: {here['refused']}"
+    else:
+        free = "" if here["free_bytes"] is None else f" of {options.size(here['free_bytes'])} free"
+        text = f"On this machine it takes {options.size(here['bytes'])}{free}, with a context of"
+        text += f" {here['context']} tokens (`hotcold plan`)."
+    return ["", *textwrap.wrap(in_flags(text), _WIDTH)]
 
 
 def _type_lines(types: list[dict[str, Any]]) -> list[str]:

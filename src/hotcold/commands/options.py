@@ -150,7 +150,9 @@ def local_model(model: Path | None) -> Path | None:
         return located(model, advance, lambda line: print_notes([line]))
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True, context: int = 4096) -> None:
+def add_model_options(
+    parser: argparse.ArgumentParser, *, sparsity: bool = True, context: int = 32768
+) -> None:
     """``context``: the most positions of the command where no size is given."""
     add = parser.add_argument_group("model").add_argument
     add("-m", "--model", type=model_file, metavar="FILE", help=MODEL_HELP)
@@ -166,7 +168,8 @@ def add_model_options(parser: argparse.ArgumentParser, *, sparsity: bool = True,
         "--ctx-size",
         type=context_size,
         metavar="N",
-        help=f"context size in tokens; 0: all that the model has (default: the model's, at most {context})",
+        help=f"context size in tokens; 0: all that the model has (default: the model's, at most {context}, "
+        "as far as memory allows)",
     )
     add_cache_options(add)
     add(

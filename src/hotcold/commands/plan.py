@@ -1,6 +1,7 @@
-"""Plans which parts of a model go to a GPU, and predicts the speed at a full context."""
+"""Plans a model's memory on this machine, or which of its parts go to a GPU, and at what speed."""
 
 import argparse
+import textwrap
 
 import hotcold
 from hotcold.commands import options
@@ -11,6 +12,8 @@ from hotcold.placement.sizes import SHAPES
 from hotcold.runtime.options import SPARSITY_MODES
 from hotcold.tasks.planning import OBJECTIVES
 
+_TYPE = "Q4_0"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, path = parser.add_argument, options.file_path
@@ -18,14 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("-m", "--model", type=options.model_file, metavar="FILE", help=options.MODEL_HELP)
     shapes = f"plan a model without a file: {', '.join(SHAPES)}"
     model.add_argument("--shape", choices=SHAPES, metavar="NAME", help=shapes)
-    add("--type", type=str.upper, default="Q4_0", metavar="TYPE", help="block type of the --shape (q4_0)")
+    add("--type", type=str.upper, metavar="TYPE", help="block type of the --shape (default: q4_0)")
     add(
         "-c",
         "--ctx-size",
         "--ctx",
-        type=options.whole_number(2),
+        type=options.context_size,
         metavar="N",
-        help="context size in tokens (default: the model's, at most 4096; 2048 for a --shape)",
+        help="context size in tokens; 0: all that the model has (default: as loading chooses; 2048 for "
+        "a --shape)",
     )
     options.add_cache_options(add)
     add(
@@ -45,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--sparsity",
         choices=SPARSITY_MODES,
-        help="for --ram-budget: the mode of a sparse model, which says what of its neurons stays in the file "
-        "(default: auto)",
+        help="for this machine and --ram-budget: the mode of a sparse model, which says what of its neurons "
+        "stays in the file (default: auto)",
     )
     add(
         "--profile",
@@ -58,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hardware",
         action="append",
         metavar="FILE|NAME",
-        help=f"JSON file of hotcold doctor, or a preset: {', '.join(PRESETS)} (default: {DEFAULT}); once for "
-        "each GPU where they differ",
+        help=f"plan for a GPU: a JSON file of hotcold doctor, or a preset: {', '.join(PRESETS)} (default "
+        f"with --vram-budget: {DEFAULT}); once for each GPU where they differ",
     )
     add(
         "--objective",
@@ -76,12 +80,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.ram_budget is not None:
         return _run_ram(args)
+    for_gpus = (args.shape, args.vram_budget, args.profile, args.hardware, args.placement, args.output)
+    if args.objective == "time" and all(option is None for option in for_gpus):
+        return _run_here(args)
     if args.sparsity is not None:
-        raise UserError("`sparsity` is for a plan with `ram_budget`: leave it out")
+        raise UserError("`sparsity` is for a plan of main memory: leave it out of one for GPUs")
     plan = hotcold.plan(
         options.local_model(args.model),
         shape=args.shape,
-        type=args.type,
+        type=args.type or _TYPE,
         context=args.ctx_size,
         cache_type=options.cache_type(args),
         vram_budget=args.vram_budget,
@@ -92,6 +99,22 @@ def run(args: argparse.Namespace) -> int:
         output=args.output,
     )
     print(plan)
+    return options.end(args, plan.report())
+
+
+def _run_here(args: argparse.Namespace) -> int:
+    from hotcold.tasks.machine_plan import plan_machine
+
+    if args.type is not None:
+        raise UserError("`type` is the block type of a `shape`: leave it out for a model")
+    plan = plan_machine(
+        options.local_model(args.model),
+        context=args.ctx_size,
+        cache_type=options.cache_type(args),
+        sparsity=args.sparsity,
+    )
+    lines = in_flags(str(plan)).split("\n")
+    print("\n".join(textwrap.fill(line, 80, subsequent_indent=" " * 12) for line in lines))
     return options.end(args, plan.report())
 
 

@@ -253,8 +253,9 @@ class MemoryPlan:
         if weights >= free and self.config.experts is not None:
             smaller += ", or leave experts in the file (`ram_budget`)"
         text = {kind: f"{nbytes / 2**30:.2f} GiB" for kind, nbytes in (*needed.items(), ("free", free))}
-        needs = f"{what} {text['weights']}, its KV cache of {self.pages * PAGE} positions {text['KV cache']}"
-        needs += f", steps {text['steps']}"
+        parts = f"weights {text['weights']}, KV cache of {self.pages * PAGE} tokens {text['KV cache']}"
+        parts += f", steps {text['steps']}"
         if self.slots:
-            needs += f", {self.slots} states of sequences {text['states']}"
-        return f"not enough memory: {needs}, but {text['free']} are available: use a smaller {smaller}"
+            parts += f", {self.slots} states of sequences {text['states']}"
+        seen = f"{what} {sum(needed.values()) / 2**30:.2f} GiB ({parts}), and {text['free']} are free"
+        return f"not enough memory: {seen}: use a smaller {smaller}"

@@ -38,6 +38,9 @@ _T = TypeVar("_T")
 
 _NO_BLOCK = "the block that guesses tokens is left out"
 _TRIES = 8  # with less of a GPU's memory each time
+#: Tokens: the largest default context where experts or neurons compete with the KV cache for memory, and the
+#: smallest that loading chooses for lack of memory.
+_SHORT_CONTEXT = 4096
 
 
 def load(path: Path | None, options: Mapping[str, Any], progress: Progress | None = None) -> LoadedModel:
@@ -70,6 +73,18 @@ def plan_memory(file: GGUFFile, options: Mapping[str, Any]) -> MemoryPlan:
     return _first_that_fits(_Model.parse(file, complete(options)), lambda model: model.plan()[0])
 
 
+def plan_load(file: GGUFFile, options: Mapping[str, Any]) -> tuple[MemoryPlan, tuple[str, ...], str]:
+    """Returns the plan that :func:`load` follows with these options now, its notes, and why the memory of
+    this machine does not suffice; empty where it does. Errors as there, but for those of memory."""
+    model = _Model.parse(file, complete(options))
+    try:
+        choice = _first_that_fits(model, partial(_Choice.of, most={}))
+    except (MemoryShortError, NoRoomError) as error:
+        *_, smallest = (form for form in model.forms() if not form.budget_note)
+        return smallest.plan()[0], (), str(error)
+    return choice.plan, choice.all_notes, ""
+
+
 @dataclass(frozen=True)
 class _Model:
     """A parsed file and its options: all that does not depend on memory."""
@@ -85,6 +100,7 @@ class _Model:
     request: MemoryRequest
     draft: tuple[Path, LoadOptions] | None = None  #: the smaller model that drafts tokens
     budget_note: str = ""  #: about a ``ram_budget`` that the options did not give
+    context_note: str = ""  #: about a context that memory made smaller
 
     @classmethod
     def parse(cls, file: GGUFFile, options: LoadOptions) -> Self:
@@ -99,17 +115,18 @@ class _Model:
         wanted = [options["sparsity"], *([options["second_sparsity"]] if options["second_sparsity"] else [])]
         modes = [choose_mode(each, config, file.path, predictor, fingerprint) for each in wanted]
         used = next((each.predictors.path for each in modes if each.predictors), None)
-        request = _request(config, options)
+        request = _request(file, config, options)
         return cls(file, options, config, block_note, weights, predictor, modes[0], used, request)
 
     def forms(self) -> Iterator["_Model"]:
-        """The model as it was asked for; then without the block that drafts tokens; then both with a budget
-        of the free memory, where experts may stay in the file."""
-        yield self
+        """The model as it was asked for; then with smaller default contexts; then without the block that
+        drafts tokens; then all of these with a budget of the free memory, where experts may stay in the
+        file."""
+        yield from self._contexts()
         options, short = self.options, "memory" if self.options["ram_budget"] is None else "`ram_budget`"
         if self.config.draft is not None:
             note = f"{_NO_BLOCK}: {short} has no room for it"
-            yield replace(self, config=replace(self.config, draft=None), block_note=note)
+            yield from replace(self, config=replace(self.config, draft=None), block_note=note)._contexts()
         if options["ram_budget"] is not None or beside_ram_budget(options) is not None:
             return
         if (own := memory.own_budget()) is None:
@@ -119,9 +136,29 @@ class _Model:
         yield from replace(
             self,
             options=LoadOptions(**{**options, "ram_budget": budget}),
-            request=replace(self.request, ram_budget=budget),
+            request=replace(self.short().request, ram_budget=budget),
             budget_note=f"{chosen}, which leaves {size(reserve)} of what is free to others",
         ).forms()
+
+    def _contexts(self) -> Iterator["_Model"]:
+        """The model with its context, and with half of it as often as a default context allows."""
+        yield self
+        model, wanted = self, self.request.context
+        while self.options["context"] is None and model.request.context > _SHORT_CONTEXT:
+            context = max(model.request.context // 2, _SHORT_CONTEXT)
+            note = f"the context is {context} tokens (`context`): memory does not suffice for {wanted}"
+            model = replace(model._with_context(context), context_note=note)
+            yield model
+
+    def short(self) -> "_Model":
+        """The model with a default context that leaves memory to experts and neurons."""
+        if self.options["context"] is not None or self.request.context <= _SHORT_CONTEXT:
+            return self
+        return self._with_context(_SHORT_CONTEXT)
+
+    def _with_context(self, context: int) -> "_Model":
+        limits = _limits(context, self.options)
+        return replace(self, request=replace(self.request, context=context, limits=limits))
 
     def plan(self) -> tuple[MemoryPlan, str]:
         """Plans for the CPU alone; and says which profile is left out. Errors as in
@@ -165,11 +202,19 @@ class _Choice:
         plan, profile_note = model.plan()
         to_load = ToLoad(model.file, model.options, plan, model.predictors)
         decision, block_note = Decision() if most is None else decide(to_load, most), model.block_note
+        if decision.on_gpus and model.short() is not model:
+            return cls.of(model.short(), most)
         plan = decision.apply_to(plan)
         memory.check_memory(plan)
         if model.config.draft and not plan.config.draft:
             block_note = f"{_NO_BLOCK}: it runs on the CPU, and GPUs compute all layers"
-        return cls(plan, decision, (profile_note, block_note), model.budget_note)
+        return cls(plan, decision, (profile_note, block_note, model.context_note), model.budget_note)
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """Facts about memory and devices that the user should know, a line each."""
+        others = (*self.decision.notes, str(self.plan.experts or ""), *self.notes)
+        return tuple(note for note in (self.budget_note, *self.plan.notes, *others) if note)
 
 
 def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> LoadedModel:
@@ -297,7 +342,7 @@ def _less(allocated: int, planned: int) -> int:
     return round_size(max(allocated * 19 // 20, planned // 2))
 
 
-def _request(config: Config, options: LoadOptions) -> MemoryRequest:
+def _request(file: GGUFFile, config: Config, options: LoadOptions) -> MemoryRequest:
     """The memory that options ask for. LoadError: the model does not have so long a context, or the KV cache
     does not hold one."""
     asked, most = options["context"], config.context
@@ -308,7 +353,7 @@ def _request(config: Config, options: LoadOptions) -> MemoryRequest:
         raise LoadError(
             f"context of {asked} positions (`context`): this model allows 2 to {most}, and 0 for all{why}"
         )
-    context = asked or min(most, options["default_context"])
+    context = asked or min(most, _default_context(file, config, options))
     if (pool := options["cache_positions"]) is not None and pool < context:
         if asked is not None or pool < 2:
             seen = f"a KV cache of {pool} positions (`cache_positions`)"
@@ -317,7 +362,7 @@ def _request(config: Config, options: LoadOptions) -> MemoryRequest:
             )
         context = pool
     return MemoryRequest(
-        limits=BatchLimits.from_context(context, options["sequences"], min(options["chunk"], context)),
+        limits=_limits(context, options),
         context=context,
         cache_type=options["cache_type"],
         cache_positions=pool,
@@ -325,3 +370,18 @@ def _request(config: Config, options: LoadOptions) -> MemoryRequest:
         draft_max=options["draft_max"],
         ram_budget=ram_budget(options),
     )
+
+
+def _limits(context: int, options: LoadOptions) -> BatchLimits:
+    return BatchLimits.from_context(context, options["sequences"], min(options["chunk"], context))
+
+
+def _default_context(file: GGUFFile, config: Config, options: LoadOptions) -> int:
+    """Tokens of a context that nobody asked for. LongRoPE's model keeps its original length, since another
+    rotation applies beyond it (arXiv 2402.13753)."""
+    default = options["default_context"]
+    if any(options[name] is not None for name in ("ram_budget", "vram_budget", "placement")):
+        default = min(default, _SHORT_CONTEXT)
+    if "rope_factors_long.weight" in file.tensors:
+        default = min([default, *(rope.original for rope in config.ropes if rope.original)])
+    return default

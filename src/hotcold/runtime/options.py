@@ -30,7 +30,9 @@ class ModelOptions(TypedDict, total=False):
     sparsity: str
     predictor: str | os.PathLike[str] | None  #: a sidecar (``MODEL.predictor.gguf`` beside the model)
     threads: int | None  #: (the cores that affinity and cgroup quota allow)
-    context: int | None  #: positions of each sequence (the model's own, 4096 at most); 0 is all of these
+    #: tokens of each sequence; 0: all that the model has (as many, at most 32,768, that memory holds; 4096 at
+    #: most with a GPU or ``ram_budget``; with LongRoPE the original length)
+    context: int | None
     backend: str  #: ``cpu`` (the default), or ``reference``: NumPy, slow, for checks
     #: a GPU's name or a part of it, its number in ``hotcold doctor``, or ``off`` (a discrete card); several
     #: with commas between them: ``0,1``
@@ -55,7 +57,7 @@ class LoadOptions(ModelOptions, total=False):
     """Keyword arguments of :class:`LLM` and :class:`AsyncLLM` besides the file."""
 
     chunk: int  #: the most prompt tokens of a step (128)
-    default_context: int  #: the most positions of a sequence where ``context`` is not given (4096)
+    default_context: int  #: the most positions of a sequence where ``context`` is not given (32,768)
     #: the mode of a second session opened beside the first: its GPU memory is planned, too
     second_sparsity: str | None
     sequences: int  #: how many run at the same time (1; 4 of ``AsyncLLM``)
@@ -75,7 +77,7 @@ _DEFAULTS = LoadOptions(
     backend="cpu",
     cache_type="f16",
     chunk=128,
-    default_context=4096,
+    default_context=32768,
     sequences=1,
     draft_max=DRAFT_MAX,
 )
