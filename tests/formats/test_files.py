@@ -85,3 +85,21 @@ def test_where_no_file_can_be(name: str, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"cannot be written|is a directory"), replacing(tmp_path / name):
         pass
     assert os.listdir(tmp_path) == ["folder"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("QWEN2.gguf", "Qwen2.gguf"),
+        ("qwen_2.gguf", "Qwen2.gguf"),
+        ("llama.gguf", None),
+        ("no/Qwen2.gguf", None),
+    ],
+)
+def test_a_missing_file_has_the_name_of_a_similar_one(tmp_path: Path, name: str, hint: str | None) -> None:
+    for present in ("Qwen2.gguf", "other.txt"):
+        (tmp_path / present).write_bytes(b"x")
+    with pytest.raises(FileError) as caught:
+        RegularFile(tmp_path / name)
+    ending = f"; did you mean {hint}?" if hint else ""
+    assert str(caught.value) == f"cannot be opened: No such file or directory{ending}"

@@ -1,6 +1,7 @@
 """Files on disk: a regular file read at any position, and one written whole or not at all."""
 
 import contextlib
+import difflib
 import os
 import secrets
 import shutil
@@ -95,8 +96,19 @@ def _open_regular(path: Path) -> int:
                 return fd
             os.close(fd)
     except (OSError, ValueError) as error:  # ValueError: a NUL or half a surrogate pair in the path
-        raise FileError(f"cannot be opened: {getattr(error, 'strerror', error)}") from None
+        hint = _nearest(path) if isinstance(error, FileNotFoundError) else ""
+        raise FileError(f"cannot be opened: {getattr(error, 'strerror', error)}{hint}") from None
     raise _special(mode)
+
+
+def _nearest(path: Path) -> str:
+    """A hint at the file of the same folder that was probably meant; may be empty."""
+    try:
+        names = {name.lower(): name for name in os.listdir(path.parent)}
+    except OSError:
+        return ""
+    matches = difflib.get_close_matches(path.name.lower(), names, n=1, cutoff=0.8)
+    return f"; did you mean {printable(names[matches[0]])}?" if matches else ""
 
 
 def _special(mode: int) -> FileError:
