@@ -60,6 +60,12 @@ export async function pictureInfo() {
   return (await ask("/picture/info")).json();
 }
 
+/** The tokens of a conversation's prompt. Throws Refused; its code says where it is longer than the context. */
+export async function promptTokens(body) {
+  const response = await ask("/v1/messages/count_tokens", { method: "POST", body: JSON.stringify(body) });
+  return (await response.json()).input_tokens;
+}
+
 /** Yields the events of a streamed answer, as they come. */
 export async function* stream(path, body, signal) {
   const response = await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });

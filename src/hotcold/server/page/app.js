@@ -2,19 +2,24 @@
 
 import { health, pictureInfo, Refused, stream } from "./api.js";
 import { Attached, withFiles } from "./attach.js";
-import { announce, copy, figuresAsText, grow, problem, scroll, showNote, store, stored, sum } from "./beside.js";
-import { element, showActive, showContext, showFacts, showLayers, showMemory, showRates, showShares } from "./figures.js";
+import { announce, copy, figuresAsText, grow, problem, showNote, store, stored } from "./beside.js";
+import { Count, isLong, SHORTER } from "./counting.js";
+import { editInPlace } from "./editing.js";
+import { element, showContext, showFacts, showLayers, showMemory, showRates } from "./figures.js";
 import { askKey, nextTheme } from "./key.js";
 import { showLegend, shownOf } from "./legend.js";
 import { Picture } from "./picture.js";
+import { Pointing } from "./pointing.js";
+import { scroll } from "./scrolling.js";
 import { Settings } from "./settings.js";
 import { TalkList } from "./talk_list.js";
 import { dropTalk, keepTalk, newTalk, readTalk, titleOf } from "./talks.js";
-import { Turns } from "./turns.js";
+import { textOf, Turns } from "./turns.js";
 
 const $ = (id) => document.getElementById(id);
 const NO_KEY = "This server answers nobody without its key.";
-const NOW = "hotcold.now", FOLDED = "hotcold.folded"; // the conversation of this tab; whether somebody folded the picture
+const NOW = "hotcold.now", FOLDED = "hotcold.folded"; // the conversation of this tab; whether the picture is folded: "1", "0" or not chosen
+const HEALTH_MS = 5000; // between two looks whether the server still answers
 const KEEP_MS = 2000; // between two times that a growing answer is kept
 const STORY_CHARS = 3.4; // a token has about so many, where the beginning of a story has to be left out
 const STORY_TOKENS = 160; // at a time, where nobody says how many
@@ -22,16 +27,19 @@ const OPENINGS = {
   story: ["Once upon a time there was a little fox who", "The old man sat down by the fire and said,", "One morning Lily found a small door in the garden wall."],
   chat: ["Explain why the sky is blue, to a child.", "Write a short poem about winter and fire.", "What is a good way to learn to draw?"],
 };
-const still = matchMedia("(prefers-reduced-motion: reduce)");
+const still = matchMedia("(prefers-reduced-motion: reduce)"), narrow = matchMedia("(max-width: 860px)");
 
 const picture = new Picture($("stage"), $("map"), $("bloom"));
 const settings = new Settings($("settings"), $("settings-form"));
 const turns = new Turns(picture);
-const attached = new Attached({ changed: labels, problem: (words) => problem(words) });
-const page = { info: null, shows: null, running: null, last: 0, story: true, talk: null, keptAt: 0 };
+const count = new Count(wouldSend);
+const attached = new Attached({ changed: () => { labels(); count.later(); }, problem: (words) => problem(words) });
+const page = { info: null, shows: null, running: null, last: 0, story: true, talk: null, keptAt: 0, gone: false, connecting: false };
+const pointing = new Pointing(turns, picture, page);
 const talkList = new TalkList({
   open: openTalk,
   gone: (id) => { if (page.talk?.id === id) begun(); },
+  renamed: (id, title) => { if (page.talk?.id === id) Object.assign(page.talk, { title, named: true }); },
   now: () => page.talk?.id,
   fits: (talk) => page.info !== null && talk.story === page.story,
 });
@@ -39,6 +47,13 @@ const talkList = new TalkList({
 // -- the model ---------------------------------------------------------------------------------------------------
 
 async function connect() {
+  if (page.connecting) return;
+  page.connecting = true;
+  try { await answered(); } finally { page.connecting = false; }
+}
+
+/** Waits until the server is ready, and takes what it says of its model. */
+async function answered() {
   for (;;) {
     let told = null;
     try { told = await health(); } catch { state("gone", "the server does not answer"); }
@@ -59,7 +74,28 @@ async function connect() {
   }
 }
 
+/** Looks whether the server still answers, while nothing runs that would tell. */
+async function watch() {
+  if (page.info && !page.running && !page.connecting && !document.hidden) {
+    try {
+      if (!(await health()).ready) throw new Error("not ready");
+    } catch {
+      if (!page.running) lost();
+    }
+  }
+  setTimeout(watch, HEALTH_MS);
+}
+
+/** The server has gone, or its model: says so, and waits for it. */
+function lost() {
+  page.gone = true;
+  state("gone", "the server does not answer");
+  connect();
+}
+
 function begin(info) {
+  const same = page.info !== null && page.story === !info.chat;
+  page.gone = false;
   page.info = info;
   page.story = turns.story = !info.chat;
   document.body.classList.toggle("story", page.story);
@@ -68,6 +104,8 @@ function begin(info) {
   $("prompt-label").textContent = page.story ? "How the story begins, or goes on" : "Your message";
   showFacts(info);
   showPicture(info.picture);
+  if (same) return labels();
+  talkList.restore();
   const kept = readTalk(stored("sessionStorage", NOW));
   if (kept && kept.story === page.story && !turns.length) openTalk(kept);
   else begun();
@@ -90,9 +128,10 @@ function showPicture(told) {
   showLegend(layout, page.shows);
 }
 
-/** The picture makes room for the text where there is nothing to look at, or somebody wants it so. */
+/** Folds the picture where there is nothing to look at, and by default on phones and for models without zeros. */
 function fold() {
-  const wanted = stored("localStorage", FOLDED) !== "1";
+  const chosen = stored("localStorage", FOLDED);
+  const wanted = chosen ? chosen === "0" : Boolean(page.shows?.share) && !narrow.matches;
   document.body.classList.toggle("folded", !page.shows || !wanted);
   if (document.body.classList.contains("folded")) $("more").open = false;
   $("fold").hidden = !page.shows;
@@ -146,7 +185,7 @@ function refresh() {
   welcome();
   buttonsOfAll();
   labels();
-  if (!document.querySelector("dialog[open]")) $("prompt").focus({ preventScroll: true });
+  if (!document.querySelector("dialog:modal")) $("prompt").focus({ preventScroll: true });
 }
 
 function openTalk(talk) {
@@ -169,37 +208,60 @@ function keep() {
     return;
   }
   page.talk ??= newTalk(page.info.model, page.story);
-  Object.assign(page.talk, { title: titleOf(list), changed: Date.now(), model: page.info.model, turns: list });
+  if (!page.talk.named) page.talk.title = titleOf(list);
+  Object.assign(page.talk, { changed: Date.now(), model: page.info.model, turns: list });
   store("sessionStorage", NOW, page.talk.id);
   if (!keepTalk(page.talk)) problem("The browser's storage has no room for this conversation: export or delete some.");
+  if (!page.running) talkList.refresh();
 }
 
 /** What can be done with each turn. */
 function buttonsOfAll() {
   for (const turn of turns.all) {
     if (turn === page.running?.turn) continue;
-    if (turn.role === "user") turns.buttons(turn, page.story ? [] : [["Edit", () => edit(turn)]]);
+    if (turn.node.classList.contains("edited")) continue;
+    if (turn.role === "user") turns.buttons(turn, page.story ? [] : [["Edit", () => editInPlace(turn, (text) => resend(turn, text))]]);
     else turns.buttons(turn, buttonsOf(turn));
   }
 }
 
 function buttonsOf(turn) {
   const last = turn === turns.last;
-  const buttons = [[page.story ? "Another way" : "Again", () => again(turn)]];
+  const buttons = last ? [["Regenerate", () => again(turn)], ...versionsOf(turn)] : [];
   if (page.story) return [...buttons, ["Undo", undo], ["Copy", (event) => copy(turns.text, event.target)]];
   if (turn.cut && last && turn.text.trim()) buttons.unshift(["Continue", () => goOn(turn), "go-on"]);
   return [...buttons, ["Copy", (event) => copy(turn.text, event.target)]];
 }
 
-function edit(turn) {
+/** Buttons to go through the versions of the last answer. */
+function versionsOf(turn) {
+  const count = turn.versions.length, at = turn.version;
+  if (count < 2) return [];
+  const to = (version) => () => {
+    if (page.running) return;
+    turns.show(turn, version);
+    keep();
+    buttonsOfAll();
+    turn.node.querySelector(".after .version:not(:disabled)")?.focus();
+    announce(`Version ${version + 1} of ${count}`);
+  };
+  return [
+    ["‹", at > 0 ? to(at - 1) : null, "quiet version", "Earlier version"],
+    [`${at + 1}/${count}`, null, "quiet count"],
+    ["›", at < count - 1 ? to(at + 1) : null, "quiet version", "Later version"],
+  ];
+}
+
+/** Sends a message that was changed; it and all after it are replaced. */
+function resend(turn, text) {
   stop();
   const at = turns.all.indexOf(turn);
-  if (at < 0) return;
-  $("prompt").value = turn.text.trim();
-  attached.set(turn.files);
+  if (at < 0 || !page.info) return;
+  const { files } = turn;
   turns.cut(at);
-  keep();
+  turns.add("user", { text, files });
   refresh();
+  generate();
 }
 
 function undo() {
@@ -214,11 +276,11 @@ function undo() {
   refresh();
 }
 
+/** Another version of the last answer. */
 function again(turn) {
-  const at = turns.all.indexOf(turn);
-  if (page.running || at < 0) return;
-  turns.cut(at);
-  generate();
+  if (page.running || turn !== turns.last) return;
+  turns.begin(turn);
+  generate(turn, turns.all.slice(0, -1));
 }
 
 /** The model goes on where the limit cut it. */
@@ -241,36 +303,49 @@ function send(text) {
   } else if (typed || files.length) turns.add("user", { text: typed, files });
   else if (!page.story || !turns.length) return;
   $("prompt").value = "";
+  count.show("");
   grow();
   welcome();
   buttonsOfAll();
   generate();
 }
 
-function body(part) {
+/** The route and the body of a request. `list`: the messages before the answer; `part`: of the context, for a story. */
+function body(list, part) {
   const stats = { timings_per_token: true, hotcold: { picture: true } };
   const common = { model: page.info.model, ...settings.sampling, ...stats };
   if (page.story) {
-    const whole = turns.text.trimEnd();
+    const whole = textOf(list).trimEnd();
     const most = Math.floor(part * STORY_CHARS * page.info.context);
     const shown = whole.length > most ? whole.slice(-most).replace(/^\S*\s/, "") : whole;
     return ["/v1/completions", { max_tokens: STORY_TOKENS, ...common, prompt: shown.replace(/^[\uDC00-\uDFFF]/, "") }];
   }
-  const messages = turns.all.map(({ role, text, files }) => ({ role, content: withFiles(text, files) }));
+  const messages = messagesOf(list);
   if (settings.values.system.trim()) messages.unshift({ role: "system", content: settings.values.system });
   if (settings.values.json) common.response_format = { type: "json_object" };
   return ["/v1/chat/completions", { ...common, messages }];
 }
 
-/** An answer to what was said, or the rest of one. */
-async function generate(rest = null) {
+/** The prompt that the text field and its files would make. */
+function wouldSend() {
+  const text = $("prompt").value, { files } = attached;
+  if (!page.info || page.story || page.running || !isLong(text, files)) return null;
+  const messages = messagesOf([...turns.all, { role: "user", text, files }]);
+  const system = settings.values.system.trim();
+  return { context: page.info.context, body: { model: page.info.model, messages, ...(system && { system }) } };
+}
+
+const messagesOf = (list) => list.map(({ role, text, files }) => ({ role, content: withFiles(text, files) }));
+
+/** An answer to the messages of `list`; `into`: the turn that it goes into, which may have its beginning. */
+async function generate(into = null, list = [...turns.all]) {
   problem("");
-  const request = body(0.5);
-  const turn = rest ?? turns.add("assistant");
+  const request = body(list, 0.5);
+  const turn = into ?? turns.add("assistant");
   turn.node.classList.add("waits");
   turn.told = "";
   turns.buttons(turn, []);
-  const run = { control: new AbortController(), turn, start: performance.now(), stopped: false };
+  const run = { control: new AbortController(), turn, list, start: performance.now(), stopped: false };
   page.running = run;
   state("busy", page.info.model);
   keep();
@@ -305,10 +380,7 @@ async function receive(run, [path, request], part) {
   } catch (error) {
     const tooLong = error instanceof Refused && error.code === "context_length_exceeded";
     if (!tooLong || !page.story || part < 0.1) throw error;
-    turns.all.pop(); // the empty turn is no part of the story
-    const shorter = body(part * 0.7);
-    turns.all.push(run.turn);
-    await receive(run, shorter, part * 0.7);
+    await receive(run, body(run.list, part * 0.7), part * 0.7);
   }
 }
 
@@ -319,7 +391,7 @@ function reveal(run, now) {
   const paced = settings.values.paced && !still.matches && !run.stopped;
   const lit = answer.advance(Math.min(0.1, Math.max(0, now - page.last) / 1000), paced);
   page.last = now;
-  if (lit >= 0) moment(answer, lit);
+  if (lit >= 0) pointing.moment(answer, lit);
   if (run.used) showContext(run.used, page.info.context);
   if (now - page.keptAt > KEEP_MS) keep();
   scroll();
@@ -333,9 +405,10 @@ function finish(run) {
   turn.thought = answer.thought;
   turn.node.classList.remove("waits");
   page.running = null;
-  state("ready", page.info.model);
+  if (!page.gone) state("ready", page.info.model);
   if (!answer.text && !answer.thought) {
-    turns.cut(turns.all.indexOf(turn));
+    if (turn.versions.length) turns.show(turn, turn.versions.length - 1);
+    else turns.cut(turns.all.indexOf(turn));
     if (!run.failed) problem(run.stopped ? "" : "The model ended its answer at once. Try again, or write something else.");
   } else {
     const full = run.used >= page.info.context;
@@ -344,6 +417,7 @@ function finish(run) {
     const n = answer.tokens - answer.before;
     turn.told = `${n} token${n === 1 ? "" : "s"} in ${run.seconds.toFixed(run.seconds < 1 ? 2 : 1)} s${end}`;
     turns.end(turn);
+    turns.keepVersion(turn);
     announce(`${run.stopped ? "Stopped" : "Done"}, ${turn.told}. ${figuresAsText()} ${answer.text.trim()}`);
   }
   if (page.talk && run.used) page.talk.used = run.used;
@@ -367,7 +441,7 @@ function stop() {
   answer.done = true;
   answer.reached = answer.spans.ends.length;
   const lit = answer.advance(0, false);
-  if (lit >= 0) moment(answer, lit);
+  if (lit >= 0) pointing.moment(answer, lit);
   finish(run);
   run.over = true;
 }
@@ -383,8 +457,11 @@ async function failed(error, run) {
     return;
   }
   const wait = error.wait ? ` Try again in ${error.wait} s.` : "";
+  if (error instanceof TypeError) lost();
   const words = error instanceof TypeError ? "The server does not answer. Is it still running?" : error.message + wait;
-  problem(words, run.turn.answer.text ? null : tryAgain);
+  const tooLong = error.code === "context_length_exceeded";
+  const retry = run.turn.versions.length ? () => again(run.turn) : tryAgain;
+  problem(tooLong ? `${words} ${SHORTER}` : words, run.turn.answer.text || tooLong ? null : retry);
 }
 
 /** Connects, or answers the last turn, if nobody has. */
@@ -397,60 +474,27 @@ function tryAgain() {
   if (!page.running && turns.last?.role === "user") generate();
 }
 
-// -- what is shown beside it ---------------------------------------------------------------------------------------
-
-function moment(answer, token) {
-  const fired = answer.fired.get(token);
-  if (!fired || !page.shows) return;
-  const all = sum(page.info.picture.layout.neurons), n = fired[0] + fired[1];
-  const word = answer.word(token).trim();
-  const quoted = word ? [element("q", { text: word })] : [];
-  $("moment").replaceChildren(...quoted, ` ${page.shows.told(n.toLocaleString("en"))}`);
-  if (!page.shows.share) return; // it is always the same
-  showActive(n / all);
-  showShares(picture.shares(answer.frames.get(token)));
-}
-
-function point(turn, token) {
-  const { answer } = turn;
-  const frame = answer?.frames.get(token);
-  for (const node of turn.said.querySelectorAll(".at")) node.classList.remove("at");
-  for (const node of turn.said.querySelectorAll(`[data-t="${token}"]`)) node.classList.add("at");
-  if (frame) {
-    picture.hold(frame);
-    moment(answer, token);
-  } else if (answer && page.shows) {
-    picture.dark();
-    $("moment").replaceChildren(element("q", { text: answer.word(token).trim() }), token ? " not watched" : " came of reading the prompt");
-  }
-}
-
-function leave(turn) {
-  for (const node of turn.said.querySelectorAll(".at")) node.classList.remove("at");
-  picture.hold(null);
-}
-
 // -- events --------------------------------------------------------------------------------------------------------
 
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send($("prompt").value);
 });
-$("prompt").addEventListener("input", () => { grow(); labels(); });
+$("prompt").addEventListener("input", () => { grow(); labels(); count.later(); });
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   send($("prompt").value);
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+  if (event.key === "Escape" && !document.querySelector("dialog:modal")) stop();
 });
 $("stop").addEventListener("click", () => { stop(); $("prompt").focus(); });
 $("new").addEventListener("click", begun);
 $("open-settings").addEventListener("click", () => settings.open());
 $("theme").addEventListener("click", () => { nextTheme(); picture.colours(); });
 $("fold").addEventListener("click", () => {
-  store("localStorage", FOLDED, stored("localStorage", FOLDED) === "1" ? "" : "1");
+  store("localStorage", FOLDED, document.body.classList.contains("folded") ? "0" : "1");
   fold();
   picture.arrange();
 });
@@ -460,30 +504,9 @@ $("turns").addEventListener("click", (event) => {
   const button = event.target.closest?.(".copy-code");
   if (button) copy(button.closest(".code").querySelector("pre").textContent, button);
 });
-$("turns").addEventListener("pointerover", (event) => {
-  const turn = turns.of(event.target), token = event.target.dataset?.t;
-  if (turn && token !== undefined && !page.running) point(turn, Number(token));
-});
-$("turns").addEventListener("pointerout", (event) => {
-  const turn = turns.of(event.target);
-  if (turn && event.target.dataset?.t !== undefined && !page.running) leave(turn);
-});
-$("turns").addEventListener("keydown", (event) => {
-  const turn = turns.of(event.target);
-  if (!turn || event.target !== turn.said || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
-  event.preventDefault();
-  const words = [...turn.said.querySelectorAll("[data-t]")];
-  if (!words.length) return;
-  const at = words.findIndex((node) => node.classList.contains("at"));
-  const next = Math.max(0, Math.min(words.length - 1, at + (event.key === "ArrowRight" ? 1 : -1)));
-  point(turn, Number(words[next].dataset.t));
-  announce(`${words[next].textContent.trim()}: ${$("moment").textContent.trim()}`);
-});
-$("turns").addEventListener("focusout", (event) => {
-  const turn = turns.of(event.target);
-  if (turn) leave(turn);
-});
 
-if (matchMedia("(max-width: 860px)").matches) $("more").open = false;
+narrow.addEventListener("change", fold);
+if (narrow.matches) $("more").open = false;
 labels();
 connect();
+watch();

@@ -1,6 +1,7 @@
 // What stands beside the text, and what the browser keeps.
 
 import { element } from "./figures.js";
+import { scroll } from "./scrolling.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -43,11 +44,6 @@ export async function copy(text, button) {
     button.textContent = "Copied";
   } catch { button.textContent = "Not allowed here"; }
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
-}
-
-export function scroll(always = false) {
-  const box = $("scroll");
-  if (always || box.scrollHeight - box.scrollTop - box.clientHeight < 90) box.scrollTop = box.scrollHeight;
 }
 
 export function grow() {

@@ -1,27 +1,35 @@
 // A model's text as Markdown: marked divides it, DOMPurify lets through what is listed here and nothing else, and
 // what was drawn stays where it is while more comes.
 
+import { formulas, MATH_ATTRIBUTES, MATH_TAGS } from "./formulas.js";
 import { mend } from "./mending.js";
 import { complete, run } from "./spans.js";
+import hljs from "./vendor/highlight.min.js";
 import { Marked } from "./vendor/marked.esm.js";
 import DOMPurify from "./vendor/purify.es.mjs";
 
 const ALLOWED = {
   ALLOWED_TAGS: [
     "p", "br", "strong", "em", "del", "code", "pre", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "hr",
-    "table", "thead", "tbody", "tr", "th", "td", "a", "div",
+    "table", "thead", "tbody", "tr", "th", "td", "a", "div", "span", ...MATH_TAGS,
   ],
-  ALLOWED_ATTR: ["href", "start", "align", "data-language"],
-  ADD_URI_SAFE_ATTR: ["start", "align", "data-language"],
+  ALLOWED_ATTR: ["href", "start", "align", "data-language", "class", ...MATH_ATTRIBUTES],
+  ADD_URI_SAFE_ATTR: ["start", "align", "data-language", ...MATH_ATTRIBUTES],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
+// Classes are those of syntax colours alone: no text can take one of the page.
+DOMPurify.addHook("uponSanitizeAttribute", (node, attribute) => {
+  if (attribute.attrName === "class") attribute.keepAttr = node.localName === "span" && /^hljs-[\w -]+$/.test(attribute.attrValue);
+});
+const MOST_COLOURED = 50000; // characters of a block of code
 const TOP = 3; // the level of an answer's first heading: the page has those above
 
 const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 const marked = new Marked({
+  extensions: formulas,
   gfm: true,
   breaks: true,
   tokenizer: { lheading() {} }, // a line under a text is a line: while it comes, nobody knows what it will be
@@ -30,12 +38,18 @@ const marked = new Marked({
     heading({ tokens, level }) { return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`; },
     code({ text, lang }) {
       const language = /^[\w+#.-]{1,30}/.exec(lang ?? "")?.[0] ?? "";
-      return `<pre data-language="${escaped(language)}"><code>${escaped(text)}</code></pre>`;
+      return `<pre data-language="${escaped(language)}"><code>${coloured(text, language)}</code></pre>`;
     },
     image({ href, text }) { return `<a href="${escaped(href)}">${escaped(text || href)}</a>`; }, // nothing is loaded
     checkbox({ checked }) { return checked ? "☑ " : "☐ "; },
   },
 });
+
+/** Code as HTML, with a span for each kind of word where the language is known. */
+function coloured(text, language) {
+  if (!language || text.length > MOST_COLOURED || !hljs.getLanguage(language)) return escaped(text);
+  return hljs.highlight(text, { language, ignoreIllegals: true }).value;
+}
 
 export class Markdown {
   constructor(element) {
@@ -101,6 +115,7 @@ function block(token, text, from, spans) {
     if (link.getAttribute("href")) link.title = link.getAttribute("href");
   }
   for (const pre of box.querySelectorAll("pre")) frameCode(pre);
+  for (const math of box.querySelectorAll('math[display="block"]')) frame(math, "formula", "Formula");
   for (const table of box.querySelectorAll("table")) frame(table, "table", "Table");
   return box.firstElementChild;
 }
@@ -134,7 +149,8 @@ function frameCode(pre) {
 
 /** Divides text nodes by token. Their characters follow each other in the Markdown, between its marks. */
 function note(box, text, from, spans) {
-  const nodes = [], walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
+  const notMath = (node) => (node.localName === "math" ? NodeFilter.FILTER_REJECT : node.data === undefined ? NodeFilter.FILTER_SKIP : NodeFilter.FILTER_ACCEPT);
+  const nodes = [], walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT, notMath);
   while (walker.nextNode()) nodes.push(walker.currentNode);
   let at = from;
   for (const node of nodes.filter((each) => each.data.trim())) {

@@ -10,7 +10,9 @@ export function mend(text) {
   const marks = MARKS_ALONE.exec(text);
   if (marks) text = text.slice(0, marks.index);
   const from = lastBlock(text);
-  const block = text.slice(from);
+  let block = text.slice(from).replace(/\\$/, "");
+  const formula = openFormula(block);
+  if (formula >= 0) block = block.slice(0, formula);
   const head = tableHead(block);
   return text.slice(0, from) + (head < 0 ? closeMarks(block) : block.slice(0, head));
 }
@@ -50,6 +52,19 @@ function tableHead(block) {
   const head = ruled ? last - 1 : isRow(last) ? last : -1;
   if (head < 0 || isRow(head - 1)) return -1;
   return lines.slice(0, head).join("\n").length;
+}
+
+/** Where a formula begins that has no end yet; -1: there is none. */
+function openFormula(block) {
+  const bare = block.replace(/`[^`]*`/g, (code) => "x".repeat(code.length));
+  for (const [opening, closing] of [["\\(", "\\)"], ["\\[", "\\]"], ["$$", "$$"]]) {
+    let end = 0;
+    for (let at; (at = bare.indexOf(opening, end)) >= 0; end += 2) {
+      end = bare.indexOf(closing, at + 2);
+      if (end < 0) return at;
+    }
+  }
+  return -1;
 }
 
 /** Closes code, bold, italic and links that the last line leaves open. */

@@ -101,7 +101,7 @@ export class Picture {
   /** Gives each cell its place, for the size that the stage has now. */
   arrange() {
     if (!this.layout) return;
-    const dpr = Math.min(devicePixelRatio || 1, 2);
+    const dpr = devicePixelRatio || 1;
     const width = Math.round(this.map.clientWidth * dpr), height = Math.round(this.map.clientHeight * dpr);
     if (!width || !height) return;
     this.map.width = width;
@@ -111,7 +111,7 @@ export class Picture {
     this.boxes = new Int16Array(4 * this.count);
     const layers = this.layout.cells.length;
     const between = Math.max(2, Math.round(Math.min(0.18 * width / layers, 12 * dpr)));
-    const column = (width + between) / layers - between;
+    const column = Math.max(1, Math.floor((width + between) / layers - between));
     let at = 0;
     for (let layer = 0; layer < layers; layer++) {
       const left = layer * (column + between);
@@ -124,21 +124,17 @@ export class Picture {
   place(at, layer, left, width, height, dpr) {
     const hot = this.layout.hot_cells[layer], all = this.layout.cells[layer], cold = all - hot;
     const gap = hot && cold ? Math.round(5 * dpr) : 0;
-    let across = Math.max(1, Math.round(Math.sqrt((all * width) / (height - gap))));
-    across = Math.min(across, Math.max(1, Math.floor(width / Math.max(2, 2 * dpr))));
-    const rows = Math.ceil(hot / across) + Math.ceil(cold / across);
-    const high = (height - gap) / rows, wide = width / across;
-    const space = Math.min(wide, high) > 3 * dpr ? dpr : Math.min(wide, high) > 2 ? 0.5 * dpr : 0;
+    const rowsOf = (across) => Math.ceil(hot / across) + Math.ceil(cold / across);
+    const { wide, high, across } = cellSize(width, height - gap, rowsOf);
+    const space = Math.min(wide, high) > 3 * dpr ? Math.round(dpr) : 0;
     for (let i = 0; i < all; i++) {
       const inHot = i < hot, n = inHot ? i : i - hot;
       const row = Math.floor(n / across) + (inHot ? 0 : Math.ceil(hot / across));
-      const x = left + (n % across) * wide, y = row * high + (inHot ? 0 : gap);
-      const x0 = Math.round(x), y0 = Math.round(y);
       const box = 4 * (at + i);
-      this.boxes[box] = x0;
-      this.boxes[box + 1] = y0;
-      this.boxes[box + 2] = Math.max(1, Math.round(x + wide - space) - x0);
-      this.boxes[box + 3] = Math.max(1, Math.round(y + high - space) - y0);
+      this.boxes[box] = left + (n % across) * wide;
+      this.boxes[box + 1] = row * high + (inHot ? 0 : gap);
+      this.boxes[box + 2] = Math.max(1, wide - space);
+      this.boxes[box + 3] = Math.max(1, high - space);
     }
   }
 
@@ -194,6 +190,19 @@ export class Picture {
     }
     return found;
   }
+}
+
+/** The size of a layer's cells: whole device pixels, since others would show a pattern that is not there. */
+function cellSize(width, height, rowsOf) {
+  let best = { wide: 1, high: 1, across: width, worth: -1 };
+  for (let wide = 1; wide <= width; wide++) {
+    const across = Math.floor(width / wide), rows = rowsOf(across), high = Math.floor(height / rows);
+    if (high < 1) break;
+    const filled = (across * wide * rows * high) / (width * height), slim = Math.max(wide / high, high / wide);
+    const worth = filled - 0.2 * Math.log2(slim); // cells are nearly square
+    if (worth > best.worth) best = { wide, high, across, worth };
+  }
+  return best;
 }
 
 export function bytes(text) {

@@ -1,17 +1,23 @@
 // The list of conversations: open, export, import, delete.
 
 import { element } from "./figures.js";
-import { asFile, dropTalk, takeFile, talks } from "./talks.js";
+import { stored, store } from "./beside.js";
+import { asFile, asMarkdown, dropTalk, isFound, keepTalk, readTalk, takeFile, talks } from "./talks.js";
 
 const $ = (id) => document.getElementById(id);
 const MOST_BYTES = 64 << 20; // of a file with conversations
+const OPEN = "hotcold.list"; // whether the list stays open beside the text: "1"
+const wide = matchMedia("(min-width: 1500px)"); // there is room for it beside the text
 
 export class TalkList {
   /** `open(talk)` shows one, `gone(id)` is told which was deleted; `now()` is the id of the one that is shown. */
-  constructor({ open, gone, now, fits }) {
-    Object.assign(this, { open, gone, now, fits });
+  constructor({ open, gone, renamed, now, fits }) {
+    Object.assign(this, { open, gone, renamed, now, fits });
     $("open-talks").addEventListener("click", () => this.show());
-    $("talks-close").addEventListener("click", () => $("talks").close());
+    $("talks-close").addEventListener("click", () => this.close());
+    $("talks").addEventListener("close", () => document.body.classList.remove("with-list"));
+    $("talks-search").addEventListener("input", () => this.draw(""));
+    wide.addEventListener("change", () => { if ($("talks").open) $("talks").close(); });
     $("talks-export").addEventListener("click", () => save(asFile(talks()), "conversations"));
     $("talks-import").addEventListener("click", () => $("talks-file").click());
     $("talks-file").addEventListener("change", () => this.take());
@@ -21,9 +27,34 @@ export class TalkList {
     }));
   }
 
+  /** Opens the list: beside the text where there is room, else before it. */
   show() {
+    const dialog = $("talks");
+    if (dialog.open) return this.close();
+    $("talks-search").value = "";
     this.draw("");
-    $("talks").showModal();
+    if (!wide.matches) return dialog.showModal();
+    store("localStorage", OPEN, "1");
+    document.body.classList.add("with-list");
+    dialog.show();
+  }
+
+  close() {
+    if (this.beside) store("localStorage", OPEN, "");
+    $("talks").close();
+    $("open-talks").focus();
+  }
+
+  get beside() { return document.body.classList.contains("with-list"); }
+
+  /** Opens the list where it was open beside the text the last time. */
+  restore() {
+    if (wide.matches && stored("localStorage", OPEN) === "1" && !$("talks").open) this.show();
+  }
+
+  /** Draws the list anew, where it is beside the text. */
+  refresh() {
+    if (this.beside && !$("talks-list").contains(document.activeElement)) this.draw($("talks-said").textContent);
   }
 
   async take() {
@@ -43,9 +74,12 @@ export class TalkList {
   }
 
   draw(said) {
-    const list = talks();
-    $("talks-said").textContent = said || (list.length ? "" : "What you write is kept here, in this browser alone.");
-    $("talks-export").disabled = $("talks-delete").disabled = !list.length;
+    const all = talks(), search = $("talks-search").value.trim();
+    const list = search ? all.filter((talk) => isFound(talk, search)) : all;
+    const empty = all.length ? (list.length ? "" : "No conversation has these words.") : "What you write is kept here, in this browser alone.";
+    $("talks-said").textContent = said || empty;
+    $("talks-search").hidden = !all.length;
+    $("talks-export").disabled = $("talks-delete").disabled = !all.length;
     $("talks-list").replaceChildren(...list.map((talk) => this.entry(talk)));
   }
 
@@ -53,15 +87,24 @@ export class TalkList {
     const when = new Date(talk.changed).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
     const open = element("button", { type: "button", kind: "kept" },
       element("span", { kind: "title", text: talk.title }), element("span", { kind: "when", text: `${when} · ${talk.model}` }));
+    open.dataset.id = talk.id;
     if (talk.id === this.now()) open.setAttribute("aria-current", "true");
     open.disabled = !this.fits(talk);
     if (open.disabled) open.title = talk.story ? "A story: this model answers messages" : "Messages: this model writes stories";
-    open.addEventListener("click", () => { $("talks").close(); this.open(talk); });
-    const out = element("button", { type: "button", kind: "quiet", text: "Export" });
-    out.setAttribute("aria-label", `Export ${talk.title}`);
-    out.addEventListener("click", () => save(asFile([talk]), talk.title));
-    const away = element("button", { type: "button", kind: "quiet", text: "Delete" });
-    away.setAttribute("aria-label", `Delete ${talk.title}`);
+    open.addEventListener("click", () => {
+      if (!this.beside) $("talks").close();
+      this.open(talk);
+    });
+    const button = (text, action) => {
+      const made = element("button", { type: "button", kind: "quiet", text });
+      made.setAttribute("aria-label", `${text}: ${talk.title}`);
+      if (action) made.addEventListener("click", action);
+      return made;
+    };
+    const rename = button("Rename", () => this.rename(talk, open, rename));
+    const markdown = button("Markdown", () => save(asMarkdown(talk), talk.title, "md", "text/markdown"));
+    const out = button("Export", () => save(asFile([talk]), talk.title));
+    const away = button("Delete");
     away.addEventListener("click", () => really(away, () => {
       const next = away.closest("li").nextElementSibling ?? away.closest("li").previousElementSibling;
       const at = [...$("talks-list").children].indexOf(next ?? null);
@@ -69,7 +112,35 @@ export class TalkList {
       this.draw(`“${talk.title}” was deleted.`);
       ($("talks-list").children[Math.max(0, at - 1)]?.querySelector(".kept") ?? $("talks-close")).focus();
     }));
-    return element("li", {}, open, out, away);
+    return element("li", {}, open, element("span", { kind: "of-talk" }, rename, markdown, out, away));
+  }
+
+  /** Puts a text field in the place of a conversation's title. */
+  rename(talk, open, button) {
+    const field = element("input", { type: "text", kind: "rename", value: talk.title, maxLength: 200 });
+    field.setAttribute("aria-label", "Title of the conversation");
+    let done = false;
+    const end = (keep) => {
+      if (done) return;
+      done = true;
+      const title = field.value.trim(), now = readTalk(talk.id);
+      if (keep && title && now) {
+        keepTalk({ ...now, title, named: true });
+        this.renamed(talk.id, title);
+      }
+      this.draw("");
+      [...$("talks-list").querySelectorAll(".kept")].find((each) => each.dataset.id === talk.id)?.focus();
+    };
+    field.addEventListener("keydown", (event) => {
+      if (!["Enter", "Escape"].includes(event.key)) return;
+      event.preventDefault();
+      event.stopPropagation();
+      end(event.key === "Enter");
+    });
+    field.addEventListener("blur", () => end(true));
+    open.replaceWith(field);
+    button.disabled = true;
+    field.select();
   }
 }
 
@@ -88,9 +159,9 @@ function really(button, action) {
 }
 
 /** Offers a text as a file to keep. */
-function save(text, name) {
-  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+function save(text, name, ending = "json", type = "application/json") {
+  const url = URL.createObjectURL(new Blob([text], { type }));
   const plain = name.normalize("NFKD").replace(/[^\w-]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 40) || "conversation";
-  element("a", { href: url, download: `${plain}.json` }).click();
+  element("a", { href: url, download: `${plain}.${ending}` }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60000);
 }

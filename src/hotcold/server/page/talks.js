@@ -68,7 +68,7 @@ function checked(value, id) {
   if (turns.includes(null) || turns.reduce((sum, turn) => sum + characters(turn), 0) > MOST_CHARACTERS) return null;
   return {
     id, title: text(value.title).slice(0, 200), model: text(value.model).slice(0, 200), story: value.story === true,
-    created: number(value.created), changed: number(value.changed), used: number(value.used), turns,
+    named: value.named === true, created: number(value.created), changed: number(value.changed), used: number(value.used), turns,
   };
 }
 
@@ -76,12 +76,39 @@ function checkedTurn(turn) {
   if (!turn || !["user", "assistant"].includes(turn.role) || typeof turn.text !== "string") return null;
   const files = Array.isArray(turn.files) ? turn.files.filter((each) => each && typeof each.text === "string") : [];
   return {
-    role: turn.role, text: turn.text, thought: text(turn.thought), told: text(turn.told), cut: turn.cut === true,
+    role: turn.role, ...checkedVersion(turn), ...checkedVersions(turn),
     files: files.map((each) => ({ name: text(each.name).slice(0, 200), text: each.text })),
   };
+}
+
+const checkedVersion = (version) => (
+  { text: version.text, thought: text(version.thought), told: text(version.told), cut: version.cut === true }
+);
+
+/** The versions of an answer; none where they do not fit its text. */
+function checkedVersions(turn) {
+  const list = Array.isArray(turn.versions) ? turn.versions : [];
+  const fits = list.length > 1 && list.every((each) => typeof each?.text === "string") && list[turn.version]?.text === turn.text;
+  return fits ? { versions: list.map(checkedVersion), version: turn.version } : { versions: [], version: 0 };
 }
 
 const text = (value) => (typeof value === "string" ? value : "");
 const number = (value) => (Number.isFinite(value) && value >= 0 ? value : 0);
 /** What a turn takes, with its thoughts and files. */
-const characters = ({ text, thought, files }) => files.reduce((sum, file) => sum + file.text.length, text.length + thought.length);
+const characters = ({ text, thought, files, versions }) =>
+  [...files, ...versions].reduce((sum, each) => sum + each.text.length, text.length + thought.length);
+
+/** A conversation as a Markdown document. */
+export function asMarkdown(talk) {
+  const parts = talk.turns.map(({ role, text, files }) => {
+    const withFiles = files.map((file) => `*${file.name}*`).concat(text.trim()).filter(Boolean).join("\n\n");
+    return talk.story ? text : `## ${role === "user" ? "You" : talk.model}\n\n${withFiles}`;
+  });
+  return `# ${talk.title}\n\n${parts.join(talk.story ? "" : "\n\n")}\n`;
+}
+
+/** Whether all words of a search are in a conversation. */
+export function isFound(talk, search) {
+  const whole = [talk.title, ...talk.turns.map((turn) => turn.text)].join("\n").toLowerCase();
+  return search.toLowerCase().split(/\s+/).every((word) => whole.includes(word));
+}

@@ -1,4 +1,4 @@
-// The conversation that is shown: what was said, by whom.
+// The conversation that is shown: its messages, and the versions of each answer.
 
 import { Answer } from "./answer.js";
 import { named } from "./attach.js";
@@ -6,6 +6,7 @@ import { element } from "./figures.js";
 
 const $ = (id) => document.getElementById(id);
 const ANSWER_NAME = "Text of the model. Left and right arrow keys go from word to word and show what fired for each";
+const MOST_VERSIONS = 20; // of one answer; the oldest go first
 
 export class Turns {
   constructor(picture) {
@@ -16,16 +17,26 @@ export class Turns {
 
   get length() { return this.all.length; }
   get last() { return this.all.at(-1); }
-  get text() { return this.all.map((turn) => turn.text).join(""); }
+  get text() { return textOf(this.all); }
 
-  /** One more, with what a kept one says. */
-  add(role, { text = "", thought = "", files = [], told = "", cut = false } = {}) {
+  /** Adds a message, new or from a kept conversation. */
+  add(role, { text = "", thought = "", files = [], told = "", cut = false, versions = [], version = 0 } = {}) {
+    const turn = { role, text, thought, files, told, cut, versions, version };
+    this.build(turn);
+    $("turns").append(turn.node);
+    this.all.push(turn);
+    return turn;
+  }
+
+  /** Makes the nodes of a message from its fields. */
+  build(turn) {
+    const { role, text, thought, files } = turn;
     const said = element("div", { kind: "said" });
     const who = role === "user" ? "You" : "The model";
     const node = element("article", { kind: `turn ${role}` }, ...(this.story ? [] : [element("h2", { kind: "words", text: who })]), said,
       element("div", { kind: "after" }));
     node.setAttribute("aria-label", who);
-    const turn = { role, text, thought, files, told, cut, node, said, answer: null };
+    Object.assign(turn, { node, said, answer: null });
     if (role === "user") {
       said.textContent = text;
       if (files.length) said.before(element("ul", { kind: "files" }, ...files.map((file) => element("li", { kind: "file" }, ...named(file)))));
@@ -34,28 +45,54 @@ export class Turns {
       turn.answer = new Answer(node, this.picture, { plain: this.story, text, thought });
       if (text || thought) this.end(turn);
     }
-    $("turns").append(node);
-    this.all.push(turn);
-    return turn;
+  }
+
+  rebuild(turn) {
+    const old = turn.node;
+    this.build(turn);
+    old.replaceWith(turn.node);
+  }
+
+  /** Empties the last answer for another version of it; those before stay. */
+  begin(turn) {
+    if (!turn.versions.length) turn.versions.push(versionOf(turn));
+    this.keepVersion(turn);
+    turn.versions.splice(0, turn.versions.length + 1 - MOST_VERSIONS);
+    turn.version = turn.versions.length;
+    Object.assign(turn, { text: "", thought: "", told: "", cut: false });
+    this.rebuild(turn);
+  }
+
+  /** Puts what is shown among the versions, where there are several. */
+  keepVersion(turn) {
+    if (turn.versions.length) turn.versions[turn.version] = versionOf(turn);
+  }
+
+  /** Shows one version of an answer. */
+  show(turn, version) {
+    if (turn.text || turn.thought) this.keepVersion(turn);
+    Object.assign(turn, turn.versions[version], { version });
+    this.rebuild(turn);
   }
 
   cut(from) {
     for (const turn of this.all.splice(from)) turn.node.remove();
   }
 
-  /** The buttons below one, after what is told of it. */
+  /** Draws the buttons below a message, after what is told of it. */
   buttons(turn, buttons) {
     const after = turn.node.querySelector(".after");
     after.replaceChildren();
     if (turn.told) after.append(element("p", { kind: "told", text: turn.told }));
-    for (const [text, action, kind = "quiet"] of buttons) {
-      const button = element("button", { type: "button", kind, text });
-      button.addEventListener("click", action);
+    for (const [text, action, kind = "quiet", name = ""] of buttons) {
+      const button = element("button", { type: "button", kind, text, disabled: !action });
+      if (name) button.setAttribute("aria-label", name);
+      if (action) button.addEventListener("click", action);
       after.append(button);
     }
   }
 
-  /** Its words can be pointed at. */
+  /** Lets words of an answer be pointed at. */
   end(turn) {
     turn.said.tabIndex = 0;
     turn.said.setAttribute("role", "group");
@@ -67,10 +104,19 @@ export class Turns {
     return node && this.all.find((turn) => turn.node === node);
   }
 
-  /** As the browser's storage has them. */
+  /** The messages for the browser's storage. */
   get kept() {
-    return this.all.map(({ role, text, thought, files, told, cut, answer, node }) => ({
-      role, text: answer?.text || text, thought: answer?.thought || thought, told, cut: cut || node.classList.contains("waits"), files,
-    })).filter((turn) => turn.text || turn.thought || turn.files.length);
+    return this.all.map((turn) => {
+      const { role, files, versions, version, node } = turn;
+      const shown = { ...versionOf(turn), cut: turn.cut || node.classList.contains("waits") };
+      const all = versions.length ? Object.assign([...versions], { [version]: shown }) : [];
+      return { role, ...shown, files, versions: all, version };
+    }).filter((turn) => turn.text || turn.thought || turn.files.length);
   }
+}
+
+export const textOf = (list) => list.map((turn) => turn.text).join("");
+
+function versionOf({ text, thought, told, cut, answer }) {
+  return { text: answer?.text || text, thought: answer?.thought || thought, told, cut };
 }
