@@ -160,7 +160,7 @@ def test_a_plan_has_the_copies_of_its_budget(path: Path, budget: int, copies: in
 def test_too_many_copies_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 4 << 20)
     message = (
-        r"1001 states of sequences 0\.00 GiB, .*: use a smaller number of kept states \(`state_copies`, "
+        r"1001 states of sequences 0\.00 GiB\), .*: use a smaller number of kept states \(`state_copies`, "
     )
     with pytest.raises(LoadError, match=message):
         loaded(path, state_copies=1000)

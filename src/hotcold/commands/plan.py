@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ctx",
         type=options.context_size,
         metavar="N",
-        help="context size in tokens; 0: all that the model has (default: as loading chooses; 2048 for "
-        "a --shape)",
+        help="context size in tokens; 0: all that the model has (default: the model's, at most 32768, as "
+        "far as memory allows; 2048 for a --shape)",
     )
     options.add_cache_options(add)
     add(

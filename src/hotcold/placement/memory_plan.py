@@ -237,13 +237,17 @@ class MemoryPlan:
         """Bytes for more states of sequences: nine tenths of the free bytes that the plan leaves."""
         return None if free is None else max(0, (free - sum(self.cpu_bytes().values())) * 9 // 10)
 
-    def shortage(self, free: int, weights: int | None = None, what: str = "the model needs") -> str:
-        """Says why ``free`` bytes of memory do not suffice, and what would; empty where they do. ``weights``
-        are as for :meth:`cpu_bytes`, and ``what`` begins the sentence with their bytes."""
-        needed = self.cpu_bytes(weights)
-        return self._advice(needed, free, what) if sum(needed.values()) > free else ""
+    def shortage(self, free: int, predictors: int | None = None) -> str:
+        """Says why ``free`` bytes of memory do not suffice, and what would; empty where they do.
+        ``predictors`` are the bytes of a further session's, whose model is in memory."""
+        needed = self.cpu_bytes(predictors)
+        if sum(needed.values()) <= free:
+            return ""
+        return self._advice(
+            needed, free, ("model", "weights") if predictors is None else ("session", "predictors")
+        )
 
-    def _advice(self, needed: Mapping[str, int], free: int, what: str) -> str:
+    def _advice(self, needed: Mapping[str, int], free: int, names: tuple[str, str]) -> str:
         weights, limits = needed["weights"], self.request.limits
         smaller = "context (`context`)" if weights < free else "or more quantised model"
         if weights < free and self.pages > limits.pages_per_sequence:
@@ -253,9 +257,12 @@ class MemoryPlan:
         if weights >= free and self.config.experts is not None:
             smaller += ", or leave experts in the file (`ram_budget`)"
         text = {kind: f"{nbytes / 2**30:.2f} GiB" for kind, nbytes in (*needed.items(), ("free", free))}
-        parts = f"weights {text['weights']}, KV cache of {self.pages * PAGE} tokens {text['KV cache']}"
+        what, kind = names
+        parts = f"{kind} {text['weights']}, KV cache of {self.pages * PAGE} tokens {text['KV cache']}"
         parts += f", steps {text['steps']}"
         if self.slots:
             parts += f", {self.slots} states of sequences {text['states']}"
-        seen = f"{what} {sum(needed.values()) / 2**30:.2f} GiB ({parts}), and {text['free']} are free"
+        seen = (
+            f"the {what} needs {sum(needed.values()) / 2**30:.2f} GiB ({parts}), and {text['free']} are free"
+        )
         return f"not enough memory: {seen}: use a smaller {smaller}"

@@ -93,9 +93,9 @@ def own_budget() -> tuple[int, int] | None:
     return budget, free - budget
 
 
-def check_memory(plan: MemoryPlan, weights: int | None = None, what: str = "the model needs") -> None:
-    """Raises MemoryShortError where a plan needs more than this process may still take; ``weights`` and
-    ``what`` as for :meth:`MemoryPlan.shortage`."""
+def check_memory(plan: MemoryPlan, predictors: int | None = None) -> None:
+    """Raises MemoryShortError where a plan needs more than this process may still take; ``predictors`` as for
+    :meth:`MemoryPlan.shortage`."""
     free = available_memory()
-    if free is not None and (shortage := plan.shortage(free, weights, what)):
+    if free is not None and (shortage := plan.shortage(free, predictors)):
         raise MemoryShortError(shortage)

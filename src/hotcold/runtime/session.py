@@ -74,7 +74,7 @@ class Session:
         self.sparsity, self.notes = mode.name, [*model.notes, *mode.notes]
         config, limits, devices = model.config, model.limits, model.devices
         extra = mode.predictors.nbytes if mode.predictors else 0
-        check_memory(model.plan, extra, "the predictors of a session need")
+        check_memory(model.plan, extra)
         predictors = self._load_predictors(mode)
         none = np.zeros((config.layers, len(FFN_COUNTS)), np.int64)
         shared = [layer.shared.ffn if layer.shared else None for layer in model.weights.layers]
