@@ -199,6 +199,47 @@ def test_other_streams_get_the_text_itself(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "# a\r\x1b[1m \n"
 
 
+def test_the_width_changes_in_the_middle_of_an_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is drawn after a change has no broken word, and all of the answer from there on."""
+    words = [f"word{i}x{'y' * (i % 17)}" for i in range(2400)]
+    paragraphs = [" ".join(words[i : i + 40]) for i in range(0, len(words), 40)]
+    text = "\n\n".join([*paragraphs[:30], "- " + "\n- ".join(paragraphs[30:33]), *paragraphs[33:]])
+    shown, thirds = MarkdownDisplay(), len(text) // 3
+    outputs = []
+    for width, start in ((80, 0), (40, thirds), (200, 2 * thirds)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for at in range(start, start + thirds + 3, 7):
+            shown.write(text[at : min(at + 7, start + thirds if width < 200 else len(text))])
+        if width == 200:
+            shown.end()
+        outputs.append((width, capsys.readouterr().out.split("\x1b[H\x1b[J")))
+    assert [len(parts) for _, parts in outputs] == [1, 2, 2]
+    for width, parts in outputs:
+        lines = Screen(columns=width).feed(parts[-1]).lines
+        assert max(map(len, lines)) < width
+        seen = [word for line in lines for word in line.split() if word != "•"]
+        cut = seen.pop() if width < 200 else ""  # the word that was being written
+        first = words.index(seen[0])
+        assert seen == words[first : first + len(seen)]
+        assert "".join(words[first + len(seen) :][:1]).startswith(cut)
+        if width != 80:
+            assert len(lines) >= 24  # what fits on the screen was drawn again
+    assert seen[-1] == words[-1]
+
+
+def test_the_height_changes_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = MarkdownDisplay()
+    shown.write("one\n\ntwo ")
+    monkeypatch.setenv("LINES", "10")
+    shown.write("three")
+    shown.end()
+    assert Screen().feed(capsys.readouterr().out).lines == ["one", "", "two three", ""]
+
+
 LINES = st.lists(st.text("ab", max_size=3), min_size=1, max_size=6)
 
 

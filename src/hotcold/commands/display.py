@@ -61,17 +61,19 @@ class PlainDisplay:
 
 class MarkdownDisplay:
     """Draws Markdown on a terminal: the block that still grows is drawn again and again, the others stay.
-    Thinking is wrapped, and no Markdown. The size of the terminal is that at the beginning."""
+    Thinking is wrapped, and no Markdown. Where the terminal's width changes, what fits on the screen is drawn
+    anew: terminals break the lines that they have at any letter."""
 
     def __init__(self) -> None:
-        size = shutil.get_terminal_size()
-        self._columns = max(size.columns - 1, 20)  # a terminal that counts a column more breaks no line
-        self._lines = LiveLines(size.lines)
+        self._columns = 0
+        self._lines = LiveLines(0)
         self._open = ""  # the text whose lines may change
+        self._settled: list[tuple[str, bool]] = []  # the text before it, in parts, and which is thinking
         self._gap = False  # whether an empty line comes before it
         self._thinking = False
         self._due = 0.0
         self._console: Console | None = None
+        self._fit()
 
     def write(self, text: str, *, thinking: bool = False) -> None:
         if thinking != self._thinking:
@@ -92,17 +94,42 @@ class MarkdownDisplay:
         self._draw(last=True)
         self._lines.finish()
 
+    def _fit(self) -> None:
+        """Takes the size that the terminal has now."""
+        size = shutil.get_terminal_size()
+        self._lines.rows = size.lines
+        columns = max(size.columns - 1, 20)  # a terminal that counts a column more breaks no line
+        if columns == self._columns:
+            return
+        before, self._columns, self._console = self._columns, columns, None
+        if not before:
+            return
+        shown: list[str] = []
+        for text, thinking in reversed(self._settled):
+            parts = [lines for _, lines in (self._thoughts(text) if thinking else self._blocks(text))]
+            gap = [] if thinking else [""]
+            lines = [line for part in parts for line in (*gap, *part)]
+            shown = [*lines, *([""] if thinking and shown else []), *shown]
+            if len(shown) >= size.lines:
+                break
+        self._lines.restart(shown[1:] if shown and not shown[0] else shown)
+
     def _turn(self, thinking: bool) -> None:
         """Goes from thinking to the text, or back."""
         if self._open.strip():
             self._draw(last=True)
             self._lines.finish()
             self._gap = True
+            self._settled.append((self._open, self._thinking))
         self._open, self._thinking = "", thinking
 
     def _draw(self, *, last: bool) -> None:
+        from hotcold.commands.markdown import decided
+
         began = time.monotonic()
-        parts = self._thoughts() if self._thinking else self._blocks(last)
+        self._fit()
+        text = self._open if last or self._thinking else decided(self._open)
+        parts = self._thoughts(text) if self._thinking else self._blocks(text)
         shown: list[str] = []
         settled = 0
         gap = self._gap
@@ -113,27 +140,27 @@ class MarkdownDisplay:
         self._lines.draw(shown)
         if len(parts) > 1:
             self._lines.settle(settled)
+            self._settled.append((self._open[: parts[-1][0]], self._thinking))
             self._open = self._open[parts[-1][0] :]
             self._gap = gap
         now = time.monotonic()
         self._due = now + max(_INTERVAL_S, _SHARE * (now - began))
 
-    def _blocks(self, last: bool) -> list[tuple[int, list[str]]]:
-        """Where each block of the open text begins, and its lines."""
-        from hotcold.commands.markdown import blocks, decided, lines_of
+    def _blocks(self, text: str) -> list[tuple[int, list[str]]]:
+        """Where each block of a text begins, and its lines."""
+        from hotcold.commands.markdown import blocks, lines_of
 
         console = self._with_styles()
-        text = self._open if last else decided(self._open)
         return [(block.start, lines_of(block, console)) for block in blocks(text)]
 
-    def _thoughts(self) -> list[tuple[int, list[str]]]:
-        """Where each line of the open thinking begins, and the lines that it takes."""
+    def _thoughts(self, text: str) -> list[tuple[int, list[str]]]:
+        """Where each line of thinking begins, and the lines that it takes."""
         from hotcold.commands.markdown import plain_lines
 
         console, style = self._with_styles(), "italic" if colourless() else "dim"
         found: list[tuple[int, list[str]]] = []
         start = 0
-        for line in self._open.rstrip().split("\n"):
+        for line in text.rstrip().split("\n"):
             found.append((start, plain_lines(line, style, console) or [""]))
             start += len(line) + 1
         return found

@@ -10,8 +10,16 @@ class LiveLines:
     height of the terminal: lines that have left it at the top stay as they are."""
 
     def __init__(self, rows: int) -> None:
-        self._rows = max(rows, 2)
+        self.rows = rows
         self._lines: list[str] = []
+
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: int) -> None:
+        self._rows = max(rows, 2)
 
     def draw(self, lines: Sequence[str]) -> None:
         """Shows these lines in place of those that are not settled."""
@@ -23,6 +31,13 @@ class LiveLines:
     def settle(self, count: int) -> None:
         """The first lines will not change again."""
         del self._lines[:count]
+
+    def restart(self, lines: Sequence[str]) -> None:
+        """Pushes the screen's text out at the top, and shows the last of these lines, which are settled."""
+        self._lines = []
+        shown = "".join(f"{line}\n" for line in lines[1 - self._rows :])
+        sys.stdout.write(f"\x1b[{self._rows};1H" + "\n" * self._rows + f"\x1b[H\x1b[J{shown}")
+        sys.stdout.flush()
 
     def finish(self) -> None:
         """All lines are settled, and the cursor goes to the next one."""
