@@ -19,6 +19,7 @@ from support import chat_models, waiting_chat
 from hotcold import LLM
 from hotcold.chat.chat import Part
 from hotcold.commands.chat import _talk
+from hotcold.commands.chat_commands import completions
 from hotcold.commands.chat_terminal import Printer
 from hotcold.commands.cli import main
 from hotcold.commands.display import PlainDisplay
@@ -174,13 +175,27 @@ def test_bytes_that_are_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert told in capsys.readouterr().err
 
 
+def test_commands_and_files_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talks").mkdir()
+    for name in ("talks/one.json", "talks/other.json", "tale.json"):
+        (tmp_path / name).write_text("[]")
+    assert completions("/s") == ["/system", "/save", "/set", "/stats"] and completions("/q") == ["/quit"]
+    assert completions("/load ta") == ["tale.json", "talks/"]
+    assert completions("/save talks/o") == ["talks/one.json", "talks/other.json"]
+    assert completions(f"/load {tmp_path}/tale") == [f"{tmp_path}/tale.json"]
+    assert completions("/load none/x") == completions("/set te") == completions("/x") == []
+
+
 def test_what_cannot_be_done_in_a_terminal_is_said_and_the_talk_goes_on() -> None:
     with PseudoTerminal([*COMMAND, "-s", "1", "-n", "4"]) as terminal:
         terminal.wait_for("> ")
         terminal.send("/hlep\n")
         terminal.wait_for("error: there is no command /hlep")
-        terminal.send("/undo\n")
+        terminal.send("/und\t\n")
         terminal.wait_for("error: there is nothing to take back")
+        terminal.send("/retry now\n")
+        terminal.wait_for("error: /retry stands alone: leave out 'now'")
         terminal.send("/quit\n")
         assert terminal.end() == 0
 

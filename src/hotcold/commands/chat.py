@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hotcold.chat.chat import ANSWER_TOKENS
 from hotcold.commands import options
-from hotcold.commands.chat_commands import run_command
+from hotcold.commands.chat_commands import completions, run_command
 from hotcold.commands.chat_terminal import Terminal, say
 from hotcold.commands.cli import EXIT_INTERRUPTED
 from hotcold.commands.conversation import Conversation
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     session = options.load_session(args)
     params = replace(session.model.sampling, **given)
     with Interrupts() as interrupts:
-        lines = LineInput(interrupts, _history(args.history), plain=args.plain)
+        lines = LineInput(interrupts, _history(args.history), completions, plain=args.plain)
         max_tokens = args.n_predict or min(ANSWER_TOKENS, max(1, session.model.context // 4))
         terminal = Terminal(
             session, conversation, params, interrupts, max_tokens=max_tokens, plain=args.plain

@@ -18,20 +18,46 @@ class _Command:
     what: str
     run: Callable[[Terminal, str], None]  #: gets the text after the name
 
+    @property
+    def takes_text(self) -> bool:
+        """Whether text may come after the name."""
+        return " " in self.usage
+
 
 def run_command(terminal: Terminal, line: str) -> bool:
     """Runs ``/name argument``; returns False for ``/quit``. UserError: the command is unknown, or cannot run
     now."""
     name, _, argument = line.strip().partition(" ")
-    name = name.removeprefix("/").lower()
+    name, argument = name.removeprefix("/").lower(), argument.strip()
+    if argument and (name in ("quit", "exit", "bye") or (name in COMMANDS and not COMMANDS[name].takes_text)):
+        raise UserError(f"/{name} stands alone: leave out {printable(argument, 40)!r}")
     if name in ("quit", "exit", "bye"):
         return False
     if name not in COMMANDS:
         close = get_close_matches(name, [*COMMANDS, "quit"], n=1)
         hint = f"; did you mean /{close[0]}?" if close else ": /help lists all"
         raise UserError(f"there is no command /{printable(name, 40)}{hint}")
-    COMMANDS[name].run(terminal, argument.strip())
+    COMMANDS[name].run(terminal, argument)
     return True
+
+
+def completions(line: str) -> list[str]:
+    """The names of commands that begin as a line does; for commands that name a file, the files."""
+    name, space, argument = line.partition(" ")
+    if not space:
+        return [each for each in (*(f"/{each}" for each in COMMANDS), "/quit") if each.startswith(name)]
+    if name not in ("/save", "/load"):
+        return []
+    folder, _, start = argument.rpartition("/")
+    try:
+        paths = [*_path(f"{folder}/" if "/" in argument else ".").iterdir()]
+    except (UserError, OSError):
+        return []
+    before = argument.removesuffix(start)
+    found = (
+        f"{before}{each.name}{'/' if each.is_dir() else ''}" for each in paths if each.name.startswith(start)
+    )
+    return sorted(found)
 
 
 def _help(_terminal: Terminal, _argument: str) -> None:

@@ -2,12 +2,16 @@
 
 import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TypeAlias
 
 from hotcold.commands.colours import quiet_prompt
 from hotcold.commands.interrupts import Interrupts
 from hotcold.errors import UserError
+
+Completions: TypeAlias = Callable[[str], list[str]]
 
 PROMPT, MORE = "> ", ". "
 _QUOTES = '"""'
@@ -17,14 +21,23 @@ _HISTORY = 2000  # lines kept in the file
 class LineInput:
     """Reads messages from standard input; in a terminal with a prompt and editing. ``history`` is a file with
     lines of earlier conversations, to which those of this one are added. ``plain``: whether the prompt has no
-    colour."""
+    colour. ``completions`` returns the texts for the last word of a line that begins with a slash."""
 
-    def __init__(self, interrupts: Interrupts, history: Path | None = None, *, plain: bool = False) -> None:
+    def __init__(
+        self,
+        interrupts: Interrupts,
+        history: Path | None = None,
+        completions: Completions | None = None,
+        *,
+        plain: bool = False,
+    ) -> None:
         self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
         self._interrupts = interrupts
         self._readline = _readline() if self.interactive else None
         self._history = history
         self._plain = plain
+        if self._readline is not None and completions is not None:
+            _complete(self._readline, completions)
         if self._readline is not None and history is not None and history.exists():
             self._readline.read_history_file(history)
 
@@ -89,3 +102,20 @@ def _readline() -> ModuleType | None:
     readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
     readline.set_history_length(_HISTORY)
     return readline
+
+
+def _complete(readline: ModuleType, completions: Completions) -> None:
+    """Lets the tab key complete commands. In other lines it does nothing."""
+    found: list[str] = []
+
+    def complete(_word: str, number: int) -> str | None:
+        line = readline.get_line_buffer()[: readline.get_endidx()]
+        if number == 0:
+            found[:] = completions(line) if line.startswith("/") else []
+        return found[number] if number < len(found) else None
+
+    readline.set_completer_delims(" ")
+    readline.set_completer(complete)
+    readline.parse_and_bind(
+        "bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete"
+    )
