@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "disk/read_at.h"
+#include "os/read_at.h"
 #include "disk/reader.h"
 #include "pack/fill.h"
 #include "pool/threads.h"

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "disk/read_at.h"
+#include "os/read_at.h"
 #include "disk/uring.h"
 
 namespace hc {

@@ -5,7 +5,7 @@
 #include "pack/pack.h"
 #include "program/even_cut.h"
 #include "program/program.h"
-#include "program/scratch.h"
+#include "ops/scratch.h"
 
 namespace hc {
 
