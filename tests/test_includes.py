@@ -77,7 +77,9 @@ def test_the_table_has_each_folder_and_no_circle() -> None:
 
 
 def test_the_table_has_no_arrow_that_nothing_uses() -> None:
-    used = {(file.split("/")[0], name.split("/")[0]) for file, names in arrows(csrc()).items() for name in names}
+    used = {
+        (file.split("/")[0], name.split("/")[0]) for file, names in arrows(csrc()).items() for name in names
+    }
     assert {(folder, below) for folder in ALLOWED for below in ALLOWED[folder]} <= used
 
 

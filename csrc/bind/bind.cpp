@@ -94,7 +94,8 @@ NB_MODULE(_native, m) {
           "values"_exact);
     m.def("isas", [] {
         std::vector<std::tuple<std::string, bool, bool>> states;
-        for (const IsaState& isa : isa_states()) states.emplace_back(isa.name, isa.runs, isa.kernels != nullptr);
+        for (const IsaState& isa : isa_states())
+            states.emplace_back(isa.name, isa.runs, isa.kernels != nullptr);
         return states;
     });
     m.def("fetching", [] { return std::pair{fetching.ahead, fetching.into_l2 ? 2 : 1}; });

@@ -9,13 +9,13 @@ namespace hc {
 
 namespace {
 
-// The kernels of `isa`, which has only products of bytes of its own where it shares the rest: built is 1, or 0
-// where this build left them out.
+// The kernels of `isa`, which has only products of bytes of its own where it shares the rest: built is 1, or
+// 0 where this build left them out.
 #define HC_KERNELS_0(isa, shared) nullptr
-#define HC_KERNELS_1(isa, shared)                                                                 \
-    [] {                                                                                          \
+#define HC_KERNELS_1(isa, shared)                                                                    \
+    [] {                                                                                             \
         static const Kernels k{products_##isa, row_sums_##shared, floats_##shared, states_##shared}; \
-        return &k;                                                                                \
+        return &k;                                                                                   \
     }
 #define HC_CONCAT(a, b) a##b
 #define HC_KERNELS(built, isa, shared) HC_CONCAT(HC_KERNELS_, built)(isa, shared)

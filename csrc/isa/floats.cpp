@@ -9,8 +9,20 @@
 namespace hc {
 
 constexpr FloatKernels HC_OWN(floats) = {
-    quantise, arrange, attention_split, attention_merge, attention_row, attention_block, router,
-    norm,     rope,    store_row,       add,             softcap,       relu,            read,
+    quantise,
+    arrange,
+    attention_split,
+    attention_merge,
+    attention_row,
+    attention_block,
+    router,
+    norm,
+    rope,
+    store_row,
+    add,
+    softcap,
+    relu,
+    read,
 };
 
 }  // namespace hc

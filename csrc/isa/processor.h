@@ -79,9 +79,7 @@ struct InstructionSet {
 // Best first.
 constexpr InstructionSet kInstructionSets[] = {
 #if defined(__x86_64__) || defined(_M_X64)
-    {"avx512", has_avx512},
-    {"avxvnni", has_avxvnni},
-    {"avx2", has_avx2},
+    {"avx512", has_avx512},       {"avxvnni", has_avxvnni}, {"avx2", has_avx2},
     {"avxvnni_evex", has_avx512},  // of native tests, so after the set that shares its kernels
     {"scalar", has_always},
 #elif defined(__aarch64__) || defined(_M_ARM64)

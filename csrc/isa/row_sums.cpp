@@ -7,7 +7,8 @@
 
 namespace hc {
 
-void HC_OWN(add_down)(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, Stream& ahead) {
+void HC_OWN(add_down)(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y,
+                      Stream& ahead) {
     add_down(f, neurons, c, count, y, ahead);
 }
 

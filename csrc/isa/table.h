@@ -67,8 +67,8 @@ struct StateKernels {
 
 struct Kernels : ByteProducts, RowSums, FloatKernels, StateKernels {};
 
-// Each part is compiled once for each instruction set, and constant: no code of an instruction set runs before
-// the processor was looked at.
+// Each part is compiled once for each instruction set, and constant: no code of an instruction set runs
+// before the processor was looked at.
 extern const ByteProducts products_scalar, products_avx2, products_avxvnni, products_avxvnni_evex,
     products_avx512, products_neon, products_dotprod, products_i8mm;
 extern const RowSums row_sums_scalar, row_sums_avx2, row_sums_avx512, row_sums_neon;

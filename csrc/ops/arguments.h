@@ -11,9 +11,9 @@ constexpr int kSplit = 256;         // positions that one attention partial cove
 constexpr int kScoreRows = 48;      // rows of a block of queries whose scores of a split are kept
 constexpr int kLeastBlockRows = 8;  // fewer queries of a kv head are not worth a block
 constexpr int kMaxDecodeRows = 16;  // rows of a step that may follow the decode rule
-constexpr int kPromptTile = 64;         // the most prompt rows of one piece of an FFN's down sums
-constexpr int kMaxLeaves = 64;          // that the neurons of a layer are cut into: struct Ffn
-constexpr int kMaxLevels = 7;           // of a tree of so many
+constexpr int kPromptTile = 64;     // the most prompt rows of one piece of an FFN's down sums
+constexpr int kMaxLeaves = 64;      // that the neurons of a layer are cut into: struct Ffn
+constexpr int kMaxLevels = 7;       // of a tree of so many
 
 constexpr int kLeastArranged = 4;           // of fewer tokens none is
 constexpr int64_t kDotScratch = 1 << 20;    // bytes that a product of arranged tokens takes of `local`

@@ -9,8 +9,8 @@
 
 namespace hc {
 
-// Dots of rows of types with blocks of 32 weights; of other types. `local` is kDotScratch bytes, without which no
-// tokens are taken as they are arranged.
+// Dots of rows of types with blocks of 32 weights; of other types. `local` is kDotScratch bytes, without
+// which no tokens are taken as they are arranged.
 void HC_OWN(block_dots)(const SomeRows&, const Input&, int t0, int t1, Stream&, const Sink&, uint8_t* local);
 void HC_OWN(other_dots)(const SomeRows&, const Input&, int t0, int t1, Stream&, const Sink&, uint8_t* local);
 

@@ -1,4 +1,5 @@
-// A GGUF tensor's bytes -> bytes as the kernels want them: a permutation, nothing is rounded (see simd/types.h).
+// A GGUF tensor's bytes -> bytes as the kernels want them: a permutation, nothing is rounded (see
+// simd/types.h).
 #pragma once
 #include "simd/types.h"
 

@@ -99,9 +99,7 @@ void Program::token_shift(const TokenShift& shift, const States& states) {
 void Program::wkv7(const Wkv& w, const States& states) {
     by_sequence(
         states, w.heads,
-        [this, w](const StateRows& rows, int64_t head, const Scratch& s) {
-            k_.wkv7(w, rows, head, s.local);
-        },
+        [this, w](const StateRows& rows, int64_t head, const Scratch& s) { k_.wkv7(w, rows, head, s.local); },
         [this, states, w](int64_t piece, int64_t end) { return stretch_of(states, w.heads, piece, end); });
 }
 

@@ -354,7 +354,8 @@ struct FloatBF16 {
     }
 };
 
-// Types with blocks of 32 weights, of which a file has the dots (isa/block_dots.cpp); another one has the others.
+// Types with blocks of 32 weights, of which a file has the dots (isa/block_dots.cpp); another one has the
+// others.
 inline bool has_small_blocks(Type type) { return block_size(type).weights == kBlock; }
 
 // Calls fn with the type's struct.

@@ -18,8 +18,8 @@
 
 namespace hc {
 
-constexpr int kBlock = 32;          // weights of one scale
-constexpr int kLanes = 16;          // blocks of one group
+constexpr int kBlock = 32;  // weights of one scale
+constexpr int kLanes = 16;  // blocks of one group
 constexpr int kGroup = kBlock * kLanes;
 constexpr int kSums = kGroup + kLanes;  // floats that sums of packed rows take for a group: see axpy
 

@@ -1,8 +1,8 @@
 // The vector type of the ISA that this file is being compiled for.
 #pragma once
 
-// Names of what one file of an instruction set defines and another one uses: HC_OWN(dots) is dots_avx2 in AVX2's
-// files, and HC_SHARED(dots) also in those of a set that shares AVX2's kernels (HC_ISA_SHARES).
+// Names of what one file of an instruction set defines and another one uses: HC_OWN(dots) is dots_avx2 in
+// AVX2's files, and HC_SHARED(dots) also in those of a set that shares AVX2's kernels (HC_ISA_SHARES).
 #define HC_CONCAT_(a, b) a##b
 #define HC_CONCAT(a, b) HC_CONCAT_(a, b)
 #define HC_OWN(name) HC_CONCAT(name##_, HC_ISA)

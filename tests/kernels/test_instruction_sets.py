@@ -1,5 +1,5 @@
-"""The instruction set that a backend uses: the best one, or the one that HOTCOLD_ISA names. A build that lacks the
-best one of the processor says so."""
+"""The instruction set that a backend uses: the best one, or the one that HOTCOLD_ISA names. A build without
+the best one of the processor says so."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ PIP = "run 'pip install .' in Hotcold's source folder to build for this processo
 
 
 def use_isas(monkeypatch: pytest.MonkeyPatch, *isas: tuple[str, bool, bool]) -> None:
-    """Has the extension say these instruction sets: name, whether the processor runs it, whether it was built."""
+    """Makes the extension give these instruction sets: name, whether the processor runs it, whether the
+    build has it."""
     monkeypatch.delenv("HOTCOLD_ISA", raising=False)
     monkeypatch.setattr(_native, "isas", lambda: list(isas))
 

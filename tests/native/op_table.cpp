@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "isa/table.h"
 #include "op_table.h"
 #include "op_table_states.h"
-#include "isa/table.h"
 #include "pack/fill.h"
 #include "pack/pack.h"
 #include "program/program.h"

@@ -1,4 +1,4 @@
-"""The instruction sets of the CPU's kernels: those that this build has, and those that this processor runs."""
+"""The instruction sets of the CPU's kernels: what this build has, and what this processor runs."""
 
 import os
 
@@ -25,13 +25,15 @@ def left_out_isas() -> tuple[str, ...]:
 
 
 def default_isa() -> str:
-    """Returns the instruction set that :data:`ISA_VARIABLE` names, else the best. UserError: this processor or
-    this build lacks it."""
+    """Returns the instruction set that :data:`ISA_VARIABLE` names, else the best. UserError: this processor
+    or this build lacks it."""
     if forced := os.environ.get(ISA_VARIABLE):
         check_isa(forced, f"{ISA_VARIABLE} is {forced!r}")
         return forced
     if not (supported := supported_isas()):
-        raise UserError(f"Hotcold was built for {', '.join(built_isas())}, which this processor lacks: {_REBUILD}")
+        raise UserError(
+            f"Hotcold was built for {', '.join(built_isas())}, which this processor lacks: {_REBUILD}"
+        )
     return supported[0]
 
 
@@ -51,5 +53,5 @@ def slow_build() -> str:
     best = next(name for name, runs, _ in _native.isas() if runs)
     if os.environ.get(ISA_VARIABLE) or best in built_isas():
         return ""
-    built = ", ".join(built_isas())
-    return f"this processor runs {best}, but Hotcold was built for {built}, so {default_isa()} is used: {_REBUILD}"
+    built, used = ", ".join(built_isas()), default_isa()
+    return f"this processor runs {best}, but Hotcold was built for {built}, so {used} is used: {_REBUILD}"
