@@ -94,7 +94,7 @@ NB_MODULE(_native, m) {
           "values"_exact);
     m.def("isas", [] {
         std::vector<std::tuple<std::string, bool, bool>> states;
-        for (const IsaState& isa : isa_states())
+        for (const KnownIsa& isa : known_isas())
             states.emplace_back(isa.name, isa.runs, isa.kernels != nullptr);
         return states;
     });

@@ -12,10 +12,11 @@ namespace {
 // The kernels of `isa`, which has only products of bytes of its own where it shares the rest: built is 1, or
 // 0 where this build left them out.
 #define HC_KERNELS_0(isa, shared) nullptr
-#define HC_KERNELS_1(isa, shared)                                                                    \
-    [] {                                                                                             \
-        static const Kernels k{products_##isa, row_sums_##shared, floats_##shared, states_##shared}; \
-        return &k;                                                                                   \
+#define HC_KERNELS_1(isa, shared)                                                                     \
+    [] {                                                                                              \
+        static const Kernels k{products_##isa, row_sums_##shared, ffn_sums_##shared, floats_##shared, \
+                               states_##shared};                                                      \
+        return &k;                                                                                    \
     }
 #define HC_CONCAT(a, b) a##b
 #define HC_KERNELS(built, isa, shared) HC_CONCAT(HC_KERNELS_, built)(isa, shared)
@@ -54,17 +55,17 @@ constexpr Known kKnown[] = {
 
 }  // namespace
 
-std::vector<IsaState> isa_states() {
-    std::vector<IsaState> states;
+std::vector<KnownIsa> known_isas() {
+    std::vector<KnownIsa> isas;
     for (const InstructionSet& isa : kInstructionSets)
         for (const Known& known : kKnown)
             if (!std::strcmp(known.name, isa.name))
-                states.push_back({isa.name, isa.runs(), known.kernels ? known.kernels() : nullptr});
-    return states;
+                isas.push_back({isa.name, isa.runs(), known.kernels ? known.kernels() : nullptr});
+    return isas;
 }
 
 const Kernels* find_kernels(const char* name) {
-    for (const IsaState& isa : isa_states())
+    for (const KnownIsa& isa : known_isas())
         if (isa.runs && isa.kernels && (!*name || !std::strcmp(name, isa.name))) return isa.kernels;
     return nullptr;
 }

@@ -2,8 +2,6 @@
 #include "isa/table.h"
 #include "ops/decode_row.h"
 #include "ops/ffn_down.h"
-#include "ops/ffn_prompt.h"
-#include "ops/ffn_reduce.h"
 
 namespace hc {
 
@@ -12,6 +10,6 @@ void HC_OWN(add_down)(const Ffn& f, const int32_t* neurons, const float* c, int 
     add_down(f, neurons, c, count, y, ahead);
 }
 
-constexpr RowSums HC_OWN(row_sums) = {decode_row, ffn_reduce, ffn_prompt_down};
+constexpr RowSums HC_OWN(row_sums) = {decode_row};
 
 }  // namespace hc

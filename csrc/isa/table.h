@@ -22,9 +22,13 @@ struct ByteProducts {
                     const Masks&);
 };
 
-// The kernels that add weight rows: FFN sums, and rows as floats.
+// A weight row as floats.
 struct RowSums {
     void (*decode_row)(const Rows&, int64_t row, float* out, uint8_t* local);
+};
+
+// The sums of FFNs, by groups of outputs.
+struct FfnSums {
     // One group of a token's sums over all pieces, to `out`.
     void (*ffn_reduce)(const Ffn&, int tokens, int token, int64_t group, float* out);
     void (*ffn_prompt_down)(const Ffn&, int64_t group, int t0, int t1, uint8_t* local);
@@ -65,23 +69,24 @@ struct StateKernels {
     void (*wkv7)(const Wkv&, const StateRows&, int64_t head, uint8_t* local);
 };
 
-struct Kernels : ByteProducts, RowSums, FloatKernels, StateKernels {};
+struct Kernels : ByteProducts, RowSums, FfnSums, FloatKernels, StateKernels {};
 
 // Each part is compiled once for each instruction set, and constant: no code of an instruction set runs
 // before the processor was looked at.
 extern const ByteProducts products_scalar, products_avx2, products_avxvnni, products_avxvnni_evex,
     products_avx512, products_neon, products_dotprod, products_i8mm;
 extern const RowSums row_sums_scalar, row_sums_avx2, row_sums_avx512, row_sums_neon;
+extern const FfnSums ffn_sums_scalar, ffn_sums_avx2, ffn_sums_avx512, ffn_sums_neon;
 extern const FloatKernels floats_scalar, floats_avx2, floats_avx512, floats_neon;
 extern const StateKernels states_scalar, states_avx2, states_avx512, states_neon;
 
 // The instruction sets that the compiler of this build knows, best first.
-struct IsaState {
+struct KnownIsa {
     const char* name;
     bool runs;               // on this processor
     const Kernels* kernels;  // null: this build left them out
 };
-std::vector<IsaState> isa_states();
+std::vector<KnownIsa> known_isas();
 
 // Kernels by ISA name; null when this build or this CPU lacks it. "" picks the best.
 const Kernels* find_kernels(const char* name);
