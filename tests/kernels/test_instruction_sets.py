@@ -127,7 +127,7 @@ def test_loading_and_doctor_say_that_the_build_is_slow(
     line = f"this processor runs best, but Hotcold was built for {LEAST}, so {LEAST} is used: {PIP}"
     assert cli.main(["generate", "-p", "Once", "-n", "1", "--gpu", "off"]) == 0
     assert capsys.readouterr().err.count(f"note: {line}\n") == 1
-    with hotcold.LLM(backend="reference", max_positions=64) as llm:
+    with hotcold.LLM(backend="reference", context=64) as llm:
         assert line not in llm.session.notes
     hardware = tmp_path / "hotcold" / "hardware.json"
     assert not hardware.exists()
