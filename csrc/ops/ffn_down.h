@@ -18,12 +18,11 @@ void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, f
                                      ahead);
             }
         int k = 0;
+#ifndef HC_ISA_FALLBACK
         for (; k + 4 <= count; k += 4) axpy<B, 4>(rows + k, c + k, f.down.cols, y, ahead);
-        if (k + 2 <= count) {
-            axpy<B, 2>(rows + k, c + k, f.down.cols, y, ahead);
-            k += 2;
-        }
-        if (k < count) axpy<B, 1>(rows + k, c + k, f.down.cols, y, ahead);
+        for (; k + 2 <= count; k += 2) axpy<B, 2>(rows + k, c + k, f.down.cols, y, ahead);
+#endif
+        for (; k < count; ++k) axpy<B, 1>(rows + k, c + k, f.down.cols, y, ahead);
     });
 }
 
