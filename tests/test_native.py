@@ -24,7 +24,12 @@ WHOLE = ["scalar", "avx2", "avx512", "neon"]  #: that have all kernels of their 
 #: Sources of csrc/isa that each instruction set compiles, and sources that only :data:`WHOLE` compile; each
 #: with a function that is too large to be inlined.
 SOURCES = {"block_dots": "dots_with", "other_dots": "dots_with", "products": "DecodePiece"}
-SOURCES_OF_WHOLE = {"row_sums": "panel_axpy", "ffn_sums": "add_panel", "floats": "attention_block", "states": "delta_columns"}
+SOURCES_OF_WHOLE = {
+    "row_sums": "panel_axpy",
+    "ffn_sums": "add_panel",
+    "floats": "attention_block",
+    "states": "delta_columns",
+}
 NEWER = ["avxvnni", "i8mm"]  #: that only compilers of their time know
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
