@@ -19,7 +19,7 @@ COPY csrc csrc
 COPY src src
 COPY third_party third_party
 # Every instruction set is compiled, and chosen when it runs.
-RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
+RUN HOTCOLD_ISAS=all pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM python:3.12-slim-bookworm
 # libvulkan1 finds a GPU's driver where the container is given one.

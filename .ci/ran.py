@@ -1,6 +1,7 @@
 """Pytest plugin: notes the tests that pass, and leaves out those that passed in an earlier run.
 
-Tests that do more with --full (the fixture ``full``) are run again.
+Tests that do more in the later run are run again: with --full (the fixture ``full``), and with more
+instruction sets (``open_every``).
 
 HOTCOLD_RAN names a file that gets their names, HOTCOLD_RAN_BEFORE one that an earlier run has written.
 """
@@ -14,6 +15,7 @@ import pytest
 
 _NOTES = os.environ.get("HOTCOLD_RAN")
 _BEFORE = os.environ.get("HOTCOLD_RAN_BEFORE")
+_DO_MORE = {"full", "open_every"}  # fixtures of tests that do more in the later run
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -27,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not _BEFORE:
         return
     passed = {*Path(_BEFORE).read_text(encoding="utf-8").splitlines()}
-    longer = [item for item in items if "full" in getattr(item, "fixturenames", ())]
+    longer = [item for item in items if _DO_MORE & {*getattr(item, "fixturenames", ())}]
     again = {item for item in items if repr(item.nodeid) in passed}.difference(longer)
     items[:] = [item for item in items if item not in again]
     config.hook.pytest_deselected(items=[*again])

@@ -21,6 +21,15 @@ ARM = platform.machine().lower() in ("aarch64", "arm64")
 ISAS_OF_X86 = ["scalar", "avx2", "avxvnni", "avxvnni_evex", "avx512"]
 ISAS_OF_ARM = ["neon", "dotprod", "i8mm"]
 WHOLE = ["scalar", "avx2", "avx512", "neon"]  #: that have all kernels of their own
+#: Sources of csrc/isa that each instruction set compiles, and sources that only :data:`WHOLE` compile; each
+#: with a function that is too large to be inlined.
+SOURCES = {"block_dots": "dots_with", "other_dots": "dots_with", "products": "DecodePiece"}
+SOURCES_OF_WHOLE = {
+    "row_sums": "panel_axpy",
+    "ffn_sums": "add_panel",
+    "floats": "attention_block",
+    "states": "delta_columns",
+}
 NEWER = ["avxvnni", "i8mm"]  #: that only compilers of their time know
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
@@ -34,7 +43,8 @@ pytestmark = [
 
 def build(folder: Path, *options: str, targets: Sequence[str] = ("all",)) -> Path:
     """Configures and builds in ``folder``, with every warning an error; returns hotcold_op_table."""
-    options += ("-DHOTCOLD_PYTHON=OFF", "-DHOTCOLD_NATIVE_TESTS=ON", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON")
+    fixed = ("-DHOTCOLD_PYTHON=OFF", "-DHOTCOLD_NATIVE_TESTS=ON", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON")
+    options = ("-DHOTCOLD_ISAS=all", *fixed, *options)
     generator = ("-G", "Ninja") if shutil.which("ninja") else ()
     for command in (
         ["cmake", "-S", str(ROOT), "-B", str(folder), *generator, *options],
@@ -77,6 +87,38 @@ def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
         "-DCMAKE_EXE_LINKER_FLAGS=-static",  # so that the emulator needs no libraries of the other processor
         targets=["hotcold_op_table"],  # the program that is emulated
+    )
+
+
+def configured(folder: Path, *options: str) -> str:
+    """Configures a build and returns what CMake prints."""
+    command = ["cmake", "-S", str(ROOT), "-B", str(folder), "-DHOTCOLD_PYTHON=OFF", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not X86 or sys.platform != "linux", reason="needs x86 and Linux")
+def test_a_source_install_compiles_for_this_processor(tmp_path: Path) -> None:
+    """The best instruction set by the system's list of what the processor has, and plain code."""
+    has = {*Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("flags")[2].splitlines()[0].split()}
+    wants = {
+        "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"},
+        "avxvnni": {"avx_vnni"},
+    }
+    best = next((isa for isa, flags in wants.items() if flags <= has), "avx2" if "avx2" in has else "scalar")
+    expected = {"avxvnni": "avxvnni;scalar;avx2", "scalar": "scalar"}.get(best, f"{best};scalar")
+    for options in ((), ("-DHOTCOLD_ISAS=",), ("-DHOTCOLD_ISAS=native",)):
+        assert f"-- Instruction sets: {expected} (" in configured(tmp_path, *options)
+
+
+@pytest.mark.skipif(not X86, reason="needs x86")
+def test_names_of_instruction_sets_are_checked(tmp_path: Path) -> None:
+    """A set that shares kernels brings the set that has them."""
+    message = " ".join(configured(tmp_path, "-DHOTCOLD_ISAS=scalar;dotprod").split())
+    assert "HOTCOLD_ISAS has 'dotprod': choose native, all or a list of avx512;" in message
+    assert "-- Instruction sets: avx512;scalar (" in configured(tmp_path, "-DHOTCOLD_ISAS=avx512;scalar")
+    assert re.search(
+        r"-- Instruction sets: avx512;(avxvnni;)?avx2;scalar \(", configured(tmp_path, "-DHOTCOLD_ISAS=all")
     )
 
 
@@ -143,16 +185,16 @@ def test_waits_and_files(native: Path, name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def objects(native: Path, source: str = "isa") -> dict[str, Path]:
+def objects(native: Path, source: str = "block_dots") -> dict[str, Path]:
     """The object files with kernels of one source file, by instruction set."""
     files = sorted(native.parent.glob(f"**/hotcold_isa_*.dir/**/{source}.cpp.o"))
     found = {file.as_posix().partition("hotcold_isa_")[2].partition(".")[0]: file for file in files}
-    own = {isa for isa in (*ISAS_OF_X86 * X86, *ISAS_OF_ARM * ARM) if source == "isa" or isa in WHOLE}
+    own = {isa for isa in (*ISAS_OF_X86 * X86, *ISAS_OF_ARM * ARM) if source in SOURCES or isa in WHOLE}
     assert {*found, *NEWER} == {*NEWER, *own}
     return found
 
 
-def symbols(native: Path, source: str = "isa") -> dict[str, str]:
+def symbols(native: Path, source: str) -> dict[str, str]:
     """Returns what nm says of those files, by instruction set."""
     if sys.platform != "linux" or shutil.which("nm") is None:
         pytest.skip("needs nm of Linux")
@@ -182,16 +224,16 @@ def test_avx_vnni_needs_no_avx512(native: Path) -> None:
     assert found["avx2"] == (0, 0)
 
 
-@pytest.mark.parametrize("source", ["isa", "isa_states"])
+@pytest.mark.parametrize("source", [*SOURCES, *SOURCES_OF_WHOLE])
 def test_instruction_sets_do_not_leak_into_each_other(native: Path, source: str) -> None:
     """The linker keeps one copy of a weak symbol; one compiled for AVX-512 would stop an older processor."""
-    for defined in symbols(native, source).values():
-        assert re.search("hc::(kernels|products|states)_", defined)
+    for isa, defined in symbols(native, source).items():
+        assert re.search(rf" [TRD] hc::{source}_{isa}\b", defined)
         assert re.findall(r"^\w+ [VWuvw] .*", defined, re.MULTILINE) == []
 
 
 @pytest.mark.skipif(not X86 or shutil.which("g++") is None, reason="needs g++ for x86")
-@pytest.mark.parametrize("source", ["isa", "isa_states"])
+@pytest.mark.parametrize("source", [*SOURCES, *SOURCES_OF_WHOLE])
 def test_instruction_sets_do_not_leak_without_optimisation(tmp_path: Path, source: str) -> None:
     """Then nothing is inlined but what must be."""
     flags = ["-mavx2", "-mfma", "-mf16c", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni"))]
@@ -207,9 +249,9 @@ def test_instruction_sets_do_not_leak_without_optimisation(tmp_path: Path, sourc
         "-S",  # 30 MB, whose assembling would take a fifth of the time
     ]
     listing = tmp_path / "isa.s"
-    subprocess.run([*command, str(ROOT / "csrc" / "simd" / f"{source}.cpp"), "-o", str(listing)], check=True)
+    subprocess.run([*command, str(ROOT / "csrc" / "isa" / f"{source}.cpp"), "-o", str(listing)], check=True)
     text = listing.read_text()
-    assert re.search(r"^\s+\.globl\s+\w*(kernels|states)_avx512E?$", text, re.MULTILINE)
+    assert re.search(rf"^\s+\.globl\s+\w*{source}_avx512", text, re.MULTILINE)
     weak = re.findall(r"^\s+\.weak\s+(\S+)|^\s+\.type\s+(\S+), @gnu_unique_object", text, re.MULTILINE)
     names = {name for pair in weak for name in pair if name}
     assert [name for name in names if not name.startswith("DW.ref.")] == []  # an address of the C++ runtime
@@ -229,7 +271,7 @@ def test_what_writes_blocks_does_not_leak_either(tmp_path: Path, level: str) -> 
 
 def test_no_step_of_a_kernel_is_a_call(native: Path) -> None:
     """Compilers stop inlining in large files; a dot of Q4_0 then took twice as long (docs/log.md)."""
-    for source, seen in (("isa", "dots_with"), ("isa_states", "delta_columns")):
+    for source, seen in (SOURCES | SOURCES_OF_WHOLE).items():
         vector = "".join(defined for isa, defined in symbols(native, source).items() if isa != "scalar")
         assert seen in vector  # local symbols are there to be seen
         # `opened` is a constant in the types of arguments.

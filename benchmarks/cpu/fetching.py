@@ -8,7 +8,7 @@ same weights, in an order that is drawn for each round: a dense model, and a spa
 (benchmarks/lib/machine.py) and for all: of the speed over the first setting's in the same round and state,
 and of the share of the read bandwidth that was probed just before.
 
-What a processor should have belongs in the table of csrc/simd/cpu_isa.cpp. The last line of stdout is a JSON
+What a processor should have belongs in the table of csrc/simd/fetching.cpp. The last line of stdout is a JSON
 object.
 """
 

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "bind/bind.h"
+#include "simd/fetching.h"
 #include "simd/top_k.h"
 
 namespace hc {
@@ -91,8 +92,12 @@ NB_MODULE(_native, m) {
     bind_vulkan(m);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias_ids"_maybe, "bias"_maybe, "allowed"_maybe, "ids"_exact,
           "values"_exact);
-    m.def("has_isa", [](const std::string& isa) { return find_kernels(isa.c_str()) != nullptr; }, "isa"_a);
-    m.def("best_isa", [] { return std::string(best_kernels().name); });
+    m.def("isas", [] {
+        std::vector<std::tuple<std::string, bool, bool>> states;
+        for (const KnownIsa& isa : known_isas())
+            states.emplace_back(isa.name, isa.runs, isa.kernels != nullptr);
+        return states;
+    });
     m.def("fetching", [] { return std::pair{fetching.ahead, fetching.into_l2 ? 2 : 1}; });
     m.def(
         "set_fetching",

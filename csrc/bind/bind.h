@@ -17,10 +17,11 @@
 #include <string>
 #include <vector>
 
+#include "isa/table.h"
 #include "pack/memory.h"
+#include "pool/local_bytes.h"
 #include "program/look_ahead.h"
 #include "program/program.h"
-#include "simd/kernels.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -4,7 +4,7 @@
 #include "bind/bind.h"
 #include "disk/cold_rows.h"
 #include "disk/shelf.h"
-#include "program/scratch.h"
+#include "ops/scratch.h"
 
 namespace hc {
 namespace {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "bind/bind.h"
-#include "program/scratch.h"
+#include "ops/scratch.h"
 #include "program/step_scratch.h"
 
 namespace hc {

@@ -1,6 +1,6 @@
 // The ops that keep a state, and what such layers need besides.
 #include "bind/bind.h"
-#include "program/scratch.h"
+#include "ops/scratch.h"
 
 namespace hc {
 namespace {

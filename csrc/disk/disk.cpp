@@ -5,8 +5,8 @@
 #include <cstring>
 #include <iterator>
 
+#include "pool/local_bytes.h"
 #include "pool/wait.h"
-#include "simd/kernels.h"
 
 namespace hc {
 

@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "disk/read_at.h"
 #include "disk/reader.h"
+#include "os/read_at.h"
 #include "pack/fill.h"
 #include "pool/threads.h"
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <string>
 
-#include "disk/read_at.h"
 #include "disk/uring.h"
+#include "os/read_at.h"
 
 namespace hc {
 

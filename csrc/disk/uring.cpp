@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "disk/read_at.h"
+#include "os/read_at.h"
 
 namespace hc {
 

@@ -2,7 +2,8 @@
 // eight with two tokens of eight. Its four lanes are of one block, so vectors of words are turned to blocks
 // first; each sum gets what a dot of bytes would give it, in the same order.
 #pragma once
-#include "simd/open_types.h"
+#include "ops/arguments.h"
+#include "simd/block_dot.h"
 
 namespace hc {
 namespace {

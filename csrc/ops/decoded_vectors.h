@@ -1,6 +1,7 @@
 // Decoded rows times tokens, a dot of bytes in each lane: what row_tiles.h asks of an instruction set.
 #pragma once
-#include "simd/open_types.h"
+#include "ops/arguments.h"
+#include "simd/block_dot.h"
 
 namespace hc {
 namespace {

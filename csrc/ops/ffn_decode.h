@@ -1,8 +1,10 @@
 // The FFN op for decode rows: exact and predicted, cut by neurons.
 #pragma once
-#include "ops/ffn_down.h"
+#include "ops/activation.h"
+#include "ops/down_rows.h"
 #include "ops/leaf_sums.h"
-#include "program/scratch.h"
+#include "ops/linear.h"
+#include "ops/scratch.h"
 
 namespace hc {
 namespace {
@@ -199,7 +201,7 @@ class DecodePiece {
             }
             if (!m) continue;
             stats.pairs += m;
-            add_down(f, active, c, m, sums.start(t), ahead);
+            HC_SHARED(add_down)(f, active, c, m, sums.start(t), ahead);
         }
         int rows = 0;
         for (int k = 0; k < n; ++k) rows += used[k];

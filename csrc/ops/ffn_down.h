@@ -1,19 +1,11 @@
 // Adding the down rows of some neurons to a token's sums.
 #pragma once
-#include "ops/ffn_rows.h"
+#include "ops/down_rows.h"
+#include "simd/block_dot.h"
 
 namespace hc {
 namespace {
 
-constexpr int kChunk = 32;  // the most neurons whose up rows are read before their down rows are added
-
-#ifdef HC_ISA_SHARES
-inline void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y,
-                     Stream& ahead) {
-    HC_CONCAT(kernels_, HC_ISA_SHARES).add_down(f, neurons, c, count, y, ahead);
-}
-#else
-// y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one.
 void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, float* y, Stream& ahead) {
     with_type(f.down.type, [&](auto type) {
         using B = decltype(type);
@@ -26,15 +18,13 @@ void add_down(const Ffn& f, const int32_t* neurons, const float* c, int count, f
                                      ahead);
             }
         int k = 0;
+#ifndef HC_ISA_FALLBACK
         for (; k + 4 <= count; k += 4) axpy<B, 4>(rows + k, c + k, f.down.cols, y, ahead);
-        if (k + 2 <= count) {
-            axpy<B, 2>(rows + k, c + k, f.down.cols, y, ahead);
-            k += 2;
-        }
-        if (k < count) axpy<B, 1>(rows + k, c + k, f.down.cols, y, ahead);
+        for (; k + 2 <= count; k += 2) axpy<B, 2>(rows + k, c + k, f.down.cols, y, ahead);
+#endif
+        for (; k < count; ++k) axpy<B, 1>(rows + k, c + k, f.down.cols, y, ahead);
     });
 }
-#endif
 
 }  // namespace
 }  // namespace hc

@@ -1,6 +1,7 @@
 // The FFN op for prompt rows, and for all rows where down is a dot: what the neurons give, by rows.
 #pragma once
-#include "ops/ffn_rows.h"
+#include "ops/activation.h"
+#include "ops/linear.h"
 
 namespace hc {
 namespace {

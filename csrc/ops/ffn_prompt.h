@@ -5,8 +5,10 @@
 #include <intrin.h>
 #endif
 
+#include "ops/down_rows.h"
 #include "ops/ffn_reduce.h"
 #include "ops/leaf_sums.h"
+#include "ops/linear_rows.h"
 
 namespace hc {
 namespace {

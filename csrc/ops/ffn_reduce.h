@@ -1,6 +1,7 @@
 // How the FFN op's sums leave: the tree above the pieces, then plain order.
 #pragma once
-#include "ops/ffn_rows.h"
+#include "ops/arguments.h"
+#include "simd/block_dot.h"
 
 namespace hc {
 namespace {

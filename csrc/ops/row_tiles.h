@@ -1,6 +1,8 @@
 // Rows of a quantised type times many tokens: the codes of some rows are decoded once for all of them, a
 // group of columns at a time, which stays in L1 while the tokens pass.
 #pragma once
+#include "ops/arguments.h"
+#include "ops/linear_rows.h"
 #ifdef HC_ISA_I8MM
 #include "ops/decoded_pairs.h"
 #else
@@ -11,18 +13,6 @@ namespace hc {
 namespace {
 
 static_assert(kDecodedRows % kRowTile == 0 && kMostDecoded % kTokenTile == 0, "whole tiles");
-
-// Rows first, first + 1, ..., or those that a list names.
-struct SomeRows {
-    Rows rows;
-    const int32_t* list;
-    int64_t first, count;
-    int64_t number(int64_t r) const { return list ? list[r] : first + r; }
-    const uint8_t* row(int64_t r) const { return rows.row(number(r)); }
-    // Where rows end that are known to follow, at most `n` after the last: most likely the same thread's next
-    // piece.
-    int64_t known(int64_t n) const { return list ? count : smaller(count + n, rows.count - first); }
-};
 
 // Bytes [from, to) of rows [next, end), which will be read soon; brought into L2 a share at a time.
 struct Coming {

@@ -1,7 +1,7 @@
 // What the ops that keep a state share: decays, and the softplus that steps and decays are made of.
 #pragma once
 #include "ops/activation.h"
-#include "simd/state_kernels.h"
+#include "ops/state_arguments.h"
 
 namespace hc {
 namespace {

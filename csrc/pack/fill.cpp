@@ -7,8 +7,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "disk/read_at.h"
+#include "os/read_at.h"
 #include "pack/pack.h"
+#include "pool/local_bytes.h"
 
 namespace hc {
 

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "pool/threads.h"
-#include "simd/kernels.h"
+#include "simd/types.h"
 
 namespace hc {
 

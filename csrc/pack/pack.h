@@ -1,6 +1,7 @@
-// A GGUF tensor's bytes -> bytes as the kernels want them: a permutation, nothing is rounded (see kernels.h).
+// A GGUF tensor's bytes -> bytes as the kernels want them: a permutation, nothing is rounded (see
+// simd/types.h).
 #pragma once
-#include "simd/kernels.h"
+#include "simd/types.h"
 
 namespace hc {
 

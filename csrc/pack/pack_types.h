@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "pack/bytes16.h"
-#include "simd/kernels.h"
+#include "simd/types.h"
 
 namespace hc {
 namespace {

@@ -16,8 +16,8 @@
 #include <immintrin.h>
 #endif
 
+#include "pool/local_bytes.h"
 #include "pool/wait.h"
-#include "simd/kernels.h"
 
 namespace hc {
 

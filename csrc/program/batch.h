@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "simd/kernels.h"
+#include "ops/arguments.h"
 
 namespace hc {
 

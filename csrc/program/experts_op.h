@@ -32,13 +32,13 @@ inline Input from_row(Input in, int64_t t) {
 // those of another.
 struct Gathered {
     Input from, to;
-    bool floats = false;  // what of them is read
-    bool codes = false;
+    float* floats = nullptr;  // of `to`, where floats are read
+    bool codes = false;       // whether codes are read
 
+    // Takes the memory for the floats of `to`.
+    void take(uint8_t* memory) { to.x = floats = reinterpret_cast<float*>(memory); }
     void copy(int token, int64_t pair) const {
-        if (floats)
-            std::memcpy(const_cast<float*>(to.x) + pair * to.stride, from.x + token * from.stride,
-                        size_t(to.cols) * 4);
+        if (floats) std::memcpy(floats + pair * to.stride, from.x + token * from.stride, size_t(to.cols) * 4);
         const auto bytes = Input::token_bytes(to.cols);
         if (codes) std::memcpy(to.quantised + pair * bytes, from.quantised + token * bytes, size_t(bytes));
     }
@@ -172,10 +172,8 @@ inline Ffn ExpertsOp::view(const Routing& routing, const Routing::Part& part) co
     f.mask.tokens = f.fired.tokens = routing.tokens(part);
     f.out = sum(routing, part.begin);
     if (layer.by_output) {
-        f.hidden = const_cast<float*>(hidden_of(part).x);
-        return f;
-    }
-    if (is_decode(routing)) {
+        f.hidden += part.begin * most_neurons;
+    } else if (is_decode(routing)) {
         if (by_gates()) f.mask = of_part(fires, part);
         std::copy(levels[size_t(part.expert)].begin(), levels[size_t(part.expert)].end(), f.levels);
         f.partial += part.begin * most_leaves * sums_of(layer.dim());

@@ -5,12 +5,11 @@
 #include <vector>
 
 #include "disk/waves.h"
+#include "isa/table.h"
 #include "pool/threads.h"
 #include "program/batch.h"
 #include "program/link.h"
 #include "program/routing.h"
-#include "simd/kernels.h"
-#include "simd/state_kernels.h"
 
 namespace hc {
 

@@ -26,10 +26,12 @@ void Program::look_ahead(ScratchPlan& plan, const LookAhead& of) {
          });
     const auto in = input_of(of.x, of.weights.cols);
     if (of.normed) {
-        plan.take(most * in->cols * 4, [in](uint8_t* p) { in->x = reinterpret_cast<float*>(p); });
-        step(rows, [this, op, in](int64_t t, const Scratch&) {
+        const auto normed = std::make_shared<float*>();
+        plan.take(most * in->cols * 4,
+                  [in, normed](uint8_t* p) { in->x = *normed = reinterpret_cast<float*>(p); });
+        step(rows, [this, op, in, normed](int64_t t, const Scratch&) {
             const int64_t at = t * in->cols;
-            k_.norm(op->of.norm, op->of.x + at, const_cast<float*>(in->x) + at);
+            k_.norm(op->of.norm, op->of.x + at, *normed + at);
         });
     }
     Meets meets{};

@@ -84,7 +84,7 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
     Gathered& in = op->input;
     const bool gated = args.gate.base;
     in.codes = is_quantised(args.up.type) || (gated && is_quantised(args.gate.type));
-    in.floats = !is_quantised(args.up.type) || (gated && !is_quantised(args.gate.type));
+    const bool floats = !is_quantised(args.up.type) || (gated && !is_quantised(args.gate.type));
     in.from = in.to = Input{x, dim, nullptr, dim};
     if (in.codes) {
         const std::shared_ptr<Input> from(op, &in.from), to(op, &in.to);
@@ -92,8 +92,7 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
         quantise(from, [this] { return count(kTokens); });
         take_quantised(plan, to, pairs);
     }
-    if (in.floats)
-        plan.take(pairs * dim * 4, [op](uint8_t* p) { op->input.to.x = reinterpret_cast<float*>(p); });
+    if (floats) plan.take(pairs * dim * 4, [op](uint8_t* p) { op->input.take(p); });
     plan.take(pairs * dim * 4, [op](uint8_t* p) { op->sums = reinterpret_cast<float*>(p); });
     step([this] { return int64_t(count(kTokens) > 0); },
          [this, op](int64_t, const Scratch&) {
@@ -250,7 +249,8 @@ void Program::experts_by_output(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
         op->down_rows.push_back(down);
         down += experts.neurons(e) ? op->layer.dim() : 0;
     }
-    plan.take(pairs * op->most_neurons * 4, [op](uint8_t* p) { op->hidden.x = reinterpret_cast<float*>(p); });
+    plan.take(pairs * op->most_neurons * 4,
+              [op](uint8_t* p) { op->hidden.x = op->layer.hidden = reinterpret_cast<float*>(p); });
     if (is_quantised(op->layer.down.type))
         plan.take(pairs * Input::token_bytes(op->most_neurons),
                   [op](uint8_t* p) { op->hidden.quantised = p; });
@@ -318,13 +318,11 @@ void Program::predict(const float* x, const Predictor& p, const Masks& mask,
     const auto hidden = predictor_hidden(plan, x, p);
     const int64_t pairs = max_decode() * experts->chosen;
     op->input.codes = is_quantised(p.second.type);
-    op->input.floats = !op->input.codes;
     op->input.to = *hidden;
     if (op->input.codes)
         take_quantised(plan, std::shared_ptr<Input>(op, &op->input.to), pairs);
     else
-        plan.take(pairs * p.second.cols * 4,
-                  [op](uint8_t* q) { op->input.to.x = reinterpret_cast<float*>(q); });
+        plan.take(pairs * p.second.cols * 4, [op](uint8_t* q) { op->input.take(q); });
     step([this] { return int64_t(batch_.decode_count() > 0); },
          [=](int64_t, const Scratch&) {
              op->routing.sort(0, batch_.decode_count());

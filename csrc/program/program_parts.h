@@ -2,10 +2,10 @@
 #pragma once
 #include <algorithm>
 
+#include "ops/scratch.h"
 #include "pack/pack.h"
 #include "program/even_cut.h"
 #include "program/program.h"
-#include "program/scratch.h"
 
 namespace hc {
 

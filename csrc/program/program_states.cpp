@@ -46,7 +46,7 @@ void Program::short_conv(const ShortConv& c, const States& states) {
                 [this, c](const StateRows& rows, int64_t piece, const Scratch& s) {
                     const int64_t first = piece * kConvChannels;
                     const int64_t count = std::min(kConvChannels, c.channels - first);
-                    k_.states->short_conv(c, rows, first, count, s.local);
+                    k_.short_conv(c, rows, first, count, s.local);
                 });
 }
 
@@ -54,7 +54,7 @@ void Program::gated_delta(const GatedDelta& g, const States& states) {
     by_sequence(
         states, g.heads,
         [this, g](const StateRows& rows, int64_t head, const Scratch& s) {
-            k_.states->gated_delta(g, rows, head, s.local);
+            k_.gated_delta(g, rows, head, s.local);
         },
         [this, states, g](int64_t piece, int64_t end) { return stretch_of(states, g.heads, piece, end); });
 }
@@ -63,7 +63,7 @@ void Program::ssm_scan(const SsmScan& scan, const States& states) {
     by_sequence(
         states, scan.heads,
         [this, scan](const StateRows& rows, int64_t head, const Scratch& s) {
-            k_.states->ssm_scan(scan, rows, head, s.local);
+            k_.ssm_scan(scan, rows, head, s.local);
         },
         [this, states, scan](int64_t piece, int64_t end) {
             return stretch_of(states, scan.heads, piece, end);
@@ -73,7 +73,7 @@ void Program::ssm_scan(const SsmScan& scan, const States& states) {
 void Program::decay(const Decay& d, const float* x, float* out) {
     step([this] { return count(kTokens); },
          [this, d, x, out](int64_t t, const Scratch&) {
-             k_.states->decay(d, x + t * d.channels, out + t * d.channels);
+             k_.decay(d, x + t * d.channels, out + t * d.channels);
          });
 }
 
@@ -83,7 +83,7 @@ void Program::multiply(Gate kind, const float* x, const float* gate, float* out,
          [this, parts, kind, x, gate, out, dim](int64_t piece, const Scratch&) {
              const int64_t first = piece % parts * kGateValues, at = piece / parts * dim + first;
              const int64_t values = std::min(kGateValues, dim - first);
-             k_.states->multiply(kind, x ? x + at : nullptr, gate + at, out + at, values);
+             k_.multiply(kind, x ? x + at : nullptr, gate + at, out + at, values);
          });
 }
 
@@ -92,16 +92,14 @@ void Program::token_shift(const TokenShift& shift, const States& states) {
                 [this, shift](const StateRows& rows, int64_t piece, const Scratch& s) {
                     const int64_t first = piece * kShiftChannels;
                     const int64_t count = std::min(kShiftChannels, shift.channels - first);
-                    k_.states->token_shift(shift, rows, first, count, s.local);
+                    k_.token_shift(shift, rows, first, count, s.local);
                 });
 }
 
 void Program::wkv7(const Wkv& w, const States& states) {
     by_sequence(
         states, w.heads,
-        [this, w](const StateRows& rows, int64_t head, const Scratch& s) {
-            k_.states->wkv7(w, rows, head, s.local);
-        },
+        [this, w](const StateRows& rows, int64_t head, const Scratch& s) { k_.wkv7(w, rows, head, s.local); },
         [this, states, w](int64_t piece, int64_t end) { return stretch_of(states, w.heads, piece, end); });
 }
 

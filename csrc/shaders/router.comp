@@ -22,7 +22,7 @@ layout(std430, binding = 4) writeonly buffer Ids { uint ids[]; };
 layout(std430, binding = 5) writeonly buffer Factors { float factors[]; };
 layout(push_constant) uniform Push { float scale; };
 
-const float LEAST_SCORES = 1e-20;  // csrc/simd/kernels.h kLeastScores
+const float LEAST_SCORES = 1e-20;  // csrc/ops/arguments.h kLeastScores
 
 shared float scores[EXPERTS];
 shared uint ranks[EXPERTS];

@@ -1,7 +1,6 @@
 // Dots and sums of packed rows, for every block type.
 #pragma once
 #include "simd/open_groups.h"
-#include "simd/stream.h"
 
 namespace hc {
 namespace {

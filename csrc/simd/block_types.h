@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "simd/kernels.h"
+#include "simd/types.h"
 #include "simd/vec.h"
 
 // Everything below is compiled once per ISA, in an unnamed namespace: a function compiled for AVX-512 must
@@ -354,22 +354,30 @@ struct FloatBF16 {
     }
 };
 
+// Types with blocks of 32 weights, of which a file has the dots (isa/block_dots.cpp); another one has the
+// others.
+inline bool has_small_blocks(Type type) { return block_size(type).weights == kBlock; }
+
 // Calls fn with the type's struct.
-template <class Fn> inline void with_type(Type type, Fn&& fn) {
+template <class Fn> inline void with_block_type(Type type, Fn&& fn) {
     switch (type) {
-        case F32: return fn(FloatF32{});
-        case F16: return fn(FloatF16{});
-        case BF16: return fn(FloatBF16{});
         case Q4_0: return fn(BlockQ4_0{});
         case Q4_1: return fn(BlockQ4_1{});
         case Q5_0: return fn(BlockQ5_0{});
         case Q5_1: return fn(BlockQ5_1{});
         case Q8_0: return fn(BlockQ8_0{});
+        case IQ4_NL: return fn(BlockIQ4_NL{});
+        default: return fn(BlockMXFP4{});
+    }
+}
+template <class Fn> inline void with_other_type(Type type, Fn&& fn) {
+    switch (type) {
+        case F32: return fn(FloatF32{});
+        case F16: return fn(FloatF16{});
+        case BF16: return fn(FloatBF16{});
         case Q4_K: return fn(BlockQ4_K{});
         case Q5_K: return fn(BlockQ5_K{});
         case Q6_K: return fn(BlockQ6_K{});
-        case IQ4_NL: return fn(BlockIQ4_NL{});
-        case MXFP4: return fn(BlockMXFP4{});
         case IQ4_XS:
         case IQ3_XXS:
         case IQ2_S:
@@ -377,6 +385,9 @@ template <class Fn> inline void with_type(Type type, Fn&& fn) {
         case IQ2_XXS: return fn(BlockOpened<false>{});
         default: return fn(BlockOpened<true>{});
     }
+}
+template <class Fn> inline void with_type(Type type, Fn&& fn) {
+    has_small_blocks(type) ? with_block_type(type, fn) : with_other_type(type, fn);
 }
 
 }  // namespace

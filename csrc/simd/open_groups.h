@@ -5,9 +5,9 @@
 #include <type_traits>
 
 #include "simd/block_types.h"
+#include "simd/stream.h"
 
 namespace hc {
-namespace {
 
 // A group after it was opened: word w of block l is words[w][l], four codes of BlockOpened. A block's halves
 // have scales of their own, and minima where the type has any.
@@ -24,7 +24,9 @@ struct Opening {
     // Where it is worth one: the dot of a row with token t, without opening it.
     void (*dot)(const uint8_t* row, const Input& in, int t, float& dot, Stream& stream) = nullptr;
 };
-const Opening* opening_of(Type type);  // open_types.h
+const Opening* HC_OWN(opening_of)(Type);  // isa/other_dots.cpp defines it by open_types.h
+
+namespace {
 
 // A row as the kernels take it, and what its scales are multiplied by.
 struct OpenedRow {
@@ -36,7 +38,7 @@ template <class B> using RowOf = std::conditional_t<B::opened, OpenedRow, const 
 // Row `number` of some, which lies at `at`.
 template <class B> HC_INLINE RowOf<B> row_of(const Rows& rows, int64_t number, const uint8_t* at) {
     if constexpr (B::opened)
-        return {at, opening_of(rows.type), rows.factors ? rows.factors[number] : 1};
+        return {at, HC_OWN(opening_of)(rows.type), rows.factors ? rows.factors[number] : 1};
     else
         return (void)number, at;
 }

@@ -309,7 +309,9 @@ inline void open_q2_0(const uint8_t* row, int64_t, int64_t block, int lanes, Ope
     }
 }
 
-inline const Opening* opening_of(Type type) {
+}  // namespace
+
+const Opening* HC_OWN(opening_of)(Type type) {
     static constexpr Opening q2_k{open_as<BlockQ2_K>, 84, true, dot_as<BlockQ2_K>},
         q3_k{open_as<BlockQ3_K>, 110, false, dot_as<BlockQ3_K>},
         iq4_xs{open_as<BlockIQ4_XS>, 136, false, dot_as<BlockIQ4_XS>},
@@ -341,5 +343,4 @@ inline const Opening* opening_of(Type type) {
     }
 }
 
-}  // namespace
 }  // namespace hc

@@ -1,6 +1,7 @@
 // Fetching what will be read ahead of its use.
 #pragma once
-#include "simd/kernels.h"
+#include "simd/fetching.h"
+#include "simd/types.h"
 #include "simd/vec.h"
 
 namespace hc {

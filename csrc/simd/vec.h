@@ -1,6 +1,17 @@
 // The vector type of the ISA that this file is being compiled for.
 #pragma once
 
+// Names of what one file of an instruction set defines and another one uses: HC_OWN(dots) is dots_avx2 in
+// AVX2's files, and HC_SHARED(dots) also in those of a set that shares AVX2's kernels (HC_ISA_SHARES).
+#define HC_CONCAT_(a, b) a##b
+#define HC_CONCAT(a, b) HC_CONCAT_(a, b)
+#define HC_OWN(name) HC_CONCAT(name##_, HC_ISA)
+#ifdef HC_ISA_SHARES
+#define HC_SHARED(name) HC_CONCAT(name##_, HC_ISA_SHARES)
+#else
+#define HC_SHARED(name) HC_OWN(name)
+#endif
+
 // A step that is left as a call of its own moves a kernel's registers to memory and back; and GCC drops calls
 // of a function that does nothing but prefetch. The scalar kernels have no such registers, and do not
 // prefetch.

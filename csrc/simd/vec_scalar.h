@@ -1,4 +1,6 @@
-// Plain C++: four lanes in an array, for any processor.
+// Plain C++: four lanes in an array, for any processor. HC_ISA_FALLBACK compiles fewer tiles, which takes
+// less time and gives the same bits: for builds that need these kernels only on another processor than they
+// are made for.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -15,7 +17,12 @@ struct Vec {
     static constexpr const char* name = "scalar";
     static constexpr int width = 4;
     static constexpr int accumulators = 1;
-    static constexpr int row_tile = 1, token_tile = 2, plain_rows = 1, plain_tile = 2, down_tile = 4;
+#ifdef HC_ISA_FALLBACK
+    static constexpr int token_tile = 1, plain_tile = 1;
+#else
+    static constexpr int token_tile = 2, plain_tile = 2;
+#endif
+    static constexpr int row_tile = 1, plain_rows = 1, down_tile = 4;
     static constexpr int decoded_rows = 2, decoded_tokens = 2;  // a tile of row_tiles.h
     // In a slice of columns of plain rows from memory.
     static constexpr int cold_steps(int) { return 4; }

@@ -3,6 +3,7 @@
     pip install 'hotcold[serve]' pyinstaller        # pywebview too, on macOS and Windows
     python examples/desktop_app/pack.py --out out   # out/Hotcold/Hotcold, and out/Hotcold.tar.xz
 
+Where Hotcold is installed from source, HOTCOLD_ISAS=all must be in the environment of its installation.
 A model of your own lies beside the program: give ``-m`` when it starts, or change ``app.py``."""
 
 import argparse
@@ -11,6 +12,8 @@ import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
+
+from hotcold.kernels.instruction_sets import left_out_isas
 
 NAME = "Hotcold"
 #: Rooms of Hotcold that an app does not need: the command line, conversions, training. And what comes along
@@ -60,6 +63,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="FOLDER")
     out: Path = parser.parse_args().out
+    if left_out := left_out_isas():
+        parser.error(
+            f"Hotcold was built without {', '.join(left_out)}, so the app would be slow on other machines: "
+            "run 'HOTCOLD_ISAS=all pip install .' in Hotcold's source folder"
+        )
     subprocess.run(command(out), check=True)
     found = packages(out / NAME)
     print(f"| {'package':30} | MB     |\n|{'-' * 32}|--------|")

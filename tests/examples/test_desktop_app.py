@@ -131,6 +131,17 @@ def test_what_is_packed_is_listed_by_package(repository: Path, tmp_path: Path) -
     assert Path(words[-1]).is_file() and "hotcold.training" in words
 
 
+def test_a_build_for_one_processor_is_not_packed(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack = loaded(repository / "examples" / "desktop_app" / "pack.py")
+    monkeypatch.setattr(pack, "left_out_isas", lambda: ("avx2",))
+    monkeypatch.setattr(sys, "argv", ["pack.py"])
+    with pytest.raises(SystemExit):
+        pack.main()
+    assert "error: Hotcold was built without avx2" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a script is no program there")
 def test_a_packed_program_is_its_own_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that says that it is packed, in the place of the interpreter: text from the engine's process,

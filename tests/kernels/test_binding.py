@@ -13,7 +13,7 @@ from hotcold.kernels import _native, open_backend
 from hotcold.kernels.backend import PAGE, Batch, BatchLimits, FFNTensors
 from hotcold.kernels.cpu import CPUBackend
 
-LOCAL_BYTES = 2 << 20  #: scratch of one thread (kLocalBytes in csrc/simd/kernels.h)
+LOCAL_BYTES = 2 << 20  #: scratch of one thread (kLocalBytes in csrc/pool/local_bytes.h)
 WIDEST = LOCAL_BYTES // 4 // 528 * 512  #: columns of a quantised row whose sums fit: 528 floats for each 512
 MOST_NEURONS = 1 << 18
 

@@ -37,7 +37,8 @@ from hotcold.kernels.backend import (
     PredictorTensors,
     RopeTable,
 )
-from hotcold.kernels.cpu import CPUBackend, supported_isas
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.kernels.instruction_sets import supported_isas
 
 pytestmark = pytest.mark.one_driver  # of GPUs; the op table looks at the second one
 

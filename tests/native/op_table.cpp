@@ -13,13 +13,14 @@
 #include <string>
 #include <vector>
 
+#include "isa/table.h"
 #include "op_table.h"
 #include "op_table_states.h"
 #include "pack/fill.h"
 #include "pack/pack.h"
 #include "program/program.h"
 #include "program/step_scratch.h"
-#include "simd/kernels.h"
+#include "simd/fetching.h"
 
 using namespace hc;
 using namespace op_table;

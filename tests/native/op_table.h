@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "isa/table.h"
 #include "program/program.h"
-#include "simd/kernels.h"
 
 namespace op_table {
 

@@ -229,7 +229,7 @@ void test_gates(const Kernels& k, const Check& check, int64_t n) {
     const auto factor = random_floats(n);
     std::vector<float> out(static_cast<size_t>(n));
     for (Gate kind : {kPlainGate, kSiluGate, kSigmoidGate}) {
-        k.states->multiply(kind, x.data(), gate.data(), out.data(), n);
+        k.multiply(kind, x.data(), gate.data(), out.data(), n);
         for (size_t i = 0; i < size_t(n); ++i) {
             const double g = gate[i];
             const double act = kind == kPlainGate ? g : kind == kSiluGate ? g * sigmoid(g) : sigmoid(g);
@@ -237,7 +237,7 @@ void test_gates(const Kernels& k, const Check& check, int64_t n) {
         }
     }
     for (int64_t heads : {n, n / 4}) {
-        k.states->decay({bias.data(), factor.data(), n, heads}, gate.data(), out.data());
+        k.decay({bias.data(), factor.data(), n, heads}, gate.data(), out.data());
         for (int64_t i = 0; i < n; ++i) {
             const auto at = size_t(i);
             check("decay", n, out[at],

@@ -5,7 +5,7 @@
 #include <string>
 #include <system_error>
 
-#include "disk/read_at.h"
+#include "os/read_at.h"
 
 // In a folder of its own; both have names beyond any code page.
 class TestFile {

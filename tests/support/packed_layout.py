@@ -1,4 +1,4 @@
-"""How the cpu backend lays weights out in memory (csrc/simd/kernels.h), stated in NumPy without care for
+"""How the cpu backend lays weights out in memory (csrc/simd/types.h), stated in NumPy without care for
 speed."""
 
 from __future__ import annotations

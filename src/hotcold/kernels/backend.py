@@ -117,7 +117,7 @@ class DiskCounts:
         return DiskCounts(*map(sub, astuple(self), astuple(other)))
 
 
-#: The counts of :class:`FFNStats`, in order; csrc/simd/kernels.h has the same names.
+#: The counts of :class:`FFNStats`, in order; csrc/ops/arguments.h has the same names.
 FFN_COUNTS = ("gate_rows", "up_rows", "down_rows", "pairs", "runs")
 
 

@@ -2,7 +2,6 @@
 
 cpu_weights.py says how weights lie in memory."""
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -46,30 +45,13 @@ from hotcold.kernels.cpu_disk import reading_ahead
 from hotcold.kernels.cpu_states import CPUStateOps
 from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor, Packer
 from hotcold.kernels.gpu import StepShape
+from hotcold.kernels.instruction_sets import check_isa, default_isa
 from hotcold.kernels.memory_nodes import memory_nodes
 
-ISAS = ("avx512", "avxvnni", "avx2", "i8mm", "dotprod", "neon", "scalar")
-ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
 MAX_THREADS = 1024
 _BLOCK, _GROUP = 32, 512  # values of an input that share a scale; inputs end at whole groups
 MOST_ROWS = 1 << 20  #: of a step; pieces of work are counted in 32 bits
 _INT32_MAX = 2**31 - 1
-
-
-def supported_isas() -> tuple[str, ...]:
-    """The instruction sets that this build has kernels for and this processor can run, best first."""
-    return tuple(isa for isa in ISAS if _native.has_isa(isa))
-
-
-def default_isa() -> str:
-    """Returns the instruction set that :data:`ISA_VARIABLE` names, else the best. UserError: this machine
-    lacks it."""
-    forced = os.environ.get(ISA_VARIABLE)
-    if not forced:
-        return _native.best_isa()
-    if forced not in supported_isas():
-        raise UserError(f"{ISA_VARIABLE} is {forced!r}: this machine has {', '.join(supported_isas())}")
-    return forced
 
 
 def fetching() -> str:
@@ -102,7 +84,7 @@ def scratch_bytes(shape: StepShape) -> int:
 
 def _heads_input_bytes(columns: int) -> int:
     """Bytes that op linear_heads takes for one head's input of one row: quantised, or float32 where blocks
-    do not fit (``Input`` in csrc/simd/kernels.h)."""
+    do not fit (``Input`` in csrc/simd/types.h)."""
     if columns % _BLOCK:
         return 4 * (columns + 16)
     return -(-columns // _GROUP) * (_GROUP + _GROUP // _BLOCK * 12)
@@ -152,8 +134,8 @@ class CPUBackend(CPUStateOps):
         threads = cores.wanted if threads is None else threads
         if not 1 <= threads <= MAX_THREADS:
             raise UserError(f"threads {threads}: choose from 1 to {MAX_THREADS}")
-        if isa is not None and isa not in supported_isas():
-            raise UserError(f"ISA {isa!r}: this machine has {', '.join(supported_isas())}")
+        if isa is not None:
+            check_isa(isa, f"ISA {isa!r}")
         self.isa = isa or default_isa()
         try:
             with on_fast_cores(threads, cores):

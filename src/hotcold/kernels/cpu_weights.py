@@ -1,4 +1,4 @@
-"""Weights of the ``cpu`` backend, packed once (csrc/simd/kernels.h says how).
+"""Weights of the ``cpu`` backend, packed once (csrc/simd/types.h says how).
 
 Tensors that lie in a file are read piece by piece on the pool's threads, which pack what they have just read.
 All matrices share one arena of huge pages. A layer's FFN that lies by neuron takes two pieces of it: the gate

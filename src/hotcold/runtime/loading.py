@@ -14,6 +14,7 @@ from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.hub.download import located
 from hotcold.kernels.backend import BatchLimits
 from hotcold.kernels.gpu import GPU, GPUError, GPUMemoryError
+from hotcold.kernels.instruction_sets import slow_build
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.draft_block import load_draft, with_draft
@@ -230,6 +231,7 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     draft, draft_note = (None, "") if model.draft is None else _load_draft(*model.draft)
     plain = {key: value for key, value in file.metadata.items() if isinstance(value, str | int | float)}
     notes = (
+        slow_build() if options["backend"] == "cpu" else "",
         choice.budget_note,
         *model.config.notes,
         *tokenizer.notes,

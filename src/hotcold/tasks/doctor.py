@@ -17,9 +17,10 @@ from hotcold.errors import UserError
 from hotcold.extras import EXTRAS, missing
 from hotcold.formats.files import replacing
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
-from hotcold.kernels.cpu import default_isa, fetching
+from hotcold.kernels.cpu import fetching
 from hotcold.kernels.gpu import GPU
 from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
+from hotcold.kernels.instruction_sets import default_isa, slow_build
 from hotcold.placement.disk_speed import DiskSpeed, large_file, measure_disk
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.placement.measuring import (
@@ -82,7 +83,7 @@ def doctor(
     if disk is not None:
         large_file(Path(disk))
     advance = progress or (lambda phase, done, total: None)
-    text, notes = _Text(show or (lambda section: None)), list[str]()
+    text, notes = _Text(show or (lambda section: None)), [note for note in (slow_build(),) if note]
     devices, chosen, reason = _gpus(gpu, notes)
     path = cache_path(chosen)
     machine = _facts(chosen)

@@ -1,9 +1,16 @@
-// Where the FFN op's down rows lie.
+// The FFN op's down rows: where they are stored, and their sum.
 #pragma once
-#include "ops/activation.h"
-#include "ops/linear.h"
+#include "ops/arguments.h"
+#include "simd/stream.h"
 
 namespace hc {
+
+constexpr int kChunk = 32;  // the most neurons whose up rows are read before their down rows are added
+
+// y += c[k] * down[neurons[k]], in ascending order; in panels, the neurons of one run. At least one, at most
+// kChunk.
+void HC_SHARED(add_down)(const Ffn&, const int32_t* neurons, const float* c, int count, float* y, Stream&);
+
 namespace {
 
 // Where the panel of a neuron begins, and its row of down or of codes there.

@@ -3,7 +3,8 @@
 #pragma once
 #include <cstdint>
 
-#include "simd/kernels.h"
+#include "ops/arguments.h"
+#include "pool/local_bytes.h"
 
 namespace hc {
 

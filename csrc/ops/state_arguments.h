@@ -1,7 +1,6 @@
-// The kernels of ops that keep a state of each sequence, and of what such layers need besides:
-// src/hotcold/kernels/state_ops.py says what they compute. Their file is isa_states.cpp.
+// The arguments of ops that keep a state of each sequence, and of what such layers need besides.
 #pragma once
-#include "simd/kernels.h"
+#include "simd/types.h"
 
 namespace hc {
 
@@ -82,19 +81,5 @@ struct Wkv {
 };
 
 enum Gate : int { kPlainGate = 0, kSiluGate = 1, kSigmoidGate = 2, kReluGate = 3, kTanhGate = 4 };
-
-struct StateKernels {
-    // Channels [first, first + count), at most kConvChannels.
-    void (*short_conv)(const ShortConv&, const StateRows&, int64_t first, int64_t count, uint8_t* local);
-    void (*gated_delta)(const GatedDelta&, const StateRows&, int64_t head, uint8_t* local);
-    void (*ssm_scan)(const SsmScan&, const StateRows&, int64_t head, uint8_t* local);
-    void (*decay)(const Decay&, const float* x, float* out);
-    // x null: ones.
-    void (*multiply)(Gate, const float* x, const float* gate, float* out, int64_t n);
-    // Channels [first, first + count), at most kShiftChannels.
-    void (*token_shift)(const TokenShift&, const StateRows&, int64_t first, int64_t count, uint8_t* local);
-    void (*wkv7)(const Wkv&, const StateRows&, int64_t head, uint8_t* local);
-};
-extern const StateKernels states_scalar, states_avx2, states_avx512, states_neon;
 
 }  // namespace hc

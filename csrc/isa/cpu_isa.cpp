@@ -1,0 +1,79 @@
+// Picks the kernels that this processor can run.
+#include <cstring>
+#include <stdexcept>
+
+#include "isa/processor.h"
+#include "isa/table.h"
+
+namespace hc {
+
+namespace {
+
+// The kernels of `isa`, which has only products of bytes of its own where it shares the rest: built is 1, or
+// 0 where this build left them out.
+#define HC_KERNELS_0(isa, shared) nullptr
+#define HC_KERNELS_1(isa, shared)                                                                     \
+    [] {                                                                                              \
+        static const Kernels k{products_##isa, row_sums_##shared, ffn_sums_##shared, floats_##shared, \
+                               states_##shared};                                                      \
+        return &k;                                                                                    \
+    }
+#define HC_CONCAT(a, b) a##b
+#define HC_KERNELS(built, isa, shared) HC_CONCAT(HC_KERNELS_, built)(isa, shared)
+
+// The instruction sets that this compiler knows.
+struct Known {
+    const char* name;
+    const Kernels* (*kernels)();
+};
+constexpr Known kKnown[] = {
+#ifdef HC_HAVE_AVX512
+    {"avx512", HC_KERNELS(HC_HAVE_AVX512, avx512, avx512)},
+#endif
+#ifdef HC_HAVE_AVXVNNI
+    {"avxvnni", HC_KERNELS(HC_HAVE_AVXVNNI, avxvnni, avx2)},
+#endif
+#ifdef HC_HAVE_AVXVNNI_EVEX
+    {"avxvnni_evex", HC_KERNELS(HC_HAVE_AVXVNNI_EVEX, avxvnni_evex, avx2)},
+#endif
+#ifdef HC_HAVE_AVX2
+    {"avx2", HC_KERNELS(HC_HAVE_AVX2, avx2, avx2)},
+#endif
+#ifdef HC_HAVE_I8MM
+    {"i8mm", HC_KERNELS(HC_HAVE_I8MM, i8mm, neon)},
+#endif
+#ifdef HC_HAVE_DOTPROD
+    {"dotprod", HC_KERNELS(HC_HAVE_DOTPROD, dotprod, neon)},
+#endif
+#ifdef HC_HAVE_NEON
+    {"neon", HC_KERNELS(HC_HAVE_NEON, neon, neon)},
+#endif
+#ifdef HC_HAVE_SCALAR
+    {"scalar", HC_KERNELS(HC_HAVE_SCALAR, scalar, scalar)},
+#endif
+};
+
+}  // namespace
+
+std::vector<KnownIsa> known_isas() {
+    std::vector<KnownIsa> isas;
+    for (const InstructionSet& isa : kInstructionSets)
+        for (const Known& known : kKnown)
+            if (!std::strcmp(known.name, isa.name))
+                isas.push_back({isa.name, isa.runs(), known.kernels ? known.kernels() : nullptr});
+    return isas;
+}
+
+const Kernels* find_kernels(const char* name) {
+    for (const KnownIsa& isa : known_isas())
+        if (isa.runs && isa.kernels && (!*name || !std::strcmp(name, isa.name))) return isa.kernels;
+    return nullptr;
+}
+
+const Kernels& best_kernels() {
+    const Kernels* best = find_kernels("");
+    if (!best) throw std::runtime_error("HOTCOLD_ISAS left out what this processor runs when this was built");
+    return *best;
+}
+
+}  // namespace hc

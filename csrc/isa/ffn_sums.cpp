@@ -1,0 +1,10 @@
+// The kernels that add up what the neurons of an FFN give.
+#include "isa/table.h"
+#include "ops/ffn_prompt.h"
+#include "ops/ffn_reduce.h"
+
+namespace hc {
+
+constexpr FfnSums HC_OWN(ffn_sums) = {ffn_reduce, ffn_prompt_down};
+
+}  // namespace hc

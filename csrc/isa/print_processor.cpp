@@ -1,0 +1,10 @@
+// CMake runs this to learn the instruction sets of the processor that it builds for: names, best first.
+#include <cstdio>
+
+#include "isa/processor.h"
+
+int main() {
+    for (const hc::InstructionSet& isa : hc::kInstructionSets)
+        if (isa.runs()) std::printf("%s;", isa.name);
+    return 0;
+}

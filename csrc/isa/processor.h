@@ -1,0 +1,95 @@
+// The instruction sets that this processor runs, whatever the build has kernels for.
+#pragma once
+#include "os/cpuid.h"
+#if defined(__linux__) && defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(_M_ARM64)
+#include <windows.h>
+#endif
+
+namespace hc {
+namespace {
+
+#if defined(__x86_64__) || defined(_M_X64)
+#if defined(_MSC_VER)
+bool has_avx2() {
+    const CpuId one = cpuid(1);
+    const bool os = (one.c >> 27 & 1) && (_xgetbv(0) & 6) == 6, fma = one.c >> 12 & 1, f16c = one.c >> 29 & 1;
+    return os && fma && f16c && (cpuid(7).b >> 5 & 1);
+}
+bool has_avx512() {
+    if (!has_avx2() || (_xgetbv(0) & 0xe6) != 0xe6) return false;
+    const CpuId seven = cpuid(7);
+    const uint32_t want = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+    return (seven.b & want) == want && (seven.c >> 11 & 1);           // VNNI
+}
+#else
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+#endif
+// __builtin_cpu_supports of older compilers does not know the name.
+bool has_avxvnni() { return has_avx2() && (cpuid(7, 1).a >> 4 & 1); }
+
+#elif defined(__aarch64__) || defined(_M_ARM64)
+#if defined(__APPLE__)
+bool has_feature(const char* name) {
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname(name, &has, &size, nullptr, 0) == 0 && has;
+}
+#endif
+bool has_dotprod() {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#elif defined(__APPLE__)
+    return has_feature("hw.optional.arm.FEAT_DotProd");
+#elif defined(_M_ARM64)
+    return IsProcessorFeaturePresent(43);  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE, which older headers lack
+#else
+    return false;
+#endif
+}
+bool has_i8mm() {
+#if defined(__linux__)
+    constexpr unsigned long i8mm = 1ul << 13;  // HWCAP2_I8MM, which older headers lack
+    return has_dotprod() && (getauxval(AT_HWCAP2) & i8mm);
+#elif defined(__APPLE__)
+    return has_dotprod() && has_feature("hw.optional.arm.FEAT_I8MM");
+#else
+    return false;
+#endif
+}
+#endif
+
+bool has_always() { return true; }
+
+struct InstructionSet {
+    const char* name;
+    bool (*runs)();
+};
+// Best first.
+constexpr InstructionSet kInstructionSets[] = {
+#if defined(__x86_64__) || defined(_M_X64)
+    {"avx512", has_avx512},       {"avxvnni", has_avxvnni}, {"avx2", has_avx2},
+    {"avxvnni_evex", has_avx512},  // of native tests, so after the set that shares its kernels
+    {"scalar", has_always},
+#elif defined(__aarch64__) || defined(_M_ARM64)
+    {"i8mm", has_i8mm},
+    {"dotprod", has_dotprod},
+    {"neon", has_always},
+#else
+    {"scalar", has_always},
+#endif
+};
+
+}  // namespace
+}  // namespace hc

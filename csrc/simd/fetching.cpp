@@ -1,0 +1,48 @@
+#include "simd/fetching.h"
+
+#include <cstring>
+
+#include "os/cpuid.h"
+
+namespace hc {
+
+namespace {
+
+// By maker, family and range of models, as CPUID gives them.
+struct Processors {
+    const char* maker;
+    uint32_t family, first_model, last_model;
+    Fetching best;
+};
+constexpr Fetching kNear{3 << 10, false}, kFar{8 << 10, true};
+// Measured with all threads on a Zen 3 server, a Zen 4 server and a Xeon with 2 MiB of L2 a core
+// (docs/results.md, docs/log.md). The other models of a row were not measured.
+[[maybe_unused]] constexpr Processors kProcessors[] = {
+    {"AuthenticAMD", 0x19, 0x00, 0x0f, kNear},  // Zen 3, servers
+    {"AuthenticAMD", 0x19, 0x20, 0x5f, kNear},  // Zen 3, desktops: the same core
+    {"AuthenticAMD", 0x19, 0x10, 0xaf, kFar},   // Zen 4
+    {"GenuineIntel", 6, 0x00, 0xff, kFar},      // all of Intel's, with smaller L2 caches too
+};
+// The value of all processors before this table was written. It was not measured on others.
+constexpr Fetching kUnknown = kNear;
+
+Fetching default_fetching() {
+#if defined(__x86_64__) || defined(_M_X64)
+    const CpuId zero = cpuid(0);
+    const uint32_t maker[3] = {zero.b, zero.d, zero.c}, one = cpuid(1).a;
+    uint32_t family = one >> 8 & 15, model = one >> 4 & 15;
+    if (family == 6 || family == 15) model |= one >> 12 & 0xf0;
+    if (family == 15) family += one >> 20 & 0xff;
+    for (const Processors& p : kProcessors)
+        if (!std::memcmp(maker, p.maker, 12) && family == p.family && model >= p.first_model &&
+            model <= p.last_model)
+            return p.best;
+#endif
+    return kUnknown;
+}
+
+}  // namespace
+
+Fetching fetching = default_fetching();
+
+}  // namespace hc

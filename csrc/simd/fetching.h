@@ -1,0 +1,15 @@
+// How far ahead of their use weights are fetched.
+#pragma once
+#include <cstdint>
+
+namespace hc {
+
+// The distance and the cache. The default depends on the processor (fetching.cpp); a benchmark may set
+// another while no program runs. It changes no result.
+struct Fetching {
+    int64_t ahead;  // bytes
+    bool into_l2;   // else L1
+};
+extern Fetching fetching;
+
+}  // namespace hc
