@@ -87,6 +87,9 @@ FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")
 #: Hands on, from old addresses, what the package exports.
 OLD_NAMES = ("hotcold.engine.old_names",)
 
+#: Modules of one backend: the layers above kernels/ ask the interface, whichever backend is behind it.
+OF_A_BACKEND = re.compile(r"hotcold\.kernels\.(_native|cpu|vulkan|reference)(_\w+)?\b")
+
 #: packages that only the named files, or the files of the named folders, may import
 ONLY_IN = {
     "torch": {"training/libraries.py"},
@@ -152,6 +155,8 @@ def violations(module: str, imported: Iterable[str]) -> list[str]:
             continue
         if module in OLD_NAMES and name == "hotcold":
             continue
+        if layer != "kernels" and OF_A_BACKEND.match(name):
+            found.append(f"{module} imports {name}: a backend's own module, which only kernels/ may import")
         target = layer_of(name)
         if target != layer and target not in ALLOWED[layer]:
             found.append(
@@ -175,6 +180,10 @@ def relative(path: Path) -> str:
         ("hotcold.api.llm", "def f():\n    from hotcold.commands import cli"),
         ("hotcold.model.config", "from hotcold import LLM"),
         ("hotcold.model.config", "from hotcold import sparse"),
+        ("hotcold.placement.shelves", "from hotcold.kernels.cpu_disk import Disk"),
+        ("hotcold.runtime.session", "def f():\n    from hotcold.kernels.cpu import CPUBackend"),
+        ("hotcold.sparse.fitting", "from hotcold.kernels import reference"),
+        ("hotcold.tasks.doctor", "import hotcold.kernels.vulkan.backend"),
     ],
 )
 def test_the_check_sees_a_wrong_import(module: str, line: str) -> None:

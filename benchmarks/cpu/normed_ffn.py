@@ -33,7 +33,16 @@ from typing import Any
 import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor
-from hotcold.kernels.backend import FFN_COUNTS, Batch, BatchLimits, FFNStats, FFNTensors, Floats, Norm
+from hotcold.kernels.backend import (
+    FFN_COUNTS,
+    Batch,
+    BatchLimits,
+    FFNCall,
+    FFNStats,
+    FFNTensors,
+    Floats,
+    Norm,
+)
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.mixers.side import Side
 from hotcold.model.normed_ffn import NormedFFN, NormedWeights
@@ -85,7 +94,8 @@ class Layers:
             for way in args.ways:
                 if way == "by neuron":
                     own = backend.ffn_weights(tensors)
-                    ops = partial(backend.ffn, self._x, own, self._batch, self._out, skip=True, stats=stats)
+                    call = FFNCall(self._x, own, self._batch, self._out, skip=True, stats=stats)
+                    ops = partial(backend.ffn, call)
                 else:
                     mixer = normed.mixer(side, (), skip=way == "exact", stats=stats)
                     ops = partial(mixer, self._x, self._batch, self._out, add=False)

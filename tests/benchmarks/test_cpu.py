@@ -18,7 +18,8 @@ from hotcold.demo import model_path
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import _native
-from hotcold.kernels.cpu import CPUBackend, fetching
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.kernels.processor import fetching
 from hotcold.model.config import Config
 from hotcold.placement.placement import read_placement
 from hotcold.placement.sizes import sizes_of_file

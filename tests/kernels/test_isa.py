@@ -8,7 +8,8 @@ import pytest
 
 from hotcold.commands import cli
 from hotcold.kernels import open_backend
-from hotcold.kernels.cpu import ISAS, CPUBackend, default_isa, supported_isas
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.kernels.processor import ISAS, default_isa, supported_isas
 
 #: The instruction set that every processor of this kind has.
 LEAST = "neon" if platform.machine().lower() in ("aarch64", "arm64") else "scalar"

@@ -20,7 +20,7 @@ from support.weight_kinds import (
 
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, BlockTypeError, ggml_type, quantise
-from hotcold.kernels.cpu import supported_isas
+from hotcold.kernels.processor import supported_isas
 from hotcold.kernels.quantising import quantise_rows, written_types
 
 Floats = npt.NDArray[np.float32]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from hotcold.formats.blocks import block_type
-from hotcold.kernels.cpu import STREAMS, CPUBackend, ReadProbe
-from hotcold.kernels.reference_ffn import unpack_mask
+from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.kernels.numpy_ffn import unpack_mask
+from hotcold.kernels.processor import STREAMS
 from hotcold.placement import measuring
 from hotcold.placement.measuring import NeuronProbe, ProbePlan, buffer_bytes
 

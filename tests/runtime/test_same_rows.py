@@ -14,7 +14,8 @@ from support.placed import on_two
 from support.sidecars import with_sidecar
 
 from hotcold.kernels.backend import PAGE
-from hotcold.kernels.cpu import CPUBackend, supported_isas
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.kernels.processor import supported_isas
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.session import Session

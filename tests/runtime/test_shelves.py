@@ -26,7 +26,7 @@ from hotcold.errors import UserError
 from hotcold.formats.files import FileError
 from hotcold.formats.gguf import open_gguf
 from hotcold.hosting.state import ProcessStats
-from hotcold.kernels import cpu_disk
+from hotcold.kernels import cpu_disk, file_reads
 from hotcold.model.config import Config
 from hotcold.placement import shelves
 from hotcold.placement.profiles import Profile, write_profile
@@ -62,7 +62,7 @@ def no_reading_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Always, however often that is right."""
-    monkeypatch.setenv(cpu_disk.AHEAD_VARIABLE, "on")
+    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, "on")
 
 
 def texts(session: Session, tokens: int = 12, speculation: Speculation | None = None) -> list[list[int]]:
@@ -110,9 +110,9 @@ def test_text_and_bits_are_the_same_at_every_budget(name: str, type: str, down: 
         assert (counts.hits > 0) or share < 0.5
 
 
-@pytest.mark.parametrize("ahead", cpu_disk.AHEAD)
+@pytest.mark.parametrize("ahead", file_reads.AHEAD)
 def test_one_sequence_alone(ahead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cpu_disk.AHEAD_VARIABLE, ahead)
+    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, ahead)
     path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     whole = opened(path, None, sequences=1)
     expected = texts(whole, 40)
@@ -128,12 +128,12 @@ def test_gate_and_up_in_one_tensor(tmp_path: Path) -> None:
     assert texts(opened(path, 0.3)) == texts(opened(path, None))
 
 
-@pytest.mark.parametrize("ahead", cpu_disk.AHEAD)
+@pytest.mark.parametrize("ahead", file_reads.AHEAD)
 def test_what_is_read_depends_on_tokens_alone(
     ahead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for what was read of a wrong guess before that was known."""
-    monkeypatch.setenv(cpu_disk.AHEAD_VARIABLE, ahead)
+    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, ahead)
     path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     found = []
     for threads in (1, 3):

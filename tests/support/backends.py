@@ -13,7 +13,7 @@ from hotcold.kernels.backend import Backend
 from hotcold.kernels.reference import ReferenceBackend
 
 try:
-    from hotcold.kernels.cpu import supported_isas
+    from hotcold.kernels.processor import supported_isas
 
     ISAS: tuple[str, ...] = tuple(supported_isas())
 except ImportError:  # the fixture then imports it again, so that every test of the CPU's kernels fails

@@ -10,7 +10,7 @@ from hotcold.errors import UserError
 from hotcold.formats.blocks import GGML_TYPES, BlockType, BlockTypeError, Bytes, Floats, ggml_type
 from hotcold.kernels import _native
 from hotcold.kernels.cores import find_cores
-from hotcold.kernels.cpu import default_isa
+from hotcold.kernels.processor import default_isa
 
 
 def written_types() -> tuple[BlockType, ...]:

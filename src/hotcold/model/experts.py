@@ -22,11 +22,13 @@ from hotcold.kernels.backend import (
     Buffer,
     Chosen,
     ExpertGroups,
+    FFNCall,
     FFNTensors,
     FFNWeights,
     Floats,
     Matrix,
     Norm,
+    RouterCall,
     equal_ends,
 )
 from hotcold.kernels.checks import wrong_groups
@@ -102,18 +104,20 @@ class Router:
     def choose(self, ops: Backend, x: Buffer, batch: Batch, chosen: Chosen) -> None:
         """Chooses experts for each row of x ``[T, D]``."""
         ops.router(
-            x,
-            self.weights,
-            batch,
-            chosen.ids,
-            chosen.factors,
-            k=self.experts.chosen,
-            score=self.experts.score,
-            selection_bias=self.selection_bias,
-            normalise=self.experts.normalise,
-            scale=self.experts.scale,
-            expert_scale=self.expert_scale,
-            groups=self.experts.groups,
+            RouterCall(
+                x,
+                self.weights,
+                batch,
+                chosen.ids,
+                chosen.factors,
+                k=self.experts.chosen,
+                score=self.experts.score,
+                selection_bias=self.selection_bias,
+                normalise=self.experts.normalise,
+                scale=self.experts.scale,
+                expert_scale=self.expert_scale,
+                groups=self.experts.groups,
+            )
         )
 
 
@@ -130,11 +134,11 @@ class SharedExpert:
         """Adds what it gives for x to ``out``, both ``[T, D]``; ``factor`` is room for one of each row.
         ``ffn`` computes with its weights; None computes all of its neurons."""
         if self.gate is not None:
-            ids, factors = factor.ids, factor.factors
-            ops.router(x, self.gate, batch, ids, factors, k=1, score="sigmoid", normalise=False, scale=1.0)
+            arrays = x, self.gate, batch, factor.ids, factor.factors
+            ops.router(RouterCall(*arrays, k=1, score="sigmoid", normalise=False, scale=1.0))
         chosen = None if self.gate is None else factor
         if ffn is None:
-            ops.ffn(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=chosen)
+            ops.ffn(FFNCall(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=chosen))
         else:
             ffn(x, x, batch, out, chosen)
 

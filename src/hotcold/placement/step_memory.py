@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType
-from hotcold.kernels import cpu, gpus
+from hotcold.kernels import gpus, processor
 from hotcold.kernels.backend import FFN_COUNTS, PAGE, SPARSE_ACTIVATIONS, BatchLimits, mask_words
 from hotcold.kernels.gpu import ALIGNMENT, StepShape
 from hotcold.model.config import Config
@@ -47,7 +47,7 @@ def scratch_bytes(config: Config, limits: BatchLimits) -> int:
     """Bytes of scratch that all ops of a step share on a CPU, which the first run allocates. Weights count as
     quantised."""
     types = (BLOCK_TYPES["Q8_0"],) * 3
-    return max(cpu.scratch_bytes(shape) for shape in _shapes(config, limits, types))
+    return max(processor.scratch_bytes(shape) for shape in _shapes(config, limits, types))
 
 
 #: A layer's bytes on a GPU beyond weights, keys and values: every range of it begins at a multiple.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hotcold.errors import UserError
 from hotcold.kernels.cores import available_cores
-from hotcold.kernels.cpu import default_isa
 from hotcold.kernels.gpu import GPU
+from hotcold.kernels.processor import default_isa
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.version import __version__
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from hotcold.kernels.backend import (
     Matrix,
     PredictorWeights,
 )
-from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.draft_block import DraftBlock
@@ -456,9 +455,7 @@ class LoadedModel:
 
     def disk_counts(self) -> DiskCounts | None:
         """Counts what was read of experts so far, by all sessions together; None: all lie in memory."""
-        if self.shelves is None:
-            return None
-        return cast(CPUBackend, self.backend).disk_counts()  # budgets of RAM are for that one alone
+        return self.backend.disk_counts()
 
     @property
     def gpus(self) -> tuple[Backend, ...]:

@@ -12,6 +12,7 @@ from hotcold.kernels.backend import (
     Batch,
     Buffer,
     Chosen,
+    FFNCall,
     FFNStats,
     FFNWeights,
     LookAhead,
@@ -108,19 +109,21 @@ class FFN:
         ahead: LookAhead | None = None,
     ) -> None:
         self.backend.ffn(
-            x,
-            weights,
-            batch,
-            out,
-            skip=self.skips,
-            mask=mask,
-            fired=self.fired,
-            stats=self.stats,
-            accumulate=True,
-            chosen=chosen,
-            gates=gates,
-            strongest=self.strongest,
-            ahead=ahead,
+            FFNCall(
+                x,
+                weights,
+                batch,
+                out,
+                skip=self.skips,
+                mask=mask,
+                active=self.fired,
+                stats=self.stats,
+                accumulate=True,
+                chosen=chosen,
+                gates=gates,
+                strongest=self.strongest,
+                ahead=ahead,
+            )
         )
 
 
@@ -222,15 +225,17 @@ class SplitFFN(FFN):
         """Answers what was posted; belongs to the cold side's program."""
         box = self.box
         self.cold.ffn(
-            box.x,
-            self.weights.cold,
-            box.batch,
-            box.y,
-            skip=self.skips,
-            mask=box.mask,
-            fired=self.cold_fired,
-            stats=self._cold_stats,
-            chosen=box.chosen,
+            FFNCall(
+                box.x,
+                self.weights.cold,
+                box.batch,
+                box.y,
+                skip=self.skips,
+                mask=box.mask,
+                active=self.cold_fired,
+                stats=self._cold_stats,
+                chosen=box.chosen,
+            )
         )
 
 

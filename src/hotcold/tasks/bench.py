@@ -18,8 +18,7 @@ from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFError, open_gguf
-from hotcold.kernels.backend import DECODE_ROWS
-from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.kernels.backend import DECODE_ROWS, ReadProbe
 from hotcold.runtime.counters import DiskFigures, Figures
 from hotcold.runtime.opening import opened
 from hotcold.runtime.options import DRAFT_MAX, ModelOptions, Progress, check_names
@@ -219,8 +218,7 @@ def _rounds(
     progress: Progress | None,
     guesser: Guesser | None,
 ) -> tuple[Round, ...]:
-    backend = engine.model.backend
-    probe = ReadProbe(backend) if isinstance(backend, CPUBackend) else None
+    probe = engine.model.backend.read_probe()
     measure(engine, prompt, lengths, None, seed=0)  # warms memory and threads
     rounds = []
     for seed in range(repetitions):

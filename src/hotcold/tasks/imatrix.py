@@ -18,16 +18,16 @@ from hotcold.kernels.backend import (
     Backend,
     Batch,
     Buffer,
-    Chosen,
+    FFNCall,
     FFNTensors,
-    FFNWeights,
     Floats,
     Ints,
     Matrix,
     Program,
+    RouterCall,
 )
 from hotcold.kernels.gpus import OFF
-from hotcold.kernels.reference_ffn import activated
+from hotcold.kernels.numpy_ffn import activated
 from hotcold.model.devices import Devices
 from hotcold.model.layer import FeedForward
 from hotcold.model.weights import ffn_tensors, shared_tensors
@@ -192,9 +192,9 @@ class _Watching:
         self._see(x, batch, [self._matrices.get(id(each)) for each in weights])
         self._ops.linear(x, weights, batch, outs, **more)
 
-    def router(self, x: Buffer, weights: Matrix, batch: Batch, *args: Any, **more: Any) -> None:
-        self._see(x, batch, [self._matrices.get(id(weights))])
-        self._ops.router(x, weights, batch, *args, **more)
+    def router(self, call: RouterCall) -> None:
+        self._see(call.x, call.batch, [self._matrices.get(id(call.weights))])
+        self._ops.router(call)
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
         """Comes before the head, which then reads few rows: here all rows count."""
@@ -203,28 +203,21 @@ class _Watching:
             self._see(self._normed, batch, [self._head])
         self._ops.gather(x, batch, out)
 
-    def ffn(
-        self,
-        x: Buffer,
-        weights: FFNWeights,
-        batch: Batch,
-        out: Buffer,
-        *,
-        chosen: Chosen | None = None,
-        gates: Buffer | None = None,
-        **more: Any,
-    ) -> None:
-        tensors, names = self._ffns[id(weights)]
-        rows = np.array(self._ops.read(x, 0, batch.n_tokens))
-        ids = None if chosen is None else np.array(self._ops.read(chosen.ids, 0, batch.n_tokens))
+    def ffn(self, call: FFNCall) -> None:
+        tensors, names = self._ffns[id(call.weights)]
+        rows = self._read(call.x, call.batch)
+        ids = None if call.chosen is None else self._read(call.chosen.ids, call.batch)
         for expert, own in _rows_of(ids, tensors.experts, rows):
             gate, up, down = names
             for name in filter(None, (gate, up)):
                 self._sums.add(name, own, expert, tensors.experts)
-            given = None if gates is None else np.array(self._ops.read(gates, 0, batch.n_tokens))
+            gates = None if call.gates is None else self._read(call.gates, call.batch)
             if down is not None:
-                self._sums.add(down, self._hidden(tensors, expert, own, given), expert, tensors.experts)
-        self._ops.ffn(x, weights, batch, out, chosen=chosen, gates=gates, **more)
+                self._sums.add(down, self._hidden(tensors, expert, own, gates), expert, tensors.experts)
+        self._ops.ffn(call)
+
+    def _read(self, buffer: Buffer, batch: Batch) -> npt.NDArray[Any]:
+        return np.array(self._ops.read(buffer, 0, batch.n_tokens))
 
     def _see(self, x: Buffer, batch: Batch, names: Sequence[str | None]) -> None:
         """Counts the input of matrices that a file has as one, such as attn_qkv, once."""

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES
-from hotcold.kernels.backend import PAGE, Batch, Buffer, Matrix, Norm
+from hotcold.kernels.backend import PAGE, AttentionCall, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import ModelError
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors
 from hotcold.model.mixers.rope import Growth, Rope
@@ -144,16 +144,18 @@ class AttentionWeights:
             if self.k is not None:
                 ops.store_kv(k, v, batch, k_cache, v_cache)
             ops.attention(
-                q,
-                k_cache,
-                v_cache,
-                batch,
-                mixed,
-                shape.scale,
-                window=shape.window,
-                chunked=shape.chunked and shape.window is not None,
-                sinks=self.sinks,
-                softcap=shape.softcap,
+                AttentionCall(
+                    q,
+                    k_cache,
+                    v_cache,
+                    batch,
+                    mixed,
+                    shape.scale,
+                    window=shape.window,
+                    chunked=shape.chunked and shape.window is not None,
+                    sinks=self.sinks,
+                    softcap=shape.softcap,
+                )
             )
             if shape.gated:
                 ops.multiply(mixed, rooms["gate"], batch, mixed, activation="sigmoid")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hotcold.formats.gguf import TensorInfo
-from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
+from hotcold.kernels.backend import AttentionCall, Batch, Buffer, Matrix, Norm
 from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixers.attention import AttentionShape
@@ -184,7 +184,7 @@ class LatentWeights:
             if table is not None:
                 ops.rope(room["k"], table, batch)
             ops.store_kv(room["k"], room["k"], batch, cache, cache)
-            ops.attention(room["q"], cache, cache, batch, room["mixed"], shape.scale)
+            ops.attention(AttentionCall(room["q"], cache, cache, batch, room["mixed"], shape.scale))
             ops.linear_heads(room["mixed"], self.values, batch, room["values"])
             ops.linear(room["values"], [self.o], batch, [out], accumulate=add)
 

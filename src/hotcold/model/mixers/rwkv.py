@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hotcold.kernels.backend import Batch, Buffer, Floats, Matrix
+from hotcold.kernels.backend import Batch, Buffer, Floats, Matrix, Wkv7Call
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.mixers.side import Mixer, Side
@@ -152,7 +152,8 @@ class RWKVWeights:
                 ops.linear(small, [up], batch, [results[part]])
             rows = room["r"], room["k"], v, room["decay"], room["rate"]
             first, share = blend
-            ops.wkv7(*rows, self.vectors, batch, states, result, first=first, share=share, eps=_EPS)
+            call = Wkv7Call(*rows, self.vectors, batch, states, result, first=first, share=share, eps=_EPS)
+            ops.wkv7(call)
             ops.multiply(result, gate, batch, result, activation="none")
             ops.linear(result, [self.out], batch, [out], accumulate=add)
 
