@@ -44,8 +44,8 @@ from hotcold.kernels.backend import (
     Norm,
 )
 from hotcold.kernels.cpu import CPUBackend
+from hotcold.model.ffn.normed import NormedFFN, NormedWeights
 from hotcold.model.mixers.side import Side
-from hotcold.model.normed_ffn import NormedFFN, NormedWeights
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.machine import commit

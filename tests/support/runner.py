@@ -10,7 +10,7 @@ import numpy as np
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, Backend, BatchLimits
 from hotcold.model.config import Config
-from hotcold.model.given_ffn import AnyFFN
+from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights, load_weights

@@ -15,7 +15,7 @@ from hotcold.demo import model_path
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
 from hotcold.kernels.backend import Batch
-from hotcold.model.given_ffn import AnyFFN
+from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.quantize.imatrix import read_imatrix
 from hotcold.runtime.loading import load
 from hotcold.runtime.session import LoadedModel, Session

@@ -10,9 +10,10 @@ from hotcold.formats.gguf import TensorInfo
 from hotcold.formats.words import ACTIVATIONS, DOWN_LAYOUTS
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.checks import check_activation
-from hotcold.model.experts import Experts, dense_layers, layer_neurons, read_experts
 from hotcold.model.families import FAMILIES, Every, Family, Scales
-from hotcold.model.gate_cut import cut_rooms, read_cuts
+from hotcold.model.ffn.experts import Experts, dense_layers, layer_neurons, read_experts
+from hotcold.model.ffn.gate_cut import cut_rooms, read_cuts
+from hotcold.model.ffn.normed import NormedShape, read_activation, read_normed
 from hotcold.model.hidden_input import hidden_rooms
 from hotcold.model.keys import Keys, check_drafting, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
@@ -28,7 +29,6 @@ from hotcold.model.mixers.positions import LayerPositions, local_head_dim, read_
 from hotcold.model.mixers.rope import Growth, Rope
 from hotcold.model.mixers.rwkv import read_rwkv
 from hotcold.model.mixers.short_conv import read_short_conv
-from hotcold.model.normed_ffn import NormedFFN, read_activation, read_normed
 from hotcold.model.refused import refusal
 from hotcold.model.streams import read_streams, stream_rooms
 from hotcold.model.whole_down import whole_downs
@@ -78,7 +78,7 @@ class Config:
     #: of each layer: how many deviations above their mean gates begin to count; None: all do
     cuts: tuple[float | None, ...] = ()
     #: each layer's FFN where its neurons are normalised before down; ``neurons`` are 0 then
-    normed: tuple[NormedFFN, ...] = ()
+    normed: tuple[NormedShape, ...] = ()
     #: of each layer: the block type of its down, where all neurons are added whatever fires; else ""
     whole_downs: tuple[str, ...] = ()
     drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens

@@ -21,7 +21,7 @@ from hotcold.formats.gguf import GGUFFile, TensorInfo
 from hotcold.kernels.backend import Backend, Floats
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.model.given_ffn import AnyFFN
+from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.model.hidden_input import HiddenInput
 from hotcold.model.keys import Keys
 from hotcold.model.kv_cache import SequenceState

@@ -15,8 +15,7 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     """Bytes of the batch, activations, logits, rope tables and masks of neurons, on one backend, and those of
     the block that guesses tokens; ``split``: with the two mailboxes between the sides of a layer."""
     positions = limits.pages_per_sequence * PAGE
-    latent = 2 * config.experts.latent if config.experts else 0
-    row = ((7 if split else 3) + config.branches) * config.dim + latent + sum(_room_floats(config))
+    row = ((7 if split else 3) + config.branches) * config.dim + sum(_room_floats(config))
     masks = (3 if split else 1) * _mask_words(config, split=split) * 8
     if config.experts:
         chosen = config.layers * config.experts.chosen + (1 if config.experts.shared else 0)
@@ -70,8 +69,6 @@ class GPUStep:
         rows, positions = limits.tokens, limits.pages_per_sequence * PAGE
         widths = [config.dim] * (2 + config.family.parallel + config.branches)
         widths += [] if hot is None else _room_floats(config)
-        if config.experts and config.experts.latent:
-            widths += [config.experts.latent] * 2
         buffers = [4 * rows * width for width in widths]
         buffers += [2 * positions * rope.dim for rope in config.ropes for _ in range(2)]  # cosines and sines
         buffers += [4 * limits.logits * config.dim, gpus.batch_bytes(limits)]

@@ -27,7 +27,7 @@ from hotcold.kernels.backend import (
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.draft_block import DraftBlock
-from hotcold.model.given_ffn import AnyFFN
+from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.look_ahead import look_aheads
 from hotcold.model.transformer import Transformer

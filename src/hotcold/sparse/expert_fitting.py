@@ -17,7 +17,7 @@ from hotcold.kernels.backend import Floats, PredictorTensors
 from hotcold.kernels.numpy_ffn import ReferenceExperts, ReferenceFFN
 from hotcold.kernels.numpy_matrix import ReferenceMatrix
 from hotcold.model.config import Config
-from hotcold.model.experts import Experts
+from hotcold.model.ffn.experts import Experts
 from hotcold.model.weights import ffn_tensors
 from hotcold.sparse.fitting import (
     Activity,

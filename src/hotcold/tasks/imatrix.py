@@ -29,7 +29,7 @@ from hotcold.kernels.backend import (
 from hotcold.kernels.gpus import OFF
 from hotcold.kernels.numpy_ffn import activated
 from hotcold.model.devices import Devices
-from hotcold.model.layer import FeedForward
+from hotcold.model.ffn.feed_forward import NO_NEURONS
 from hotcold.model.weights import ffn_tensors, shared_tensors
 from hotcold.quantize.imatrix import Importance, ImportanceMatrix, write_imatrix
 from hotcold.runtime.opening import opened
@@ -278,29 +278,20 @@ def _places(
     for i, layer in enumerate(model.weights.layers):
         blk = f"blk.{i}."
         for block in layer.blocks:
-            if not isinstance(block.part, FeedForward):
-                names_of = block.part.names(blk, file.tensors)
-                of_part = zip(block.part.matrices, names_of, strict=True)
-                matrices |= {id(each): name for each, name in of_part if name is not None}
-                continue
-            router = block.part.router or layer.early_router
-            if router is not None:
-                matrices[id(router.weights)] = f"{blk}ffn_gate_inp.weight"
-            if block.part.gates is not None:
-                matrices[id(block.part.gates.matrix)] = f"{blk}ffn_gate.weight"
-            if latent := block.part.latent:
-                matrices |= {id(latent.down): f"{blk}ffn_latent_down.weight"}
-                matrices |= {id(latent.up): f"{blk}ffn_latent_up.weight"}
-            kind = "_exps" if config.experts_of(i) else ""
-            tensors = ffn_tensors(file, config, model.backend, i)
-            own_names = config.family.ffn_names if not kind else None
-            ffns[id(block.part.neurons)] = tensors, _names(tensors, blk, kind, file, own_names)
-            if (shared := block.part.shared) is not None:
-                if shared.gate is not None:
-                    matrices[id(shared.gate)] = f"{blk}ffn_gate_inp_shexp.weight"
-                kind = config.experts.shared_kind if config.experts else ""
-                own = shared_tensors(file, config, model.backend, i)
-                ffns[id(shared.ffn)] = own, _names(own, blk, kind, file)
+            of_part = zip(block.part.matrices, block.part.names(blk, file.tensors), strict=True)
+            matrices |= {id(each): name for each, name in of_part if name is not None}
+        if layer.early_router is not None:
+            matrices[id(layer.early_router.weights)] = f"{blk}ffn_gate_inp.weight"
+        if layer.ffn is NO_NEURONS:
+            continue
+        kind = "_exps" if config.experts_of(i) else ""
+        tensors = ffn_tensors(file, config, model.backend, i)
+        own_names = config.family.ffn_names if not kind else None
+        ffns[id(layer.ffn)] = tensors, _names(tensors, blk, kind, file, own_names)
+        if layer.shared is not None:
+            kind = config.experts.shared_kind if config.experts else ""
+            own = shared_tensors(file, config, model.backend, i)
+            ffns[id(layer.shared.ffn)] = own, _names(own, blk, kind, file)
     return matrices, ffns
 
 

@@ -11,6 +11,7 @@ from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import Batch, Buffer, Matrix
 from hotcold.model.mixers.rope import Rope
 from hotcold.model.mixers.side import Mixer, Side
+from hotcold.model.mixers.token_shift import TokenShift
 from hotcold.model.reading import Shape, TensorReader
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ class MixerShape:
     def read(self, reader: TensorReader, blk: str) -> MixerWeights:
         """Reads a layer's weights; errors as in :func:`load_weights`."""
         raise NotImplementedError
+
+    def read_shift(self, reader: TensorReader, blk: str) -> TokenShift | None:
+        """Reads the shift of rows before the layer's FFN; None: the FFN reads them as they are."""
+        return None
 
 
 def _nbytes(arrays: Arrays) -> int:

@@ -18,22 +18,14 @@ from hotcold.kernels.backend import (
     MAX_CHOSEN,
     MAX_EXPERT_GROUPS,
     Backend,
-    Batch,
-    Buffer,
     Chosen,
     ExpertGroups,
-    FFNCall,
     FFNTensors,
-    FFNWeights,
     Floats,
-    Matrix,
-    Norm,
-    RouterCall,
     equal_ends,
 )
 from hotcold.kernels.checks import wrong_groups
 from hotcold.model.families import Family
-from hotcold.model.given_ffn import AnyFFN
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.reading import stored_matrix
 from hotcold.values import shown
@@ -81,6 +73,8 @@ class Experts:
 
     def rooms(self, dim: int) -> dict[str, Shape]:
         """Names and shapes of a row, in :meth:`Side.room`, that layers of ``dim`` dimensions share."""
+        if self.latent:
+            return dict.fromkeys(("latent x", "latent out"), (self.latent,))
         if self.factor_of_input:
             return {"experts in": (dim,), "one": (1,)}
         return dict.fromkeys(("experts in", "experts out", "shared out"), (dim,)) if self.beside else {}
@@ -89,76 +83,6 @@ class Experts:
     def ends(self) -> tuple[int, ...]:
         """Where each one's neurons end."""
         return equal_ends(self.count * self.neurons, self.count)
-
-
-@dataclass(frozen=True)
-class Router:
-    """A layer's."""
-
-    experts: Experts
-    weights: Matrix  # (E, D)
-    selection_bias: Buffer | None  # [E]
-    expert_scale: Buffer | None = None  # [E]
-    spread: Matrix | None = None  # (D, 1), all 1: where factors multiply what experts read
-
-    def choose(self, ops: Backend, x: Buffer, batch: Batch, chosen: Chosen) -> None:
-        """Chooses experts for each row of x ``[T, D]``."""
-        ops.router(
-            RouterCall(
-                x,
-                self.weights,
-                batch,
-                chosen.ids,
-                chosen.factors,
-                k=self.experts.chosen,
-                score=self.experts.score,
-                selection_bias=self.selection_bias,
-                normalise=self.experts.normalise,
-                scale=self.experts.scale,
-                expert_scale=self.expert_scale,
-                groups=self.experts.groups,
-            )
-        )
-
-
-@dataclass(frozen=True)
-class SharedExpert:
-    """A layer's; it is computed where the layer is."""
-
-    gate: Matrix | None  # (1, D), of its factor's logit; None: the factor is 1
-    ffn: FFNWeights
-
-    def add(
-        self, ops: Backend, x: Buffer, batch: Batch, out: Buffer, factor: Chosen, ffn: AnyFFN | None = None
-    ) -> None:
-        """Adds what it gives for x to ``out``, both ``[T, D]``; ``factor`` is room for one of each row.
-        ``ffn`` computes with its weights; None computes all of its neurons."""
-        if self.gate is not None:
-            arrays = x, self.gate, batch, factor.ids, factor.factors
-            ops.router(RouterCall(*arrays, k=1, score="sigmoid", normalise=False, scale=1.0))
-        chosen = None if self.gate is None else factor
-        if ffn is None:
-            ops.ffn(FFNCall(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=chosen))
-        else:
-            ffn(x, x, batch, out, chosen)
-
-
-@dataclass(frozen=True)
-class Apart:
-    """Norms of a layer whose experts have an ordinary FFN beside them."""
-
-    router: Norm  #: of the residual stream, before the router
-    experts: Norm  #: of the residual stream, before the experts
-    experts_post: Norm
-    shared_post: Norm
-
-
-@dataclass(frozen=True)
-class Latent:
-    """Matrices before and after a layer's experts, where these have fewer dimensions than the model."""
-
-    down: Matrix  # (latent, D)
-    up: Matrix  # (D, latent)
 
 
 def room_for(ops: Backend, rows: int, k: int) -> Chosen:
