@@ -108,7 +108,7 @@ def test_a_file_is_parsed_once_whatever_fits(drafting: Path, monkeypatch: pytest
     monkeypatch.setattr(memory, "available_memory", lambda: least * 101 // 100)
     monkeypatch.setattr(memory, "_RESERVE", 10**9)
     model = load(drafting, LoadOptions(threads=1, **OPTIONS))
-    assert model.config.draft is None and model.shelves is not None and not model.shelves.all_fit
+    assert model.config.draft is None and model.plan.experts is not None and not model.plan.experts.all_fit
     assert sorted(parsed) == ["Config", "Tokenizer", "WeightBytes"]
     assert model.notes[0].startswith("memory does not suffice for all of it: `ram_budget=")
     assert model.notes[-1].endswith("is left out: `ram_budget` has no room for it")

@@ -131,7 +131,7 @@ def test_text_and_bits_are_the_same_at_every_budget(ordered: Path) -> None:
     shares = []
     for share, threads in ((1.0, 2), (0.95, 1), (0.6, 3), (0.42, 2), (0.25, 2)):
         session = opened(ordered, share, threads)
-        own = session.model.shelves
+        own = session.model.plan.experts
         assert own is not None and own.all_fit == (share == 1)
         assert isinstance(own, HotNeurons if 0.3 < share < 1 else Shelves)
         assert sum(own.bill.values()) + own.expert_bytes <= own.budget_bytes
@@ -192,7 +192,7 @@ def test_predicted_neurons_are_the_same_at_every_budget(predicted: Path, ordered
     shares = []
     for share, threads in ((0.8, 2), (0.45, 1), (0.25, 3), (0.1, 2)):
         session = opened(predicted, share, threads)
-        own = session.model.shelves
+        own = session.model.plan.experts
         assert isinstance(own, HotNeurons) and not any(own.gate_bytes) and all(own.named)
         assert sum(own.bill.values()) + own.expert_bytes <= own.budget_bytes
         assert own.share == pytest.approx(share, abs=0.05)
@@ -285,7 +285,7 @@ def test_the_plan_has_the_mode_of_the_run(predicted: Path) -> None:
 
 
 def test_the_most_active_neurons_are_hot(ordered: Path) -> None:
-    own = opened(ordered, 0.6).model.shelves
+    own = opened(ordered, 0.6).model.plan.experts
     assert isinstance(own, HotNeurons)
     with open_gguf(ordered) as file:
         sizes = sizes_of_file(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 64, "f16")
@@ -403,7 +403,8 @@ def test_convert_takes_a_predictor_along(predicted: Path, tmp_path: Path) -> Non
     assert whole.sparsity == "predicted"
     for share in (0.5, 0.2):
         session = opened(output, share)
-        assert isinstance(session.model.shelves, HotNeurons) and session.model.shelves.reads == (1, 1)
+        experts = session.model.plan.experts
+        assert isinstance(experts, HotNeurons) and experts.reads == (1, 1)
         assert texts(session) == expected
     exact = LoadOptions(threads=2, sparsity="exact", **OPTIONS)
     bounded = LoadOptions(ram_budget=budget(output, 0.7, sparsity="exact", **OPTIONS), **exact)

@@ -104,7 +104,7 @@ def test_the_predictors_of_a_session_count(tmp_path: Path, monkeypatch: pytest.M
         predictors = sum(info.nbytes for info in file.tensors.values())
     steps = buffer_bytes(model.config, model.limits) + scratch_bytes(model.config, model.limits)
     pages = model.limits.sequences * model.limits.pages_per_sequence
-    cache = pages * model.config.page_bytes(model.cache_type)
+    cache = pages * model.config.page_bytes(model.plan.request.cache_type)
     monkeypatch.setattr(memory, "available_memory", lambda: steps + cache + predictors)
     assert model.session("predicted").sparsity == "predicted"
     monkeypatch.setattr(memory, "available_memory", lambda: steps + cache + predictors - 1)

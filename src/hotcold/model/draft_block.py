@@ -150,7 +150,7 @@ def load_draft(
     own = {name: f"{nextn}{name}.weight" in file.tensors for name in ("embed_tokens", "shared_head_head")}
     last = reader.own_norm(f"{nextn}shared_head_norm")
     if last is None and apart:
-        last = reader.norm(output_norm(config, file.tensors), 1 / config.scales.logits)
+        last = reader.norm(output_norm(file.tensors), 1 / config.scales.logits)
     last = last or model.norm
     if config.family.draft_layer_norm:
         key = "attention.layer_norm_epsilon"

@@ -157,7 +157,7 @@ def load_weights(
     reader.backend, tied = devices.head, "output.weight" not in file.tensors
     same = tied and devices.head is devices.embedding
     head = embedding if same else reader.matrix("token_embd" if tied else "output")
-    norm = reader.norm(output_norm(config, file.tensors), 1 / config.scales.logits)
+    norm = reader.norm(output_norm(file.tensors), 1 / config.scales.logits)
     reader.backend = devices.embedding
     positions = reader.positions()
     factors = reader.rope_factors()
@@ -196,7 +196,7 @@ def shared_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int)
 def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Shapes by name of what the model needs, and of what it may have."""
     d, v = config.dim, config.vocab
-    last = output_norm(config, present)
+    last = output_norm(present)
     required: dict[str, Shape] = {"token_embd.weight": (v, d), f"{last}.weight": (d,)}
     optional: dict[str, Shape] = {"output.weight": (v, d), f"{last}.bias": (d,)}
     turned = [rope for rope in config.ropes if rope.factored]
@@ -224,10 +224,10 @@ def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, 
     return required, optional
 
 
-def output_norm(config: Config, present: Container[str]) -> str:
-    """The name of the norm before the head."""
-    usual = "output_norm"
-    return usual if f"{usual}.weight" in present else config.family.output_norm
+def output_norm(present: Container[str]) -> str:
+    """The name of the norm before the head: in files of LFM2 it is that of another norm."""
+    names = "output_norm", _EMBEDDING_NORM
+    return next((name for name in names if f"{name}.weight" in present), names[0])
 
 
 def _norms(config: Config, blk: str, present: Container[str]) -> tuple[list[str], list[str]]:
@@ -235,16 +235,21 @@ def _norms(config: Config, blk: str, present: Container[str]) -> tuple[list[str]
     if config.family.one_part:
         return ["attn_norm"], []
     before, after = (config.family.norms in (kind, "both") for kind in ("before", "after"))
-    attn_norm, ffn_norm = _input_norms(config, blk, present)
+    attn_norm, ffn_norm = input_norms(config, blk, present)
     needed = [attn_norm] * before + ["post_attention_norm", "post_ffw_norm"] * after
     shared = [ffn_norm] * (before and config.family.parallel)
     return needed + [ffn_norm] * (before and not shared), shared
 
 
-def _input_norms(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
-    """Names of the norms before attention and before the FFN; Falcon 40B has them the other way round."""
-    swapped = config.family.parallel and f"{blk}attn_norm_2.weight" in present
-    return ("attn_norm_2", "attn_norm") if swapped else ("attn_norm", config.family.ffn_norm)
+def input_norms(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
+    """Names of the norms before attention and before the FFN; Falcon 40B has them the other way round. Where
+    nothing is normalised after attention, the FFN's norm may have the name of the norm there, and RWKV's has
+    another one."""
+    if config.family.parallel and f"{blk}attn_norm_2.weight" in present:
+        return "attn_norm_2", "attn_norm"
+    names = ["ffn_norm"] + ["post_attention_norm", "attn_norm_2"] * (config.family.norms == "before")
+    found = (name for name in names if norm_tensor(f"{blk}{name}", present) in present)
+    return "attn_norm", next(found, names[0])
 
 
 @dataclass
@@ -265,7 +270,7 @@ class ModelReader(TensorReader):
     def layer(self, index: int, ffn_weights: Callable[[FFNTensors], FFNWeights]) -> LayerWeights:
         """Its blocks in the order in which they are computed."""
         blk, family = f"blk.{index}.", self.config.family
-        attn_norm, ffn_norm = _input_norms(self.config, blk, self.file.tensors)
+        attn_norm, ffn_norm = input_norms(self.config, blk, self.file.tensors)
         own = ffn_norm == "post_attention_norm"  # some files' name of the FFN's
         if family.one_part:
             return LayerWeights((Block(self.own_norm(blk + attn_norm), self._part(index, ffn_weights)),))

@@ -187,13 +187,13 @@ def bench(
     if timeline is not None and not base.gpus:
         raise UserError("`timeline` shows a GPU and the CPU: it needs `gpu`, `placement` or `vram_budget`")
     together = min(parallel, base.limits.sequences)
-    lengths = lengths_to_end_together(parallel, n_prompt, n_gen, base.chunk, together)
+    lengths = lengths_to_end_together(parallel, n_prompt, n_gen, base.limits.chunk, together)
     need = n_prompt + lengths[0]
     if need > base.context:
         several = f", {parallel} sequences together," if parallel > 1 else ""
         asked = f"`n_prompt={n_prompt}` and `n_gen={n_gen}`{several} need {need} positions"
         raise UserError(f"{asked}: the context holds {base.context}")
-    if draft not in (None, "none") and base.slots and not base.spare_slots:
+    if draft not in (None, "none") and base.plan.slots and not base.plan.spare_slots:
         seen = f"{printable(base.path.name)} was loaded without room for states after guesses"
         raise UserError(f"`draft={printable(draft, 40)}`: {seen} (`draft_max`): leave `draft` out")
     prompt = prompt_of(base, n_prompt)

@@ -29,6 +29,7 @@ from hotcold.kernels.backend import (
 from hotcold.kernels.gpus import OFF
 from hotcold.kernels.numpy_ffn import activated
 from hotcold.model.devices import Devices
+from hotcold.model.ffn.experts import ffn_names
 from hotcold.model.ffn.feed_forward import NO_NEURONS
 from hotcold.model.weights import ffn_tensors, shared_tensors
 from hotcold.quantize.imatrix import Importance, ImportanceMatrix, write_imatrix
@@ -117,7 +118,7 @@ def input_squares(
         watched = replace(model, devices=Devices.of(cast(Backend, ops), model.config.layers))
         with closing(watched.session("off")) as session:
             for done, window in enumerate(windows, 1):
-                _compute(session, window, model.chunk)
+                _compute(session, window, model.limits.chunk)
                 if progress:
                     progress("windows", done, len(windows))
     return sums.entries()
@@ -286,8 +287,7 @@ def _places(
             continue
         kind = "_exps" if config.experts_of(i) else ""
         tensors = ffn_tensors(file, config, model.backend, i)
-        own_names = config.family.ffn_names if not kind else None
-        ffns[id(layer.ffn)] = tensors, _names(tensors, blk, kind, file, own_names)
+        ffns[id(layer.ffn)] = tensors, _names(tensors, blk, kind, file)
         if layer.shared is not None:
             kind = config.experts.shared_kind if config.experts else ""
             own = shared_tensors(file, config, model.backend, i)
@@ -295,11 +295,9 @@ def _places(
     return matrices, ffns
 
 
-def _names(
-    tensors: FFNTensors, blk: str, kind: str, file: GGUFFile, own: tuple[str, str] | None = None
-) -> _Names:
-    """Names of gate, up and down; ``own`` are the last two where they depend on the family."""
-    names = own or (f"ffn_up{kind}", f"ffn_down{kind}")
+def _names(tensors: FFNTensors, blk: str, kind: str, file: GGUFFile) -> _Names:
+    """Names of gate, up and down."""
+    names = (f"ffn_up{kind}", f"ffn_down{kind}") if kind else ffn_names(blk, file.tensors)
     gate, up, down = (f"{blk}{name}.weight" for name in (f"ffn_gate{kind}", *names))
     if tensors.gate is None:  # or others compute it
         gate = ""

@@ -245,7 +245,7 @@ def _of_model(
 ) -> _Subject:
     if isinstance(model, LoadedModel):
         context = model.context if context is None else context
-        cache_type = cache_type or model.cache_type
+        cache_type = cache_type or model.plan.request.cache_type
     with open_gguf(path := file_of(model)) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         positions = min(config.context, 4096) if context is None else context or config.context

@@ -173,7 +173,7 @@ def _firing(model: LoadedModel) -> list[npt.NDArray[Any]] | None:
         return None
     with open_gguf(model.path) as file:
         positions = model.limits.pages_per_sequence * PAGE
-        sizes = sizes_of_file(file, model.config, positions, model.cache_type)
+        sizes = sizes_of_file(file, model.config, positions, model.plan.request.cache_type)
     try:
         return list(read_profile(path, sizes).firing)
     except UserError:

@@ -32,7 +32,7 @@ from hotcold.values import shown
 
 Shape = tuple[int, ...]
 
-#: ``expert_gating_func``, and which score it is; 0 says nothing: the family's. A softmax of the
+#: ``expert_gating_func``, and which score it is; 0 says nothing. A softmax of the
 #: chosen alone is one of all experts where the factors are made to add up to 1.
 _SCORES = {1: "softmax", 2: "sigmoid", 3: "softmax"}
 _OF_THE_CHOSEN = 3
@@ -85,6 +85,13 @@ class Experts:
         return equal_ends(self.count * self.neurons, self.count)
 
 
+def ffn_names(blk: str, present: Container[str]) -> tuple[str, str]:
+    """Names of up and down of a layer's FFN without experts; RWKV's are others."""
+    if f"{blk}channel_mix_key.weight" in present:
+        return "channel_mix_key", "channel_mix_value"
+    return "ffn_up", "ffn_down"
+
+
 def room_for(ops: Backend, rows: int, k: int) -> Chosen:
     """The choices of ``rows`` rows, each of which chooses k experts."""
     return Chosen(ops.zeros((rows, k), np.int32), ops.zeros((rows, k)))
@@ -103,15 +110,14 @@ def read_experts(
     chosen = max((k for k, _ in by_layer), default=chosen)
     function = keys.whole("expert_gating_func", 0, max(_SCORES), default=0)
     biased = any(name.endswith(".exp_probs_b.bias") for name in tensors)
-    implied_score = "sigmoid" if family.biased_sigmoid and biased else family.router_score
-    score = _SCORES.get(function, implied_score)
-    normalise: Any = keys.get("expert_weights_norm", family.experts_normalised)
+    score = _SCORES.get(function, "sigmoid" if biased else "softmax")
+    normalise: Any = keys.get("expert_weights_norm", True)
     if not isinstance(normalise, bool):
         raise ModelError(f"{keys.name('expert_weights_norm')} is {shown(normalise)}: a truth value is needed")
     some = keys.whole("expert_shared_count", 0, MAX_EXPERTS, default=1)
     implied = _shape(tensors, "ffn_up_shexp")[:1] if some else ()
     shared = keys.whole("expert_shared_feed_forward_length", 0, most_neurons, default=sum(implied))
-    if family.beside_experts:
+    if beside := any(name.endswith(".pre_ffw_norm_2.weight") for name in tensors):
         shared = keys.alike("feed_forward_length", 1, most_neurons, layers)
     return Experts(
         count=count,
@@ -123,7 +129,7 @@ def read_experts(
         normalise=normalise or function == _OF_THE_CHOSEN,
         scale=keys.factor("expert_weights_scale", 1.0),
         shared=shared,
-        beside=family.beside_experts,
+        beside=beside,
         factor_of_input=_of_input(keys, family, chosen),
         groups=_groups(keys, count, chosen, best=2 if biased or score == "sigmoid" else 1),
         latent=keys.whole("moe_latent_size", 0, 1 << 17, default=0),

@@ -9,7 +9,7 @@ import numpy as np
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import FFNTensors, FFNWeights, Floats
 from hotcold.model.config import Config
-from hotcold.model.ffn.experts import expert_shapes, expert_tensors
+from hotcold.model.ffn.experts import expert_shapes, expert_tensors, ffn_names
 from hotcold.model.ffn.feed_forward import FeedForward
 from hotcold.model.ffn.gate_cut import read_cut
 from hotcold.model.ffn.latent import LatentFFN
@@ -34,7 +34,7 @@ def ffn_shapes(config: Config, layer: int, present: Container[str]) -> Tensors:
     if not n:
         return {}, {}
     fused, (down, layout) = config.family.fused_gate, _down(config, blk, present)
-    matrices: dict[str, Shape] = {config.family.ffn_names[0]: (2 * n if fused else n, d)}
+    matrices: dict[str, Shape] = {ffn_names(blk, present)[0]: (2 * n if fused else n, d)}
     if config.gated and not fused:
         matrices["ffn_gate"] = n, d
     matrices[down] = (n, d) if layout == "by_neuron" else (d, n)
@@ -139,7 +139,7 @@ def _gate_and_up(
     reader: TensorReader, config: Config, blk: str
 ) -> tuple[AnyTensor | None, AnyTensor, Floats | None, Floats | None]:
     """Matrices, then biases."""
-    name = f"{blk}{config.family.ffn_names[0]}"
+    name = f"{blk}{ffn_names(blk, reader.file.tensors)[0]}"
     up, bias = reader.stored(name), reader.vector(f"{name}.bias")
     if not config.family.fused_gate:
         gate = reader.stored(f"{blk}ffn_gate") if config.gated else None
@@ -151,4 +151,4 @@ def _gate_and_up(
 
 def _down(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
     by_neuron = f"{blk}ffn_down_t.weight" in present
-    return ("ffn_down_t", "by_neuron") if by_neuron else (config.family.ffn_names[1], config.down_layout)
+    return ("ffn_down_t", "by_neuron") if by_neuron else (ffn_names(blk, present)[1], config.down_layout)

@@ -36,7 +36,7 @@ class AttentionShape(MixerShape):
     chunked: bool = False  #: as ``Backend.attention`` has it
     #: attention's output is multiplied by a gate's sigmoid; each head has its rows of q, then of the gate
     gated: bool = False
-    norm_values: bool = False  #: as :attr:`Family.values_normed`
+    norm_values: bool = False  #: values are normalised without weights
     norm_output: bool = False  #: what the output matrix reads is normalised, all heads at once
     pages_of: int | None = None
 

@@ -210,6 +210,12 @@ def _read_heads(reader: TensorReader, shape: LatentShape, blk: str) -> list[Matr
     return [made_matrix(reader.backend, absorbed), reader.backend.matrix(whole.take_rows(values))]
 
 
+def index_limit(keys: Keys) -> int | None:
+    """The positions beyond which layers choose by an index which ones they see; None: there is no index."""
+    key = "attention.indexer.top_k"
+    return keys.whole(key, 1, 1 << 24) if key in keys else None
+
+
 def _read_index(keys: Keys) -> tuple[int, int]:
     heads = keys.whole("attention.indexer.head_count", 1, 4096)
     return heads, keys.whole("attention.indexer.key_length", 1, 1024)
@@ -233,7 +239,7 @@ def read_latent(keys: Keys, family: Family, layers: int, context: int, scale: fl
         value_dim=keys.whole(f"attention.value_length{kind}", 1, _MOST),
         query_latent=keys.whole("attention.q_lora_rank", 0, _MOST, default=0),
         scale=scale or 1 / math.sqrt(length),
-        index=_read_index(keys) if family.indexed else None,
+        index=None if index_limit(keys) is None else _read_index(keys),
     )
     positions = read_positions(keys, family, layers, rotated, context)
     if any(each.window for each in positions):
