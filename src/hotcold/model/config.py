@@ -174,9 +174,9 @@ class Config:
         return experts.latent or self.dim if experts else self.dim
 
     @property
-    def cpu_alone(self) -> str | None:
-        """Says what only CPUs compute of it; None: nothing."""
-        return "GPUs do not compute RWKV yet" if self.family.stateful == "rwkv" else None
+    def state_ops(self) -> tuple[str, ...]:
+        """The ops of :class:`~hotcold.kernels.state_ops.StateOps` that the mixers name."""
+        return tuple(dict.fromkeys(op for mixer in self.mixers for op in mixer.ops))
 
     @property
     def branches(self) -> bool:

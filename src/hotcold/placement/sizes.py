@@ -16,7 +16,7 @@ import numpy.typing as npt
 from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
-from hotcold.kernels.gpus import held_bytes
+from hotcold.kernels.gpus import held_bytes, unsupported
 from hotcold.model.config import Config
 from hotcold.model.mixers.attention import AttentionShape
 from hotcold.model.mixers.mixer import MixerShape
@@ -322,8 +322,8 @@ def _ordinary(file: GGUFFile, config: Config) -> dict[int, int]:
 
 def placed_by(config: Config) -> str:
     """Says which parts of a model a placement on two devices may divide, and why no smaller ones."""
-    if config.cpu_alone:
-        return f"nothing: {config.cpu_alone}"
+    if reason := unsupported(config.state_ops):
+        return f"nothing: {reason}"
     if config.whole is None:
         return "neurons" if config.experts is None else "neurons inside experts"
     cut = any(config.skips) and not config.normed

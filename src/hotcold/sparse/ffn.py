@@ -86,9 +86,9 @@ class FFN:
         """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``. ``chosen``: where there are experts;
         ``gates``: where these are computed before."""
         self._predict(normed, residual, batch, chosen)
-        mask = self.prediction and self.prediction.mask
         ahead = self.ahead and replace(self.ahead, x=residual)
-        self._compute(normed, self.weights, batch, out, mask, chosen, gates, ahead)
+        call = self._call(normed, self.weights, batch, out, chosen)
+        self.backend.ffn(replace(call, gates=gates, strongest=self.strongest, ahead=ahead))
 
     def _predict(self, normed: Buffer, residual: Buffer, batch: Batch, chosen: Chosen | None) -> None:
         if (p := self.prediction) is None:
@@ -97,33 +97,20 @@ class FFN:
         for predictor, mask in [(p.predictor, p.mask), *([p.cold] if p.cold else [])]:
             self.backend.predict(x, predictor, batch, mask, chosen)
 
-    def _compute(
-        self,
-        x: Buffer,
-        weights: FFNWeights,
-        batch: Batch,
-        out: Buffer,
-        mask: Buffer,
-        chosen: Chosen | None,
-        gates: Buffer | None = None,
-        ahead: LookAhead | None = None,
-    ) -> None:
-        self.backend.ffn(
-            FFNCall(
-                x,
-                weights,
-                batch,
-                out,
-                skip=self.skips,
-                mask=mask,
-                active=self.fired,
-                stats=self.stats,
-                accumulate=True,
-                chosen=chosen,
-                gates=gates,
-                strongest=self.strongest,
-                ahead=ahead,
-            )
+    def _call(
+        self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, chosen: Chosen | None
+    ) -> FFNCall:
+        return FFNCall(
+            x,
+            weights,
+            batch,
+            out,
+            skip=self.skips,
+            mask=self.prediction and self.prediction.mask,
+            active=self.fired,
+            stats=self.stats,
+            accumulate=True,
+            chosen=chosen,
         )
 
 
@@ -214,29 +201,18 @@ class SplitFFN(FFN):
         if gates is not None:
             raise ValueError("gates computed before, of a layer in two halves: it must lie on one side")
         self._predict(normed, residual, batch, chosen)
-        mask = self.prediction and self.prediction.mask
         cold_mask = self.prediction and self.prediction.cold_mask
         self.backend.post(self.box, normed, cold_mask, batch, chosen)
         if self.weights.hot is not None:
-            self._compute(normed, self.weights.hot, batch, out, mask, chosen)
+            self.backend.ffn(self._call(normed, self.weights.hot, batch, out, chosen))
         self.backend.collect(self.box, batch, out)
 
     def compute_cold(self) -> None:
         """Answers what was posted; belongs to the cold side's program."""
         box = self.box
-        self.cold.ffn(
-            FFNCall(
-                box.x,
-                self.weights.cold,
-                box.batch,
-                box.y,
-                skip=self.skips,
-                mask=box.mask,
-                active=self.cold_fired,
-                stats=self._cold_stats,
-                chosen=box.chosen,
-            )
-        )
+        call = FFNCall(box.x, self.weights.cold, box.batch, box.y, skip=self.skips, mask=box.mask)
+        stats, chosen = self._cold_stats, box.chosen
+        self.cold.ffn(replace(call, active=self.cold_fired, stats=stats, chosen=chosen))
 
 
 def make_ffns(

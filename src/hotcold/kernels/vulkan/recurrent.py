@@ -13,6 +13,8 @@ from hotcold.kernels.vulkan.recording import Recording, Written
 
 #: What shared memory of 32 KiB has room for, of a state's rows (gated_delta) or columns (ssm_scan).
 MOST_STATE_DIM = 512
+#: Ops without a shader, and the models that need them.
+MISSING = dict.fromkeys(("activate", "token_shift", "wkv7"), "RWKV")
 _DELTA_COLUMNS, _SCAN_ROWS = 64, 32  # of a state, of one group
 
 

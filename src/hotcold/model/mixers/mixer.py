@@ -45,6 +45,7 @@ class MixerShape:
     window: int | None = None  #: positions that a row sees; None: all up to its own
     pages_of: int | None = None  #: the layer whose pages it reads; None: it has its own
     head_columns: tuple[int, ...] = ()  #: of matrices of which each head has its rows
+    ops: tuple[str, ...] = ()  #: of ``StateOps`` that not every backend has
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
@@ -108,6 +109,10 @@ class Together(MixerShape):
     """Mixers that read the same input, and whose outputs are added."""
 
     parts: tuple[MixerShape, ...]
+
+    @property
+    def ops(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(op for part in self.parts for op in part.ops)
 
     @property
     def rope(self) -> Rope | None:  # type: ignore[override]

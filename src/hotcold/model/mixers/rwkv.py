@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class RWKVShape(MixerShape):
     share: int
     gate: int
     first: bool = True  #: its v is mixed into that of the layers after it
+    ops: ClassVar[tuple[str, ...]] = ("token_shift", "activate", "wkv7")  # type: ignore[misc]
 
     def of_layers(self, layers: int) -> tuple["RWKVShape", ...]:
         """The shapes of so many layers, of which the first one differs."""
