@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.draft_blocks import with_block
+from support.file_sizes import file_sizes
 from support.golden import golden
 from support.guessing import Reckless, eager
 from support.many_experts import budget, many_experts
@@ -31,7 +32,6 @@ from hotcold.model.config import Config
 from hotcold.placement import shelves
 from hotcold.placement.profiles import Profile, write_profile
 from hotcold.placement.shelves import Shelves
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.processes.plain_data import from_plain, to_plain
 from hotcold.runtime import memory
 from hotcold.runtime.loading import load
@@ -306,7 +306,7 @@ def write_routing(path: Path, hot: list[int]) -> None:
     """A profile beside a model, by which these experts are chosen much more often than others."""
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 64, "f16")
+        sizes = file_sizes(file, config, 64, "f16")
     shares = np.full(COUNT, 0.1)
     shares[hot] = 0.9 - 0.01 * np.arange(len(hot))
     firing = [np.full(n, 0.5) for n in sizes.neurons]

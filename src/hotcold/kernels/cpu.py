@@ -3,21 +3,18 @@
 cpu_weights.py says how weights lie in memory."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.formats.stored import AnyTensor
-from hotcold.kernels import _native, checks, host_memory
+from hotcold.kernels import _native, checks
 from hotcold.kernels.backend import (
     DECODE_ROWS,
     AttentionCall,
     Backend,
     Batch,
-    BatchLimits,
     Buffer,
     Chosen,
     DiskCounts,
@@ -46,6 +43,7 @@ from hotcold.kernels.cores import find_cores, on_fast_cores
 from hotcold.kernels.cpu_states import CPUStateOps
 from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor, Packer
 from hotcold.kernels.file_reads import reading_ahead
+from hotcold.kernels.host_memory import HostMemory, own_link
 from hotcold.kernels.memory_nodes import memory_nodes
 from hotcold.kernels.processor import STREAMS, default_isa, supported_isas
 
@@ -84,7 +82,7 @@ class _Here(threading.local):
     recorder: _Recorder | None = None
 
 
-class CPUBackend(CPUStateOps):
+class CPUBackend(CPUStateOps, HostMemory):
     """Kernels in C++ on a pool of ``threads``, for the instruction set ``isa`` or :func:`default_isa`."""
 
     name = "cpu"
@@ -112,18 +110,6 @@ class CPUBackend(CPUStateOps):
     @property
     def threads(self) -> int:
         return self._pool.threads
-
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
-        return np.zeros(shape, dtype)
-
-    def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
-        host_memory.write(buffer, values, row)
-
-    def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        return host_memory.read(buffer, start, stop)
-
-    def copy(self, source: Backend, values: Buffer, out: Buffer, rows: int) -> None:
-        self.write(out, source.read(values, 0, rows))
 
     def record(self, fn: Callable[[], None], rows: int | None = None) -> _Recorder | _Empty:
         here = self._here
@@ -179,21 +165,16 @@ class CPUBackend(CPUStateOps):
         self._pool.share_cores()
         return _native.FlagLink(timeout_seconds)
 
-    def mailboxes(
-        self, link: _native.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
-    ) -> dict[int, Mailbox]:
-        return host_memory.mailboxes(link, limits, dim, words, experts)
-
     def post(
         self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None
     ) -> None:
-        args = host_memory.own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
+        args = own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
         room = (box.chosen.ids, box.chosen.factors) if box.chosen else (None, None)
         experts = (chosen.ids, chosen.factors) if chosen else (None, None)
         self._op(batch, lambda p: p.post(*args, x, mask, *room, *experts), x, mask, box, chosen)
 
     def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
-        args = host_memory.own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
+        args = own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
         self._op(batch, lambda p: p.collect(*args, out), out, box)
 
     def serve(self, link: _native.Link, layers: Sequence[tuple[int, Program]]) -> None:

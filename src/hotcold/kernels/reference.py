@@ -5,7 +5,7 @@ its input first (:func:`~hotcold.kernels.numpy_matrix.quantise_input`): prescrib
 codes agree bit for bit. Sums are float32 in any order; numpy_ffn.py has the FFN op, and says in which
 order other backends sum it. reference_states.py has the ops that keep a state."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,13 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.formats.stored import AnyTensor
-from hotcold.kernels import checks, host_memory
+from hotcold.kernels import checks
 from hotcold.kernels._native import FlagLink, Link
 from hotcold.kernels.backend import (
     DECODE_ROWS,
     PAGE,
     AttentionCall,
-    Backend,
     Batch,
-    BatchLimits,
     Buffer,
     Chosen,
     ExpertGroups,
@@ -44,6 +42,7 @@ from hotcold.kernels.backend import (
     Rows,
     mask_words,
 )
+from hotcold.kernels.host_memory import HostMemory, own_link
 from hotcold.kernels.numpy_ffn import (
     FFNStep,
     ReferenceExperts,
@@ -86,7 +85,7 @@ class _Program:
         self.fn()
 
 
-class ReferenceBackend(ReferenceStates):
+class ReferenceBackend(ReferenceStates, HostMemory):
     """Implements :class:`hotcold.kernels.backend.Backend`; a program calls its function again."""
 
     name = "reference"
@@ -95,18 +94,6 @@ class ReferenceBackend(ReferenceStates):
     step_rows = MOST_ROWS
     threads = None
     program_rows: tuple[int, ...] = ()
-
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
-        return np.zeros(shape, dtype)
-
-    def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
-        host_memory.write(buffer, values, row)
-
-    def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        return host_memory.read(buffer, start, stop)
-
-    def copy(self, source: Backend, values: Buffer, out: Buffer, rows: int) -> None:
-        self.write(out, source.read(values, 0, rows))
 
     def record(self, fn: Callable[[], None], rows: int | None = None) -> Program:
         return _Program(fn)
@@ -139,15 +126,10 @@ class ReferenceBackend(ReferenceStates):
     def link(self, timeout_seconds: float) -> Link:
         return FlagLink(timeout_seconds)
 
-    def mailboxes(
-        self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
-    ) -> dict[int, Mailbox]:
-        return host_memory.mailboxes(link, limits, dim, words, experts)
-
     def post(
         self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None
     ) -> None:
-        link, rows, decode = host_memory.own_link(box), batch.n_tokens, batch.n_decode
+        link, rows, decode = own_link(box), batch.n_tokens, batch.n_decode
         given, own = (0 if each is None else each.shape[1] for each in (mask, box.mask))
         if given < own or (mask is None) != (box.mask is None):
             raise ValueError(f"post: a mask of {given} words, and the mailbox has {own}")
@@ -171,7 +153,7 @@ class ReferenceBackend(ReferenceStates):
 
     def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
         if batch.n_tokens:
-            host_memory.own_link(box).wait_answered(box.layer)
+            own_link(box).wait_answered(box.layer)
         self.add(out, box.y, batch)
 
     def serve(self, link: Link, layers: Sequence[tuple[int, Program]]) -> None:

@@ -142,13 +142,14 @@ def load_weights(
     config: Config,
     backend: Backend | Devices,
     progress: Progress | None = None,
-    others: Container[str] = (),
+    total: int | None = None,
 ) -> Weights:
-    """Reads the model into the backend, which for ``cpu`` takes little memory beyond the model's.
+    """Reads the model into the backend, which for ``cpu`` takes little memory beyond the model's. ``total``
+    are the bytes that :func:`check_tensors` found; None checks the tensors now.
 
     ModelError: see :func:`check_tensors`; also a norm or bias that is not finite. GGUFError: the file cannot
     be read, or has changed."""
-    total = check_tensors(file, config, others)
+    total = check_tensors(file, config) if total is None else total
     devices = Devices.of(backend, config.layers)
     reader = ModelReader.of(file, config, devices.embedding, progress or (lambda done, total: None), total)
     embedding, layers = reader.matrix("token_embd"), []

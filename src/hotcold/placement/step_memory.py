@@ -104,8 +104,7 @@ def _shapes(
     rank: int = 0,
 ) -> list[StepShape]:
     """The shapes of steps, one for each kind of mixer."""
-    attentions = [each.attention for each in config.mixers]
-    widths = {(each.heads, each.kv_heads, each.head_dim) for each in attentions if each} or {(1, 1, 1)}
+    widths = {each.attention for each in config.mixers if each.attention} or {(1, 1, 1)}
     inner = max((each.neurons for each in config.normed), default=0)
     return [
         StepShape(

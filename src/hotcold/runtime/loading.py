@@ -30,7 +30,7 @@ from hotcold.runtime.options import LoadError, LoadOptions, complete, ram_budget
 from hotcold.runtime.placing import Decision, ToLoad, beside_ram_budget, decide
 from hotcold.runtime.sampling import sampling_of_file
 from hotcold.runtime.session import LoadedModel
-from hotcold.sparse.predictor import find_predictors, predictor_names
+from hotcold.sparse.predictor import find_predictors
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import exact_size, printable, round_size, size
 
@@ -251,7 +251,7 @@ def _read(model: _Model, choice: _Choice, progress: Progress | None) -> tuple[De
     devices = choice.decision.open(model.options, plan.config.layers)
     if plan.experts is not None:
         devices = plan.experts.devices(devices, file.path.name)
-    weights = load_weights(file, plan.config, devices, progress, predictor_names(file))
+    weights = load_weights(file, plan.config, devices, progress, plan.weights.read)
     if plan.config.draft:
         weights = replace(weights, draft=load_draft(file, plan.config, devices, weights))
     return devices, weights

@@ -153,7 +153,9 @@ def refused(vulkan: VulkanBackend, what: str, **change: Any) -> None:
         },
         "multiply": {"x": six, "gate": six, "out": six, "activation": "none"},
     }  # fmt: skip
-    getattr(vulkan, what)(**(given[what] | {"batch": batch} | change))
+    values = given[what] | {"batch": batch} | change
+    call = {"gated_delta": DeltaCall, "ssm_scan": ScanCall}.get(what)
+    getattr(vulkan, what)(**values) if call is None else getattr(vulkan, what)(call(**values))
 
 
 WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (

@@ -8,7 +8,7 @@ import numpy as np
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import PAGE, AttentionCall, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import ModelError
-from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors
+from hotcold.model.mixers.mixer import Arrays, Heads, MixerShape, Tensors
 from hotcold.model.mixers.rope import Growth, Rope
 from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
@@ -41,8 +41,8 @@ class AttentionShape(MixerShape):
     pages_of: int | None = None
 
     @property
-    def attention(self) -> "AttentionShape":
-        return self
+    def attention(self) -> Heads:
+        return self.heads, self.kv_heads, self.head_dim
 
     @property
     def query_rope(self) -> Rope | None:

@@ -17,7 +17,7 @@ from hotcold.kernels.backend import AttentionCall, Batch, Buffer, Matrix, Norm
 from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixers.attention import AttentionShape
-from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors
+from hotcold.model.mixers.mixer import Arrays, Heads, MixerShape, Tensors
 from hotcold.model.mixers.positions import latent_growth, read_positions
 from hotcold.model.mixers.rope import Rope
 from hotcold.model.mixers.side import Mixer, Side
@@ -51,9 +51,8 @@ class LatentShape(MixerShape):
         return self.plain, self.latent
 
     @property
-    def attention(self) -> AttentionShape:
-        """The attention that computes it."""
-        return AttentionShape(self.heads, 1, self.cached, scale=self.scale, rope=self.rope)
+    def attention(self) -> Heads:
+        return self.heads, 1, self.cached
 
     @property
     def rooms(self) -> dict[str, Shape]:
@@ -71,7 +70,7 @@ class LatentShape(MixerShape):
         } | ({"mla q latent": (self.query_latent,)} if self.query_latent else {})
 
     def page_arrays(self, type: str) -> Arrays:
-        return self.attention.page_arrays(type)[:1]
+        return AttentionShape(*self.attention).page_arrays(type)[:1]
 
     def made_bytes(self, blk: str, present: Mapping[str, TensorInfo]) -> int:
         """Bytes of the half of an old file's matrix that becomes float32, beyond those that it has there."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -14,9 +14,8 @@ from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.mixers.token_shift import TokenShift
 from hotcold.model.reading import Shape, TensorReader
 
-if TYPE_CHECKING:
-    from hotcold.model.mixers.attention import AttentionShape
-
+#: H, K and the length of a head.
+Heads = tuple[int, int, int]
 #: Shapes and types of arrays.
 Arrays = list[tuple[Shape, np.dtype[np.generic]]]
 #: Shapes by name of the tensors that a layer needs, and of those that it may have.
@@ -58,8 +57,8 @@ class MixerShape:
         return {}
 
     @property
-    def attention(self) -> "AttentionShape | None":
-        """The attention in it, if there is any."""
+    def attention(self) -> Heads | None:
+        """H, K and the length of a head of its attention; None: it has none."""
         return None
 
     def page_arrays(self, type: str) -> Arrays:
@@ -127,7 +126,7 @@ class Together(MixerShape):
         return {name: shape for part in self.parts for name, shape in part.rooms.items()}
 
     @property
-    def attention(self) -> "AttentionShape | None":
+    def attention(self) -> Heads | None:
         return next((part.attention for part in self.parts if part.attention is not None), None)
 
     def page_arrays(self, type: str) -> Arrays:
