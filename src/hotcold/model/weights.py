@@ -29,14 +29,7 @@ from hotcold.model.layer import Block, LayerWeights
 from hotcold.model.layer_inputs import LayerInputs, input_shapes, read_input, read_inputs
 from hotcold.model.mixers.mixer import NO_MIXER, MixerWeights
 from hotcold.model.mixers.rope import FACTORS
-from hotcold.model.reading import (
-    Progress,
-    Shape,
-    TensorReader,
-    check_scaled,
-    norm_tensor,
-    scale_shapes,
-)
+from hotcold.model.reading import Progress, Shape, TensorReader, check_scaled, norm_tensor, scale_shapes
 from hotcold.model.streams import (
     Streams,
     read_all_streams,

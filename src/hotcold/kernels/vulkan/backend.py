@@ -48,14 +48,7 @@ from hotcold.kernels.vulkan.link_speed import link_speed
 from hotcold.kernels.vulkan.matrix import DeviceMatrix, DevicePredictor, device_matrix, device_predictor
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.probe import rounds_exactly
-from hotcold.kernels.vulkan.recording import (
-    PROGRAM_ROWS,
-    Dispatch,
-    Recording,
-    Status,
-    Written,
-    batch_bytes,
-)
+from hotcold.kernels.vulkan.recording import PROGRAM_ROWS, Dispatch, Recording, Status, Written, batch_bytes
 from hotcold.kernels.vulkan.shaders import spirv
 
 _NO_RWKV = "GPUs do not compute the ops of RWKV yet"

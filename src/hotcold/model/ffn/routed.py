@@ -3,16 +3,7 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from hotcold.kernels.backend import (
-    Backend,
-    Batch,
-    Buffer,
-    Chosen,
-    FFNCall,
-    FFNWeights,
-    Matrix,
-    RouterCall,
-)
+from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen, FFNCall, FFNWeights, Matrix, RouterCall
 from hotcold.model.ffn.experts import Experts
 from hotcold.model.ffn.feed_forward import Adder, FeedForward, LayerFFNs
 from hotcold.model.ffn.given_ffn import AnyFFN
