@@ -1,4 +1,5 @@
-"""The specification of the FFN op and of its predictors, with experts and without: see reference.py."""
+"""The FFN op and its predictors in NumPy, with experts and without: the specification (see reference.py).
+Fitting of predictors computes with it, too."""
 
 import math
 from dataclasses import dataclass

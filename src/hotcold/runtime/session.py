@@ -358,13 +358,13 @@ class Watched:
         self._cold = model.backend
         for ffn in ffns:
             if isinstance(ffn, SplitFFN):
-                ffn.cold_fired = self._cold.zeros((rows, ffn.weights.cold.words), np.uint64)
+                ffn.cold_active = self._cold.zeros((rows, ffn.weights.cold.words), np.uint64)
                 if ffn.weights.hot is not None:
-                    ffn.fired = ffn.backend.zeros((rows, ffn.weights.hot.words), np.uint64)
+                    ffn.active = ffn.backend.zeros((rows, ffn.weights.hot.words), np.uint64)
             elif strongest:
                 ffn.strongest = ffn.backend.zeros((rows, ffn.weights.words), np.uint64)
             else:
-                ffn.fired = ffn.backend.zeros((rows, ffn.weights.words), np.uint64)
+                ffn.active = ffn.backend.zeros((rows, ffn.weights.words), np.uint64)
         self._cold_sides = sides
         _serve(self, sides, ffns)
         self.programs = transformer.record([*ffns])
@@ -385,10 +385,10 @@ class Watched:
             side.close()
 
     def _masks(self, ffn: FFN, rows: int) -> npt.NDArray[np.uint64]:
-        told = ffn.fired if ffn.strongest is None else ffn.strongest
+        told = ffn.active if ffn.strongest is None else ffn.strongest
         parts = [] if told is None else [ffn.backend.read(told, 0, rows)]
         if isinstance(ffn, SplitFFN):
-            parts.append(self._cold.read(ffn.cold_fired, 0, rows))
+            parts.append(self._cold.read(ffn.cold_active, 0, rows))
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
 

@@ -57,7 +57,7 @@ class FFN:
     mode: str  #: ``off``, ``exact`` or ``predicted``
     prediction: Prediction | None = None  #: names the candidates, in mode ``predicted``; None means all
     stats: FFNStats | None = None  #: counts what decode rows read
-    fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
+    active: Buffer | None = None  #: gets the active neurons of decode rows
     strongest: Buffer | None = None  #: likewise, to the neurons that work hardest, where all work
     ahead: LookAhead | None = None  #: is tried on the residual stream
 
@@ -107,7 +107,7 @@ class FFN:
             out,
             skip=self.skips,
             mask=self.prediction and self.prediction.mask,
-            active=self.fired,
+            active=self.active,
             stats=self.stats,
             accumulate=True,
             chosen=chosen,
@@ -176,7 +176,7 @@ class SplitFFN(FFN):
     _: KW_ONLY
     cold: Backend
     box: Mailbox  #: where the hot side posts what the cold one reads and answers
-    cold_fired: Buffer | None = None  #: as ``fired``, which is the hot neurons'; a buffer of the cold side
+    cold_active: Buffer | None = None  #: as ``active``, of the cold neurons; a buffer of the cold side
 
     def __post_init__(self) -> None:
         self._cold_stats = FFNStats(self.cold.zeros((1, len(FFN_COUNTS)), np.int64)) if self.stats else None
@@ -212,7 +212,7 @@ class SplitFFN(FFN):
         box = self.box
         call = FFNCall(box.x, self.weights.cold, box.batch, box.y, skip=self.skips, mask=box.mask)
         stats, chosen = self._cold_stats, box.chosen
-        self.cold.ffn(replace(call, active=self.cold_fired, stats=stats, chosen=chosen))
+        self.cold.ffn(replace(call, active=self.cold_active, stats=stats, chosen=chosen))
 
 
 def make_ffns(
