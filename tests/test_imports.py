@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -87,6 +88,9 @@ FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")
 #: Hands on, from old addresses, what the package exports.
 OLD_NAMES = ("hotcold.engine.old_names",)
 
+#: Modules of one backend: the layers above kernels/ ask the interface, whichever backend is behind it.
+OF_A_BACKEND = re.compile(r"hotcold\.kernels\.(_native|cpu|vulkan|reference)(_\w+)?\b")
+
 #: packages that only the named files, or the files of the named folders, may import
 ONLY_IN = {
     "torch": {"training/libraries.py"},
@@ -152,6 +156,8 @@ def violations(module: str, imported: Iterable[str]) -> list[str]:
             continue
         if module in OLD_NAMES and name == "hotcold":
             continue
+        if layer != "kernels" and OF_A_BACKEND.match(name):
+            found.append(f"{module} imports {name}: a backend's own module, which only kernels/ may import")
         target = layer_of(name)
         if target != layer and target not in ALLOWED[layer]:
             found.append(
@@ -175,6 +181,10 @@ def relative(path: Path) -> str:
         ("hotcold.api.llm", "def f():\n    from hotcold.commands import cli"),
         ("hotcold.model.config", "from hotcold import LLM"),
         ("hotcold.model.config", "from hotcold import sparse"),
+        ("hotcold.placement.shelves", "from hotcold.kernels.cpu_disk import Disk"),
+        ("hotcold.runtime.session", "def f():\n    from hotcold.kernels.cpu import CPUBackend"),
+        ("hotcold.sparse.fitting", "from hotcold.kernels import reference"),
+        ("hotcold.tasks.doctor", "import hotcold.kernels.vulkan.backend"),
     ],
 )
 def test_the_check_sees_a_wrong_import(module: str, line: str) -> None:
@@ -241,19 +251,31 @@ def undeclared(path: Path, imported: Iterable[str], declared: set[str]) -> list[
     ]
 
 
+def modules(imported: Iterable[str]) -> Iterator[str]:
+    """The modules of the package that have these names, or define them."""
+    known = {module_name(path) for path in SOURCES}
+    for name in imported:
+        found = (name, f"{name}.__init__", name.rpartition(".")[0], f"{name.rpartition('.')[0]}.__init__")
+        yield from [each for each in found if each in known][:1]
+
+
 def test_modules_keep_the_rules() -> None:
     """Imports go one way, packages stay where they belong, and the base installation has what is imported;
     nothing is executed. One test, as a file is parsed and walked through once."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split(r"[<>=~!; \[]", line, maxsplit=1)[0] for line in project["dependencies"]}
-    found = []
+    found, graph = [], {}
     for path in SOURCES:
-        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = [*ast.walk(tree)]
         imported = [*imports(nodes, module_name(path))]
+        at_top = [*tree.body, *(each for node in tree.body if isinstance(node, ast.If) for each in node.body)]
+        graph[module_name(path)] = {*modules(imports(at_top, module_name(path)))}
         found += violations(module_name(path), imported) + misplaced(path, imported)
         found += undeclared(path, imported, declared)
         found += [f"{relative(path)}:{line} executes" for line in executing(nodes)]
     assert found == []
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError: modules import each other
 
 
 def test_the_check_of_packages_works() -> None:

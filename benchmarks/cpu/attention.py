@@ -45,7 +45,7 @@ def answer_with(threads: int, head_dim: int) -> Callable[[dict[str, Any]], float
     """Times a case with the build that runs this: the fewest seconds of so many runs."""
     import numpy as np
 
-    from hotcold.kernels.backend import PAGE, Batch, BatchLimits
+    from hotcold.kernels.backend import PAGE, AttentionCall, Batch, BatchLimits
     from hotcold.kernels.cpu import CPUBackend
     from hotcold.model.mixers.attention import CACHE_TYPES
 
@@ -85,7 +85,7 @@ def answer_with(threads: int, head_dim: int) -> Callable[[dict[str, Any]], float
             q[:] = random.standard_normal(q.shape)
             ready[key] = backend.record(
                 lambda q=q, caches=caches, batch=batch, out=out: backend.attention(
-                    q, *caches, batch, out, head_dim**-0.5
+                    AttentionCall(q, *caches, batch, out, head_dim**-0.5)
                 )
             )
             ready[key].run()

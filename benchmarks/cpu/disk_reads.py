@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from hotcold.kernels import _native
-from hotcold.kernels.cpu_disk import READERS
+from hotcold.kernels.file_reads import READERS
 
 ROW, COLUMNS, Q4_0 = 1152, 2048, 2
 #: Reads together, and rows of each.

@@ -29,6 +29,7 @@ from hotcold.kernels.backend import (
     Batch,
     BatchLimits,
     Chosen,
+    FFNCall,
     FFNStats,
     FFNTensors,
     Program,
@@ -107,13 +108,15 @@ class Layer:
     def _ffn(self) -> None:
         skip = self.activation == "relu"
         self.backend.ffn(
-            self.x,
-            self.weights,
-            self.batch,
-            self.out,
-            skip=skip,
-            stats=self.stats,
-            chosen=self.chosen,
+            FFNCall(
+                self.x,
+                self.weights,
+                self.batch,
+                self.out,
+                skip=skip,
+                stats=self.stats,
+                chosen=self.chosen,
+            )
         )
 
     def run(self, decode: int, prompt: int, random: np.random.Generator) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.kernels import _native
-from hotcold.kernels.cpu import fetching
+from hotcold.kernels.processor import fetching
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cpu.compare import Clock, Files, add_model_options, contestants, facts, model_folder

@@ -42,9 +42,10 @@ import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor
 from hotcold.kernels import _native
-from hotcold.kernels.backend import FFN_COUNTS, Batch, BatchLimits, FFNStats, FFNTensors, Floats
-from hotcold.kernels.cpu import CPUBackend, ReadProbe, fetching
+from hotcold.kernels.backend import FFN_COUNTS, Batch, BatchLimits, FFNCall, FFNStats, FFNTensors, Floats
+from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.kernels.cpu_weights import PackedFFN
+from hotcold.kernels.processor import fetching
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cpu.fetching import parsed
@@ -133,7 +134,9 @@ class OurWay:
 
     def _op(self, weights: PackedFFN) -> None:
         self._backend.ffn(
-            self._x, weights, self._batch, self._out, skip=self._skip, mask=self._mask, stats=self._stats
+            FFNCall(
+                self._x, weights, self._batch, self._out, skip=self._skip, mask=self._mask, stats=self._stats
+            )
         )
 
     def run(self, step: int, active: np.ndarray, clock: Callable[[], float]) -> tuple[float, int]:

@@ -33,10 +33,21 @@ from typing import Any
 import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor
-from hotcold.kernels.backend import FFN_COUNTS, Batch, BatchLimits, FFNStats, FFNTensors, Floats, Norm
+from hotcold.kernels.backend import (
+    FFN_COUNTS,
+    Batch,
+    BatchLimits,
+    FFNCall,
+    FFNStats,
+    FFNTensors,
+    Floats,
+    Norm,
+)
 from hotcold.kernels.cpu import CPUBackend
+from hotcold.model.ffn.feed_forward import NO_NEURONS, LayerFFNs
+from hotcold.model.ffn.normed import NormedFFN, NormedShape
 from hotcold.model.mixers.side import Side
-from hotcold.model.normed_ffn import NormedFFN, NormedWeights
+from hotcold.sparse.ffn import FFN
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.machine import commit
@@ -73,8 +84,8 @@ class Layers:
             gate, up = (random_tensor(draw, type, neurons, dim) for _ in range(2))
             bias = np.zeros(neurons, np.float32)
             self._biases.append(bias)
-            normed = NormedWeights(
-                NormedFFN(neurons, "relu2"),
+            normed = NormedFFN(
+                NormedShape(neurons, "relu2"),
                 gate=backend.matrix(gate, bias),
                 up=backend.matrix(up),
                 down=backend.matrix(random_tensor(draw, type, dim, neurons)),
@@ -85,9 +96,11 @@ class Layers:
             for way in args.ways:
                 if way == "by neuron":
                     own = backend.ffn_weights(tensors)
-                    ops = partial(backend.ffn, self._x, own, self._batch, self._out, skip=True, stats=stats)
+                    call = FFNCall(self._x, own, self._batch, self._out, skip=True, stats=stats)
+                    ops = partial(backend.ffn, call)
                 else:
-                    mixer = normed.mixer(side, (), skip=way == "exact", stats=stats)
+                    given = LayerFFNs(FFN(backend, NO_NEURONS, way, stats=stats), self._x)
+                    mixer = normed.mixer(side, (), given)
                     ops = partial(mixer, self._x, self._batch, self._out, add=False)
                 self._programs[way].append(backend.record(ops))
 

@@ -48,7 +48,7 @@ class Layer:
 
         from cpu.gathered import random_tensor
         from hotcold.formats.blocks import BLOCK_TYPES
-        from hotcold.kernels.backend import Batch, BatchLimits, FFNTensors
+        from hotcold.kernels.backend import Batch, BatchLimits, FFNCall, FFNTensors
         from hotcold.kernels.cpu import CPUBackend
 
         (dim, neurons), type, by_neuron = case["shape"], BLOCK_TYPES[case["type"]], case["way"] == "rows"
@@ -69,7 +69,7 @@ class Layer:
         self.x, out = backend.zeros((rows, dim)), backend.zeros((rows, dim))
         self.x[:] = draw.standard_normal((rows, dim), np.float32)
         skip = case["way"] != "silu"
-        self._program = backend.record(lambda: backend.ffn(self.x, weights, batch, out, skip=skip))
+        self._program = backend.record(lambda: backend.ffn(FFNCall(self.x, weights, batch, out, skip=skip)))
         self._program.run()
 
     def seconds(self) -> float:

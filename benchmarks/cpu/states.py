@@ -45,8 +45,9 @@ def recorded(backend: Any, case: dict[str, Any]) -> Any:
     """A program of all layers of a case."""
     import numpy as np
 
-    from hotcold.kernels.backend import Batch, BatchLimits
+    from hotcold.kernels.backend import Batch, BatchLimits, DeltaCall, ScanCall
 
+    calls = {"gated_delta": DeltaCall, "ssm_scan": ScanCall}
     op, shape, rows, sequences = case["op"], case["shape"], case["rows"], case["sequences"]
     random, total = np.random.default_rng(1), rows * sequences
     batch = Batch(BatchLimits(total, sequences, 1, 1))
@@ -83,7 +84,11 @@ def recorded(backend: Any, case: dict[str, Any]) -> Any:
 
     def layers() -> None:
         for state in states:
-            getattr(backend, op)(*args, batch, state, out, **more)
+            values = *args, batch, state, out
+            if op == "short_conv":
+                backend.short_conv(*values, **more)
+            else:
+                getattr(backend, op)(calls[op](*values, **more))
 
     return backend.record(layers)
 

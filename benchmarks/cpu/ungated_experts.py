@@ -43,14 +43,15 @@ from hotcold.kernels.backend import (
     Batch,
     BatchLimits,
     Chosen,
+    FFNCall,
     FFNStats,
     FFNTensors,
     Floats,
     PredictorTensors,
 )
 from hotcold.kernels.cpu import CPUBackend
-from hotcold.kernels.reference_ffn import ReferenceFFN, ffn_weights
-from hotcold.kernels.reference_matrix import ReferenceMatrix
+from hotcold.kernels.numpy_ffn import ReferenceFFN, ffn_weights
+from hotcold.kernels.numpy_matrix import ReferenceMatrix
 from hotcold.placement.sizes import power_law
 from hotcold.sparse.expert_fitting import factors
 from hotcold.sparse.fitting import Activity, thresholds
@@ -200,10 +201,10 @@ class Step:
     def _ops(self) -> None:
         if self.predictor:
             self.backend.predict(self.x, self.predictor, self.batch, self.mask, self.chosen)
-        self.backend.ffn(
+        self.backend.ffn(FFNCall(
             self.x, self.weights, self.batch, self.out, skip=self.skip, mask=self.mask, stats=self.stats,
             chosen=self.chosen,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def run(self, x: Floats, ids: np.ndarray, clock: Callable[[], float]) -> tuple[float, int]:
         """Seconds, and bytes that are read."""

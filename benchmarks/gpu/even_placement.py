@@ -16,10 +16,11 @@ from pathlib import Path
 
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.backend import BatchLimits
 from hotcold.model.config import Config
 from hotcold.placement.placement import write_placement
 from hotcold.placement.profiles import find_profile
-from hotcold.placement.sizes import sizes_of_file
+from hotcold.placement.sizes import CHUNK, sizes_of_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gpu.placed import hottest
@@ -36,7 +37,7 @@ def main() -> None:
         parser.error(f"--share {args.share} must be 0 to 1")
     with open_gguf(args.model) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 512, "f16")
+        sizes = sizes_of_file(file, config, BatchLimits.from_context(512, 1, CHUNK), "f16")
         firing = find_profile(sizes, None, file.path).firing
     write_placement(args.out, sizes, hottest(firing, args.share))
 

@@ -20,6 +20,7 @@ from hotcold.engine.request import Job, Request
 from hotcold.engine.sampler import Allowed
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import BACKENDS
+from hotcold.kernels.backend import BatchLimits
 from hotcold.model.config import Config
 from hotcold.placement.baselines import last_layers, paper_placement
 from hotcold.placement.costs import Costs
@@ -67,7 +68,8 @@ def sizes_of(path: Path, predictors: Path | None, gpu: str) -> Sizes:
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         card = gpu not in BACKENDS
-        return sizes_of_file(file, config, CONTEXT, "f16", predictors=predictors, chunk=CHUNK, gpu=card)
+        limits = BatchLimits.from_context(CONTEXT, 1, CHUNK)
+        return sizes_of_file(file, config, limits, "f16", predictors=predictors, gpu=card)
 
 
 @dataclass(frozen=True)

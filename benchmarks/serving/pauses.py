@@ -41,7 +41,7 @@ def pauses(
     """Measures pauses, in seconds."""
     engine, ids = Engine(model.session(), reuse=False), np.random.default_rng(0)
     if whole_chunks:
-        engine.scheduler.pace = Pace(model.chunk, math.inf)
+        engine.scheduler.pace = Pace(model.limits.chunk, math.inf)
     greedy, vocab = SamplingParams(temperature=0), model.config.vocab
 
     def added(length: int, tokens: int) -> Request:
@@ -76,7 +76,7 @@ def pauses(
     p50, p99, most = np.quantile(found, [0.5, 0.99, 1])
     read = engine.scheduler.prompt_rows - before
     return {
-        "parallel": parallel, "prompt": prompt, "chunk_rows": model.chunk, "prompts": prompts,
+        "parallel": parallel, "prompt": prompt, "chunk_rows": model.limits.chunk, "prompts": prompts,
         "pauses": len(found), "p50_s": p50, "p99_s": p99, "most_s": most, "prompt_tok_s": read / seconds,
     }  # fmt: skip
 

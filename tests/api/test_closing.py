@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.file_sizes import file_sizes
 from support.threads import begun_threads
 
 from hotcold import LLM
@@ -13,13 +14,12 @@ from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.placement.placement import Placement, write_placement
-from hotcold.placement.sizes import sizes_of_file
 
 
 def test_closing_ends_the_cold_side_though_somebody_keeps_the_engine(tmp_path: Path) -> None:
     with open_gguf(model_path()) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 256, "f16")
+        sizes = file_sizes(file, config, 256, "f16")
     hot = [np.arange(n) < n // 2 for n in sizes.neurons]
     write_placement(tmp_path / "half.gpuidx", sizes, Placement.on_one(hot, range(config.layers), True))
     begun = begun_threads()

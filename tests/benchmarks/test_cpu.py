@@ -13,15 +13,16 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from support.file_sizes import file_sizes
 
 from hotcold.demo import model_path
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import _native
-from hotcold.kernels.cpu import CPUBackend, fetching
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.kernels.processor import fetching
 from hotcold.model.config import Config
 from hotcold.placement.placement import read_placement
-from hotcold.placement.sizes import sizes_of_file
 
 Q4_0 = BLOCK_TYPES["Q4_0"]
 
@@ -67,7 +68,7 @@ def test_the_even_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         firing = [file.load(f"blk.{i}.profile").dequantise() for i in range(len(file.tensors))]
     with open_gguf(model_path()) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        hot = read_placement(out, sizes_of_file(file, config, 512, "f16")).hot
+        hot = read_placement(out, file_sizes(file, config, 512, "f16")).hot
     for mask, shares in zip(hot, firing, strict=True):
         assert mask.sum() == len(shares) // 4
         assert shares[mask].min() >= shares[~mask].max()

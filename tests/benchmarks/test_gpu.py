@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.file_sizes import file_sizes
 from support.vulkan.devices import device_index
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.placement.profiles import read_profile
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.scoring import Scorer, score
@@ -54,7 +54,7 @@ def test_neurons_of_a_slice_fire_as_its_profile_says(
     slices.write(path, slices.Slice(model(slices, gated), 2, type), 256)
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 256, "f16")
+        sizes = file_sizes(file, config, 256, "f16")
     firing = read_profile(path.with_suffix(".profile.gguf"), sizes).firing
     scorer = Scorer(load(path, LoadOptions(sparsity="exact")).session())
     score(scorer, np.random.default_rng(0).integers(259, config.vocab, 200).tolist())
@@ -72,7 +72,7 @@ def test_a_slice_is_its_part_of_the_model(slices: ModuleType, tmp_path: Path) ->
     slices.write(path, half, 256)
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 32, "f16")
+        sizes = file_sizes(file, config, 32, "f16")
         norms = 4 * 512 * (2 * 4 + 1)
         read = int((sizes.attention + sizes.neurons * sizes.neuron_bytes).sum()) + sizes.head
     assert read - norms == half.nbytes

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.file_sizes import file_sizes
 
 from hotcold.commands.cli import main
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.placement.placement import Placement, write_placement
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.bench import prompt_of
@@ -103,7 +103,7 @@ def test_the_timeline_of_two_backends(capsys: pytest.CaptureFixture[str], tmp_pa
     half, path = tmp_path / "half.gpuidx", tmp_path / "trace.json"
     with open_gguf(model_path()) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 256, "f16")
+        sizes = file_sizes(file, config, 256, "f16")
     hot = [np.arange(n) % 2 == 0 for n in sizes.neurons]
     write_placement(half, sizes, Placement.on_one(hot, range(len(hot)), True))
     args = ("-p", "8", "-n", "4", "-r", "1", "-t", "1", "--timeline", str(path))

@@ -12,7 +12,7 @@ import pytest
 from hotcold.commands import cli
 from hotcold.extras import EXTRAS
 from hotcold.kernels.cores import available_cores
-from hotcold.kernels.cpu import STREAMS
+from hotcold.kernels.processor import STREAMS
 from hotcold.placement import measuring
 from hotcold.placement.hardware import find_hardware
 from hotcold.placement.measuring import SHAPES, buffer_bytes

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from support.file_sizes import file_sizes
 from support.plain_forward import Model
 from support.torch_files import vector, write
 
@@ -17,7 +18,6 @@ from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config
 from hotcold.placement.profiles import read_profile
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.ffn_inputs import ffn_inputs
@@ -41,7 +41,7 @@ def profile(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[list[str
 def firing(path: Path) -> list[np.ndarray]:
     with open_gguf(model_path()) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        return [*read_profile(path, sizes_of_file(file, config, 64, "f16")).firing]
+        return [*read_profile(path, file_sizes(file, config, 64, "f16")).firing]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.changed_models import changed, config_of
 from support.checkpoints import change_config, copy_checkpoint, tensors_of, write_safetensors
+from support.file_sizes import file_sizes
 from support.golden import golden
 from support.runner import Runner, exact
 
@@ -20,7 +21,7 @@ from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.model.config import ModelError
-from hotcold.placement.sizes import placed_by, sizes_of_file
+from hotcold.placement.sizes import placed_by
 from hotcold.runtime.counters import Figures, bytes_of_rows
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadError, LoadOptions
@@ -190,7 +191,7 @@ def test_rows_of_up_are_skipped_and_it_says_so(tmp_path: Path) -> None:
     assert load(silu, LoadOptions(threads=1, gpu="off")).session().sparsity == "off"
     assert placed_by(model.config) == "layers: a norm before down needs all neurons of a token"
     with open_gguf(path) as file:
-        sizes = sizes_of_file(file, model.config, 128, "f16", gpu=False)
+        sizes = file_sizes(file, model.config, 128, "f16", gpu=False)
     use = {each.kind: each.cpu_bytes for each in memory_use(session)}
     norms = 2 * (3 * 40 + 52) * 4  # are counted by themselves
     assert use["attention"] == sizes.attention.sum() - norms

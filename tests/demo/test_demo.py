@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.file_sizes import file_sizes
 
 from hotcold.convert import ConvertOptions, convert
 from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.placement.profiles import read_profile
-from hotcold.placement.sizes import sizes_of_file
 
 
 def test_it_is_a_sparse_model_of_some_8_mb() -> None:
@@ -39,7 +39,7 @@ def test_its_profile_is_small_and_its_own() -> None:
     path = model_path().with_suffix(".profile.gguf")
     with open_gguf(model_path()) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        firing = read_profile(path, sizes_of_file(file, config, 256, "f16")).firing
+        firing = read_profile(path, file_sizes(file, config, 256, "f16")).firing
     card = ((0.155, 0.062, 0.079, 0.086, 0.094, 0.126), (0.143, 0.054, 0.077, 0.079, 0.101, 0.154))
     assert path.stat().st_size < 20_000
     assert [each.mean() for each in firing] == pytest.approx(np.mean(card, axis=0), rel=0.03)

@@ -63,7 +63,7 @@ def test_reuse_by_default(kind: str, guessing: bool, tmp_path: Path) -> None:
     assert min(after_messages) >= 0.95 and reuse.share >= 0.95
     assert all(request.output == answer(request) for request in requests[::3])
     stats, slots = engine.stats(), session.slots
-    assert stats.states == slots.slots == 2 + session.model.pages
+    assert stats.states == slots.slots == 2 + session.model.plan.pages
     assert stats.free_states + stats.shared_states == stats.states
     assert_no_page_is_lost(slots)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.draft_blocks import knowing_block, with_block
+from support.file_sizes import file_sizes
 from support.guessing import eager
 from support.hybrid_models import write_hybrid
 from support.placed import on_two, random_placement
@@ -20,7 +21,6 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PAGE
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.placement.placement import write_placement
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -186,7 +186,7 @@ def test_the_block_is_there_where_it_is_used(paths: dict[str, Path], models: dic
     assert split.draft_block is not None and not any("is left out" in each for each in split.notes)
     everything = random_placement(used.model.config, 1.0)
     with open_gguf(paths["any"]) as file:
-        sizes = sizes_of_file(file, used.model.config, PAGE, "f16", gpu=False)
+        sizes = file_sizes(file, used.model.config, PAGE, "f16", gpu=False)
     index = paths["any"].with_name("everything.gpuidx")
     write_placement(index, sizes, everything)
     whole = loaded(hot_backend="cpu", gpu=None, placement=index)

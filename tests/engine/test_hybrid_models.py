@@ -232,11 +232,11 @@ def test_sixty_four_sequences_stay_within_their_bill(
     )
     model = load(paths["qwen35"], options)
     session = model.session()
-    assert session.slots is not None and (session.slots.slots, model.slots) == (84, 88)
+    assert session.slots is not None and (session.slots.slots, model.plan.slots) == (84, 88)
     before = sum(made)
     uses = {use.kind: use.cpu_bytes for use in memory_use(session)}
     assert uses["states"] == 88 * model.config.slot_bytes
-    assert uses["kv"] == model.pages * model.config.page_bytes("f32")
+    assert uses["kv"] == model.plan.pages * model.config.page_bytes("f32")
     assert cache_bytes(session) == uses["states"] + uses["kv"]
     assert before <= uses["states"] + uses["kv"] + uses["buffers"]
     engine = Engine(session)

@@ -69,7 +69,7 @@ def test_greedy_tokens_are_those_of_each_alone(model: LoadedModel, count: int) -
     random = np.random.default_rng(count)
     made, session = some_requests(count, count), model.session()
     expected = [alone(session, given) for given in made]
-    engine = Engine(replace(model, pages=8).session())
+    engine = Engine(replace(model, plan=replace(model.plan, pages=8)).session())
     requests = [request(given) for given in made]
     left = list(requests)
     for _ in range(3000):

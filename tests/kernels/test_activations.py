@@ -10,7 +10,7 @@ import pytest
 from support.op_truth import plain_batch
 
 from hotcold.formats.blocks import quantise
-from hotcold.kernels.backend import Backend, FFNTensors
+from hotcold.kernels.backend import Backend, FFNCall, FFNTensors
 
 LIMIT, ALPHA = 7.0, 1.702
 
@@ -46,7 +46,7 @@ def coefficients(
     batch = plain_batch(backend, int(decode), int(not decode))
     x, out = (backend.zeros((batch.limits.tokens, n)) for _ in range(2))
     x[0, 0] = 1
-    backend.ffn(x, backend.ffn_weights(tensors), batch, out, skip=False)
+    backend.ffn(FFNCall(x, backend.ffn_weights(tensors), batch, out, skip=False))
     return np.array(out[0])
 
 

@@ -25,7 +25,7 @@ from support.op_truth import (
 )
 
 from hotcold.kernels import _native
-from hotcold.kernels.backend import PAGE, SPLIT, Backend, Batch, BatchLimits, Floats
+from hotcold.kernels.backend import PAGE, SPLIT, AttentionCall, Backend, Batch, BatchLimits, Floats
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.mixers.attention import CACHE_TYPES
 
@@ -96,7 +96,7 @@ def run(
     batch = make_batch(backend, decode, prompt)
     q = queries(backend, batch, [*decode, *prompt])
     out = backend.zeros(q.shape)
-    backend.attention(q, *caches(backend, batch, type), batch, out, 0.3, **options(kind))
+    backend.attention(AttentionCall(q, *caches(backend, batch, type), batch, out, 0.3, **options(kind)))
     return np.array(out[: len(decode) + len(prompt)])
 
 
@@ -108,7 +108,7 @@ def test_attention_with_options(backend: Backend, type: str, head_dim: int, kind
     q, (k_cache, v_cache) = queries(backend, batch, rows, head_dim), caches(backend, batch, type, head_dim)
     out = backend.zeros(q.shape)
     out[:] = 7
-    backend.attention(q, k_cache, v_cache, batch, out, 0.3, **options(kind))
+    backend.attention(AttentionCall(q, k_cache, v_cache, batch, out, 0.3, **options(kind)))
     for t, row in enumerate(rows):
         k, v = own_rows(k_cache, batch, row), own_rows(v_cache, batch, row)
         Answer(attention(q[t], k, v, 0.3, kind)).check(out[t], row)
@@ -139,7 +139,7 @@ def test_what_lies_before_the_window_is_not_read(backend: Backend, window: int, 
                         gone[:, :2] = np.array([np.nan], np.float16).view(np.uint8)
                     else:
                         gone[:] = np.nan
-            backend.attention(q, k_cache, v_cache, batch, out, 0.3, window=window)
+            backend.attention(AttentionCall(q, k_cache, v_cache, batch, out, 0.3, window=window))
             Answer(expected).check(out[0], (position, decode))
 
 
@@ -151,7 +151,9 @@ def attend_prompt(
     q, out = (backend.zeros((batch.limits.tokens, heads, head_dim)) for _ in range(2))
     for t, row in enumerate(rows):
         q[t] = random_rows(rng("q", row.position), heads, head_dim)
-    backend.attention(q, *caches(backend, batch, type, head_dim), batch, out, 0.3, **options(kind))
+    backend.attention(
+        AttentionCall(q, *caches(backend, batch, type, head_dim), batch, out, 0.3, **options(kind))
+    )
     return np.array(out[: len(rows)])
 
 
@@ -198,7 +200,7 @@ def test_rows_of_a_block_see_nothing_of_each_others_positions(
                 else:
                     row[:] = np.nan
         out = backend.zeros(q.shape)
-        backend.attention(q, *pair, batch, out, 0.3, window=window)
+        backend.attention(AttentionCall(q, *pair, batch, out, 0.3, window=window))
         return np.array(out[: len(rows)])
 
     good = attend(None)
@@ -251,7 +253,7 @@ def test_threads_do_not_matter_where_merging_is_shared_out(open_exact: OpenBacke
         batch = make_batch(backend, row * decode, row * (not decode))
         q = queries(backend, batch, row, 8)
         out = backend.zeros(q.shape)
-        backend.attention(q, k_cache, v_cache, batch, out, 0.3)
+        backend.attention(AttentionCall(q, k_cache, v_cache, batch, out, 0.3))
         return np.array(out[:1])
 
     single = attend(open_exact(1), decode=True)
@@ -303,4 +305,4 @@ def test_options_without_meaning_are_refused(
     batch = make_batch(backend, [Row(0)])
     q, out = (backend.zeros((batch.limits.tokens, HEADS, HEAD_DIM)) for _ in range(2))
     with pytest.raises(error, match=message):
-        backend.attention(q, *caches(backend, batch, "f16"), batch, out, 1.0, **wrong)
+        backend.attention(AttentionCall(q, *caches(backend, batch, "f16"), batch, out, 1.0, **wrong))

@@ -21,7 +21,18 @@ from support.op_truth import (
 
 from hotcold.formats.blocks import quantise
 from hotcold.kernels import BACKENDS, open_backend
-from hotcold.kernels.backend import PAGE, Backend, Batch, FFNTensors, Norm, PredictorTensors, RopeTable
+from hotcold.kernels.backend import (
+    PAGE,
+    AttentionCall,
+    Backend,
+    Batch,
+    FFNCall,
+    FFNTensors,
+    Norm,
+    PredictorTensors,
+    RopeTable,
+    RouterCall,
+)
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.mixers.attention import CACHE_TYPES
 
@@ -98,7 +109,7 @@ def test_skip_is_refused_where_nothing_is_zero(backend: Backend) -> None:
     batch = plain_batch(backend, 1)
     x, out = (backend.zeros((batch.limits.tokens, 64)) for _ in range(2))
     with pytest.raises(ValueError, match="skip with 'silu': only relu, drelu, relu2 give zeros"):
-        backend.ffn(x, weights, batch, out, skip=True)
+        backend.ffn(FFNCall(x, weights, batch, out, skip=True))
 
 
 Calls = dict[str, tuple[Callable[..., None], dict[str, np.ndarray]]]
@@ -115,7 +126,9 @@ def cache_calls(backend: Backend, batch: Batch, type: str) -> Calls:
             {"k": k, "v": v, **caches},
         ),
         f"attention {type}": (
-            lambda q, k_cache, v_cache, out: backend.attention(q, k_cache, v_cache, batch, out, 1.0),
+            lambda q, k_cache, v_cache, out: backend.attention(
+                AttentionCall(q, k_cache, v_cache, batch, out, 1.0)
+            ),
             {"q": q, **caches, "out": out},
         ),
     }
@@ -153,13 +166,13 @@ def calls(backend: Backend) -> Calls:
         ),
         "ffn": (
             lambda x, out, mask, fired: backend.ffn(
-                x, weights, batch, out, skip=True, mask=mask, fired=fired
+                FFNCall(x, weights, batch, out, skip=True, mask=mask, active=fired)
             ),
             {"x": rows(d), "out": rows(d), "mask": words(), "fired": words()},
         ),
         "router": (
             lambda x, ids, factors: backend.router(
-                x, matrix, batch, ids, factors, k=3, score="softmax", normalise=True, scale=1.0
+                RouterCall(x, matrix, batch, ids, factors, k=3, score="softmax", normalise=True, scale=1.0)
             ),
             {"x": rows(d), "ids": backend.zeros((t, 3), np.int32), "factors": rows(3)},
         ),

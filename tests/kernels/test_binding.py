@@ -10,7 +10,7 @@ from support.op_truth import page_count, plain_batch, random_ffn, random_tensor,
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels import _native, open_backend
-from hotcold.kernels.backend import PAGE, Batch, BatchLimits, FFNTensors
+from hotcold.kernels.backend import PAGE, AttentionCall, Batch, BatchLimits, FFNCall, FFNTensors
 from hotcold.kernels.cpu import CPUBackend
 
 LOCAL_BYTES = 2 << 20  #: scratch of one thread (kLocalBytes in csrc/pool/local_bytes.h)
@@ -73,7 +73,7 @@ def test_a_group_of_heads_fills_a_threads_scratch_at_most(decode: bool) -> None:
     cache = floats(page_count(batch), 1, PAGE, width)
     cache[:] = 3
     q, out = floats(batch.limits.tokens, most, width), floats(batch.limits.tokens, most, width)
-    backend.attention(q, cache, cache, batch, out, 1.0)
+    backend.attention(AttentionCall(q, cache, cache, batch, out, 1.0))
     assert (out[0] == 3).all()  # equal scores: the mean
 
     q = floats(ROWS, most + 1, width)
@@ -113,7 +113,7 @@ def test_a_layer_has_at_most_so_many_neurons(prompt: bool) -> None:
     x, out = floats(batch.limits.tokens, columns), floats(batch.limits.tokens, columns)
     x[:rows] = integers("x", rows, columns)
     mask = np.full((batch.limits.tokens, MOST_NEURONS // 64), 0x5555555555555555, np.uint64)
-    backend.ffn(x, backend.ffn_weights(tensors), batch, out, skip=True, mask=mask)
+    backend.ffn(FFNCall(x, backend.ffn_weights(tensors), batch, out, skip=True, mask=mask))
     hidden = np.maximum(x[:rows].astype(np.int64) @ gate.T.astype(np.int64), 0) * (x[:rows] @ up.T)
     if not prompt:
         hidden[:, 1::2] = 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.expert_layers import RELU, choices, make_layer
+from support.expert_layers import RELU, choices, make_layer, with_hot, with_slots
 from support.op_truth import FFNKind, plain_batch, random_rows, rng
 
 from hotcold.formats.blocks import Tensor
@@ -22,7 +22,7 @@ from hotcold.formats.files import FileError, RegularFile
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.formats.words import SIDE_BY_SIDE, SIDE_BY_SIDE_KEY
 from hotcold.kernels import _native, cpu_disk
-from hotcold.kernels.backend import Chosen, FFNTensors
+from hotcold.kernels.backend import Chosen, FFNCall, FFNTensors
 from hotcold.kernels.cpu import CPUBackend
 
 EXPERTS, K, NEURONS, DIM = 6, 2, 200, 96
@@ -53,7 +53,7 @@ def stored(
     write_gguf(path, keys, tensors)
     file = open_gguf(path)
     lying = {name: file.stored(f"l.{name}.w").flat() for name in parts}
-    return whole, replace(whole, **lying, label="layer.gguf, layer 7")
+    return whole, replace(whole, **lying)
 
 
 class Steps:
@@ -78,7 +78,7 @@ class Steps:
         out = np.zeros_like(padded[0])
         named = None if mask is None else np.pad(mask, more)
         chosen = Chosen(padded[1], padded[2])
-        self.ops.ffn(padded[0], self.weights, batch, out, skip=skip, mask=named, chosen=chosen)
+        self.ops.ffn(FFNCall(padded[0], self.weights, batch, out, skip=skip, mask=named, chosen=chosen))
         return out[:rows], x, ids
 
 
@@ -92,7 +92,7 @@ def test_rows_that_fire_are_read(seed: int, rows: int, room: int, tmp_path: Path
     """But for gates near 0, which rounding decides."""
     whole, lying = stored(tmp_path, "F32")
     hot = hot_of(seed)
-    resident, cold = Steps(whole), Steps(replace(lying, hot_neurons=hot, room=room))
+    resident, cold = Steps(whole), Steps(with_hot(lying, hot, room))
     assert isinstance(whole.gate, Tensor)
     gates = whole.gate.dequantise().astype(np.float64).reshape(EXPERTS, NEURONS, DIM)
     least, most = np.zeros(2, np.int64), np.zeros(2, np.int64)
@@ -127,7 +127,7 @@ def test_rows_that_are_named_are_read(
     whole, lying = stored(tmp_path, "Q8_0", side_by_side=side_by_side)
     hot = hot_of(seed)
     resident = Steps(whole)
-    cold = Steps(replace(lying, hot_neurons=hot, cold_gates=True, room=room))
+    cold = Steps(with_hot(lying, hot, room, gates=True))
     hits = misses = 0
     for step in range(3):
         mask = masks((seed, step), rows)
@@ -149,7 +149,7 @@ def test_the_same_bits_with_cold_gates(side_by_side: bool, tmp_path: Path) -> No
     for type, kind, threads, room in ways:
         whole, lying = stored(tmp_path, type, kind=kind, side_by_side=side_by_side)
         resident = Steps(whole)
-        some = replace(lying, hot_neurons=hot_of((type, room)), cold_gates=True, room=room)
+        some = with_hot(lying, hot_of((type, room)), room, gates=True)
         cold = Steps(some, threads)
         for decode, prompt, skip in ((1, 0, True), (16, 0, True), (0, 9, True), (3, 20, True), (2, 3, False)):
             for mask in (None, masks(decode, decode + prompt)):
@@ -161,7 +161,7 @@ def test_the_same_bits_with_cold_gates(side_by_side: bool, tmp_path: Path) -> No
 
 def test_a_mask_with_all_gates_in_memory(tmp_path: Path) -> None:
     whole, lying = stored(tmp_path, "Q8_0")
-    resident, cold = Steps(whole), Steps(replace(lying, hot_neurons=hot_of(1), room=60))
+    resident, cold = Steps(whole), Steps(with_hot(lying, hot_of(1), 60))
     for rows, skip in ((1, True), (4, True), (2, False)):
         mask = masks(rows, rows)
         expected = resident.run(rows, rows, skip=skip, mask=mask)[0]
@@ -172,9 +172,8 @@ def test_a_mask_with_all_gates_in_memory(tmp_path: Path) -> None:
 def test_rows_side_by_side_however_they_are_held(type: str, tmp_path: Path) -> None:
     whole, lying = stored(tmp_path, type, side_by_side=True)
     resident = Steps(whole)
-    ways = [{}, {"places": 3}, {"hot_neurons": hot_of(type), "room": 60}]
-    for way in ways:
-        other = Steps(replace(lying, **way))  # type: ignore[arg-type]
+    for tensors in (lying, with_slots(lying, 3), with_hot(lying, hot_of(type), 60)):
+        other = Steps(tensors)
         for decode, prompt in ((1, 0), (2, 9)):
             expected = resident.run((decode, prompt), decode, prompt)[0]
             np.testing.assert_array_equal(other.run((decode, prompt), decode, prompt)[0], expected)
@@ -185,7 +184,7 @@ def test_rows_side_by_side_are_one_read(tmp_path: Path) -> None:
     counts = []
     for side_by_side in (False, True):
         _, lying = stored(tmp_path, "F32", neurons=64, dim=4096, side_by_side=side_by_side)
-        cold = Steps(replace(lying, hot_neurons=(0,) * EXPERTS, cold_gates=True, room=64))
+        cold = Steps(with_hot(lying, (0,) * EXPERTS, 64, gates=True))
         cold.dim = 4096
         words = np.full((1, EXPERTS), 1 | 1 << 10 | 1 << 40, np.uint64)
         cold.run("reads", 1, mask=words)
@@ -201,7 +200,7 @@ def test_the_same_bits_in_every_mix_of_rows(type: str, kind: FFNKind, tmp_path: 
     whole, lying = stored(tmp_path, type, kind=kind)
     resident = Steps(whole)
     for threads, room in ((1, 1), (3, 250)):
-        cold = Steps(replace(lying, hot_neurons=hot_of((type, room)), room=room), threads)
+        cold = Steps(with_hot(lying, hot_of((type, room)), room), threads)
         for decode, prompt, skip in ((1, 0, True), (16, 0, True), (0, 9, True), (3, 20, True), (2, 3, False)):
             key = decode, prompt
             expected = resident.run(key, decode, prompt, skip=skip)[0]
@@ -235,7 +234,7 @@ def test_memory_of_cold_rows_is_given_back(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(cpu_disk._native, "Arena", Arena)
     neurons, dim, hot = 256, 1024, 40
     _, lying = stored(tmp_path, "Q8_0", neurons=neurons, dim=dim)
-    cold = Steps(replace(lying, hot_neurons=(hot,) * EXPERTS, room=neurons))
+    cold = Steps(with_hot(lying, (hot,) * EXPERTS, neurons))
     cold.dim = dim
     ((address, nbytes),) = small
     most = EXPERTS * (nbytes // EXPERTS // neurons * hot + 2 * mmap.PAGESIZE)
@@ -268,24 +267,23 @@ def _number_of(disk: cpu_disk.Disk, opened: Any, tensor: Any) -> int:
 def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, lying = stored(tmp_path, "Q8_0")
     make_unreadable(tmp_path, monkeypatch)
-    cold = Steps(replace(lying, hot_neurons=(0,) * EXPERTS, room=NEURONS))
+    cold = Steps(with_hot(lying, (0,) * EXPERTS, NEURONS))
     for step in range(2):
         with pytest.raises(FileError, match=r"layer 7: neurons of expert \d cannot be read: Bad file descr"):
             cold.run(("fails", step), 1)
     with pytest.raises(FileError, match="layer 7: neurons of expert 2 cannot be read: Bad file descriptor"):
-        Steps(replace(lying, hot_neurons=(0, 0, 5, 0, 0, 0), room=NEURONS))
+        Steps(with_hot(lying, (0, 0, 5, 0, 0, 0), NEURONS))
 
 
 def test_what_cannot_be_left_in_the_file_is_refused(tmp_path: Path) -> None:
     whole, lying = stored(tmp_path, "Q8_0")
     hot = (0,) * EXPERTS
     with pytest.raises(ValueError, match="must lie in a file"):
-        Steps(replace(whole, hot_neurons=hot, room=1))
-    with pytest.raises(ValueError, match="where there are gates without a bias"):
-        Steps(replace(lying, hot_neurons=hot, room=1, places=3))
-    with pytest.raises(ValueError, match="where there are gates without a bias"):
-        Steps(replace(lying, hot_neurons=hot, gate_bias=np.zeros(EXPERTS * NEURONS, np.float32)))
+        Steps(with_hot(whole, hot, 1))
+    with pytest.raises(ValueError, match="experts with gates without a bias"):
+        biased = replace(lying, gate_bias=np.zeros(EXPERTS * NEURONS, np.float32))
+        Steps(with_hot(biased, hot, 1))
     with pytest.raises(ValueError, match="no expert has so many hot neurons"):
-        Steps(replace(lying, hot_neurons=(NEURONS + 1, *hot[1:]), room=1))
+        Steps(with_hot(lying, (NEURONS + 1, *hot[1:]), 1))
     with pytest.raises(ValueError, match="an offset for each expert is needed"):
-        Steps(replace(lying, hot_neurons=hot[1:], room=1))
+        Steps(with_hot(lying, hot[1:], 1))

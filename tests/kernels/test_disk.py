@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.expert_layers import choices, make_layer
+from support.expert_layers import choices, make_layer, with_slots
 from support.op_truth import FFNKind, plain_batch, random_rows, rng
 
 from hotcold.formats.blocks import Tensor
 from hotcold.formats.files import FileError, RegularFile
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
 from hotcold.kernels import cpu_disk
-from hotcold.kernels.backend import Chosen, FFNTensors
+from hotcold.kernels.backend import Chosen, FFNCall, FFNTensors
 from hotcold.kernels.cpu import CPUBackend
 
 EXPERTS, K, NEURONS, DIM = 12, 2, 64, 96
@@ -36,7 +36,7 @@ def stored(folder: Path) -> tuple[FFNTensors, FFNTensors]:
     write_gguf(path, {"general.architecture": "llama"}, parts)  # type: ignore[arg-type]
     file = open_gguf(path)
     lying = {name: file.stored(name).flat() for name in parts}
-    return whole, replace(whole, **lying, label="layer.gguf, layer 7")
+    return whole, replace(whole, **lying)
 
 
 class Steps:
@@ -51,7 +51,7 @@ class Steps:
         more = ((0, len(batch.tokens) - rows), (0, 0))  # buffers are as long as the batch's arrays
         x, ids, factors = (np.pad(each, more) for each in (x, ids, factors))
         out = np.zeros_like(x)
-        self.ops.ffn(x, self.weights, batch, out, skip=False, chosen=Chosen(ids, factors))
+        self.ops.ffn(FFNCall(x, self.weights, batch, out, skip=False, chosen=Chosen(ids, factors)))
         return out[:rows]
 
 
@@ -83,7 +83,7 @@ def test_the_least_recently_named_make_room(
 ) -> None:
     """No step names more than there are places."""
     whole, lying = stored(tmp_path_factory.mktemp("layer"))
-    resident, shelved = Steps(whole), Steps(replace(lying, places=places))
+    resident, shelved = Steps(whole), Steps(with_slots(lying, places))
     named = []
     for step in range(8):
         ids, factors = choices((seed, step), rows, EXPERTS, K)
@@ -104,7 +104,7 @@ def test_hot_experts_are_read_at_loading_and_some_keep_their_place(
     order, places = tuple(rng("hot", seed).permutation(EXPERTS)[:hot].tolist()), 9
     kept = min(kept, hot)
     resident = Steps(whole)
-    shelved = Steps(replace(lying, places=places, hot_experts=order, kept=kept))
+    shelved = Steps(with_slots(lying, places, order, kept))
     at_loading = shelved.ops.disk_counts()
     assert at_loading is not None and at_loading.misses == 0
     assert at_loading.nbytes >= hot * 3 * NEURONS * DIM
@@ -122,21 +122,21 @@ def test_hot_experts_are_read_at_loading_and_some_keep_their_place(
 @pytest.mark.parametrize(("hot", "kept"), [(tuple(range(5)), 0), ((0, 1, 2), 3), ((0,), 2), ((0, 1), -1)])
 def test_hot_experts_leave_places_to_others(hot: tuple[int, ...], kept: int, tmp_path: Path) -> None:
     _, lying = stored(tmp_path)
-    with pytest.raises(ValueError, match=f"{len(hot)} experts are read at loading, {kept} of them for good"):
-        Steps(replace(lying, places=4, hot_experts=hot, kept=kept))
+    with pytest.raises(ValueError, match=f"{len(hot)} experts are preloaded and {kept} pinned in 4 slots"):
+        Steps(with_slots(lying, 4, hot, kept))
 
 
 @pytest.mark.parametrize("hot", [(3, 3), (EXPERTS,), (-1,)])
 def test_hot_experts_are_experts(hot: tuple[int, ...], tmp_path: Path) -> None:
     _, lying = stored(tmp_path)
     with pytest.raises(ValueError, match="must be there, once each"):
-        Steps(replace(lying, places=4, hot_experts=hot))
+        Steps(with_slots(lying, 4, hot))
 
 
 @pytest.mark.parametrize("places", [2, 3, 5])
 def test_a_step_may_name_more_than_there_are_places(places: int, tmp_path: Path) -> None:
     whole, lying = stored(tmp_path)
-    resident, shelved = Steps(whole), Steps(replace(lying, places=places))
+    resident, shelved = Steps(whole), Steps(with_slots(lying, places))
     for step in range(4):
         ids, factors = choices(("many", step), 16, EXPERTS, K)
         x = random_rows(rng("many", step), 16, DIM)
@@ -150,7 +150,7 @@ def test_a_file_that_cannot_be_opened_again_is_one_error(
     _, lying = stored(tmp_path)
     monkeypatch.setattr(RegularFile, "descriptor", lambda self: nullcontext(-1))
     with pytest.raises(GGUFError, match=r"layer\.gguf: the model's file cannot be opened again: Bad file"):
-        Steps(replace(lying, places=4))
+        Steps(with_slots(lying, 4))
 
 
 def make_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def make_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, lying = stored(tmp_path)
     make_unreadable(tmp_path, monkeypatch)
-    steps = Steps(replace(lying, places=4))
+    steps = Steps(with_slots(lying, 4))
     ids, factors = choices("fails", 1, EXPERTS, K)
     needed = f"layer.gguf, layer 7: expert {ids[0, 0]} cannot be read: Bad file descriptor"
     for _ in range(2):
@@ -181,17 +181,17 @@ def test_a_disk_that_fails_at_loading_is_one_error(tmp_path: Path, monkeypatch: 
     _, lying = stored(tmp_path)
     make_unreadable(tmp_path, monkeypatch)
     with pytest.raises(FileError, match="layer 7: expert 11 cannot be read: Bad file descriptor"):
-        Steps(replace(lying, places=4, hot_experts=(11, 2), kept=1))
+        Steps(with_slots(lying, 4, (11, 2), 1))
 
 
 @pytest.mark.parametrize("places", [1, EXPERTS])
 def test_places_for_one_or_for_all_are_refused(places: int, tmp_path: Path) -> None:
     _, lying = stored(tmp_path)
-    with pytest.raises(ValueError, match=f"places for {places} of {EXPERTS} experts"):
-        Steps(replace(lying, places=places))
+    with pytest.raises(ValueError, match=f"slots for {places} of {EXPERTS} experts"):
+        Steps(with_slots(lying, places))
 
 
 def test_experts_in_memory_have_no_file(tmp_path: Path) -> None:
     whole, _ = stored(tmp_path)
     with pytest.raises(ValueError, match="must lie in a file"):
-        Steps(replace(whole, places=4))
+        Steps(with_slots(whole, 4))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from hotcold.errors import UserError
-from hotcold.kernels import _native, cpu_disk
+from hotcold.kernels import _native, cpu_disk, file_reads
 
 F32 = 0
 ON_LINUX = sys.platform == "linux"
@@ -103,7 +103,7 @@ def test_any_number_of_pieces(pieces: int, rings: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rings", WAYS)
 def test_rows_larger_than_a_piece(rings: bool, tmp_path: Path) -> None:
-    row = cpu_disk.READ_BYTES + 4096
+    row = file_reads.READ_BYTES + 4096
     read_some(Experts(tmp_path / "file", 3, 2, row // 4), _native.Disk(2, True, rings))
 
 
@@ -232,7 +232,7 @@ def open_files() -> dict[int, str]:
 FORBID = """
 import ctypes, os, platform, struct, sys
 from pathlib import Path
-from hotcold.kernels import _native, cpu_disk
+from hotcold.kernels import _native, cpu_disk, file_reads
 sys.path.insert(0, sys.argv[4])
 from test_disk_reads import Experts, read_some
 number, error = int(sys.argv[1]), int(sys.argv[2])
@@ -252,10 +252,10 @@ forbid()
 disk = _native.Disk(3, True)
 assert not disk.rings and disk.threads == 3, disk.threads
 read_some(own, disk)
-assert _native.why_no_rings() == error and cpu_disk.way_of_reading() == "by 8 threads"
-assert cpu_disk.reads_at_once(4096) == cpu_disk.READERS
+assert _native.why_no_rings() == error and file_reads.way_of_reading() == "by 8 threads"
+assert file_reads.reads_at_once(4096) == file_reads.READERS
 assert _native.probe_disk(os.open(sys.argv[3], os.O_RDONLY), 4096, 8, 0.0, False)[0] > 0
-for refused in (lambda: _native.Disk(3, True, True), cpu_disk.has_rings):
+for refused in (lambda: _native.Disk(3, True, True), file_reads.has_rings):
     os.environ["HOTCOLD_READS"] = "io_uring"
     try:
         refused()
@@ -303,19 +303,19 @@ def test_a_ring_that_takes_no_reads_any_more(tmp_path: Path) -> None:
 
 def test_the_way_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOTCOLD_READS", raising=False)
-    assert cpu_disk.Disk().native.rings == cpu_disk.has_rings() == RINGS
+    assert cpu_disk.Disk().native.rings == file_reads.has_rings() == RINGS
     monkeypatch.setenv("HOTCOLD_READS", "threads")
-    assert not cpu_disk.Disk().native.rings and cpu_disk.way_of_reading() == "by 8 threads"
-    assert cpu_disk.reads_at_once(4096) == cpu_disk.reads_at_once(1 << 30) == cpu_disk.READERS
+    assert not cpu_disk.Disk().native.rings and file_reads.way_of_reading() == "by 8 threads"
+    assert file_reads.reads_at_once(4096) == file_reads.reads_at_once(1 << 30) == file_reads.READERS
     monkeypatch.setenv("HOTCOLD_READS", "mmap")
     with pytest.raises(UserError, match="HOTCOLD_READS is 'mmap': there are io_uring and threads"):
         cpu_disk.Disk()
     if not RINGS:
         return
     monkeypatch.setenv("HOTCOLD_READS", "io_uring")
-    assert cpu_disk.Disk().native.rings and cpu_disk.way_of_reading() == "by io_uring"
-    found = [cpu_disk.reads_at_once(n) for n in (4096, 64 << 10, 884736, cpu_disk.READ_BYTES, 1 << 30)]
-    assert found == [64, 64, 16, cpu_disk.READERS, cpu_disk.READERS]
+    assert cpu_disk.Disk().native.rings and file_reads.way_of_reading() == "by io_uring"
+    found = [file_reads.reads_at_once(n) for n in (4096, 64 << 10, 884736, file_reads.READ_BYTES, 1 << 30)]
+    assert found == [64, 64, 16, file_reads.READERS, file_reads.READERS]
 
 
 @pytest.mark.parametrize("rings", WAYS)

@@ -30,6 +30,7 @@ from hotcold.kernels.backend import (
     FFN_COUNTS,
     Backend,
     Chosen,
+    FFNCall,
     FFNStats,
     FFNTensors,
     FFNWeights,
@@ -130,7 +131,11 @@ def run(
         words[: len(mask), : weights.words] = mask
     stats = FFNStats(backend.zeros((2, len(FFN_COUNTS)), np.int64), 1)
     options: dict[str, Any] = {"skip": skip, "mask": words, "accumulate": accumulate}
-    backend.ffn(buffer, weights, batch, out, fired=fired, stats=stats, chosen=Chosen(ids, factors), **options)
+    backend.ffn(
+        FFNCall(
+            buffer, weights, batch, out, active=fired, stats=stats, chosen=Chosen(ids, factors), **options
+        )
+    )
     assert (out[len(x) :] == 7).all() and (fired[decode:] == 5).all() and not stats.counts[0].any()
     return out[: len(x)].copy(), fired[:decode].copy(), stats.counts[1].tolist()
 
@@ -328,7 +333,7 @@ def test_experts_need_a_choice(backend: Backend) -> None:
     weights, batch = backend.ffn_weights(layer.tensors), plain_batch(backend, 2)
     x, out = (backend.zeros((batch.limits.tokens, 64)) for _ in range(2))
     with pytest.raises(ValueError, match="4 experts: chosen must say which each row takes"):
-        backend.ffn(x, weights, batch, out, skip=True)
+        backend.ffn(FFNCall(x, weights, batch, out, skip=True))
 
 
 @pytest.mark.parametrize(
@@ -427,7 +432,7 @@ def test_a_program_of_experts_reads_its_choice_anew(backend: Backend) -> None:
     x, out = backend.zeros((rows, 64)), backend.zeros((rows, 64))
     x[:7] = rows_for(make, 7)
     chosen = Chosen(backend.zeros((rows, 2), np.int32), backend.zeros((rows, 2)))
-    program = backend.record(lambda: backend.ffn(x, weights, batch, out, skip=True, chosen=chosen))
+    program = backend.record(lambda: backend.ffn(FFNCall(x, weights, batch, out, skip=True, chosen=chosen)))
     for at, (tokens, decode) in enumerate(((7, 4), (0, 0), (3, 3), (7, 0))):
         batch.counts[:2] = tokens, decode
         ids, factors = choices(("anew", at), 7, 8, 2)

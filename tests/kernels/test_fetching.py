@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hotcold.kernels import _native
-from hotcold.kernels.cpu import fetching
+from hotcold.kernels.processor import fetching
 
 
 def test_the_processor_says_how_far() -> None:

@@ -26,6 +26,7 @@ from support.op_truth import (
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import (
     Backend,
+    FFNCall,
     FFNStats,
     FFNTensors,
     PredictorTensors,
@@ -129,7 +130,9 @@ def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator
         fired[:] = 5
         out, stats = filled(backend, batch.limits.tokens, d), FFNStats(backend.zeros((3, 5), np.int64), 1)
         options: dict[str, Any] = {"skip": skip, "mask": mask if masked else None, "accumulate": masked}
-        backend.ffn(buffers(backend, batch, x), weights, batch, out, fired=fired, stats=stats, **options)
+        backend.ffn(
+            FFNCall(buffers(backend, batch, x), weights, batch, out, active=fired, stats=stats, **options)
+        )
         expected = replace(truth.out, values=truth.out.values + 7 * masked)
         expected.check(out[: len(x)], (n, d, skip, masked, decode, prompt))
         assert (out[len(x) :] == 7).all()
@@ -163,7 +166,7 @@ def test_ffn_whose_mask_names_nothing_is_its_bias(backend: Backend) -> None:
     mask = backend.zeros((batch.limits.tokens, 2), np.uint64)
     out, stats = filled(backend, batch.limits.tokens, 64), FFNStats(backend.zeros((1, 5), np.int64))
     x = buffers(backend, batch, random_rows(random, 3, 64))
-    backend.ffn(x, weights, batch, out, skip=True, mask=mask, stats=stats)
+    backend.ffn(FFNCall(x, weights, batch, out, skip=True, mask=mask, stats=stats))
     np.testing.assert_array_equal(out[:3], np.broadcast_to(tensors.down_bias, (3, 64)))
     assert not stats.counts.any()
 

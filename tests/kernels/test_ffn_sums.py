@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.op_truth import plain_batch, random_rows, rng, to_words
 
 from hotcold.formats.blocks import quantise
-from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights
+from hotcold.kernels.backend import Backend, FFNCall, FFNTensors, FFNWeights
 
 OpenBackend = Callable[..., Backend]
 Floats = np.ndarray
@@ -68,7 +68,7 @@ def run(backend: Backend, weights: FFNWeights, fires: np.ndarray) -> Floats:
     x, out = backend.zeros((rows, DIM)), backend.zeros((rows, DIM))
     mask = backend.zeros((rows, -(-fires.shape[1] // 64)), np.uint64)
     x[:, 0], mask[: len(fires)] = 1, to_words(fires)
-    backend.ffn(x, weights, batch, out, skip=True, mask=mask)
+    backend.ffn(FFNCall(x, weights, batch, out, skip=True, mask=mask))
     return out[: len(fires)].copy()
 
 
@@ -128,5 +128,5 @@ def test_a_prompt_row_is_summed_as_a_decode_row(open_exact: OpenBackend, neurons
         batch = plain_batch(backend, decode, 70 - decode)
         x, out = backend.zeros((batch.limits.tokens, DIM)), backend.zeros((batch.limits.tokens, DIM))
         x[:70] = rows
-        backend.ffn(x, weights, batch, out, skip=True)
+        backend.ffn(FFNCall(x, weights, batch, out, skip=True))
         np.testing.assert_array_equal(out[:70], expected)

@@ -22,7 +22,7 @@ from support.op_truth import (
 )
 
 from hotcold.formats.blocks import BLOCK_TYPES
-from hotcold.kernels.backend import Backend, FFNStats, is_dense
+from hotcold.kernels.backend import Backend, FFNCall, FFNStats, is_dense
 
 TYPES = (("F32",) * 3, ("Q4_0", "Q8_0", "Q4_0"), ("F16", "Q5_1", "Q5_1"), ("Q4_K", "Q4_K", "Q6_K"))
 
@@ -33,7 +33,7 @@ def run(backend: Backend, weights: Any, x: Any, gates: Any, step: tuple[int, int
     given = [buffers(backend, batch, each) for each in (x, gates)]
     out, fired = backend.zeros(given[0].shape), backend.zeros((batch.limits.tokens, words), np.uint64)
     out[:], stats = 7, FFNStats(backend.zeros((1, 5), np.int64))
-    backend.ffn(given[0], weights, batch, out, gates=given[1], fired=fired, stats=stats, **options)
+    backend.ffn(FFNCall(given[0], weights, batch, out, gates=given[1], active=fired, stats=stats, **options))
     assert (out[len(x) :] == 7).all()
     return np.array(out[: len(x)]), fired[: step[0]], stats.counts[0].tolist()
 

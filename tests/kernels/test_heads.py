@@ -12,10 +12,10 @@ from support.op_truth import plain_batch, random_rows, random_tensor, rng, weigh
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels import open_backend
-from hotcold.kernels.backend import Backend, Batch, BatchLimits, ExpertGroups, Floats
-from hotcold.kernels.cpu import scratch_bytes
+from hotcold.kernels.backend import Backend, Batch, BatchLimits, ExpertGroups, Floats, RouterCall
 from hotcold.kernels.gpu import StepShape
-from hotcold.kernels.reference_matrix import quantise_input
+from hotcold.kernels.numpy_matrix import quantise_input
+from hotcold.kernels.processor import scratch_bytes
 
 
 @pytest.fixture(params=["reference", *(f"cpu-{isa}" for isa in ISAS)])
@@ -148,17 +148,19 @@ def test_experts_of_the_best_groups(backend: Backend, groups: ExpertGroups, bias
     options: dict[str, Any] = {} if bias is None else {"selection_bias": bias}
     matrix = backend.matrix(quantise(weights, "F32"))
     backend.router(
-        filled(backend, rows, x),
-        matrix,
-        batch,
-        ids,
-        factors,
-        k=k,
-        score=score,
-        normalise=False,
-        scale=1.0,
-        groups=groups,
-        **options,
+        RouterCall(
+            filled(backend, rows, x),
+            matrix,
+            batch,
+            ids,
+            factors,
+            k=k,
+            score=score,
+            normalise=False,
+            scale=1.0,
+            groups=groups,
+            **options,
+        )
     )
     logits = x.astype(np.float64) @ weights.T.astype(np.float64)
     scores = 1 / (1 + np.exp(-logits))
@@ -191,7 +193,7 @@ def test_groups_that_do_not_fit_are_refused(backend: Backend, groups: ExpertGrou
     matrix = backend.matrix(random_tensor(rng(), "F32", 32, 8))
     ids, factors = backend.zeros((rows, 4), np.int32), backend.zeros((rows, 4))
     with pytest.raises(ValueError, match=message):
-        backend.router(
+        backend.router(RouterCall(
             backend.zeros((rows, 8)), matrix, batch, ids, factors, k=4, score="sigmoid", normalise=True,
             scale=1.0, groups=groups,
-        )  # fmt: skip
+        ))  # fmt: skip

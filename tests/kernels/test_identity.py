@@ -29,7 +29,9 @@ from hotcold.kernels import _native
 from hotcold.kernels.backend import (
     PAGE,
     SPARSE_ACTIVATIONS,
+    AttentionCall,
     Backend,
+    FFNCall,
     FFNTensors,
     FFNWeights,
     Matrix,
@@ -70,7 +72,7 @@ def run_ffn(
     if mask is not None:
         words = backend.zeros((rows, -(-weights.neurons // 64)), np.uint64)
         words[: len(x)] = to_words(mask)
-    backend.ffn(buffer, weights, batch, out, skip=skip, mask=words)
+    backend.ffn(FFNCall(buffer, weights, batch, out, skip=skip, mask=words))
     return out[: len(x)].copy()
 
 
@@ -214,7 +216,7 @@ def run_attention(backend: Backend, rows: Iterable[tuple[Row, bool]], type: str 
     q, out = (backend.zeros((batch.limits.tokens, heads, shape[-1])) for _ in range(2))
     for t, (row, _) in enumerate(rows):
         q[t] = random_rows(rng("q", row.sequence, row.position), heads, shape[-1])
-    backend.attention(q, k_cache, v_cache, batch, out, 0.3)
+    backend.attention(AttentionCall(q, k_cache, v_cache, batch, out, 0.3))
     return out[: len(rows)].copy()
 
 
@@ -268,7 +270,7 @@ def one_of_each(backend: Backend) -> list[np.ndarray]:
         backend.linear(y, [square, square], batch, [z, x], accumulate=True)
         backend.rope(z.reshape(rows, 2, d // 2), rope, batch)
         backend.predict(x, predictor, batch, mask)
-        backend.ffn(y, ffn, batch, x, skip=True, mask=mask, accumulate=True)
+        backend.ffn(FFNCall(y, ffn, batch, x, skip=True, mask=mask, accumulate=True))
         backend.add(x, z, batch)
         backend.gather(x, batch, last)
 

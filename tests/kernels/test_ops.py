@@ -29,6 +29,7 @@ from support.op_truth import (
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels.backend import (
     PAGE,
+    AttentionCall,
     Backend,
     IndexedBy,
     Norm,
@@ -289,7 +290,7 @@ def test_attention(backend: Backend, type: str, heads: int, kv_heads: int, head_
         q = random_rows(random, sum(map(len, rows)), heads, head_dim)
         out = filled(backend, batch.limits.tokens, heads, head_dim)
         scale = 1.5 * head_dim**-0.5
-        backend.attention(buffers(backend, batch, q), k_cache, v_cache, batch, out, scale)
+        backend.attention(AttentionCall(buffers(backend, batch, q), k_cache, v_cache, batch, out, scale))
         keys, values = cache_values(k_cache), cache_values(v_cache)
         for t, row in enumerate([*rows[0], *rows[1]]):
             own = batch.pages[row.sequence, : row.position // PAGE + 1]
@@ -308,7 +309,9 @@ def test_attention_with_scores_far_apart(backend: Backend) -> None:
         k_cache[batch.pages[sequence, position // PAGE], 0, position % PAGE] = 1000
     out = filled(backend, batch.limits.tokens, 1, 8)
     backend.attention(
-        buffers(backend, batch, np.ones((2, 1, 8), np.float32)), k_cache, v_cache, batch, out, 1.0
+        AttentionCall(
+            buffers(backend, batch, np.ones((2, 1, 8), np.float32)), k_cache, v_cache, batch, out, 1.0
+        )
     )
     for sequence, position in enumerate(chosen):
         value = v_cache[batch.pages[sequence, position // PAGE], 0, position % PAGE]

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.expert_layers import choices, make_layer
+from support.expert_layers import choices, make_layer, with_slots
 from support.op_truth import FFNKind, plain_batch, random_rows, random_tensor, rng
 
 from hotcold.errors import UserError
 from hotcold.formats.blocks import Tensor
 from hotcold.formats.files import FileError
 from hotcold.formats.gguf import open_gguf, write_gguf
-from hotcold.kernels import _native, cpu_disk
-from hotcold.kernels.backend import Chosen, ExpertGroups, FFNTensors, LookAhead, Norm
+from hotcold.kernels import _native, cpu_disk, file_reads
+from hotcold.kernels.backend import Chosen, ExpertGroups, FFNCall, FFNTensors, LookAhead, Norm, RouterCall
 from hotcold.kernels.cpu import CPUBackend
 
 EXPERTS, K, NEURONS, DIM = 12, 2, 64, 96
@@ -31,17 +31,17 @@ EXPERTS, K, NEURONS, DIM = 12, 2, 64, 96
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cpu_disk.AHEAD_VARIABLE, "on")
+    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, "on")
 
 
-def stored(folder: Path, label: str = "layer") -> tuple[FFNTensors, FFNTensors]:
+def stored(folder: Path) -> tuple[FFNTensors, FFNTensors]:
     """A layer in memory, and the same in a file."""
     whole = make_layer(K, (NEURONS,) * EXPERTS, DIM, ("Q8_0",) * 3, FFNKind("silu"), "by_output").tensors
     parts = {"gate": whole.gate, "up": whole.up, "down": whole.down}
     path = folder / "layer.gguf"
     write_gguf(path, {"general.architecture": "llama"}, parts)  # type: ignore[arg-type]
     file = open_gguf(path)
-    return whole, replace(whole, **{name: file.stored(name).flat() for name in parts}, label=label)
+    return whole, replace(whole, **{name: file.stored(name).flat() for name in parts})
 
 
 class Steps:
@@ -69,7 +69,9 @@ class Steps:
         if ahead is not None:
             ahead = replace(ahead, x=np.pad(ahead.x, more))
         out = np.zeros_like(x)
-        self.ops.ffn(x, self.weights, batch, out, skip=False, chosen=Chosen(ids, factors), ahead=ahead)
+        self.ops.ffn(
+            FFNCall(x, self.weights, batch, out, skip=False, chosen=Chosen(ids, factors), ahead=ahead)
+        )
         return out[:rows]
 
     def counts(self) -> tuple[int, int, int, int]:
@@ -160,7 +162,7 @@ def test_guesses_take_places_by_the_layers_rule(
     places = kept + free
     order = tuple(rng("hot", seed).permutation(EXPERTS)[: min(hot, places)].tolist())
     resident = Steps(whole)
-    shelved = Steps(replace(lying, places=places, hot_experts=order, kept=kept))
+    shelved = Steps(with_slots(lying, places, order, kept))
     shelved.weights.shelf.set_guessing(mode)
     lists = Lists(places, order, kept, mode)
     for step in range(24):
@@ -189,7 +191,7 @@ def one_row(key: str) -> np.ndarray:
 
 def test_a_wrong_guess_is_the_first_to_make_room(tmp_path: Path) -> None:
     _, lying = stored(tmp_path)
-    steps = Steps(replace(lying, places=4))
+    steps = Steps(with_slots(lying, 4))
     for pair in ((0, 1), (2, 3)):
         steps.run(*choose(*pair), one_row("room"))
     steps.guess([2, 3, 8])  # for which expert 0 makes room
@@ -202,7 +204,7 @@ def test_a_wrong_guess_is_the_first_to_make_room(tmp_path: Path) -> None:
 
 def test_what_the_last_step_named_stays(tmp_path: Path) -> None:
     _, lying = stored(tmp_path)
-    steps = Steps(replace(lying, places=3))
+    steps = Steps(with_slots(lying, 3))
     for pair in ((0, 1), (2, 3)):
         steps.run(*choose(*pair), one_row("last"))
     steps.guess([7, 8, 9])  # one has the place of expert 1
@@ -213,7 +215,7 @@ def test_what_the_last_step_named_stays(tmp_path: Path) -> None:
 def test_nothing_waits_for_a_guess(tmp_path: Path) -> None:
     """A read under way that turns out to be wrong does not reach its place."""
     _, lying = stored(tmp_path)
-    steps = Steps(replace(lying, places=4))
+    steps = Steps(with_slots(lying, 4))
     steps.run(*choose(0, 1), one_row("wait"))
     disk: Any = steps.ops._packer.disk
     read = disk.counts().nbytes
@@ -235,7 +237,7 @@ def wait_until(found: Callable[[], bool]) -> None:
 
 def test_a_wrong_guess_that_was_read_is_counted(tmp_path: Path) -> None:
     whole, lying = stored(tmp_path)
-    steps = Steps(replace(lying, places=4))
+    steps = Steps(with_slots(lying, 4))
     disk: Any = steps.ops._packer.disk
     steps.guess([5, 6])
     wait_until(lambda: disk.native.counts()[1] == 6)
@@ -254,10 +256,10 @@ def test_a_guess_that_cannot_be_read_is_an_error_where_it_is_needed(
         lying.offsets[5] = 1 << 40
         return lying
 
-    whole, lying = stored(tmp_path, "a file, layer 7")
+    whole, lying = stored(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(cpu_disk.Disk, "_experts", bad)
-        steps = Steps(replace(lying, places=4))
+        steps = Steps(with_slots(lying, 4))
     x, right = one_row("bad"), choose(0, 1)
     expected = Steps(whole).run(*right, x)
     disk: Any = steps.ops._packer.disk
@@ -274,7 +276,7 @@ def test_a_guess_that_cannot_be_read_is_an_error_where_it_is_needed(
 
 def test_a_guess_that_could_not_be_read_is_read_again(tmp_path: Path) -> None:
     whole, lying = stored(tmp_path)
-    steps, path = Steps(replace(lying, places=4)), tmp_path / "layer.gguf"
+    steps, path = Steps(with_slots(lying, 4)), tmp_path / "layer.gguf"
     disk: Any = steps.ops._packer.disk
     data, times = path.read_bytes(), os.stat(path)
     os.truncate(path, 100)
@@ -333,7 +335,7 @@ def layers_and_router(
     """A layer in memory, a later one on a shelf, and the router between them, without its x."""
     whole, lying = stored(folder)
     first = Steps(whole)
-    second = Steps(replace(lying, places=places), first.ops)
+    second = Steps(with_slots(lying, places), first.ops)
     tensor: Tensor = random_tensor(rng("router"), "F32", EXPERTS, DIM)
     bias = None if kind["selection_bias"] is None else kind["selection_bias"].astype(np.float32)
     scale = np.asarray(rng("norm").uniform(0.2, 2, DIM), np.float32)
@@ -358,7 +360,7 @@ def chosen_by(ops: CPUBackend, ahead: LookAhead, x: np.ndarray) -> set[int]:
     ids, factors = np.zeros((len(x), ahead.k), np.int32), np.zeros((len(x), ahead.k), np.float32)
     names = "k", "score", "selection_bias", "groups"
     kind = {name: getattr(ahead, name) for name in names}
-    ops.router(x, ahead.weights, batch, ids, factors, normalise=True, scale=1.0, **kind)
+    ops.router(RouterCall(x, ahead.weights, batch, ids, factors, normalise=True, scale=1.0, **kind))
     return set(ids[: batch.n_tokens].ravel().tolist())
 
 
@@ -392,7 +394,7 @@ def test_guesses_are_tried_now_and_then_where_they_do_not_pay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And begin to be read where they turn out well."""
-    monkeypatch.setenv(cpu_disk.AHEAD_VARIABLE, "auto")
+    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, "auto")
     first, second, ahead = layers_and_router(tmp_path, ROUTERS[0], normed=True, places=4)
     x, guessed = one_row("auto"), []
     for step in range(1000):
@@ -406,11 +408,11 @@ def test_guesses_are_tried_now_and_then_where_they_do_not_pay(
 
 
 def test_nothing_is_read_ahead_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(cpu_disk.AHEAD_VARIABLE)
-    assert cpu_disk.reading_ahead() == "off"
+    monkeypatch.delenv(file_reads.AHEAD_VARIABLE)
+    assert file_reads.reading_ahead() == "off"
 
 
 def test_the_variable_names_one_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cpu_disk.AHEAD_VARIABLE, "maybe")
+    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, "maybe")
     with pytest.raises(UserError, match="HOTCOLD_AHEAD is 'maybe': there are off, on and auto"):
         cpu_disk.Disk()

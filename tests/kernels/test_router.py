@@ -12,9 +12,9 @@ import pytest
 from support.op_truth import buffers, plain_batch, random_rows, random_tensor, rng, weights_of
 
 from hotcold.formats.blocks import Tensor, quantise
-from hotcold.kernels.backend import Backend, Floats, Ints
+from hotcold.kernels.backend import Backend, Floats, Ints, RouterCall
 from hotcold.kernels.cpu import CPUBackend
-from hotcold.kernels.reference_matrix import quantise_input
+from hotcold.kernels.numpy_matrix import quantise_input
 
 OpenBackend = Callable[..., Backend]
 
@@ -79,7 +79,7 @@ class Case:
             more["selection_bias"] = self.selection_bias
         if self.expert_scale is not None:
             more["expert_scale"] = self.expert_scale
-        backend.router(buffer, weights, batch, ids, factors, **options, **more)
+        backend.router(RouterCall(buffer, weights, batch, ids, factors, **options, **more))
         assert (ids[len(x) :] == -7).all() and (factors[len(x) :] == 7).all()
         return np.array(ids[: len(x)]), np.array(factors[: len(x)])
 
@@ -236,7 +236,7 @@ def test_what_no_router_has_is_refused(
     rows, k = batch.limits.tokens, options["k"]
     ids, factors = backend.zeros((rows, k), np.int32), backend.zeros((rows, k))
     with pytest.raises(error, match=message):
-        backend.router(backend.zeros((rows, 4)), matrix, batch, ids, factors, **options)
+        backend.router(RouterCall(backend.zeros((rows, 4)), matrix, batch, ids, factors, **options))
 
 
 def test_a_program_routes_what_it_finds(open_exact: OpenBackend) -> None:
@@ -248,7 +248,7 @@ def test_a_program_routes_what_it_finds(open_exact: OpenBackend) -> None:
     matrix = backend.matrix(case.tensor, case.bias)
     program = backend.record(
         lambda: backend.router(
-            x, matrix, batch, ids, factors, k=4, score="softmax", normalise=True, scale=1.0
+            RouterCall(x, matrix, batch, ids, factors, k=4, score="softmax", normalise=True, scale=1.0)
         )
     )
     assert not factors.any()

@@ -24,7 +24,7 @@ from support.state_truth import (
     state_batch,
 )
 
-from hotcold.kernels.backend import Backend, Batch, BatchLimits, Norm
+from hotcold.kernels.backend import Backend, Batch, BatchLimits, DeltaCall, Norm, ScanCall
 
 BACKENDS = ("reference", "ordered", *(f"cpu-{isa}" for isa in ISAS), *VULKAN)
 
@@ -65,10 +65,10 @@ def delta_case(keys: int, heads: int, dk: int, dv: int, *, tiled: bool, per_chan
     each = [inputs(rows) for rows in LENGTHS]
 
     def call(backend: Backend, batch: Batch, given: Any, state: Any, out: Any) -> None:
-        backend.gated_delta(
+        backend.gated_delta(DeltaCall(
             *(given[name] for name in ("mixed", "decay", "beta")), batch, state, out,
             keys=keys, key_dim=dk, tiled=tiled, eps=1e-6,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     names = ("mixed", "decay", "beta")
     arrays = {name: [getattr(one, name) for one in each] for name in names}
@@ -94,7 +94,9 @@ def scan_case(heads: int, width: int, size: int, groups: int) -> Case:
     ]
 
     def call(backend: Backend, batch: Batch, given: Any, state: Any, out: Any) -> None:
-        backend.ssm_scan(given["mixed"], given["dt"], dt_bias, a, d, batch, state, out, groups=groups)
+        backend.ssm_scan(
+            ScanCall(given["mixed"], given["dt"], dt_bias, a, d, batch, state, out, groups=groups)
+        )
 
     arrays = {name: [getattr(one, name) for one in each] for name in ("mixed", "dt")}
     return Case(
@@ -270,7 +272,9 @@ def test_what_does_not_fit_is_refused(backend: Backend, op: str, change: dict[st
     def run(**other: Any) -> None:
         given = {**shapes[op], **other}
         arrays = {name: backend.zeros(each) for name, each in given.items() if isinstance(each, tuple)}
-        getattr(backend, op)(batch=batch, **{**given, **arrays})
+        values = {"batch": batch, **given, **arrays}
+        call = {"gated_delta": DeltaCall, "ssm_scan": ScanCall}.get(op)
+        getattr(backend, op)(**values) if call is None else getattr(backend, op)(call(**values))
 
     run()
     with pytest.raises(ValueError):

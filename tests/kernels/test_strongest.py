@@ -12,7 +12,7 @@ from support.expert_layers import make_layer
 from support.op_truth import FFNKind, ffn, ffn_rows, plain_batch, random_ffn, rng, to_bits, to_words
 
 from hotcold.formats.blocks import BLOCK_TYPES
-from hotcold.kernels.backend import Backend, Chosen, FFNTensors, is_dense
+from hotcold.kernels.backend import Backend, Chosen, FFNCall, FFNTensors, is_dense
 
 OPENED = next(name for name, type in BLOCK_TYPES.items() if type.weights > 1 and not type.panels)
 SMOOTH = (
@@ -49,7 +49,7 @@ def marked(backend: Backend, tensors: FFNTensors, x: Any, decode: int, candidate
         mask[: len(x)] = to_words(candidates)
         options["mask"] = mask
     for out, more in zip(outs, ({}, {"strongest": told}), strict=True):
-        backend.ffn(given, weights, batch, out, **options, **more)
+        backend.ffn(FFNCall(given, weights, batch, out, **options, **more))
     np.testing.assert_array_equal(*(out.view(np.uint32) for out in outs))
     assert (told[decode:] == 5).all()
     n = tensors.up.shape[0]
@@ -109,4 +109,4 @@ def test_what_cannot_tell_it_refuses(backend: Backend) -> None:
         given, out = backend.zeros((batch.limits.tokens, 32)), backend.zeros((batch.limits.tokens, 32))
         given[:2] = x
         with pytest.raises(ValueError, match="the strongest neurons: "):
-            backend.ffn(given, weights, batch, out, skip=False, **options, **told)
+            backend.ffn(FFNCall(given, weights, batch, out, skip=False, **options, **told))

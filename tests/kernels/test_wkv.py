@@ -12,7 +12,7 @@ from support.op_truth import Answer, plain_batch, random_rows, rng
 from support.state_cases import LENGTHS, Case, random_steps
 from support.state_truth import Piece, Wkv, sigmoid, state_batch, token_shift
 
-from hotcold.kernels.backend import Backend, Batch
+from hotcold.kernels.backend import Backend, Batch, Wkv7Call
 
 _EPS = 64e-5
 
@@ -53,7 +53,7 @@ def wkv_case(heads: int, dim: int, *, blended: bool) -> Case:
     def call(backend: Backend, batch: Batch, given: Any, state: Any, out: Any) -> None:
         rows = (given[name] for name in names[:5])
         blend = {name: given[name] for name in names[5:]}
-        backend.wkv7(*rows, vectors, batch, state, out, **blend, eps=_EPS)
+        backend.wkv7(Wkv7Call(*rows, vectors, batch, state, out, **blend, eps=_EPS))
 
     arrays = {name: [one.given[name] for one in each] for name in names}
     return Case(f"wkv7 {heads} of {dim}", arrays, (heads, dim, dim), call, [one.run() for one in each])
@@ -167,9 +167,11 @@ def test_what_does_not_fit_is_refused(backend: Backend, op: str, change: dict[st
         return backend.zeros(each) if isinstance(each, tuple) else each
 
     def run(**other: Any) -> None:
-        getattr(backend, op)(
-            batch=batch, **{name: made(each) for name, each in {**shapes[op], **other}.items()}
-        )
+        values = {name: made(each) for name, each in {**shapes[op], **other}.items()}
+        if op == "wkv7":
+            backend.wkv7(Wkv7Call(batch=batch, **values))
+        else:
+            getattr(backend, op)(batch=batch, **values)
 
     run()
     with pytest.raises(ValueError):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.changed_models import changed, config_of
+from support.file_sizes import file_sizes
 from support.golden import golden
 from support.runner import ROWS, Runner
 
@@ -16,7 +17,6 @@ from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Backend
 from hotcold.model.config import Config, ModelError
 from hotcold.model.weights import Weights
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadError, LoadOptions
 from hotcold.sparse.ffn import make_ffns
@@ -72,7 +72,7 @@ def test_sessions_skip_by_themselves(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="all gates of a token decide which are 0"):
         load(path, LoadOptions(threads=1, gpu="off", sparsity="predicted")).session()
     with open_gguf(path) as file:
-        sizes = sizes_of_file(file, model.config, 128, "f16", gpu=False)
+        sizes = file_sizes(file, model.config, 128, "f16", gpu=False)
     use = {each.kind: each.cpu_bytes for each in memory_use(session)}
     assert use["kv"] == sizes.kv.sum()
     assert use["attention"] <= sizes.attention.sum() + 2 * 96 * 24 * 4  # with gates that are cut

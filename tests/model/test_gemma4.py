@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.changed_models import changed, config_of
+from support.file_sizes import file_sizes
 from support.golden import GEMMA4, golden
 from support.runner import Runner
 
@@ -18,7 +19,6 @@ from hotcold.kernels.backend import PAGE, Backend
 from hotcold.model.config import Config, ModelError
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.mixers.attention import AttentionShape
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.watch.memory_use import memory_use
@@ -32,7 +32,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def shapes_of(config: Config) -> list[AttentionShape]:
-    return [shape for mixer in config.mixers if (shape := mixer.attention) is not None]
+    return [mixer for mixer in config.mixers if isinstance(mixer, AttentionShape)]
 
 
 def test_kinds_of_layers(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_bill_of_a_plan_is_what_a_session_takes(tmp_path: Path) -> None:
         path = golden(name, tmp_path).path
         session = load(path, LoadOptions(threads=1, gpu="off")).session()
         with open_gguf(path) as file:
-            sizes = sizes_of_file(file, session.model.config, 128, "f16", gpu=False)
+            sizes = file_sizes(file, session.model.config, 128, "f16", gpu=False)
         use = {each.kind: each.cpu_bytes for each in memory_use(session)}
         assert use["kv"] == sizes.kv.sum()
         assert use["neurons"] >= (sizes.neuron_bytes * sizes.neurons).sum()

@@ -13,6 +13,7 @@ from support.golden import CPU_HYBRIDS, FAMILIES, HYBRIDS, LATENT, LATENT_HYBRID
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config, ModelError
+from hotcold.model.families import Family
 from hotcold.model.known_keys import EFFECTIVE, WITHOUT_EFFECT, ReadKeys
 
 #: Of architectures that are refused, or of files that hold no language model.
@@ -72,6 +73,26 @@ def test_unknown_keys_are_noted_under_the_architecture_alone(tmp_path: Path) -> 
     assert note.startswith("the file has keys that are not read: llama.gate_of_tomorrow;")
 
 
+@pytest.mark.parametrize(
+    ("key", "stated", "expected"),
+    [
+        ("expert_gating_func", None, 2), ("expert_gating_func", 1, 1), ("expert_gating_func", 0, 2),
+        ("final_logit_softcapping", np.float32(0), 30.0), ("attention.sliding_window", 0, 0),
+        ("expert_weights_norm", False, False), ("attention.sliding_window", "wide", "wide"),
+    ],
+)  # fmt: skip
+def test_a_family_implies_keys_that_a_file_leaves_out(key: str, stated: Any, expected: Any) -> None:
+    """A file's own value comes first; where 0 says as much as no key, 0 is none."""
+    implied = {
+        "expert_gating_func": 2, "final_logit_softcapping": 30.0, "attention.sliding_window": 8,
+        "expert_weights_norm": True,
+    }  # fmt: skip
+    keys = ReadKeys({} if stated is None else {f"any.{key}": stated}, Family("any", implied=implied))
+    assert keys[f"any.{key}"] == keys.get(f"any.{key}") == expected
+    assert f"any.{key}" in keys and f"other.{key}" not in keys
+    assert len(keys) == (stated is not None)
+
+
 def test_all_keys_of_the_format_are_accounted_for(tmp_path: Path) -> None:
     """Each key of the gguf package is read for a family, or has its place in a table."""
     read: set[str] = set()
@@ -80,7 +101,7 @@ def test_all_keys_of_the_format_are_accounted_for(tmp_path: Path) -> None:
         with open_gguf(path) as file:
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)
             assert not [note for note in config.notes if "not read" in note], name
-            recorded = ReadKeys(file.metadata)
+            recorded = ReadKeys(file.metadata, config.family)
             Config.from_metadata(recorded, file.magic, file.tensors)
         read |= {key.partition(".")[2] for key in recorded.names if key.startswith(f"{config.architecture}.")}
         path.unlink()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.changed_models import changed, config_of
 from support.checkpoints import change_config, copy_checkpoint, tensors_of, write_safetensors
+from support.file_sizes import file_sizes
 from support.golden import LATENT, Golden, golden
 from support.golden_logits import check_logits, close
 from support.runner import ROWS, Runner, assert_same_bits_in_parts
@@ -26,7 +27,6 @@ from hotcold.model.kv_cache import SequenceState
 from hotcold.model.mixers.latent_attention import LatentShape
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import made_bytes
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.options import LoadError
 from hotcold.tasks.planning import plan
 
@@ -132,7 +132,7 @@ def test_what_old_files_make_float32_is_counted(tmp_path: Path) -> None:
     assert made_bytes(*found[0][1:]) == 0
     assert made_bytes(*found[1][1:]) == found[1][0] - found[0][0] == 3 * 4 * 12 * 16 * 2
     with open_gguf(new) as file, open_gguf(old) as other:
-        sizes = [sizes_of_file(each, found[0][2], 64, "f16", gpu=False) for each in (file, other)]
+        sizes = [file_sizes(each, found[0][2], 64, "f16", gpu=False) for each in (file, other)]
     assert (sizes[1].attention - sizes[0].attention).tolist() == [4 * 12 * 16 * 2] * 3
 
 

@@ -22,8 +22,8 @@ from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Backend, Batch, Buffer
+from hotcold.kernels.numpy_matrix import ReferenceMatrix, quantise_input
 from hotcold.kernels.reference import ReferenceBackend
-from hotcold.kernels.reference_matrix import ReferenceMatrix, quantise_input
 from hotcold.model.config import Config, ModelError
 from hotcold.model.families import FAMILIES, Family
 from hotcold.model.kv_cache import SequenceState

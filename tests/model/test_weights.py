@@ -66,7 +66,9 @@ def load(tmp_path: Path) -> Callable[..., Weights]:
         if change is not None:
             change(tensors)
         with open_gguf(model.write(tmp_path / "model.gguf", tensors, magic)) as file:
-            return load_weights(file, config_of(file), backend or ReferenceBackend(), others=others)
+            config = config_of(file)
+            total = check_tensors(file, config, others) if others else None
+            return load_weights(file, config, backend or ReferenceBackend(), total=total)
 
     return write_and_load
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from hotcold.formats.blocks import block_type
-from hotcold.kernels.cpu import STREAMS, CPUBackend, ReadProbe
-from hotcold.kernels.reference_ffn import unpack_mask
+from hotcold.kernels.backend import FFNCall
+from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.kernels.numpy_ffn import unpack_mask
+from hotcold.kernels.processor import STREAMS
 from hotcold.placement import measuring
 from hotcold.placement.measuring import NeuronProbe, ProbePlan, buffer_bytes
 
@@ -47,11 +49,11 @@ def test_layers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.plan.widths == (128, 128, 64)
     seen: list[tuple[int, bytes]] = []
     layers = {id(layer): i for i, layer in enumerate(probe._layers)}
-    monkeypatch.setattr(
-        backend,
-        "ffn",
-        lambda x, weights, *_, mask, **more: seen.append((layers[id(weights)], mask.tobytes())),
-    )
+
+    def see(call: FFNCall) -> None:
+        seen.append((layers[id(call.weights)], call.mask.tobytes()))
+
+    monkeypatch.setattr(backend, "ffn", see)
     while len(seen) < 60:
         probe.measure(0, backend, dense=False)
     assert len(set(seen[:30])) == 30 and seen[30:] == seen[:30]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.buffers import cache_bytes
 from support.draft_blocks import with_block
+from support.file_sizes import file_sizes
 from support.golden import golden
 from support.hybrid_models import write_hybrid
 from support.many_experts import budget
@@ -21,7 +22,6 @@ from hotcold.model.config import Config
 from hotcold.placement import shelves
 from hotcold.placement.memory_plan import MemoryPlan, MemoryRequest, WeightBytes
 from hotcold.placement.placement import Placement, write_placement
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime import loading, memory
 from hotcold.runtime.loading import load, plan_memory
 from hotcold.runtime.options import LoadError, LoadOptions
@@ -108,7 +108,7 @@ def test_a_file_is_parsed_once_whatever_fits(drafting: Path, monkeypatch: pytest
     monkeypatch.setattr(memory, "available_memory", lambda: least * 101 // 100)
     monkeypatch.setattr(memory, "_RESERVE", 10**9)
     model = load(drafting, LoadOptions(threads=1, **OPTIONS))
-    assert model.config.draft is None and model.shelves is not None and not model.shelves.all_fit
+    assert model.config.draft is None and model.plan.experts is not None and not model.plan.experts.all_fit
     assert sorted(parsed) == ["Config", "Tokenizer", "WeightBytes"]
     assert model.notes[0].startswith("memory does not suffice for all of it: `ram_budget=")
     assert model.notes[-1].endswith("is left out: `ram_budget` has no room for it")
@@ -132,7 +132,7 @@ def test_a_block_that_does_not_run_takes_no_memory(hybrid: Path, tmp_path: Path,
     for path in (hybrid, with_block(hybrid, tmp_path / "block.gguf", 1)):
         with open_gguf(path) as file:
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-            sizes = sizes_of_file(file, config, PAGE, "f16")
+            sizes = file_sizes(file, config, PAGE, "f16")
         hot = [np.ones(n, np.bool_) for n in config.neurons]
         placed = tmp_path / f"{path.stem}.gpuidx"
         write_placement(placed, sizes, Placement.on_one(hot, range(config.layers), head=head))

@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from support.file_sizes import file_sizes
 from support.plain_forward import Model
 from support.plans import made_up
 
@@ -19,7 +20,7 @@ from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.model.config import Config
 from hotcold.placement.placement import INDEX_BYTES, Placement, read_placement, write_placement
 from hotcold.placement.profiles import read_profile, write_profile
-from hotcold.placement.sizes import SHAPES, power_law, sizes_of_file
+from hotcold.placement.sizes import SHAPES, power_law
 from hotcold.sparse.sidecar import SidecarError
 
 LAYERS = 12  #: enough for names that sort otherwise as text than as numbers
@@ -222,7 +223,7 @@ def test_every_byte_of_a_file_is_somewhere(tied: bool, tmp_path: Path) -> None:
         path = Model(tied=False, activation="relu", head_dim=32, rotary=32).write(tmp_path / "untied.gguf")
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        found = sizes_of_file(file, config, 200, "q8_0")
+        found = file_sizes(file, config, 200, "q8_0")
         weights = sum(info.nbytes for info in file.tensors.values())
     n = len(found.neurons)
     for placement in (

@@ -19,8 +19,16 @@ from support.runner import ROWS, Runner, dense, exact, predicted
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
-from hotcold.kernels.backend import PAGE, Backend, BatchLimits, FFNStats, PredictorTensors, PredictorWeights
-from hotcold.kernels.reference_ffn import unpack_mask
+from hotcold.kernels.backend import (
+    PAGE,
+    Backend,
+    BatchLimits,
+    FFNCall,
+    FFNStats,
+    PredictorTensors,
+    PredictorWeights,
+)
+from hotcold.kernels.numpy_ffn import unpack_mask
 from hotcold.model.config import Config
 from hotcold.model.weights import Weights
 from hotcold.placement.placement import Placement
@@ -176,8 +184,8 @@ def test_two_halves_are_the_whole(name: str, type: str, layout: str) -> None:
     stats, all_stats = (FFNStats(ops.zeros((1, 5), np.int64)) for _ in range(2))
     halves = [take_neurons(whole, hot), replace(take_neurons(whole, ~hot), down_bias=whole.down_bias)]
     for tensors in halves:
-        ops.ffn(x, ops.ffn_weights(tensors), batch, out, skip=True, stats=stats, accumulate=True)
-    ops.ffn(x, ops.ffn_weights(whole), batch, expected, skip=True, stats=all_stats)
+        ops.ffn(FFNCall(x, ops.ffn_weights(tensors), batch, out, skip=True, stats=stats, accumulate=True))
+    ops.ffn(FFNCall(x, ops.ffn_weights(whole), batch, expected, skip=True, stats=all_stats))
     found, truth = ops.read(out), ops.read(expected)
     np.testing.assert_allclose(found, truth, rtol=1e-5, atol=1e-5 * np.abs(truth).max())
     np.testing.assert_array_equal(ops.read(stats.counts), ops.read(all_stats.counts))

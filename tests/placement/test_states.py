@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.file_sizes import file_sizes
 from support.hybrid_models import KINDS, write_hybrid
 
 from hotcold.formats.gguf import open_gguf
@@ -16,7 +17,6 @@ from hotcold.placement.costs import Costs
 from hotcold.placement.hardware import find_hardware
 from hotcold.placement.placement import read_placement, write_placement
 from hotcold.placement.profiles import find_profile
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.placement.solver import Solver
 
 
@@ -26,7 +26,7 @@ def test_states_are_billed_and_a_layer_may_have_no_neurons(kind: str, tmp_path: 
     path = write_hybrid(tmp_path / f"{kind}.gguf", kind)
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 64, "f16", sequences=3, slots=12)
+        sizes = file_sizes(file, config, 64, "f16", sequences=3, slots=12)
     states = [sum(4 * math.prod(shape) for shape, _ in mixer.slot_arrays()) for mixer in config.mixers]
     assert sizes.states is not None and sizes.states.tolist() == [12 * each for each in states]
     assert 0 < sum(states) == config.slot_bytes

@@ -10,7 +10,9 @@ import pytest
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
-from hotcold.formats.gguf import open_gguf, write_gguf
+from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
+from hotcold.kernels.backend import BatchLimits
+from hotcold.model.config import Config
 from hotcold.placement import sizes
 from hotcold.placement.sizes import Sizes
 from hotcold.runtime import memory
@@ -63,9 +65,9 @@ def test_the_default_context_is_what_memory_holds(tmp_path: Path, monkeypatch: p
 def test_a_budget_counts_the_prompt_rows_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
 
-    def sizes_of_file(*args: Any, chunk: int, **more: Any) -> Sizes:
-        counted.append(chunk)
-        return sizes.sizes_of_file(*args, chunk=chunk, **more)
+    def sizes_of_file(file: GGUFFile, config: Config, limits: BatchLimits, *args: Any, **more: Any) -> Sizes:
+        counted.append(limits.chunk)
+        return sizes.sizes_of_file(file, config, limits, *args, **more)
 
     monkeypatch.setattr("hotcold.placement.memory_plan.sizes_of_file", sizes_of_file)
     load(None, LoadOptions(vram_budget=8 << 20, hot_backend="cpu", threads=1, chunk=48)).close()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.buffers import allocations, cache_bytes
 from support.expert_models import expert_golden
+from support.file_sizes import file_sizes
 from support.opaque_backend import OpaqueBackend
 from support.placed import on_two
 from support.vulkan.devices import DRIVERS, device_index
@@ -34,7 +35,7 @@ from hotcold.placement.costs import Costs
 from hotcold.placement.hardware import find_hardware
 from hotcold.placement.placement import Placement, read_placement, write_placement
 from hotcold.placement.profiles import Profile, read_profile
-from hotcold.placement.sizes import Sizes, sizes_of_file
+from hotcold.placement.sizes import Sizes
 from hotcold.placement.solver import Solver
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.loading import load
@@ -169,7 +170,7 @@ def test_a_placement_that_divides_an_expert_is_refused(tmp_path: Path) -> None:
 def sizes_of(path: Path) -> Sizes:
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        return sizes_of_file(file, config, 128, "f16")
+        return file_sizes(file, config, 128, "f16")
 
 
 def text_file(folder: Path) -> Path:

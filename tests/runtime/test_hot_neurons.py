@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.file_sizes import file_sizes
 from support.many_experts import budget, many_experts
 from support.sidecars import PASSING
 
@@ -31,7 +32,6 @@ from hotcold.placement import hot_neurons, shelves
 from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, find_profile, write_profile
 from hotcold.placement.shelves import Shelves
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -73,7 +73,7 @@ def made_up_profile(path: Path) -> Profile:
     """Neurons fire as chance would have it, and so are experts chosen."""
     random = np.random.default_rng(3)
     with open_gguf(path) as file:
-        sizes = sizes_of_file(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 64, "f16")
+        sizes = file_sizes(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 64, "f16")
     firing = [random.random(n).astype(np.float16).astype(np.float32) for n in sizes.neurons]
     routing = [random.random(COUNT).astype(np.float16).astype(np.float32) for _ in firing]
     profile = Profile(firing, "made up", routing=routing, counted=100)
@@ -100,8 +100,8 @@ def ordered(model: Path) -> Path:
 
 def test_rows_change_places_and_nothing_else(model: Path, ordered: Path) -> None:
     with open_gguf(model) as old, open_gguf(ordered) as new:
-        sizes = sizes_of_file(old, Config.from_metadata(old.metadata, old.magic, old.tensors), 64, "f16")
-        own = sizes_of_file(new, Config.from_metadata(new.metadata, new.magic, new.tensors), 64, "f16")
+        sizes = file_sizes(old, Config.from_metadata(old.metadata, old.magic, old.tensors), 64, "f16")
+        own = file_sizes(new, Config.from_metadata(new.metadata, new.magic, new.tensors), 64, "f16")
         before = find_profile(sizes, None, model)
         after = find_profile(own, None, ordered)
         assert after.routing is not None and before.routing is not None and after.counted == 100
@@ -131,7 +131,7 @@ def test_text_and_bits_are_the_same_at_every_budget(ordered: Path) -> None:
     shares = []
     for share, threads in ((1.0, 2), (0.95, 1), (0.6, 3), (0.42, 2), (0.25, 2)):
         session = opened(ordered, share, threads)
-        own = session.model.shelves
+        own = session.model.plan.experts
         assert own is not None and own.all_fit == (share == 1)
         assert isinstance(own, HotNeurons if 0.3 < share < 1 else Shelves)
         assert sum(own.bill.values()) + own.expert_bytes <= own.budget_bytes
@@ -192,7 +192,7 @@ def test_predicted_neurons_are_the_same_at_every_budget(predicted: Path, ordered
     shares = []
     for share, threads in ((0.8, 2), (0.45, 1), (0.25, 3), (0.1, 2)):
         session = opened(predicted, share, threads)
-        own = session.model.shelves
+        own = session.model.plan.experts
         assert isinstance(own, HotNeurons) and not any(own.gate_bytes) and all(own.named)
         assert sum(own.bill.values()) + own.expert_bytes <= own.budget_bytes
         assert own.share == pytest.approx(share, abs=0.05)
@@ -257,7 +257,7 @@ def test_the_plan_knows_predictors(predicted: Path) -> None:
     assert "neurons that predictors name for a token are in memory" in str(plan) and json.dumps(plan.report())
     with open_gguf(predicted) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        profile = find_profile(sizes_of_file(file, config, 64, "f16"), None, predicted)
+        profile = find_profile(file_sizes(file, config, 64, "f16"), None, predicted)
     assert config.experts is not None
     for named, firing, n in zip(plan.shelves.named, profile.firing, plan.shelves.neurons, strict=True):
         assert named is not None
@@ -277,7 +277,7 @@ def test_the_plan_has_the_mode_of_the_run(predicted: Path) -> None:
         assert any(plan.shelves.gate_bytes) == (sparsity == "exact")
         with open_gguf(predicted) as file:
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-            profile = find_profile(sizes_of_file(file, config, 64, "f16"), None, predicted)
+            profile = find_profile(file_sizes(file, config, 64, "f16"), None, predicted)
         cold = plan.shelves.cold_per_token(profile)
         assert plan.missed_per_token == pytest.approx(sum(cold)) and plan.missed_per_token > 0
         read = sum(plan.shelves.disk_bytes(layer, n) for layer, n in enumerate(cold))
@@ -285,10 +285,10 @@ def test_the_plan_has_the_mode_of_the_run(predicted: Path) -> None:
 
 
 def test_the_most_active_neurons_are_hot(ordered: Path) -> None:
-    own = opened(ordered, 0.6).model.shelves
+    own = opened(ordered, 0.6).model.plan.experts
     assert isinstance(own, HotNeurons)
     with open_gguf(ordered) as file:
-        sizes = sizes_of_file(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 64, "f16")
+        sizes = file_sizes(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 64, "f16")
     profile = find_profile(sizes, None, ordered)
     hot, cold = [], []
     for counts, firing in zip(own.hot, profile.firing, strict=True):
@@ -373,7 +373,7 @@ def test_convert_takes_a_predictor_along(predicted: Path, tmp_path: Path) -> Non
         own.with_suffix(suffix).write_bytes(predicted.with_suffix(suffix).read_bytes())
     with open_gguf(own) as file:  # less active neurons first
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        profile = find_profile(sizes_of_file(file, config, 64, "f16"), None, own)
+        profile = find_profile(file_sizes(file, config, 64, "f16"), None, own)
         firing = [(1 - each).astype(np.float16).astype(np.float32) for each in profile.firing]
         turned = replace(profile, firing=firing)
         facts = {"model_fingerprint": file.fingerprint(), "tokens": 100}
@@ -403,7 +403,8 @@ def test_convert_takes_a_predictor_along(predicted: Path, tmp_path: Path) -> Non
     assert whole.sparsity == "predicted"
     for share in (0.5, 0.2):
         session = opened(output, share)
-        assert isinstance(session.model.shelves, HotNeurons) and session.model.shelves.reads == (1, 1)
+        experts = session.model.plan.experts
+        assert isinstance(experts, HotNeurons) and experts.reads == (1, 1)
         assert texts(session) == expected
     exact = LoadOptions(threads=2, sparsity="exact", **OPTIONS)
     bounded = LoadOptions(ram_budget=budget(output, 0.7, sparsity="exact", **OPTIONS), **exact)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.buffers import cache_bytes
+from support.file_sizes import file_sizes
 from support.opaque_backend import OpaqueBackend
 from support.sidecars import with_sidecar
 from support.threads import begun_threads
@@ -30,7 +31,7 @@ from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.placement.placement import Placement, read_placement, write_placement
 from hotcold.placement.profiles import Profile, write_profile
-from hotcold.placement.sizes import Sizes, sizes_of_file
+from hotcold.placement.sizes import Sizes
 from hotcold.runtime import placing
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -48,7 +49,7 @@ TEXT = "The old man sat down by the fire and told the children a story about the
 def sizes() -> Sizes:
     with open_gguf(model_path()) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        return sizes_of_file(file, config, 256, "f16")
+        return file_sizes(file, config, 256, "f16")
 
 
 def write(path: Path, sizes: Sizes, share: float, layers: range = range(6), head: bool = True) -> Path:

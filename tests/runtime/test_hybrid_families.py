@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.changed_models import config_of
+from support.file_sizes import file_sizes
 from support.golden import GEMMA4, HYBRIDS, Golden, golden
 from support.opaque_backend import OpaqueBackend
 from support.placed import on_two
@@ -19,7 +20,6 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
 from hotcold.model.config import Config
 from hotcold.placement.placement import Placement, read_placement, write_placement
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.session import Session
@@ -85,7 +85,7 @@ def test_a_plan(tiny: Golden, budget: int, tmp_path: Path) -> None:
     assert plan.predicted_tok_s > 0
     with open_gguf(tiny.path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, config.context, "f16")
+        sizes = file_sizes(file, config, config.context, "f16")
     assert [len(mask) for mask in read_placement(tmp_path / "out.gpuidx", sizes).hot] == [*config.neurons]
 
 
@@ -93,7 +93,7 @@ def test_placements_and_layers_without_neurons(tmp_path: Path) -> None:
     tiny = golden("tiny-nemotron-h", tmp_path)
     with open_gguf(tiny.path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 128, "f16")
+        sizes = file_sizes(file, config, 128, "f16")
     placement = halves(tiny.path)
     write_placement(tmp_path / "half.gpuidx", sizes, placement)
     again = read_placement(tmp_path / "half.gpuidx", sizes)
@@ -106,7 +106,7 @@ def test_layers_lie_with_those_whose_pages_they_read(tmp_path: Path) -> None:
     tiny = golden("tiny-gemma4-e", tmp_path)
     with open_gguf(tiny.path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 128, "f16")
+        sizes = file_sizes(file, config, 128, "f16")
     assert sizes.shared == {3: 1, 4: 1, 5: 2}
     for first, fits in ((3, False), (2, False), (0, True)):
         layers = range(first, 6)

@@ -19,7 +19,6 @@ from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels import gpus
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.gpu import GPU, GPUError, GPUMemoryError
-from hotcold.model.config import Config
 from hotcold.placement import memory_plan
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.runtime import loading, machine, memory, placing
@@ -139,7 +138,7 @@ def test_a_model_of_block_types_that_no_shader_reads_stays_on_the_cpu(
 def test_a_model_that_gpus_do_not_compute_stays_on_the_cpu(
     has: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Config, "cpu_alone", "GPUs do not compute it yet")
+    monkeypatch.setattr(placing, "unsupported", lambda ops: "GPUs do not compute it yet")
     model = load()
     assert not model.gpus and model.notes[0].endswith(" is not used: GPUs do not compute it yet")
     with pytest.raises(UserError, match=r"GPUs do not compute it yet: leave out what asks for a GPU, or"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.buffers import cache_bytes
+from support.file_sizes import file_sizes
 from support.sidecars import with_sidecar
 from support.threads import Running, begun_threads, held, wait_until
 
@@ -19,7 +20,6 @@ from hotcold.engine.request import Job, Request
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.placement.placement import Placement, write_placement
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime import memory
 from hotcold.runtime.loading import load
@@ -33,7 +33,7 @@ def half(tmp_path: Path) -> Iterator[LoadedModel]:
     """With half of each layer's neurons on another backend."""
     with open_gguf(model_path()) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 256, "f16")
+        sizes = file_sizes(file, config, 256, "f16")
     hot = [np.arange(n) < n // 2 for n in sizes.neurons]
     write_placement(tmp_path / "half.gpuidx", sizes, Placement.on_one(hot, range(config.layers), True))
     model = load(None, LoadOptions(placement=tmp_path / "half.gpuidx", hot_backend="cpu", threads=1))
@@ -102,7 +102,7 @@ def test_the_predictors_of_a_session_count(tmp_path: Path, monkeypatch: pytest.M
         predictors = sum(info.nbytes for info in file.tensors.values())
     steps = buffer_bytes(model.config, model.limits) + scratch_bytes(model.config, model.limits)
     pages = model.limits.sequences * model.limits.pages_per_sequence
-    cache = pages * model.config.page_bytes(model.cache_type)
+    cache = pages * model.config.page_bytes(model.plan.request.cache_type)
     monkeypatch.setattr(memory, "available_memory", lambda: steps + cache + predictors)
     assert model.session("predicted").sparsity == "predicted"
     monkeypatch.setattr(memory, "available_memory", lambda: steps + cache + predictors - 1)

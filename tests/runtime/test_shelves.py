@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.draft_blocks import with_block
+from support.file_sizes import file_sizes
 from support.golden import golden
 from support.guessing import Reckless, eager
 from support.many_experts import budget, many_experts
@@ -26,12 +27,11 @@ from hotcold.errors import UserError
 from hotcold.formats.files import FileError
 from hotcold.formats.gguf import open_gguf
 from hotcold.hosting.state import ProcessStats
-from hotcold.kernels import cpu_disk
+from hotcold.kernels import cpu_disk, file_reads
 from hotcold.model.config import Config
 from hotcold.placement import shelves
 from hotcold.placement.profiles import Profile, write_profile
 from hotcold.placement.shelves import Shelves
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.processes.plain_data import from_plain, to_plain
 from hotcold.runtime import memory
 from hotcold.runtime.loading import load
@@ -62,7 +62,7 @@ def no_reading_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Always, however often that is right."""
-    monkeypatch.setenv(cpu_disk.AHEAD_VARIABLE, "on")
+    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, "on")
 
 
 def texts(session: Session, tokens: int = 12, speculation: Speculation | None = None) -> list[list[int]]:
@@ -95,7 +95,7 @@ def test_text_and_bits_are_the_same_at_every_budget(name: str, type: str, down: 
     assert whole.model.disk_counts() is None
     for share, threads in ((1.0, 2), (0.5, 1), (0.3, 3), (0.0, 2)):
         session = opened(path, share, threads)
-        own = session.model.shelves
+        own = session.model.plan.experts
         assert own is not None and own.all_fit == (share == 1)
         assert sum(own.bill.values()) + own.expert_bytes <= own.budget_bytes
         assert texts(session) == expected
@@ -110,9 +110,9 @@ def test_text_and_bits_are_the_same_at_every_budget(name: str, type: str, down: 
         assert (counts.hits > 0) or share < 0.5
 
 
-@pytest.mark.parametrize("ahead", cpu_disk.AHEAD)
+@pytest.mark.parametrize("ahead", file_reads.AHEAD)
 def test_one_sequence_alone(ahead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cpu_disk.AHEAD_VARIABLE, ahead)
+    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, ahead)
     path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     whole = opened(path, None, sequences=1)
     expected = texts(whole, 40)
@@ -128,12 +128,12 @@ def test_gate_and_up_in_one_tensor(tmp_path: Path) -> None:
     assert texts(opened(path, 0.3)) == texts(opened(path, None))
 
 
-@pytest.mark.parametrize("ahead", cpu_disk.AHEAD)
+@pytest.mark.parametrize("ahead", file_reads.AHEAD)
 def test_what_is_read_depends_on_tokens_alone(
     ahead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for what was read of a wrong guess before that was known."""
-    monkeypatch.setenv(cpu_disk.AHEAD_VARIABLE, ahead)
+    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, ahead)
     path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     found = []
     for threads in (1, 3):
@@ -145,7 +145,7 @@ def test_what_is_read_depends_on_tokens_alone(
         found.append((counts.hits, counts.misses, counts.guessed, counts.right, exactly))
         assert counts.right <= counts.guessed and (counts.guessed > 0 or ahead != "on")
         assert counts.guessed == 0 or ahead != "off"
-        assert counts.nbytes - counts.vain_bytes >= counts.misses * min(session.model.shelves.unit_bytes)  # type: ignore[union-attr]
+        assert counts.nbytes - counts.vain_bytes >= counts.misses * min(session.model.plan.experts.unit_bytes)  # type: ignore[union-attr]
         counters = session.counters
         assert 0 < counters.disk.misses < counts.misses  # prompts are not counted there
     assert found[0] == found[1]
@@ -306,7 +306,7 @@ def write_routing(path: Path, hot: list[int]) -> None:
     """A profile beside a model, by which these experts are chosen much more often than others."""
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 64, "f16")
+        sizes = file_sizes(file, config, 64, "f16")
     shares = np.full(COUNT, 0.1)
     shares[hot] = 0.9 - 0.01 * np.arange(len(hot))
     firing = [np.full(n, 0.5) for n in sizes.neurons]
@@ -323,7 +323,7 @@ def test_hot_experts_of_a_profile_are_read_at_loading(tmp_path: Path) -> None:
     hot = [7, 3, 12, 0, 19, 5, 8, 2, 14, 11, 1, 4]
     write_routing(path, hot)
     session = opened(path, 0.5)
-    shelves = session.model.shelves
+    shelves = session.model.plan.experts
     assert shelves is not None and shelves.hot == ((*hot[:10],),) * 2 and shelves.kept == (7, 7)
     note = f"10 of {COUNT} experts of each layer (50% of their bytes), of which 7 keep their place"
     assert any(note in each and "profile.gguf: made up" in each for each in session.notes)
@@ -331,7 +331,7 @@ def test_hot_experts_of_a_profile_are_read_at_loading(tmp_path: Path) -> None:
     assert cold is not None and loaded is not None
     assert loaded.misses == 0 and loaded.nbytes >= 2 * 10 * min(shelves.unit_bytes)
     assert texts(session) == expected
-    assert session.model.shelves.report()["kept"] == [7, 7]
+    assert session.model.plan.experts.report()["kept"] == [7, 7]
 
 
 def test_a_profile_of_another_model_is_read_only_where_a_budget_asks(
@@ -350,7 +350,7 @@ def test_a_profile_of_another_model_is_read_only_where_a_budget_asks(
     alone = OPTIONS | {"sequences": 1}
     free_memory(monkeypatch, budget(path, 0.4, **alone) * 101 // 100)
     session = opened(path, None, sequences=1)
-    assert session.model.shelves is not None and not session.model.shelves.all_fit
+    assert session.model.plan.experts is not None and not session.model.plan.experts.all_fit
     assert any(note.startswith("no profile is used: ") for note in session.notes)
     assert texts(session) == expected
 
@@ -360,8 +360,8 @@ def test_a_model_that_guesses_lies_within_the_budget(tmp_path: Path) -> None:
     given: dict[str, Any] = {"type": "Q4_0", "down": "by_output"}
     path = many_experts("tiny-qwen3moe", tmp_path, count=COUNT, **given)
     draft = many_experts("tiny-qwen3moe", tmp_path, count=4, **given)
-    alone = load(draft, LoadOptions(threads=1, ram_budget=1 << 30, **OPTIONS)).shelves
-    whole = load(path, LoadOptions(threads=1, ram_budget=1 << 30, **OPTIONS, draft=draft)).shelves
+    alone = load(draft, LoadOptions(threads=1, ram_budget=1 << 30, **OPTIONS)).plan.experts
+    whole = load(path, LoadOptions(threads=1, ram_budget=1 << 30, **OPTIONS, draft=draft)).plan.experts
     assert alone is not None and alone.all_fit and whole is not None
     assert whole.bill["draft"] == sum(alone.bill.values()) + alone.expert_bytes
     ram = budget(path, 0.5, **OPTIONS) + whole.bill["draft"]
@@ -376,7 +376,7 @@ def test_a_block_that_guesses_lies_within_the_budget(tmp_path: Path, monkeypatch
     path = with_block(golden("tiny-glm4moe", tmp_path).path, tmp_path / "block.gguf", 2)
     expected = texts(opened(path, None, draft_max=0))
     half = opened(path, 0.5)
-    own = half.model.shelves
+    own = half.model.plan.experts
     assert own is not None and not own.all_fit and half.draft_block is not None
     speculation = eager(half)
     assert texts(half, speculation=speculation) == expected and speculation.guessed > 0
@@ -411,7 +411,7 @@ def test_a_model_that_does_not_fit_gets_a_budget_by_itself(
     free = budget(path, 0.4, **alone) * 101 // 100
     free_memory(monkeypatch, free)
     session = opened(path, None, sequences=1)
-    shelves = session.model.shelves
+    shelves = session.model.plan.experts
     assert shelves is not None and not shelves.all_fit
     assert 0 <= free - free // 100 - shelves.budget_bytes < 1024
     (note,) = [each for each in session.notes if each.startswith("memory does not suffice for all of it: ")]

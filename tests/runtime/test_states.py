@@ -48,11 +48,12 @@ def test_one_for_each_sequence_copies_and_guesses(
 ) -> None:
     """By default as many copies as the KV cache has pages, where memory is no limit."""
     model = loaded(path, **options, draft_max=draft_max)
-    assert model.slots == slots + spare and model.spare_slots == spare and model.config.slot_bytes == SLOT
+    assert (model.plan.slots, model.plan.spare_slots) == (slots + spare, spare)
+    assert model.config.slot_bytes == SLOT
     session = model.session()
     assert session.slots is not None
     assert session.slots.slots == slots and session.slots.spare == spare
-    kv = model.pages * model.config.page_bytes("f16")
+    kv = model.plan.pages * model.config.page_bytes("f16")
     assert cache_bytes(session) == kv + (slots + spare) * SLOT
     used = next(each for each in memory_use(session) if each.kind == "states")
     assert used.cpu_bytes == (slots + spare) * SLOT
@@ -62,7 +63,7 @@ def test_one_for_each_sequence_copies_and_guesses(
 def test_other_models_have_none() -> None:
     model = loaded(None, state_copies=5)
     session = model.session()
-    assert model.slots == session.footprint.state_bytes == 0 and session.slots is None
+    assert model.plan.slots == session.footprint.state_bytes == 0 and session.slots is None
     assert session.state.take("somebody", 3).slot == -1
     session.state.clear()
 
@@ -90,7 +91,7 @@ def test_an_eighth_of_free_memory_has_copies(
     free = None if room is None else room * SLOT
     monkeypatch.setattr(MemoryPlan, "_left_of", lambda *_: free)
     model = loaded(path, sequences=8, cache_positions=40 * PAGE)
-    assert model.slots == 8 + copies + spare and model.spare_slots == spare
+    assert model.plan.slots == 8 + copies + spare and model.plan.spare_slots == spare
     notes = [note for note in model.notes if "states are kept" in note]
     short = [
         f"{copies} states are kept for prompts that begin alike (`state_copies`): 1/8 of free memory holds "
@@ -115,23 +116,23 @@ def test_copies_stay_within_their_part_of_memory(
     free = sum(use.cpu_bytes for use in memory_use(bare.session())) + 8 * 20 * slot
     monkeypatch.setattr(memory, "available_memory", lambda: free)
     model = load(path, LoadOptions(**options))
-    copies = model.slots - 1
+    copies = model.plan.slots - 1
     assert 15 <= copies <= free // 8 // slot
     states = next(use for use in memory_use(model.session()) if use.kind == "states")
-    assert states.cpu_bytes == model.slots * slot
+    assert states.cpu_bytes == model.plan.slots * slot
     assert cache_bytes(model.session()) - cache_bytes(bare.session()) == copies * slot
     more = load(path, LoadOptions(**options, state_copies=copies + 1))
-    assert more.slots == model.slots + 1
+    assert more.plan.slots == model.plan.slots + 1
 
 
 def test_copies_stay_within_their_part_of_a_budget_of_ram(tmp_path: Path) -> None:
     path = golden("tiny-qwen35moe", tmp_path).path
     options: dict[str, Any] = {"cache_positions": 64 * PAGE, "chunk": 16, "gpu": "off", "draft_max": 0}
     model = load(path, LoadOptions(**options))
-    assert model.slots == 1 + 64
+    assert model.plan.slots == 1 + 64
     budget = sum(use.cpu_bytes for use in memory_use(model.session()))
     smaller = load(path, LoadOptions(**options, ram_budget=budget))
-    assert 5 <= smaller.slots - 1 <= budget // 8 // model.config.slot_bytes < 64
+    assert 5 <= smaller.plan.slots - 1 <= budget // 8 // model.config.slot_bytes < 64
 
 
 @pytest.mark.parametrize(("budget", "copies"), [(24 * SLOT, 3), (47 * SLOT, 5), (48 * SLOT, 6), (1 << 30, 6)])
@@ -141,10 +142,10 @@ def test_a_placement_keeps_as_many_copies_as_an_eighth_of_its_budget_holds(
     """And its plan is what is allocated."""
     model = loaded(path, sequences=3, hot_backend="reference", vram_budget=budget, draft_max=2)
     session = model.session()
-    assert model.slots == 3 + copies + 2 and session.slots is not None
+    assert model.plan.slots == 3 + copies + 2 and session.slots is not None
     assert (session.slots.slots, session.slots.spare) == (3 + copies, 2)
     states = next(use for use in memory_use(session) if use.kind == "states")
-    assert states.cpu_bytes + states.gpu_bytes == model.slots * SLOT
+    assert states.cpu_bytes + states.gpu_bytes == model.plan.slots * SLOT
     asked = loaded(path, sequences=3, hot_backend="reference", vram_budget=budget, state_copies=7)
     assert asked.slots == 3 + 7 + 4
 

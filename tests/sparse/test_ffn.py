@@ -14,7 +14,7 @@ from support.runner import Runner, dense, exact, predicted
 
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import open_backend
-from hotcold.kernels.backend import Backend, FFNStats, PredictorTensors
+from hotcold.kernels.backend import Backend, FFNCall, FFNStats, PredictorTensors
 from hotcold.sparse.ffn import FFN, Prediction, make_ffns
 
 TOKENS = [int(t) for t in rng("tokens").integers(3, 61, 40)]
@@ -147,7 +147,9 @@ def test_the_predictor_reads_what_it_was_made_for(backend: Backend, source: str)
     named = backend.zeros((rows, 2), np.uint64)
     backend.predict(residual if source == "residual" else normed, predictor, batch, named)
     backend.ffn(
-        normed, weights, batch, expected, skip=True, mask=named, stats=expected_stats, accumulate=True
+        FFNCall(
+            normed, weights, batch, expected, skip=True, mask=named, stats=expected_stats, accumulate=True
+        )
     )
     for one, other in ((mask, named), (out, expected), (stats.counts, expected_stats.counts)):
         np.testing.assert_array_equal(backend.read(one), backend.read(other))

@@ -6,14 +6,16 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from support.op_truth import FFNKind, random_rows, random_tensor, rng
 
 from hotcold.formats.blocks import Tensor
-from hotcold.kernels.backend import FFNTensors
+from hotcold.kernels.backend import ExpertSlots, FFNTensors, HotRows
 
 RELU = FFNKind()
+LABEL = "layer.gguf, layer 7"
 
 
 @dataclass(frozen=True)
@@ -115,3 +117,13 @@ def choices(key: object, rows: int, experts: int, k: int) -> tuple[np.ndarray, n
     random = rng("chosen", key)
     ids = np.array([random.permutation(experts)[:k] for _ in range(rows)], np.int32).reshape(rows, k)
     return np.sort(ids, axis=1), random.uniform(0.1, 1, (rows, k)).astype(np.float32)
+
+
+def with_slots(tensors: FFNTensors, slots: int, *preloaded: Any) -> FFNTensors:
+    """The layer with slots for some experts; ``preloaded`` are those experts and how many are pinned."""
+    return replace(tensors, residency=ExpertSlots(slots, *preloaded, label=LABEL))
+
+
+def with_hot(tensors: FFNTensors, neurons: Sequence[int], buffer: int, *, gates: bool = False) -> FFNTensors:
+    """The layer with only the rows of each expert's first neurons in memory."""
+    return replace(tensors, residency=HotRows(tuple(neurons), buffer, gates, LABEL))

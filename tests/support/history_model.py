@@ -168,7 +168,7 @@ def history_model(
     model = SimpleNamespace(
         config=SimpleNamespace(vocab=VOCAB),
         context=context,
-        chunk=chunk,
+        limits=SimpleNamespace(chunk=chunk),
         backend=ReferenceBackend(),
         tokenizer=SimpleNamespace(stop_ids=frozenset({STOP})),
         disk_counts=lambda: None,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.kernels import calls
 from hotcold.kernels.backend import Backend, Program
 from hotcold.kernels.vulkan.backend import VulkanBackend
 from hotcold.kernels.vulkan.memory import DeviceBuffer
@@ -38,7 +39,10 @@ class Mirrors:
             return self._buffer(value, name)
         if isinstance(value, list | tuple):
             return [self.of(each, name) for each in value]
-        if is_dataclass(value) and any(isinstance(getattr(value, f.name), np.ndarray) for f in fields(value)):
+        arrays = is_dataclass(value) and any(
+            isinstance(getattr(value, f.name), np.ndarray) for f in fields(value)
+        )
+        if arrays or type(value).__module__ == calls.__name__:
             return replace(value, **{f.name: self.of(getattr(value, f.name), f.name) for f in fields(value)})
         return value
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hotcold.kernels import calls
 from hotcold.kernels.backend import Backend, Batch, Buffer, Mailbox, Program
 
 
@@ -77,6 +78,11 @@ class OpaqueProgram:
                 raise ValueError(f"{batch.n_tokens} rows: this program was recorded for {self._rows}")
 
 
+def _is_value(value: Any) -> bool:
+    """Whether it is a call, or a part of one: these hold buffers. A mailbox's arrays are host memory."""
+    return type(value).__module__ == calls.__name__
+
+
 class OpaqueBackend:
     """``program_rows`` are sizes that steps get programs of their own for."""
 
@@ -100,8 +106,9 @@ class OpaqueBackend:
         def call(*args: Any, **more: Any) -> Any:
             for program in self.programs:
                 for each in (*args, *more.values()):
-                    if isinstance(each, Batch):
-                        program.note(each)
+                    batch = each.batch if _is_value(each) and hasattr(each, "batch") else each
+                    if isinstance(batch, Batch):
+                        program.note(batch)
             return value(*map(self._inside, args), **{key: self._inside(each) for key, each in more.items()})
 
         return call
@@ -113,8 +120,7 @@ class OpaqueBackend:
             return value._inner
         if isinstance(value, list | tuple):
             return [self._inside(each) for each in value]
-        # Norm, RopeTable and FFNStats hold buffers. A mailbox's arrays are host memory.
-        if is_dataclass(value) and any(isinstance(getattr(value, f.name), Handle) for f in fields(value)):
+        if _is_value(value):
             changed = {f.name: self._inside(getattr(value, f.name)) for f in fields(value)}
             return replace(value, **changed)
         return value

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import Floats
-from hotcold.kernels.reference_matrix import SMALLEST_AMAX, ReferenceMatrix
+from hotcold.kernels.numpy_matrix import SMALLEST_AMAX, ReferenceMatrix
 
 Doubles = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]

@@ -8,7 +8,7 @@ import numpy as np
 from support.ordered_dot import OrderedMatrix
 
 from hotcold.kernels.backend import FFNTensors, Floats
-from hotcold.kernels.reference_ffn import Bools, ReferenceExperts, ReferenceFFN, ffn_weights
+from hotcold.kernels.numpy_ffn import Bools, ReferenceExperts, ReferenceFFN, ffn_weights
 
 f32 = np.float32
 ONE, TWO, HALF = f32(1), f32(2), f32(0.5)
@@ -120,7 +120,7 @@ def leaf_sums(down: Floats, coefficients: Floats, most: int) -> Floats:
 
 
 def ordered_ffn(tensors: FFNTensors) -> ReferenceFFN | ReferenceExperts:
-    """As :func:`hotcold.kernels.reference_ffn.ffn_weights`."""
+    """As :func:`hotcold.kernels.numpy_ffn.ffn_weights`."""
     found = ffn_weights(tensors)
     if isinstance(found, ReferenceFFN):
         return _ordered(found, tensors.chosen)

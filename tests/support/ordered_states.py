@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from support.ordered_ffn import activate, exponential, sigmoid
 
-from hotcold.kernels.backend import Batch, Floats
+from hotcold.kernels.backend import Batch, DeltaCall, Floats, ScanCall
 from hotcold.kernels.reference_states import sequences_of
 
 f32 = np.float32
@@ -74,37 +74,25 @@ class OrderedStates:
                 out[row] = activate("silu", total) if activation == "silu" else total
             each.keep(state, columns[len(each.rows) :])
 
-    def gated_delta(
-        self,
-        mixed: Any,
-        decay: Any,
-        beta: Any,
-        batch: Batch,
-        state: Any,
-        out: Any,
-        *,
-        keys: int,
-        key_dim: int,
-        tiled: bool,
-        eps: float,
-    ) -> None:
+    def gated_delta(self, call: DeltaCall) -> None:
+        mixed, batch, state, keys, key_dim = call.mixed, call.batch, call.state, call.keys, call.key_dim
         heads, split = state.shape[1], keys * key_dim
-        own = np.arange(heads) % keys if tiled else np.arange(heads) // (heads // keys)
+        own = np.arange(heads) % keys if call.tiled else np.arange(heads) // (heads // keys)
         query_scale = f32(key_dim) ** f32(-0.5)
         for each in sequences_of(batch, len(state)):
             s = each.load(state)
             for row in each.rows:
                 q, k = (mixed[row, at : at + split].reshape(keys, key_dim)[own] for at in (0, split))
-                roots = [np.sqrt(parts_sum(v * v, NORM_LANES, True) + f32(eps)) for v in (q, k)]
+                roots = [np.sqrt(parts_sum(v * v, NORM_LANES, True) + f32(call.eps)) for v in (q, k)]
                 scale_q, scale_k = query_scale / roots[0], f32(1) / roots[1]
                 v = mixed[row, 2 * split :].reshape(heads, -1)
-                left = shrink(decay[row]).reshape(heads, -1)
+                left = shrink(call.decay[row]).reshape(heads, -1)
                 s = s * left[:, :, None]
                 seen = parts_sum(np.swapaxes(s * k[:, :, None], 1, 2), KEY_PARTS, False)
-                delta = (v - seen * scale_k[:, None]) * sigmoid(beta[row])[:, None] * scale_k[:, None]
+                delta = (v - seen * scale_k[:, None]) * sigmoid(call.beta[row])[:, None] * scale_k[:, None]
                 s = s + k[:, :, None] * delta[:, None, :]
                 given = parts_sum(np.swapaxes(s * q[:, :, None], 1, 2), KEY_PARTS, False)
-                out[row] = given * scale_q[:, None]
+                call.out[row] = given * scale_q[:, None]
             each.keep(state, s)
 
     def decay(self, x: Any, bias: Any, factor: Any, batch: Batch, out: Any) -> None:
@@ -112,19 +100,8 @@ class OrderedStates:
         factors = np.repeat(factor, bias.size // factor.size)
         out.reshape(len(out), -1)[:n] = factors * softplus(values[:n] + bias)
 
-    def ssm_scan(
-        self,
-        mixed: Any,
-        dt: Any,
-        dt_bias: Any,
-        a: Any,
-        d: Any,
-        batch: Batch,
-        state: Any,
-        out: Any,
-        *,
-        groups: int,
-    ) -> None:
+    def ssm_scan(self, call: ScanCall) -> None:
+        mixed, batch, state, groups = call.mixed, call.batch, call.state, call.groups
         _, heads, width, size = state.shape
         split = heads * width
         for each in sequences_of(batch, len(state)):
@@ -132,10 +109,10 @@ class OrderedStates:
             for row in each.rows:
                 x = mixed[row, :split].reshape(heads, width)
                 b, c = mixed[row, split:].reshape(2, groups, size).repeat(heads // groups, axis=1)
-                step = softplus(dt[row] + dt_bias)
-                left = s * shrink(step * a)[:, None, None]
+                step = softplus(call.dt[row] + call.dt_bias)
+                left = s * shrink(step * call.a)[:, None, None]
                 s = left + (step[:, None] * x)[:, :, None] * b[:, None, :]
-                out[row] = parts_sum(s * c[:, None, :], SCAN_PARTS, True) + d[:, None] * x
+                call.out[row] = parts_sum(s * c[:, None, :], SCAN_PARTS, True) + call.d[:, None] * x
             each.keep(state, s)
 
     def multiply(self, x: Any, gate: Any, batch: Batch, out: Any, *, activation: str) -> None:

@@ -18,7 +18,6 @@ from hotcold.placement.split import SplitDevices
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.session import Session
-from hotcold.sparse.predictor import predictor_names
 
 
 def random_placement(
@@ -40,7 +39,7 @@ def on_two(hot: Any, placement: Placement | float, path: Path | None = None, **o
         placement, open_backend("cpu", 1), hot if isinstance(hot, dict) else {0: hot}
     )
     with open_gguf(model.path) as file:
-        weights = load_weights(file, model.config, devices, None, predictor_names(file))
+        weights = load_weights(file, model.config, devices, None, model.plan.weights.read)
         if model.config.draft:
             weights = replace(weights, draft=load_draft(file, model.config, devices, weights))
     return replace(model, devices=devices, weights=weights).session()

@@ -10,10 +10,10 @@ import numpy as np
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, Backend, BatchLimits
 from hotcold.model.config import Config
-from hotcold.model.given_ffn import AnyFFN
+from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.transformer import Transformer
-from hotcold.model.weights import Weights, load_weights
+from hotcold.model.weights import Weights, check_tensors, load_weights
 from hotcold.sparse.ffn import make_ffns
 from hotcold.sparse.predictor import load_predictors, predictor_names
 
@@ -61,7 +61,8 @@ class Runner:
     ) -> None:
         with open_gguf(path) as file:
             self.config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-            self.weights = load_weights(file, self.config, backend, others=predictor_names(file))
+            total = check_tensors(file, self.config, predictor_names(file))
+            self.weights = load_weights(file, self.config, backend, total=total)
         pages = -(-self.config.context // PAGE)
         state = SequenceState(backend, self.config, pages + 3, cache_type, slots=2)
         state.pages.allocate("nobody", 3)  # so that no page has the number of its place in the sequence

@@ -15,7 +15,8 @@ from hotcold.demo import model_path
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
 from hotcold.kernels.backend import Batch
-from hotcold.model.given_ffn import AnyFFN
+from hotcold.model.ffn.experts import ffn_names
+from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.quantize.imatrix import read_imatrix
 from hotcold.runtime.loading import load
 from hotcold.runtime.session import LoadedModel, Session
@@ -95,8 +96,8 @@ def test_inputs_of_ffns_by_plain_numpy(name: str, activation: str, tmp_path: Pat
     found = golden(name, tmp_path, down="by_output")
     model, tokens = loaded(found.path), found.prompt.tolist()
     sums = input_squares(model, [tokens[:-1]])
-    names = model.config.family.ffn_names
     with open_gguf(found.path) as file:
+        names = ffn_names("blk.0.", file.tensors)
         for layer, x in enumerate(given_to_ffns(found.path, tokens)):
             hidden = coefficients(file, layer, x, activation, names[0])
             for name, values in zip(names, (x, hidden), strict=True):

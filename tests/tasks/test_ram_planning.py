@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.file_sizes import file_sizes
 from support.many_experts import budget, many_experts
 
 import hotcold
@@ -26,7 +27,6 @@ from hotcold.placement import shelves
 from hotcold.placement.profiles import Profile, write_profile
 from hotcold.placement.routes import how_many, mean, missed_by_token
 from hotcold.placement.shelves import Shelves
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime import memory
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -151,7 +151,7 @@ def test_a_plan_replays_the_routes_of_a_profile(model: Path, tmp_path: Path) -> 
     for name in ("alike", "in turns"):
         with open_gguf(model) as file:
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-            sizes = sizes_of_file(file, config, 128, "f16")
+            sizes = file_sizes(file, config, 128, "f16")
         assert config.experts is not None
         k = config.experts.chosen
         ids = np.arange(60 * k).reshape(60, k) % COUNT if name != "alike" else np.tile(np.arange(k), (60, 1))
@@ -242,7 +242,7 @@ def test_a_profile_of_another_model_is_refused(
 ) -> None:
     other = tmp_path / "other.profile.gguf"
     with open_gguf(model) as file:
-        sizes = sizes_of_file(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 128, "f16")
+        sizes = file_sizes(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 128, "f16")
     firing = [np.full(n, 0.1) for n in sizes.neurons.tolist()]
     write_profile(other, Profile(firing, "made up"), {"model_fingerprint": "another"})
     size = exact_size(budget(model, 0.4, context=128))
@@ -280,7 +280,7 @@ def test_a_budget_above_this_machine_s_memory_is_refused(
 def test_routes_that_cannot_be(routes: Routes, message: str, model: Path, tmp_path: Path) -> None:
     with open_gguf(model) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 128, "f16")
+        sizes = file_sizes(file, config, 128, "f16")
     firing = [np.full(n, 0.1) for n in sizes.neurons.tolist()]
     routing = [np.full(COUNT, 0.1)] * config.layers
     own = [routes.astype(np.int64), *[np.zeros((5, 2), np.int64)] * (config.layers - 1)]

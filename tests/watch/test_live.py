@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.expert_models import expert_golden
+from support.file_sizes import file_sizes
 from support.golden import golden
 from support.placed import on_two
 from support.sidecars import with_sidecar
@@ -25,7 +26,6 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.gpu import GPUMemoryError
 from hotcold.model.config import Config
 from hotcold.placement.placement import Placement, write_placement
-from hotcold.placement.sizes import sizes_of_file
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -52,7 +52,7 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     path = tmp_path_factory.mktemp("placed") / "some.gpuidx"
     with open_gguf(model_path()) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        sizes = sizes_of_file(file, config, 256, "f16")
+        sizes = file_sizes(file, config, 256, "f16")
     random = np.random.default_rng(3)
     hot = [random.random(1024) < share for share in (0, 1, 0, 0.3, 0.7, 0)]
     write_placement(path, sizes, Placement.on_one(hot, range(1, 5), True))

@@ -93,7 +93,7 @@ class Engine:
             PrefixCache(session.cache, session.identity, generated=alike, slots=slots) if reuse else None,
             context=model.context,
             # Where experts are read from disk, steps with fewer rows read nearly as much.
-            pace=Pace(model.chunk, STEP_S if model.disk_counts() is None else math.inf),
+            pace=Pace(model.limits.chunk, STEP_S if model.disk_counts() is None else math.inf),
             alike=alike,
             max_waiting=max_waiting,
             slots=slots,

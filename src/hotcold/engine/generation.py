@@ -139,7 +139,7 @@ class Continuation:
         request = self.request
         self._engine.finish(request)
         del request.output[self._pushed :], request.output_logprobs[self._pushed :]
-        request.finish_reason, request.error, request.context_full = "stop", None, False
+        request.finish_reason, request.error = "stop", None
         self._ended = True
 
     def _frame(self, viewer: Viewer) -> Frame:

@@ -172,7 +172,6 @@ class Request:
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
     finish_reason: FinishReason | None = None  #: None while it runs
     error: Exception | None = None  #: why it ended, where the reason is ``error`` or a step failed
-    context_full: bool = False  #: whether it was the end of the context that stopped it
     timings: Timings = field(default_factory=Timings)
     guessed: int = 0  #: tokens that were guessed and verified
     accepted: int = 0  #: of those, the ones that were right
@@ -227,6 +226,11 @@ class Request:
         """Whether it has all that it asked for."""
         n = len(self.output)
         return n >= self.job.max_tokens and (n > 0 or len(self.prompt_logprobs) == len(self.job.prompt))
+
+    @property
+    def context_full(self) -> bool:
+        """Whether the end of the context stopped it."""
+        return self.finish_reason == "length" and not self.complete
 
     def overdue(self, now: float) -> RequestError | None:
         """The error of a request that has passed a time limit of its job at ``now``; None within them."""

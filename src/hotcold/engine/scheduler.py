@@ -196,7 +196,6 @@ class Scheduler:
                 going_on = tokens < request.job.max_tokens or not request.complete
                 if going_on and len(request.job.prompt) + tokens < self.context:
                     continue
-                request.context_full = not request.complete
                 request.finish("length")
             self._release(request)
             ended.append(request)

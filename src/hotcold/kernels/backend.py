@@ -30,6 +30,22 @@ from hotcold.kernels.batch import PAGE as PAGE
 from hotcold.kernels.batch import SPLIT as SPLIT
 from hotcold.kernels.batch import Batch as Batch
 from hotcold.kernels.batch import BatchLimits as BatchLimits
+from hotcold.kernels.calls import FFN_COUNTS as FFN_COUNTS
+from hotcold.kernels.calls import MAX_CHOSEN as MAX_CHOSEN
+from hotcold.kernels.calls import MAX_EXPERT_GROUPS as MAX_EXPERT_GROUPS
+from hotcold.kernels.calls import ROUTER_SCORES as ROUTER_SCORES
+from hotcold.kernels.calls import AttentionCall as AttentionCall
+from hotcold.kernels.calls import Chosen as Chosen
+from hotcold.kernels.calls import DeltaCall as DeltaCall
+from hotcold.kernels.calls import ExpertGroups as ExpertGroups
+from hotcold.kernels.calls import FFNCall as FFNCall
+from hotcold.kernels.calls import FFNStats as FFNStats
+from hotcold.kernels.calls import LookAhead as LookAhead
+from hotcold.kernels.calls import Norm as Norm
+from hotcold.kernels.calls import RopeTable as RopeTable
+from hotcold.kernels.calls import RouterCall as RouterCall
+from hotcold.kernels.calls import ScanCall as ScanCall
+from hotcold.kernels.calls import Wkv7Call as Wkv7Call
 from hotcold.kernels.ffn_tensors import GATED_ACTIVATIONS as GATED_ACTIVATIONS
 from hotcold.kernels.ffn_tensors import SPARSE_ACTIVATIONS as SPARSE_ACTIVATIONS
 from hotcold.kernels.ffn_tensors import FFNTensors as FFNTensors
@@ -41,22 +57,20 @@ from hotcold.kernels.ffn_tensors import mask_words as mask_words
 from hotcold.kernels.ffn_tensors import panel_bytes as panel_bytes
 from hotcold.kernels.ffn_tensors import scale_run as scale_run
 from hotcold.kernels.head_ops import HeadOps
+from hotcold.kernels.residency import ExpertSlots as ExpertSlots
+from hotcold.kernels.residency import HotRows as HotRows
+from hotcold.kernels.residency import Residency as Residency
 from hotcold.kernels.state_ops import StateOps
 from hotcold.kernels.weights import FFNWeights as FFNWeights
 from hotcold.kernels.weights import Matrix as Matrix
 from hotcold.kernels.weights import PredictorWeights as PredictorWeights
 
 if TYPE_CHECKING:
-    from hotcold.kernels._native import Link
+    from hotcold.kernels._native import Link as Link
 
 
 class ExpertReadError(FileError):
     """An expert of a running model could not be read of its file."""
-
-
-ROUTER_SCORES = ("softmax", "sigmoid")
-MAX_CHOSEN = 32  #: experts of one token
-MAX_EXPERT_GROUPS = 64
 
 
 class Rows(enum.IntEnum):
@@ -71,29 +85,6 @@ class IndexedBy(enum.IntEnum):
 
     TOKENS = 0
     POSITIONS = 1
-
-
-@dataclass(frozen=True)
-class Norm:
-    """RMSNorm (``bias`` None, ``centre`` False) or LayerNorm (``centre`` True), over the last axis.
-
-    A weight ``[G, n]`` normalises each group of n of a row's ``G * n`` values on its own (Mamba-2, arXiv
-    2405.21060); without a weight nothing is multiplied (the values of Gemma 4)."""
-
-    weight: Buffer | None  # [D] or [G, n] float32
-    bias: Buffer | None  # of the weight's shape, float32
-    eps: float
-    centre: bool = False
-
-
-@dataclass(frozen=True)
-class RopeTable:
-    """Cosines and sines by position: ``[P, rotary_dim / 2]`` float32 each. ``interleaved`` rotates pairs (2i,
-    2i+1), as GGUF's ``llama`` has them; otherwise (i, i + rotary_dim / 2)."""
-
-    cos: Buffer
-    sin: Buffer
-    interleaved: bool
 
 
 @dataclass(frozen=True)
@@ -117,55 +108,6 @@ class DiskCounts:
         return DiskCounts(*map(sub, astuple(self), astuple(other)))
 
 
-#: The counts of :class:`FFNStats`, in order; csrc/ops/arguments.h has the same names.
-FFN_COUNTS = ("gate_rows", "up_rows", "down_rows", "pairs", "runs")
-
-
-@dataclass(frozen=True)
-class FFNStats:
-    """Where the FFN op counts what it did, in steps that hold no prompt row: numbers in the order of
-    :data:`FFN_COUNTS` are added to ``counts[row]``.
-
-    Those are gate, up and down rows read (a row that serves several tokens of a step is read once), (token,
-    neuron) pairs whose down row was added, and runs of :func:`scale_run` neurons that any of those down rows
-    lies in, where down lies in panels. Without a gate the up rows count as gate rows."""
-
-    counts: Buffer  # [L, len(FFN_COUNTS)] int64, of the backend that computes
-    row: int = 0
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The experts that each row chose, as :meth:`Backend.router` writes them."""
-
-    ids: Buffer  # [T, k] int32, ascending in each row
-    factors: Buffer  # [T, k] float32
-
-
-@dataclass(frozen=True)
-class ExpertGroups:
-    """Groups of neighbouring experts, some of which a token chooses first (DeepSeek, arXiv 2405.04434)."""
-
-    count: int
-    used: int  #: by a token
-    best: int = 2  #: a group ranks by its largest rank, or by the sum of its two largest
-
-
-@dataclass(frozen=True, kw_only=True)
-class LookAhead:
-    """The router of a later layer, for :meth:`Backend.ffn` to try on ``x`` ``[T, D]``: what it chooses is
-    likely to be needed there. A backend may read that meanwhile; no value depends on it."""
-
-    x: Buffer = None
-    norm: Norm | None  #: between x and the router
-    weights: Matrix  # with the next ones, as Backend.router has them
-    k: int
-    score: str
-    selection_bias: Buffer | None
-    groups: ExpertGroups | None
-    ffn: FFNWeights  #: the experts that it chooses of
-
-
 @dataclass(frozen=True)
 class Mailbox:
     """The arrays that the two sides of a split layer exchange. It belongs to the hot backend and lies in host
@@ -186,6 +128,16 @@ class Program(Protocol):
     def run(self) -> None:
         """Runs the ops on the batch as it is now; returns when all are done and their results can be read, by
         :meth:`Backend.read` or another backend's :meth:`Backend.copy`."""
+
+
+class ReadProbe(Protocol):
+    """Measures how fast a backend's threads stream through memory, far more than any cache holds."""
+
+    def measure(self, seconds: float = 0.2, backend: Backend | None = None) -> float:
+        """Returns GB/s (10^9 bytes) of the fastest number of streams a thread."""
+
+    def rate(self, streams: int, seconds: float, backend: Backend | None = None) -> float:
+        """Returns GB/s of all threads, or of another backend's, with this number of streams a thread."""
 
 
 @runtime_checkable
@@ -230,9 +182,15 @@ class Backend(StateOps, HeadOps, Protocol):
         """Weights ``(O, I)`` of any supported block type, with an optional bias ``[O]``."""
 
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
-        """ValueError: ``tensors.places`` or ``hot_neurons`` are asked for, and this backend has none."""
+        """Makes a layer's weights. ValueError: a residency, in a backend that never reads the file again."""
 
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights: ...
+
+    def disk_counts(self) -> DiskCounts | None:
+        """Counts the reads of experts so far; None: all experts are in memory."""
+
+    def read_probe(self, nbytes: int = 256 << 20) -> ReadProbe | None:
+        """Makes a probe that reads ``nbytes``; None: the backend's threads stream no memory."""
 
     # The two sides of a hybrid model: the hot one has mailboxes, and posts and collects; the cold one serves
 
@@ -315,21 +273,8 @@ class Backend(StateOps, HeadOps, Protocol):
         Caches are float16 or float32 ``[page, K, PAGE, head_dim]``, or uint8 ``[page, K, PAGE, head_dim / 32
         * 34]``: blocks of GGML's Q8_0, with codes as in :meth:`linear` and their scale rounded to float16."""
 
-    def attention(
-        self,
-        q: Buffer,
-        k_cache: Buffer,
-        v_cache: Buffer,
-        batch: Batch,
-        out: Buffer,
-        scale: float,
-        *,
-        window: int | None = None,
-        chunked: bool = False,
-        sinks: Buffer | None = None,
-        softcap: float | None = None,
-    ) -> None:
-        """Causal attention by position: row t sees positions 0..positions[t]. q, out ``[T, H, head_dim]``.
+    def attention(self, call: AttentionCall) -> None:
+        """Causal attention by position: row t sees positions 0..positions[t].
 
         With ``window`` it sees the last so many of them, its own among them (Mistral 7B, arXiv 2310.06825):
         those above ``positions[t] - window``. That is GGUF's ``attention.sliding_window`` as it stands:
@@ -353,75 +298,43 @@ class Backend(StateOps, HeadOps, Protocol):
         """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i.
         Experts begin at whole words; only bits of those that a row chose are set."""
 
-    def ffn(
-        self,
-        x: Buffer,
-        weights: FFNWeights,
-        batch: Batch,
-        out: Buffer,
-        *,
-        skip: bool,
-        mask: Buffer | None = None,
-        fired: Buffer | None = None,
-        stats: FFNStats | None = None,
-        accumulate: bool = False,
-        chosen: Chosen | None = None,
-        gates: Buffer | None = None,
-        strongest: Buffer | None = None,
-        ahead: LookAhead | None = None,
-    ) -> None:
-        """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
+    def ffn(self, call: FFNCall) -> None:
+        """``out[t] (+)= down(act(gate x) * up x)``.
 
         Decode rows: only the candidates of ``mask`` are computed (all when None), the first ``words`` words
-        of its rows; with ``skip`` a neuron whose gate does not fire reads no further row. ``fired`` ``[T,
-        words]`` uint64 gets the neurons with a non-zero coefficient. Prompt rows are always dense. The down
-        sum keeps float32 coefficients where the activation gives zeros or down lies by neuron; else it is a
-        dot, which quantises them like ``linear``.
+        of its rows; with ``skip`` a neuron whose gate is not active reads no further row. ``active`` gets the
+        neurons with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32
+        coefficients where the activation gives zeros or down lies by neuron; else it is a dot, which
+        quantises them like ``linear``.
 
         Experts: ``out[t] (+)=`` the sum over the row's experts, ascending, of ``factor * (down_e + bias_e)``;
         only these are computed, for prompt rows too. ``chosen`` is needed where there are several, and
         allowed where there is one (a shared expert with a factor). In masks each expert begins at a whole
-        word; what a row did not choose is not read, and has not fired. ``ValueError`` when the op runs: ids
-        that no expert has, or that do not ascend in a row.
+        word; an expert that a row did not choose is not read, and its neurons are not active. ``ValueError``
+        when the op runs: ids that no expert has, or that do not ascend in a row.
 
-        ``gates`` ``[T, N]``, for weights without a gate and without experts: what a gate's rows gave, which
-        others computed before, so that each may depend on all of them (Gemma 3n). Where ``skip``, rows of up
-        are read only of neurons whose gates fire; rows of up are counted as those of gates.
+        ``gates`` are the results of a gate's rows, computed before, so that each may depend on all of them
+        (Gemma 3n). Where ``skip``, rows of up are read only of neurons whose gates are active; rows of up are
+        counted as those of gates.
 
-        ``strongest`` ``[T, words]`` uint64, of decode rows: the neurons whose coefficients are not zero and
-        in size at least the k-th largest of the row, ``k = ceil(N / 10)``; NaN is the largest. For weights
-        whose down is a dot (:func:`is_dense`), without experts. ``ValueError``: other weights, or a backend
-        that does not tell it. ``ahead`` is a hint, of a layer of experts."""
+        ``strongest`` gets the neurons of decode rows whose coefficients are not zero and in size at least the
+        k-th largest of the row, ``k = ceil(N / 10)``; NaN is the largest. For weights whose down is a dot
+        (:func:`is_dense`), without experts. ``ValueError``: other weights, or a backend that does not tell
+        it."""
 
-    def router(
-        self,
-        x: Buffer,
-        weights: Matrix,
-        batch: Batch,
-        ids: Buffer,
-        factors: Buffer,
-        *,
-        k: int,
-        score: str,
-        selection_bias: Buffer | None = None,
-        normalise: bool,
-        scale: float,
-        expert_scale: Buffer | None = None,
-        groups: ExpertGroups | None = None,
-    ) -> None:
-        """Chooses k experts for each row, prompt rows too: ``ids`` ``[T, k]`` int32, ascending in each row,
-        and ``factors`` ``[T, k]`` float32 in the same order. x ``[T, D]``; weights ``(E, D)``, E up to
+    def router(self, call: RouterCall) -> None:
+        """Chooses k experts for each row, prompt rows too; the factors have the order of the ids. E is up to
         :data:`~hotcold.formats.words.MAX_EXPERTS`, k up to :data:`MAX_CHOSEN`.
 
         Scores are ``score`` (:data:`ROUTER_SCORES`) of all E logits ``weights @ x[t] + bias``, these as
-        in :meth:`linear`. Chosen are the experts with the largest ``score + selection_bias`` (``[E]``
-        float32; DeepSeek-V3, arXiv 2412.19437), or without that with the largest logits, which rank alike:
-        ties go to the lower id, NaN ranks last. A factor is the expert's score, without the selection bias,
-        divided by the sum of the chosen scores where ``normalise`` (a sum below 1e-20 counts as that), times
-        ``scale``, times the expert's number of ``expert_scale`` (``[E]`` float32; Gemma 4).
+        in :meth:`linear`. Chosen are the experts with the largest ``score + selection_bias`` (DeepSeek-V3,
+        arXiv 2412.19437), or without that with the largest logits, which rank alike: ties go to the lower id,
+        NaN ranks last. A factor is the expert's score, without the selection bias, divided by the sum of the
+        chosen scores where ``normalise`` (a sum below 1e-20 counts as that), times ``scale``, times the
+        expert's number of ``expert_scale`` (Gemma 4).
 
-        With ``groups`` only experts of the best ones are chosen: a group ranks by what its experts' ``score +
-        selection_bias`` are, ties go to the first, NaN ranks last.
+        With ``groups`` only experts of the best ones are chosen: a group ranks by its experts' ``score +
+        selection_bias``, ties go to the first, NaN ranks last.
 
         A softmax over the chosen logits alone (Mixtral, arXiv 2401.04088; gpt-oss) is ``softmax`` with
         ``normalise``. With E = k = 1, ``sigmoid`` gives the gate of a shared expert (Qwen2-MoE)."""

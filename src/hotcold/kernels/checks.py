@@ -3,7 +3,7 @@ words."""
 
 import math
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,19 @@ from hotcold.kernels.backend import (
     MAX_EXPERT_GROUPS,
     ROUTER_SCORES,
     SPARSE_ACTIVATIONS,
+    AttentionCall,
     Buffer,
     Chosen,
     ExpertGroups,
+    ExpertSlots,
+    FFNCall,
     FFNStats,
     FFNTensors,
     Floats,
+    HotRows,
     Ints,
     PredictorTensors,
+    RouterCall,
     Rows,
 )
 from hotcold.kernels.state_ops import (
@@ -44,10 +49,27 @@ def own_weights(weights: object, kind: type[_W]) -> _W:
     return weights
 
 
-def check_gates(gates: Buffer | None, *, gated: bool, chosen: Chosen | None) -> None:
-    """Refuses gates that were computed before where weights have some, or where there are experts."""
-    if gates is not None and (gated or chosen is not None):
+class _FFNFacts(Protocol):
+    @property
+    def activation(self) -> str: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def gated(self) -> bool: ...
+    @property
+    def dense(self) -> bool: ...  # down is a dot over all neurons
+
+
+def check_ffn_call(call: FFNCall, weights: _FFNFacts) -> None:
+    """Refuses options of op ffn that its weights do not allow."""
+    activation = weights.activation
+    if call.skip and activation not in SPARSE_ACTIVATIONS:
+        raise ValueError(f"skip with {activation!r}: only {', '.join(SPARSE_ACTIVATIONS)} give zeros")
+    check_chosen(call.chosen, weights.experts)
+    if call.gates is not None and (weights.gated or call.chosen is not None):
         raise ValueError("gates computed before: weights without a gate, and no experts, are needed")
+    if call.strongest is not None and (not weights.dense or call.chosen is not None):
+        raise ValueError("the strongest neurons: weights whose down is a dot, and no experts, are needed")
 
 
 def check_where(
@@ -58,13 +80,6 @@ def check_where(
         raise ValueError("linear: where is for one weight and all rows, without accumulate")
     if stats is not None and where is None:
         raise ValueError("linear: rows are counted by where")
-
-
-def check_strongest(strongest: Buffer | None, *, dense: bool, chosen: Chosen | None) -> None:
-    """Refuses to tell the strongest neurons where down is no dot over all of them, or where there are
-    experts."""
-    if strongest is not None and (not dense or chosen is not None):
-        raise ValueError("the strongest neurons: weights whose down is a dot, and no experts, are needed")
 
 
 def check_write(values: npt.NDArray[Any], row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -85,11 +100,6 @@ def check_read(start: int, stop: int | None, rows: int) -> int:
     return end
 
 
-def check_skip(skip: bool, activation: str) -> None:
-    if skip and activation not in SPARSE_ACTIVATIONS:
-        raise ValueError(f"skip with {activation!r}: only {', '.join(SPARSE_ACTIVATIONS)} give zeros")
-
-
 def check_matrix(tensor: AnyTensor, bias: Floats | None = None) -> None:
     if len(tensor.shape) != 2:
         raise ValueError(f"matrix of shape {tensor.shape}: two dimensions (rows, columns) are needed")
@@ -98,7 +108,7 @@ def check_matrix(tensor: AnyTensor, bias: Floats | None = None) -> None:
 
 def check_resident(tensors: FFNTensors) -> None:
     """Refuses experts that are to stay in their file."""
-    if tensors.places or tensors.hot_neurons:
+    if tensors.residency is not None:
         raise ValueError("this backend reads no experts when they are named: all must lie in memory")
 
 
@@ -107,17 +117,7 @@ def check_ffn(tensors: FFNTensors) -> None:
     check_matrix(tensors.up)
     n, d = tensors.up.shape
     _check_experts("ffn", n, tensors)
-    if tensors.places and not 2 <= tensors.places < tensors.experts:
-        seen = f"places for {tensors.places} of {tensors.experts} experts"
-        raise ValueError(f"{seen}: 2 at least and fewer than all are needed, or 0 for all")
-    if tensors.hot_neurons and (tensors.places or tensors.gate is None or tensors.gate_bias is not None):
-        raise ValueError("cold neurons stay in the file where there are gates without a bias, and no places")
-    hot, kept = tensors.hot_experts, tensors.kept
-    if len(hot) > tensors.places or not 0 <= kept <= min(len(hot), max(0, tensors.places - 2)):
-        seen = (
-            f"{len(hot)} experts are read at loading, {kept} of them for good, into {tensors.places} places"
-        )
-        raise ValueError(f"{seen}: as many as places are allowed, and all but 2 for good")
+    _check_residency(tensors)
     if tensors.down_layout not in DOWN_LAYOUTS:
         raise ValueError(f"down layout {tensors.down_layout!r}: choose from {', '.join(DOWN_LAYOUTS)}")
     down = (n, d) if tensors.down_layout == "by_neuron" else _by_output(tensors)
@@ -134,6 +134,19 @@ def check_ffn(tensors: FFNTensors) -> None:
     _check_vector("gate bias", tensors.gate_bias, n)
     _check_vector("up bias", tensors.up_bias, n)
     _check_vector("down bias", tensors.down_bias, *((tensors.experts, d) if tensors.experts > 1 else (d,)))
+
+
+def _check_residency(tensors: FFNTensors) -> None:
+    match tensors.residency:
+        case HotRows() if tensors.gate is None or tensors.gate_bias is not None:
+            raise ValueError("cold neurons stay in the file only of experts with gates without a bias")
+        case ExpertSlots(slots, preloaded, pinned):
+            if not 2 <= slots < tensors.experts:
+                seen = f"slots for {slots} of {tensors.experts} experts"
+                raise ValueError(f"{seen}: at least 2, and fewer than all, are needed")
+            if len(preloaded) > slots or not 0 <= pinned <= min(len(preloaded), slots - 2):
+                seen = f"{len(preloaded)} experts are preloaded and {pinned} pinned in {slots} slots"
+                raise ValueError(f"{seen}: as many as slots are allowed, and all but 2 pinned")
 
 
 def _by_output(tensors: FFNTensors) -> tuple[int, int]:
@@ -223,35 +236,31 @@ def check_softcap(cap: float, of: str = "") -> None:
         raise ValueError(f"{of}softcap {cap}: a finite number above 0 is needed")
 
 
-def check_attention(
-    q: Buffer, window: int | None, sinks: Buffer | None, softcap: float | None, *, chunked: bool = False
-) -> None:
-    """Refuses options of attention that mean nothing; q is ``[T, H, head_dim]``."""
-    if window is not None and window < 1:
-        raise ValueError(f"attention window {window}: at least 1 position is needed")
-    if chunked and window is None:
+def check_attention(call: AttentionCall, q: Buffer, sinks: Buffer | None) -> None:
+    """Refuses options of attention that mean nothing; q ``[T, H, head_dim]`` and sinks have the shapes of the
+    call's."""
+    if call.window is not None and call.window < 1:
+        raise ValueError(f"attention window {call.window}: at least 1 position is needed")
+    if call.chunked and call.window is None:
         raise ValueError("attention in chunks without a window: their length is needed")
-    if softcap is not None:
-        check_softcap(softcap, "attention ")
+    if call.softcap is not None:
+        check_softcap(call.softcap, "attention ")
     _check_vector("attention sinks", sinks, *q.shape[1:2])
 
 
 def check_router(
-    experts: int,
-    k: int,
-    score: str,
-    selection_bias: Buffer | None,
-    expert_scale: Buffer | None = None,
-    groups: ExpertGroups | None = None,
+    call: RouterCall, experts: int, selection_bias: Buffer | None, expert_scale: Buffer | None
 ) -> None:
-    """Refuses more experts than kernels have room for, and a choice that does not exist."""
+    """Refuses more experts than kernels have room for, and a choice that does not exist; the vectors have the
+    shapes of the call's."""
+    k = call.k
     _check_room("router", experts)
     if not 1 <= k <= min(experts, MAX_CHOSEN):
         raise ValueError(f"router k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
-    _check_choice("router score", score, ROUTER_SCORES)
+    _check_choice("router score", call.score, ROUTER_SCORES)
     _check_vector("router selection bias", selection_bias, experts)
     _check_vector("router expert scale", expert_scale, experts)
-    if groups is not None and (wrong := wrong_groups(experts, k, groups)):
+    if call.groups is not None and (wrong := wrong_groups(experts, k, call.groups)):
         raise ValueError(f"router: {wrong}")
 
 

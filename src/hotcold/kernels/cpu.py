@@ -3,26 +3,24 @@
 cpu_weights.py says how weights lie in memory."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.formats.stored import AnyTensor
-from hotcold.kernels import _native, checks, host_memory
+from hotcold.kernels import _native, checks
 from hotcold.kernels.backend import (
     DECODE_ROWS,
-    SPARSE_ACTIVATIONS,
+    AttentionCall,
     Backend,
     Batch,
-    BatchLimits,
     Buffer,
     Chosen,
     DiskCounts,
     ExpertGroups,
     ExpertReadError,
+    FFNCall,
     FFNStats,
     FFNTensors,
     FFNWeights,
@@ -38,56 +36,21 @@ from hotcold.kernels.backend import (
     PredictorWeights,
     Program,
     RopeTable,
+    RouterCall,
     Rows,
 )
 from hotcold.kernels.cores import find_cores, on_fast_cores
-from hotcold.kernels.cpu_disk import reading_ahead
 from hotcold.kernels.cpu_states import CPUStateOps
 from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor, Packer
-from hotcold.kernels.gpu import StepShape
+from hotcold.kernels.file_reads import reading_ahead
+from hotcold.kernels.host_memory import HostMemory, own_link
 from hotcold.kernels.instruction_sets import check_isa, default_isa
 from hotcold.kernels.memory_nodes import memory_nodes
+from hotcold.kernels.processor import STREAMS
 
 MAX_THREADS = 1024
-_BLOCK, _GROUP = 32, 512  # values of an input that share a scale; inputs end at whole groups
 MOST_ROWS = 1 << 20  #: of a step; pieces of work are counted in 32 bits
 _INT32_MAX = 2**31 - 1
-
-
-def fetching() -> str:
-    """How far ahead weights are fetched, and into which cache: ``3K:1`` is 3 KiB into L1."""
-    ahead, level = _native.fetching()
-    return f"{ahead / 1024:g}K:{level}"
-
-
-def scratch_bytes(shape: StepShape) -> int:
-    """Bytes of scratch that all ops of a step share on a CPU: as many as the largest needs, as the ops
-    say."""
-    rows = shape.limits.tokens * shape.heads
-    of_heads = [rows * _heads_input_bytes(columns) for columns in shape.head_columns]
-    most = _native.step_scratch_bytes(
-        tokens=shape.limits.tokens,
-        logits=shape.limits.logits,
-        pages_per_sequence=shape.limits.pages_per_sequence,
-        dim=shape.dim,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        neurons=shape.neurons // shape.experts,
-        experts=shape.experts,
-        chosen=shape.chosen,
-        shared=shape.shared,
-        by_output=shape.down_layout == "by_output" and shape.activation not in SPARSE_ACTIVATIONS,
-    )
-    return max(most, *of_heads) if of_heads else most
-
-
-def _heads_input_bytes(columns: int) -> int:
-    """Bytes that op linear_heads takes for one head's input of one row: quantised, or float32 where blocks
-    do not fit (``Input`` in csrc/simd/types.h)."""
-    if columns % _BLOCK:
-        return 4 * (columns + 16)
-    return -(-columns // _GROUP) * (_GROUP + _GROUP // _BLOCK * 12)
 
 
 class _Recorder:
@@ -120,7 +83,7 @@ class _Here(threading.local):
     recorder: _Recorder | None = None
 
 
-class CPUBackend(CPUStateOps):
+class CPUBackend(CPUStateOps, HostMemory):
     """Kernels in C++ on a pool of ``threads``, for the instruction set ``isa`` or :func:`default_isa`."""
 
     name = "cpu"
@@ -148,18 +111,6 @@ class CPUBackend(CPUStateOps):
     @property
     def threads(self) -> int:
         return self._pool.threads
-
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
-        return np.zeros(shape, dtype)
-
-    def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
-        host_memory.write(buffer, values, row)
-
-    def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        return host_memory.read(buffer, start, stop)
-
-    def copy(self, source: Backend, values: Buffer, out: Buffer, rows: int) -> None:
-        self.write(out, source.read(values, 0, rows))
 
     def record(self, fn: Callable[[], None], rows: int | None = None) -> _Recorder | _Empty:
         here = self._here
@@ -199,7 +150,6 @@ class CPUBackend(CPUStateOps):
         return self._packer.ffn(tensors)
 
     def disk_counts(self) -> DiskCounts | None:
-        """None: all experts lie in memory."""
         disk = self._packer.disk
         return None if disk is None else disk.counts()
 
@@ -207,27 +157,25 @@ class CPUBackend(CPUStateOps):
         checks.check_predictor(tensors)
         return self._packer.predictor(tensors)
 
+    def read_probe(self, nbytes: int = 256 << 20) -> "ReadProbe":
+        return ReadProbe(self, nbytes)
+
     # The two sides of a hybrid model
 
     def link(self, timeout_seconds: float) -> _native.Link:
         self._pool.share_cores()
         return _native.FlagLink(timeout_seconds)
 
-    def mailboxes(
-        self, link: _native.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
-    ) -> dict[int, Mailbox]:
-        return host_memory.mailboxes(link, limits, dim, words, experts)
-
     def post(
         self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None
     ) -> None:
-        args = host_memory.own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
+        args = own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
         room = (box.chosen.ids, box.chosen.factors) if box.chosen else (None, None)
         experts = (chosen.ids, chosen.factors) if chosen else (None, None)
         self._op(batch, lambda p: p.post(*args, x, mask, *room, *experts), x, mask, box, chosen)
 
     def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
-        args = host_memory.own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
+        args = own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
         self._op(batch, lambda p: p.collect(*args, out), out, box)
 
     def serve(self, link: _native.Link, layers: Sequence[tuple[int, Program]]) -> None:
@@ -291,32 +239,12 @@ class CPUBackend(CPUStateOps):
         caches = _bits(k_cache), _bits(v_cache)
         self._op(batch, lambda p: p.store_kv(k, v, *caches), k, v, k_cache, v_cache)
 
-    def attention(
-        self,
-        q: Buffer,
-        k_cache: Buffer,
-        v_cache: Buffer,
-        batch: Batch,
-        out: Buffer,
-        scale: float,
-        *,
-        window: int | None = None,
-        chunked: bool = False,
-        sinks: Buffer | None = None,
-        softcap: float | None = None,
-    ) -> None:
-        checks.check_attention(q, window, sinks, softcap, chunked=chunked)
-        keys, values = _bits(k_cache), _bits(v_cache)
-        seen = None if window is None else min(window, _INT32_MAX)
-        self._op(
-            batch,
-            lambda p: p.attention(q, keys, values, out, scale, seen, chunked, sinks, softcap),
-            q,
-            k_cache,
-            v_cache,
-            out,
-            sinks,
-        )
+    def attention(self, call: AttentionCall) -> None:
+        checks.check_attention(call, call.q, call.sinks)
+        window = None if call.window is None else min(call.window, _INT32_MAX)
+        caches = _bits(call.k_cache), _bits(call.v_cache)
+        args = call.q, *caches, call.out, call.scale, window, call.chunked, call.sinks, call.softcap
+        self._op(call.batch, lambda p: p.attention(*args), call)
 
     def predict(
         self,
@@ -332,65 +260,22 @@ class CPUBackend(CPUStateOps):
         experts = w.ends, w.chosen, chosen.ids if chosen else None
         self._op(batch, lambda p: p.predict(x, *factors, mask, *experts), x, w, mask, chosen)
 
-    def ffn(
-        self,
-        x: Buffer,
-        weights: FFNWeights,
-        batch: Batch,
-        out: Buffer,
-        *,
-        skip: bool,
-        mask: Buffer | None = None,
-        fired: Buffer | None = None,
-        stats: FFNStats | None = None,
-        accumulate: bool = False,
-        chosen: Chosen | None = None,
-        gates: Buffer | None = None,
-        strongest: Buffer | None = None,
-        ahead: LookAhead | None = None,
-    ) -> None:
-        w = checks.own_weights(weights, PackedFFN)
-        checks.check_skip(skip, w.activation)
-        checks.check_chosen(chosen, w.experts)
-        counts = stats.counts[stats.row] if stats else None
-        checks.check_gates(gates, gated=w.gated, chosen=chosen)
-        checks.check_strongest(strongest, dense=w.dense, chosen=chosen)
-        args = skip, mask, fired, counts, accumulate
-        ids, factors = (chosen.ids, chosen.factors) if chosen else (None, None)
-        more = ids, factors, gates, strongest, None if ahead is None else _look_ahead(ahead)
-        kept = x, w, out, mask, fired, counts, chosen, gates, strongest, ahead
-        self._op(batch, lambda p: p.ffn(x, w.native, out, *args, *more), *kept)
+    def ffn(self, call: FFNCall) -> None:
+        w = checks.own_weights(call.weights, PackedFFN)
+        checks.check_ffn_call(call, w)
+        counts = call.stats.counts[call.stats.row] if call.stats else None
+        ids, factors = (call.chosen.ids, call.chosen.factors) if call.chosen else (None, None)
+        ahead = None if call.ahead is None else _look_ahead(call.ahead)
+        args = call.x, w.native, call.out, call.skip, call.mask, call.active, counts, call.accumulate
+        more = ids, factors, call.gates, call.strongest, ahead
+        self._op(call.batch, lambda p: p.ffn(*args, *more), call)
 
-    def router(
-        self,
-        x: Buffer,
-        weights: Matrix,
-        batch: Batch,
-        ids: Buffer,
-        factors: Buffer,
-        *,
-        k: int,
-        score: str,
-        selection_bias: Buffer | None = None,
-        normalise: bool,
-        scale: float,
-        expert_scale: Buffer | None = None,
-        groups: ExpertGroups | None = None,
-    ) -> None:
-        w = checks.own_weights(weights, PackedMatrix)
-        checks.check_router(w.shape[0], k, score, selection_bias, expert_scale, groups)
-        of = (groups.count, groups.used, groups.best) if groups else (1, 1, 2)
-        args = k, score == "softmax", selection_bias, normalise, scale, expert_scale, *of
-        self._op(
-            batch,
-            lambda p: p.router(x, w.rows, w.bias, ids, factors, *args),
-            x,
-            w,
-            ids,
-            factors,
-            selection_bias,
-            expert_scale,
-        )
+    def router(self, call: RouterCall) -> None:
+        w, bias, each = checks.own_weights(call.weights, PackedMatrix), call.selection_bias, call.expert_scale
+        checks.check_router(call, w.shape[0], bias, each)
+        args = call.x, w.rows, w.bias, call.ids, call.factors, call.k, call.score == "softmax", bias
+        more = call.normalise, call.scale, each, *_group_numbers(call.groups)
+        self._op(call.batch, lambda p: p.router(*args, *more), call)
 
     def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:
         self._op(batch, lambda p: p.add(x, y, keep, scale), x, y)
@@ -418,9 +303,6 @@ class CPUBackend(CPUStateOps):
         return ids[:n], values[:n]
 
 
-STREAMS = (1, 2, 4, 8)  #: of a thread, that the read probe tries
-
-
 class ReadProbe:
     """Measures how fast a backend's pool can stream through ``nbytes`` (whole MiB, at least one), far more
     than any cache holds."""
@@ -434,13 +316,14 @@ class ReadProbe:
         for piece in range(pieces):
             _native.WeightRows(self._memory, piece << 20, 1 << 16, 16, 1 << 14, 0).pack(ones, backend._pool)
 
-    def measure(self, seconds: float = 0.2, backend: CPUBackend | None = None) -> float:
+    def measure(self, seconds: float = 0.2, backend: Backend | None = None) -> float:
         """GB/s (10^9 bytes) of the fastest of :data:`STREAMS`, each for its part of ``seconds``."""
         return max(self.rate(n, seconds / len(STREAMS), backend) for n in STREAMS)
 
-    def rate(self, streams: int, seconds: float, backend: CPUBackend | None = None) -> float:
+    def rate(self, streams: int, seconds: float, backend: Backend | None = None) -> float:
         """GB/s of all threads of the pool, or of another backend's, with this number of streams a thread."""
         backend = backend or self._backend
+        assert isinstance(backend, CPUBackend)
         return _native.read_bandwidth(backend.isa, backend._pool, self._memory, seconds, streams)
 
 
@@ -454,8 +337,11 @@ def _look_ahead(of: LookAhead) -> _native.LookAhead | None:
     ffn, w = checks.own_weights(of.ffn, PackedFFN), checks.own_weights(of.weights, PackedMatrix)
     if ffn.shelf is None or reading_ahead() == "off":
         return None
-    groups = (of.groups.count, of.groups.used, of.groups.best) if of.groups else (1, 1, 2)
-    router = w.rows, w.bias, of.k, of.score == "softmax", of.selection_bias, *groups
+    router = w.rows, w.bias, of.k, of.score == "softmax", of.selection_bias, *_group_numbers(of.groups)
     norm = of.norm or Norm(None, None, 0)
     args = of.norm is not None, norm.weight, norm.bias, norm.eps, norm.centre
     return _native.LookAhead(of.x, *router, *args, ffn.shelf)
+
+
+def _group_numbers(groups: ExpertGroups | None) -> tuple[int, int, int]:
+    return (groups.count, groups.used, groups.best) if groups else (1, 1, 2)

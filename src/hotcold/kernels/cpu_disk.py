@@ -1,6 +1,6 @@
 """Experts that stay in the model's file until a step names them (csrc/disk says how).
 
-A layer has places in memory for some of its experts, laid out as cpu_weights.py lays out all of them. An
+A layer has slots in memory for some of its experts, laid out as cpu_weights.py lays out all of them. An
 expert is read when the router has named it: by Linux's io_uring, or else by threads that read a piece each,
 past the system's cache where the file system allows that.
 
@@ -9,73 +9,17 @@ each has those of its first neurons there, and those of others are read when a s
 
 A file may have a neuron's rows side by side: then they lie so in memory, too, and are read together."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
-from hotcold.errors import UserError
 from hotcold.formats.files import FileError, RegularFile
 from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels import _native
-from hotcold.kernels.backend import DiskCounts, FFNTensors, is_dense
-
-READS_VARIABLE = "HOTCOLD_READS"  #: of the environment; names the way of reading instead of the best one
-AHEAD_VARIABLE = "HOTCOLD_AHEAD"  #: of the environment; one of :data:`AHEAD`
-#: Whether experts are read that the layer before guesses; ``auto``: where its guesses were right so far.
-AHEAD = ("off", "on", "auto")
-READERS = 8  #: reads of :data:`READ_BYTES` that are under way at once
-READ_BYTES = _native.DISK_READ_BYTES  #: of the largest
-
-
-def reading_bytes(row_bytes: Sequence[int]) -> int:
-    """Memory that is taken to read tensors of such rows."""
-    return READERS * max(_native.Disk.staging_bytes(each, by_output=True) for each in row_bytes)
-
-
-@cache
-def _no_rings() -> int:
-    """errno of why this system has no io_uring; 0: it has. Asked once, as a ring must be made to know."""
-    return _native.why_no_rings()
-
-
-def asked_for_rings() -> bool | None:
-    """Whether :data:`READS_VARIABLE` names io_uring; None: it names nothing. UserError: it names another, or
-    the system lacks it."""
-    asked = os.environ.get(READS_VARIABLE)
-    if not asked:
-        return None
-    if asked not in ("io_uring", "threads"):
-        raise UserError(f"{READS_VARIABLE} is {asked!r}: there are io_uring and threads")
-    if asked == "io_uring" and (error := _no_rings()):
-        raise UserError(f"{READS_VARIABLE} is {asked!r}: this system has none here ({os.strerror(error)})")
-    return asked == "io_uring"
-
-
-def reading_ahead() -> str:
-    """Which of :data:`AHEAD` is in force. UserError: :data:`AHEAD_VARIABLE` names another."""
-    asked = os.environ.get(AHEAD_VARIABLE) or "off"
-    if asked not in AHEAD:
-        raise UserError(f"{AHEAD_VARIABLE} is {asked!r}: there are {', '.join(AHEAD[:-1])} and {AHEAD[-1]}")
-    return asked
-
-
-def has_rings() -> bool:
-    """Whether experts are read by io_uring; else by threads."""
-    asked = asked_for_rings()
-    return not _no_rings() if asked is None else asked
-
-
-def reads_at_once(nbytes: float) -> int:
-    """How many reads of so many bytes are under way at once."""
-    return _native.Disk.at_once(READERS, round(nbytes), has_rings())
-
-
-def way_of_reading() -> str:
-    return "by io_uring" if has_rings() else f"by {READERS} threads"
+from hotcold.kernels.backend import DiskCounts, ExpertSlots, FFNTensors, HotRows, is_dense
+from hotcold.kernels.file_reads import READERS, asked_for_rings, reading_ahead
 
 
 @dataclass(frozen=True)
@@ -96,7 +40,7 @@ class _Lying:
 
 
 class Disk:
-    """The files of a model's experts, and the places of each layer."""
+    """The files of a model's experts, and the expert slots of each layer."""
 
     def __init__(self, *, direct: bool = True) -> None:
         self.native = _native.Disk(READERS, direct, asked_for_rings())
@@ -119,20 +63,20 @@ class Disk:
         return DiskCounts(hits, misses, nbytes, busy_ns / 1e9, stalls, stall_ns / 1e9, *guesses)
 
     def rows(
-        self, tensors: FFNTensors, arena: _native.Arena
+        self, tensors: FFNTensors, residency: ExpertSlots, arena: _native.Arena
     ) -> tuple[_native.WeightRows | None, _native.WeightRows, _native.WeightRows, _native.Shelf]:
-        """Rows of gate, up and down in the places, which are empty, and what fills them. ValueError: the
-        experts do not lie in a file, or are not alike."""
-        experts, places = tensors.experts, tensors.places
+        """Makes rows of gate, up and down in slots, and the cache that fills them. ValueError: the experts
+        are not stored in a file, or are not alike."""
+        experts, slots = tensors.experts, residency.slots
         neurons, dim = tensors.up.shape[0] // experts, tensors.up.shape[1]
         if tensors.expert_ends is not None or tensors.down_blocks is not None:
             raise ValueError("parts of experts cannot be read one by one: whole ones are needed")
-        shelf = _native.Shelf(self.native, tensors.label, experts, places)
+        shelf = _native.Shelf(self.native, residency.label, experts, slots)
         shelf.set_guessing(self._ahead)
         by_output = tensors.down_layout == "by_output"
         dense = is_dense(tensors.down_layout, tensors.down.type, tensors.activation)
         up_size = _native.row_size(tensors.up.type.id, dim)
-        count = places * neurons
+        count = slots * neurons
 
         def part(
             rows: _native.WeightRows, tensor: AnyTensor, *, by_output: bool = False
@@ -141,7 +85,7 @@ class Disk:
             return rows
 
         def matrix(tensor: AnyTensor) -> _native.WeightRows:
-            rows, cols, kind = tensor.shape[0] // experts * places, tensor.shape[1], tensor.type.id
+            rows, cols, kind = tensor.shape[0] // experts * slots, tensor.shape[1], tensor.type.id
             size = _native.row_size(kind, cols)
             return part(_native.WeightRows(arena.take(rows * size), 0, size, rows, cols, kind), tensor)
 
@@ -170,25 +114,27 @@ class Disk:
             at = up_size if paired else 0
             rows = _native.WeightRows(memory, at, stride, count, dim, down.type.id)
             own = part(rows, down, by_output=by_output)
-        if tensors.hot_experts:
+        if residency.preloaded:
             try:
-                shelf.fill(list(tensors.hot_experts), tensors.kept)
+                shelf.fill(list(residency.preloaded), residency.pinned)
             except _native.DiskError as error:
                 raise FileError(str(error)) from None
         self._shelves.append(shelf)
         return gate, up, own, shelf
 
-    def cold_rows(self, tensors: FFNTensors) -> tuple[list[_native.WeightRows], _native.ColdRows]:
-        """Rows of up and down, with ``cold_gates`` of gate, up and down, of which hot ones alone are read,
-        and what reads the others. ValueError: the experts do not lie in a file, or are not alike."""
+    def cold_rows(
+        self, tensors: FFNTensors, residency: HotRows
+    ) -> tuple[list[_native.WeightRows], _native.ColdRows]:
+        """Makes rows of up and down, also of gate where the residency says so, reads the hot ones, and makes
+        the reader of the others. ValueError: the experts are not stored in a file, or are not alike."""
         experts, (count, dim) = tensors.experts, tensors.up.shape
         if tensors.expert_ends is not None or tensors.down_layout != "by_neuron":
             raise ValueError("rows that are read one by one are those of whole experts, down by neuron")
         some: list[AnyTensor | None] = [tensors.up, tensors.down]
-        if tensors.cold_gates:
+        if residency.gates:
             some.insert(0, tensors.gate)
-        facts = list(tensors.hot_neurons), tensors.room, tensors.cold_gates
-        cold = _native.ColdRows(self.native, tensors.label, count // experts, *facts)
+        facts = list(residency.neurons), residency.buffer_neurons, residency.gates
+        cold = _native.ColdRows(self.native, residency.label, count // experts, *facts)
         arena = _native.Arena(huge=False)  # a page of it is a few rows
         if self._side_by_side(some, experts):
             whole, rows = _rows_side_by_side(arena, count, dim, tensors.up.type.id, len(some))

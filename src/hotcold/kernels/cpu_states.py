@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hotcold.kernels import checks
-from hotcold.kernels.backend import Batch, Buffer
+from hotcold.kernels.backend import Batch, Buffer, DeltaCall, ScanCall, Wkv7Call
 from hotcold.kernels.state_ops import GATE_ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -38,41 +38,17 @@ class CPUStateOps(ABC):
         args = x, weight, bias, state, out
         self._op(batch, lambda p: p.short_conv(*args, activation == "silu"), *args)
 
-    def gated_delta(
-        self,
-        mixed: Buffer,
-        decay: Buffer,
-        beta: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        keys: int,
-        key_dim: int,
-        tiled: bool,
-        eps: float,
-    ) -> None:
-        buffers = mixed, decay, beta, state, out
-        self._op(batch, lambda p: p.gated_delta(*buffers, keys, key_dim, tiled, eps), *buffers)
+    def gated_delta(self, call: DeltaCall) -> None:
+        args = call.mixed, call.decay, call.beta, call.state, call.out
+        options = call.keys, call.key_dim, call.tiled, call.eps
+        self._op(call.batch, lambda p: p.gated_delta(*args, *options), call)
 
     def decay(self, x: Buffer, bias: Buffer, factor: Buffer, batch: Batch, out: Buffer) -> None:
         self._op(batch, lambda p: p.decay(x, bias, factor, out), x, bias, factor, out)
 
-    def ssm_scan(
-        self,
-        mixed: Buffer,
-        dt: Buffer,
-        dt_bias: Buffer,
-        a: Buffer,
-        d: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        groups: int,
-    ) -> None:
-        buffers = mixed, dt, dt_bias, a, d, state, out
-        self._op(batch, lambda p: p.ssm_scan(*buffers, groups), *buffers)
+    def ssm_scan(self, call: ScanCall) -> None:
+        args = call.mixed, call.dt, call.dt_bias, call.a, call.d, call.state, call.out, call.groups
+        self._op(call.batch, lambda p: p.ssm_scan(*args), call)
 
     def multiply(self, x: Buffer, gate: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
         checks.check_gate(activation)
@@ -90,21 +66,7 @@ class CPUStateOps(ABC):
         own = [*outs]
         self._op(batch, lambda p: p.token_shift(x, mixes, state, own), x, mixes, state, *own)
 
-    def wkv7(
-        self,
-        r: Buffer,
-        k: Buffer,
-        v: Buffer,
-        decay: Buffer,
-        rate: Buffer,
-        vectors: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        first: Buffer | None = None,
-        share: Buffer | None = None,
-        eps: float,
-    ) -> None:
-        buffers = r, k, v, decay, rate, first, share, vectors, state, out
-        self._op(batch, lambda p: p.wkv7(*buffers, eps), *buffers)
+    def wkv7(self, call: Wkv7Call) -> None:
+        rows = call.r, call.k, call.v, call.decay, call.rate, call.first, call.share
+        args = *rows, call.vectors, call.state, call.out, call.eps
+        self._op(call.batch, lambda p: p.wkv7(*args), call)

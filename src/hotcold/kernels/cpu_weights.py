@@ -15,6 +15,7 @@ from hotcold.kernels import _native
 from hotcold.kernels.backend import (
     FFNTensors,
     Floats,
+    HotRows,
     PredictorTensors,
     is_dense,
     mask_words,
@@ -93,18 +94,18 @@ class Packer:
         sizes = [n // neurons for n in whole]
         shelf, cold = None, None
         gate: _native.WeightRows | None
-        if tensors.hot_neurons:
+        residency = tensors.residency
+        if isinstance(residency, HotRows):
             assert tensors.gate is not None
             self.disk = self.disk or Disk()
-            matrices, cold = self.disk.cold_rows(tensors)
-            gate, up, own = matrices if tensors.cold_gates else [self.matrix(tensors.gate).rows, *matrices]
-            hot = sum(tensors.hot_neurons)
-            first = 0 if tensors.cold_gates else 1
-            whole[first:] = [n // neurons * hot for n in whole[first:]]
-        elif tensors.places:
+            matrices, cold = self.disk.cold_rows(tensors, residency)
+            gate, up, own = matrices if residency.gates else [self.matrix(tensors.gate).rows, *matrices]
+            first = 0 if residency.gates else 1
+            whole[first:] = [n // neurons * sum(residency.neurons) for n in whole[first:]]
+        elif residency is not None:
             self.disk = self.disk or Disk()
-            gate, up, own, shelf = self.disk.rows(tensors, self._arena)
-            whole = [n // tensors.experts * tensors.places for n in whole]
+            gate, up, own, shelf = self.disk.rows(tensors, residency, self._arena)
+            whole = [n // tensors.experts * residency.slots for n in whole]
         else:
             gate, up, own = self._rows(tensors, sizes, dense=dense, panels=panels)
         biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)

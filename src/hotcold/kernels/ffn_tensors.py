@@ -10,6 +10,7 @@ import numpy.typing as npt
 from hotcold.formats.blocks import BlockType, Tensor
 from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.arrays import Floats
+from hotcold.kernels.residency import Residency
 
 #: Activations of two values, gate and up: they need a gate.
 GATED_ACTIVATIONS = ("drelu", "swiglu_oai")
@@ -36,7 +37,7 @@ class FFNTensors:
     down: AnyTensor
     down_layout: str
     activation: str
-    threshold: float = 0.0  #: a gate fires when it is greater than this (FATReLU, arXiv 2402.13516)
+    threshold: float = 0.0  #: a gate is active when it is greater than this (FATReLU, arXiv 2402.13516)
     gate_bias: Floats | None = None
     up_bias: Floats | None = None
     down_bias: Floats | None = None
@@ -47,19 +48,7 @@ class FFNTensors:
     chosen: int = 1  #: how many experts a token chooses, k
     expert_ends: tuple[int, ...] | None = None  #: where each expert's rows of up end; None: N rows each
     down_blocks: npt.NDArray[np.bool_] | None = None  #: ``[E, blocks of a row]``; None: all
-    #: how many experts lie in memory at a time; the others are read from their file when a step names them.
-    #: 0: all lie in memory
-    places: int = 0
-    #: those of them that are read at loading, the one that is wanted most first, and how many of these keep
-    #: their place
-    hot_experts: tuple[int, ...] = ()
-    kept: int = 0
-    #: how many of each expert's first neurons have their rows of up and down in memory; the others' are read
-    #: from their file when a step needs them. Empty: all lie in memory
-    hot_neurons: tuple[int, ...] = ()
-    cold_gates: bool = False  #: whether the others' rows of gates are read, too: where a mask names neurons
-    room: int = 0  #: neurons that are read at a time, unless one expert has more
-    label: str = ""  #: says in errors of such reads which layer of which file it is
+    residency: Residency | None = None  #: None: all weights are in memory
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -34,6 +34,15 @@ def unread_types(names: Iterable[str]) -> list[str]:
     return sorted(name for name in {*names} if not holds(name))
 
 
+def unsupported(ops: Iterable[str]) -> str | None:
+    """Why GPUs do not compute a model with these ops of :class:`~hotcold.kernels.state_ops.StateOps`; None:
+    they do."""
+    from hotcold.kernels.vulkan.recurrent import MISSING
+
+    missing = [MISSING[op] for op in ops if op in MISSING]
+    return f"GPUs do not compute {missing[0]} yet" if missing else None
+
+
 def held_bytes(type: BlockType, nbytes: int) -> int:
     """Bytes on a GPU of rows of this type that have so many in a file."""
     from hotcold.kernels.vulkan import packing

@@ -7,38 +7,42 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.kernels import _native, checks
-from hotcold.kernels.backend import Batch, BatchLimits, Chosen, Mailbox
-
-Array = npt.NDArray[Any]
+from hotcold.kernels.backend import Backend, Batch, BatchLimits, Buffer, Chosen, Mailbox
 
 
-def write(buffer: Array, values: Array, row: int) -> None:
-    """Implements :meth:`hotcold.kernels.backend.Backend.write`."""
-    checks.check_write(values, row, buffer.shape, buffer.dtype)
-    buffer[row : row + len(values)] = values
+class HostMemory:
+    """The part of a backend that makes, writes and reads buffers in host memory; they are NumPy arrays."""
 
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
+        return np.zeros(shape, dtype)
 
-def read(buffer: Array, start: int, stop: int | None) -> Array:
-    """Implements :meth:`hotcold.kernels.backend.Backend.read`; returns a view."""
-    view = buffer[start : checks.check_read(start, stop, len(buffer))]
-    view.flags.writeable = False
-    return view
+    def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
+        checks.check_write(values, row, buffer.shape, buffer.dtype)
+        buffer[row : row + len(values)] = values
 
+    def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        view: npt.NDArray[Any] = buffer[start : checks.check_read(start, stop, len(buffer))]
+        view.flags.writeable = False
+        return view
 
-def mailboxes(
-    link: _native.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int
-) -> dict[int, Mailbox]:
-    """Implements :meth:`hotcold.kernels.backend.Backend.mailboxes`. One layer is out at a time, so all
-    mailboxes share x, y and chosen, and those of one width a mask."""
-    batch, rows = Batch(limits), limits.tokens
-    x, y = (np.zeros((rows, dim), np.float32) for _ in range(2))
-    masks = {width: np.zeros((rows, width), np.uint64) for width in {*words.values()} if width}
-    chosen = None
-    if experts:
-        chosen = Chosen(np.zeros((rows, experts), np.int32), np.zeros((rows, experts), np.float32))
-    return {
-        layer: Mailbox(link, layer, batch, x, masks.get(width), y, chosen) for layer, width in words.items()
-    }
+    def copy(self, source: Backend, values: Buffer, out: Buffer, rows: int) -> None:
+        self.write(out, source.read(values, 0, rows))
+
+    def mailboxes(
+        self, link: _native.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
+    ) -> dict[int, Mailbox]:
+        """One layer is out at a time, so all mailboxes share x, y and chosen, and mailboxes of one width a
+        mask."""
+        batch, rows = Batch(limits), limits.tokens
+        x, y = (np.zeros((rows, dim), np.float32) for _ in range(2))
+        masks = {width: np.zeros((rows, width), np.uint64) for width in {*words.values()} if width}
+        chosen = None
+        if experts:
+            chosen = Chosen(np.zeros((rows, experts), np.int32), np.zeros((rows, experts), np.float32))
+        return {
+            layer: Mailbox(link, layer, batch, x, masks.get(width), y, chosen)
+            for layer, width in words.items()
+        }
 
 
 def own_link(box: Mailbox) -> _native.FlagLink:

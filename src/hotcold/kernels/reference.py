@@ -1,11 +1,11 @@
 """The specification of every op, in NumPy: plain and readable, without any care for speed.
 
 Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of 8 bits or fewer quantises
-its input first (:func:`~hotcold.kernels.reference_matrix.quantise_input`): prescribed float32 steps, so that
-codes agree bit for bit. Sums are float32 in any order; reference_ffn.py has the FFN op, and says in which
+its input first (:func:`~hotcold.kernels.numpy_matrix.quantise_input`): prescribed float32 steps, so that
+codes agree bit for bit. Sums are float32 in any order; numpy_ffn.py has the FFN op, and says in which
 order other backends sum it. reference_states.py has the ops that keep a state."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,24 +14,22 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.formats.stored import AnyTensor
-from hotcold.kernels import checks, host_memory
+from hotcold.kernels import checks
 from hotcold.kernels._native import FlagLink, Link
 from hotcold.kernels.backend import (
     DECODE_ROWS,
     PAGE,
-    Backend,
+    AttentionCall,
     Batch,
-    BatchLimits,
     Buffer,
     Chosen,
     ExpertGroups,
+    FFNCall,
     FFNStats,
     FFNTensors,
-    FFNWeights,
     Floats,
     IndexedBy,
     Ints,
-    LookAhead,
     Mailbox,
     Masks,
     Matrix,
@@ -40,10 +38,12 @@ from hotcold.kernels.backend import (
     PredictorWeights,
     Program,
     RopeTable,
+    RouterCall,
     Rows,
     mask_words,
 )
-from hotcold.kernels.reference_ffn import (
+from hotcold.kernels.host_memory import HostMemory, own_link
+from hotcold.kernels.numpy_ffn import (
     FFNStep,
     ReferenceExperts,
     ReferenceFFN,
@@ -52,7 +52,7 @@ from hotcold.kernels.reference_ffn import (
     sigmoid,
     unpack_mask,
 )
-from hotcold.kernels.reference_matrix import ReferenceMatrix, quantise_input
+from hotcold.kernels.numpy_matrix import ReferenceMatrix, quantise_input
 from hotcold.kernels.reference_rows import check as _check
 from hotcold.kernels.reference_rows import flat_rows as _flat_rows
 from hotcold.kernels.reference_rows import rows_of as _rows
@@ -85,7 +85,7 @@ class _Program:
         self.fn()
 
 
-class ReferenceBackend(ReferenceStates):
+class ReferenceBackend(ReferenceStates, HostMemory):
     """Implements :class:`hotcold.kernels.backend.Backend`; a program calls its function again."""
 
     name = "reference"
@@ -94,18 +94,6 @@ class ReferenceBackend(ReferenceStates):
     step_rows = MOST_ROWS
     threads = None
     program_rows: tuple[int, ...] = ()
-
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
-        return np.zeros(shape, dtype)
-
-    def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
-        host_memory.write(buffer, values, row)
-
-    def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        return host_memory.read(buffer, start, stop)
-
-    def copy(self, source: Backend, values: Buffer, out: Buffer, rows: int) -> None:
-        self.write(out, source.read(values, 0, rows))
 
     def record(self, fn: Callable[[], None], rows: int | None = None) -> Program:
         return _Program(fn)
@@ -117,6 +105,12 @@ class ReferenceBackend(ReferenceStates):
         checks.check_ffn(tensors)
         checks.check_resident(tensors)
         return ffn_weights(tensors)
+
+    def disk_counts(self) -> None:
+        """All experts are in memory."""
+
+    def read_probe(self, nbytes: int = 0) -> None:
+        """No thread of this backend streams memory."""
 
     def predictor_weights(self, tensors: PredictorTensors) -> ReferencePredictor:
         checks.check_predictor(tensors)
@@ -132,15 +126,10 @@ class ReferenceBackend(ReferenceStates):
     def link(self, timeout_seconds: float) -> Link:
         return FlagLink(timeout_seconds)
 
-    def mailboxes(
-        self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
-    ) -> dict[int, Mailbox]:
-        return host_memory.mailboxes(link, limits, dim, words, experts)
-
     def post(
         self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None
     ) -> None:
-        link, rows, decode = host_memory.own_link(box), batch.n_tokens, batch.n_decode
+        link, rows, decode = own_link(box), batch.n_tokens, batch.n_decode
         given, own = (0 if each is None else each.shape[1] for each in (mask, box.mask))
         if given < own or (mask is None) != (box.mask is None):
             raise ValueError(f"post: a mask of {given} words, and the mailbox has {own}")
@@ -164,7 +153,7 @@ class ReferenceBackend(ReferenceStates):
 
     def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
         if batch.n_tokens:
-            host_memory.own_link(box).wait_answered(box.layer)
+            own_link(box).wait_answered(box.layer)
         self.add(out, box.y, batch)
 
     def serve(self, link: Link, layers: Sequence[tuple[int, Program]]) -> None:
@@ -289,41 +278,29 @@ class ReferenceBackend(ReferenceStates):
                 rows = _q8_0_rows(values) if cache.dtype == np.uint8 else values
                 cache[slots // PAGE, :, slots % PAGE] = rows
 
-    def attention(
-        self,
-        q: Buffer,
-        k_cache: Buffer,
-        v_cache: Buffer,
-        batch: Batch,
-        out: Buffer,
-        scale: float,
-        *,
-        window: int | None = None,
-        chunked: bool = False,
-        sinks: Buffer | None = None,
-        softcap: float | None = None,
-    ) -> None:
+    def attention(self, call: AttentionCall) -> None:
         """``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv head. A
         score s becomes ``softcap tanh(s / softcap)``; a sink is one more score, whose value is 0."""
-        checks.check_attention(q, window, sinks, softcap, chunked=chunked)
+        q, batch, sinks = call.q, call.batch, call.sinks
+        checks.check_attention(call, q, sinks)
         queries = _rows("q", q, batch, q.shape[1:])
-        target = _rows("out", out, batch, q.shape[1:])
-        (pages, kv_heads), (heads, head_dim) = k_cache.shape[:2], q.shape[1:]
-        for what, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        target = _rows("out", call.out, batch, q.shape[1:])
+        (pages, kv_heads), (heads, head_dim) = call.k_cache.shape[:2], q.shape[1:]
+        for what, cache in (("k_cache", call.k_cache), ("v_cache", call.v_cache)):
             _check_cache(what, cache, (pages, kv_heads), head_dim)
         if heads % kv_heads:
-            raise ValueError(f"q of shape {q.shape} does not fit k_cache of shape {k_cache.shape}")
+            raise ValueError(f"q of shape {q.shape} does not fit k_cache of shape {call.k_cache.shape}")
         for t, query in enumerate(queries):
             length = int(batch.positions[t]) + 1
-            begin = max(0, length - window) if window else 0
-            if window and chunked:
-                begin = (length - 1) // window * window
+            begin = max(0, length - call.window) if call.window else 0
+            if call.window and call.chunked:
+                begin = (length - 1) // call.window * call.window
             own = batch.pages[batch.sequence[t], : -(-length // PAGE)]
-            k, v = (_positions(cache[own], length)[:, begin:] for cache in (k_cache, v_cache))
-            # k and v [K, seen, head_dim], scores and weights [K, H / K, seen]
-            scores = np.float32(scale) * (query.reshape(kv_heads, -1, head_dim) @ k.transpose(0, 2, 1))
-            if softcap is not None:
-                scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
+            k, v = (_positions(cache[own], length)[:, begin:] for cache in (call.k_cache, call.v_cache))
+            # k and v [K, positions, head_dim], scores and weights [K, H / K, positions]
+            scores = np.float32(call.scale) * (query.reshape(kv_heads, -1, head_dim) @ k.transpose(0, 2, 1))
+            if call.softcap is not None:
+                scores = np.float32(call.softcap) * np.tanh(scores / np.float32(call.softcap))
             largest = scores.max(axis=-1, keepdims=True)
             if sinks is not None:
                 sink = sinks.reshape(kv_heads, -1, 1)
@@ -351,90 +328,59 @@ class ReferenceBackend(ReferenceStates):
         ids = _rows("ids", chosen.ids, batch, (p.chosen,), np.int32)[decode] if chosen else None
         p.mark(values, target[decode], ids)
 
-    def ffn(
-        self,
-        x: Buffer,
-        weights: FFNWeights,
-        batch: Batch,
-        out: Buffer,
-        *,
-        skip: bool,
-        mask: Buffer | None = None,
-        fired: Buffer | None = None,
-        stats: FFNStats | None = None,
-        accumulate: bool = False,
-        chosen: Chosen | None = None,
-        gates: Buffer | None = None,
-        strongest: Buffer | None = None,
-        ahead: LookAhead | None = None,
-    ) -> None:
+    def ffn(self, call: FFNCall) -> None:
         """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
 
-        A gate fires when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out what
-        is zero, so it changes what is read (``stats``) and no value. ``fired`` and ``strongest`` are set for
+        A gate is active when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out
+        zeros, so it changes the rows read (``stats``) and no value. ``active`` and ``strongest`` are set for
         decode rows."""
-        if isinstance(weights, ReferenceExperts):
-            w: ReferenceFFN | ReferenceExperts = weights
+        if isinstance(call.weights, ReferenceExperts):
+            w: ReferenceFFN | ReferenceExperts = call.weights
         else:
-            w = checks.own_weights(weights, ReferenceFFN)
-        k = w.chosen if isinstance(w, ReferenceExperts) else 1
-        checks.check_skip(skip, w.activation)
-        checks.check_chosen(chosen, len(w.parts))
-        values = _rows("x", x, batch, (w.up.shape[1],))
-        target = _rows("out", out, batch, (w.up.shape[1],))
-        decode = slice(0, batch.n_decode)
-        named = ids = factors = None
-        if mask is not None:
-            width = max(w.words, mask.shape[-1])
-            named = _rows("mask", mask, batch, (width,), np.uint64)[decode, : w.words]
+            w = checks.own_weights(call.weights, ReferenceFFN)
+        checks.check_ffn_call(call, w)
+        batch, chosen, decode = call.batch, call.chosen, slice(0, call.batch.n_decode)
+        values = _rows("x", call.x, batch, (w.up.shape[1],))
+        target = _rows("out", call.out, batch, (w.up.shape[1],))
+        named = ids = factors = gates = None
+        if call.mask is not None:
+            width = max(w.words, call.mask.shape[-1])
+            named = _rows("mask", call.mask, batch, (width,), np.uint64)[decode, : w.words]
         if chosen is not None:
-            ids = _rows("ids", chosen.ids, batch, (k,), np.int32)
-            factors = _rows("factors", chosen.factors, batch, (k,))
-        checks.check_gates(gates, gated=w.gated, chosen=chosen)
-        dense = not isinstance(w, ReferenceExperts) and w.dense
-        checks.check_strongest(strongest, dense=dense, chosen=chosen)
-        given = None if gates is None else _rows("gates", gates, batch, (w.neurons,))
-        y, masks, counts = FFNStep(values, batch.n_decode, skip, named, ids, factors, given).run(w)
-        for name, buffer, mask in zip(("fired", "strongest"), (fired, strongest), masks, strict=True):
+            ids = _rows("ids", chosen.ids, batch, (w.chosen,), np.int32)
+            factors = _rows("factors", chosen.factors, batch, (w.chosen,))
+        if call.gates is not None:
+            gates = _rows("gates", call.gates, batch, (w.neurons,))
+        y, masks, counts = FFNStep(values, batch.n_decode, call.skip, named, ids, factors, gates).run(w)
+        for name, buffer, mask in zip(
+            ("active", "strongest"), (call.active, call.strongest), masks, strict=True
+        ):
             if buffer is not None:
                 _rows(name, buffer, batch, (w.words,), np.uint64)[decode] = mask
-        if stats is not None and batch.n_decode == batch.n_tokens:
-            stats.counts[stats.row] += counts
-        _store(y, target, accumulate)
+        if call.stats is not None and batch.n_decode == batch.n_tokens:
+            call.stats.counts[call.stats.row] += counts
+        _store(y, target, call.accumulate)
 
-    def router(
-        self,
-        x: Buffer,
-        weights: Matrix,
-        batch: Batch,
-        ids: Buffer,
-        factors: Buffer,
-        *,
-        k: int,
-        score: str,
-        selection_bias: Buffer | None = None,
-        normalise: bool,
-        scale: float,
-        expert_scale: Buffer | None = None,
-        groups: ExpertGroups | None = None,
-    ) -> None:
+    def router(self, call: RouterCall) -> None:
         """Mixture of experts, arXiv 1701.06538, as models of today route to them."""
-        w = checks.own_weights(weights, ReferenceMatrix)
-        checks.check_router(w.shape[0], k, score, selection_bias, expert_scale, groups)
-        chosen, target = _rows("ids", ids, batch, (k,), np.int32), _rows("factors", factors, batch, (k,))
-        logits = w.dot(_rows("x", x, batch, (w.shape[1],)))
-        scores = sigmoid(logits) if score == "sigmoid" else _softmax(logits)
-        ranks = logits if selection_bias is None else scores + selection_bias
+        w, k, batch = checks.own_weights(call.weights, ReferenceMatrix), call.k, call.batch
+        bias, groups = call.selection_bias, call.groups
+        checks.check_router(call, w.shape[0], bias, call.expert_scale)
+        chosen = _rows("ids", call.ids, batch, (k,), np.int32)
+        target = _rows("factors", call.factors, batch, (k,))
+        logits = w.dot(_rows("x", call.x, batch, (w.shape[1],)))
+        scores = sigmoid(logits) if call.score == "sigmoid" else _softmax(logits)
+        ranks = logits if bias is None else scores + bias
         if groups is not None:
-            ranks = _in_groups(ranks, scores if selection_bias is None else ranks, groups)
+            ranks = _in_groups(ranks, scores if bias is None else ranks, groups)
         best = np.argsort(-ranks, axis=-1, kind="stable")[:, :k]  # NaN comes last
         chosen[:] = np.sort(best, axis=-1)
         picked = np.take_along_axis(scores, chosen, axis=-1)
-        if normalise:
+        if call.normalise:
             picked = picked / np.maximum(picked.sum(axis=-1, keepdims=True), np.float32(1e-20))
-        target[:] = picked * np.float32(scale)
-        if expert_scale is not None:
-            target *= expert_scale[chosen]
+        target[:] = picked * np.float32(call.scale)
+        if call.expert_scale is not None:
+            target *= call.expert_scale[chosen]
 
     def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:
         rows, more = (_rows(what, each, batch, x.shape[1:]) for what, each in (("x", x), ("y", y)))

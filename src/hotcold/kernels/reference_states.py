@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotcold.kernels import checks
-from hotcold.kernels.backend import Batch, Buffer, Floats
-from hotcold.kernels.reference_ffn import sigmoid
+from hotcold.kernels.backend import Batch, Buffer, DeltaCall, Floats, ScanCall, Wkv7Call
+from hotcold.kernels.numpy_ffn import sigmoid
 from hotcold.kernels.reference_rows import check, flat_rows
 
 
@@ -104,38 +104,26 @@ class ReferenceStates:
                 target[row] = total * sigmoid(total) if activation == "silu" else total
             each.keep(state, columns[len(each.rows) :])
 
-    def gated_delta(
-        self,
-        mixed: Buffer,
-        decay: Buffer,
-        beta: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        keys: int,
-        key_dim: int,
-        tiled: bool,
-        eps: float,
-    ) -> None:
+    def gated_delta(self, call: DeltaCall) -> None:
         """Gated delta nets, arXiv 2412.06464; Kimi's, arXiv 2510.26692."""
+        batch, state, keys, key_dim = call.batch, call.state, call.keys, call.key_dim
         slots, heads, _, value_dim = state.shape
         check("state", state, (slots, heads, key_dim, value_dim))
         checks.check_parts("gated_delta v heads", heads, keys)
         split = keys * key_dim
-        values = flat_rows("mixed", mixed, batch, 2 * split + heads * value_dim)
-        per_channel = math.prod(decay.shape[1:]) != heads
-        decays = flat_rows("decay", decay, batch, heads * key_dim if per_channel else heads)
+        values = flat_rows("mixed", call.mixed, batch, 2 * split + heads * value_dim)
+        per_channel = math.prod(call.decay.shape[1:]) != heads
+        decays = flat_rows("decay", call.decay, batch, heads * key_dim if per_channel else heads)
         kept = np.exp(decays.reshape(len(values), heads, -1))  # [T, Hv, dk or 1]
-        betas = sigmoid(flat_rows("beta", beta, batch, heads))
-        target = flat_rows("out", out, batch, heads * value_dim)
-        own = np.arange(heads) % keys if tiled else np.arange(heads) // (heads // keys)
+        betas = sigmoid(flat_rows("beta", call.beta, batch, heads))
+        target = flat_rows("out", call.out, batch, heads * value_dim)
+        own = np.arange(heads) % keys if call.tiled else np.arange(heads) // (heads // keys)
         scale = np.float32(key_dim) ** np.float32(-0.5)
         for each in sequences_of(batch, slots):
             s = each.load(state)  # [Hv, dk, dv]
             for row in each.rows:
                 q, k = (values[row, at : at + split].reshape(keys, key_dim)[own] for at in (0, split))
-                q, k = (v / np.sqrt((v * v).sum(-1, keepdims=True) + np.float32(eps)) for v in (q, k))
+                q, k = (v / np.sqrt((v * v).sum(-1, keepdims=True) + np.float32(call.eps)) for v in (q, k))
                 v = values[row, 2 * split :].reshape(heads, value_dim)
                 s = s * kept[row, :, :, None]
                 delta = betas[row, :, None] * (v - np.einsum("hkv,hk->hv", s, k))
@@ -151,29 +139,18 @@ class ReferenceStates:
         target = flat_rows("out", out, batch, bias.size)
         target[:] = np.repeat(factor, bias.size // factor.size) * _softplus(values + bias)
 
-    def ssm_scan(
-        self,
-        mixed: Buffer,
-        dt: Buffer,
-        dt_bias: Buffer,
-        a: Buffer,
-        d: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        groups: int,
-    ) -> None:
+    def ssm_scan(self, call: ScanCall) -> None:
         """Mamba-2, arXiv 2405.21060."""
+        batch, state, groups, a, d = call.batch, call.state, call.groups, call.a, call.d
         slots, heads, width, size = state.shape
         check("state", state, (slots, heads, width, size))
         checks.check_parts("ssm_scan heads", heads, groups)
-        for what, vector in (("dt_bias", dt_bias), ("a", a), ("d", d)):
+        for what, vector in (("dt_bias", call.dt_bias), ("a", a), ("d", d)):
             check(what, vector, (heads,))
         split = heads * width
-        values = flat_rows("mixed", mixed, batch, split + 2 * groups * size)
-        steps = _softplus(flat_rows("dt", dt, batch, heads) + dt_bias)
-        target = flat_rows("out", out, batch, split)
+        values = flat_rows("mixed", call.mixed, batch, split + 2 * groups * size)
+        steps = _softplus(flat_rows("dt", call.dt, batch, heads) + call.dt_bias)
+        target = flat_rows("out", call.out, batch, split)
         for each in sequences_of(batch, slots):
             s = each.load(state)  # [H, p, n]
             for row in each.rows:
@@ -221,37 +198,23 @@ class ReferenceStates:
                 before = values[row]
             each.keep(state, before)
 
-    def wkv7(
-        self,
-        r: Buffer,
-        k: Buffer,
-        v: Buffer,
-        decay: Buffer,
-        rate: Buffer,
-        vectors: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        first: Buffer | None = None,
-        share: Buffer | None = None,
-        eps: float,
-    ) -> None:
+    def wkv7(self, call: Wkv7Call) -> None:
         """RWKV-7, arXiv 2503.14456."""
+        batch, state, vectors, eps = call.batch, call.state, call.vectors, call.eps
         slots, heads, dim, _ = state.shape
         check("state", state, (slots, heads, dim, dim))
         check("vectors", vectors, (5, heads * dim))
-        checks.check_blend(first, share)
+        checks.check_blend(call.first, call.share)
 
         def rows(what: str, buffer: Buffer) -> Floats:
             return flat_rows(what, buffer, batch, heads * dim).reshape(-1, heads, dim)
 
-        queries, keys, values = rows("r", r), rows("k", k), rows("v", v)
-        kept = np.exp(-np.exp(np.float32(-0.5)) * sigmoid(rows("decay", decay)))
-        rates, target = sigmoid(rows("rate", rate)), flat_rows("out", out, batch, heads * dim)
+        queries, keys, values = rows("r", call.r), rows("k", call.k), rows("v", call.v)
+        kept = np.exp(-np.exp(np.float32(-0.5)) * sigmoid(rows("decay", call.decay)))
+        rates, target = sigmoid(rows("rate", call.rate)), flat_rows("out", call.out, batch, heads * dim)
         kappa, alpha, bonus, weight, bias = vectors.reshape(5, heads, dim)
-        if first is not None and share is not None:
-            values = values + (rows("first", first) - values) * sigmoid(rows("share", share))
+        if call.first is not None and call.share is not None:
+            values = values + (rows("first", call.first) - values) * sigmoid(rows("share", call.share))
         units = keys * kappa
         roots = np.sqrt((units * units).sum(-1, keepdims=True))
         units = units / np.maximum(roots, np.float32(1e-12))

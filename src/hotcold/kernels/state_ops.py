@@ -16,6 +16,7 @@ from typing import Protocol
 
 from hotcold.kernels.arrays import Buffer
 from hotcold.kernels.batch import Batch
+from hotcold.kernels.calls import DeltaCall, ScanCall, Wkv7Call
 
 MOST_TAPS = 8  #: columns that a short convolution sees, the row's own among them
 CONV_ACTIVATIONS = ("none", "silu")
@@ -48,20 +49,7 @@ class StateOps(Protocol):
         or None; state ``[slots, k - 1, C]``. ``activation``: one of :data:`CONV_ACTIVATIONS`. (Mamba's
         ``conv1d``, arXiv 2312.00752; LFM2's layers without attention.)"""
 
-    def gated_delta(
-        self,
-        mixed: Buffer,
-        decay: Buffer,
-        beta: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        keys: int,
-        key_dim: int,
-        tiled: bool,
-        eps: float,
-    ) -> None:
+    def gated_delta(self, call: DeltaCall) -> None:
         """The gated delta rule (arXiv 2412.06464); with a decay of each channel, Kimi's delta attention
         (arXiv 2510.26692). For each row and v head, S being its state ``[dk, dv]``:
 
@@ -69,11 +57,8 @@ class StateOps(Protocol):
 
         where ``q / sqrt(sum of q^2 + eps) / sqrt(dk)`` and ``k / sqrt(sum of k^2 + eps)`` stand for q and k.
 
-        mixed ``[T, 2 * Hk * dk + Hv * dv]``: all q, then all k, then all v, as :meth:`short_conv` leaves
-        them. decay ``[T, Hv]``, or ``[T, Hv, dk]``, which multiplies S's rows: logarithms, 0 or less (see
-        :meth:`decay`). beta ``[T, Hv]``. state ``[slots, Hv, dk, dv]``, which tells Hv and dv; out ``[T, Hv,
-        dv]``. ``keys`` is Hk, a divisor of Hv, and ``key_dim`` dk. v head h reads the k head ``h % Hk`` where
-        ``tiled``, else ``h // (Hv / Hk)``."""
+        ``mixed`` is as :meth:`short_conv` leaves it. ``decay`` multiplies S's rows where it has one for each:
+        logarithms, 0 or less (see :meth:`decay`). The state's shape tells Hv and dv."""
 
     def decay(self, x: Buffer, bias: Buffer, factor: Buffer, batch: Batch, out: Buffer) -> None:
         """``out = factor * softplus(x + bias)``: with a factor below 0, logarithms of decays.
@@ -81,27 +66,13 @@ class StateOps(Protocol):
         x, out ``[T, n]``, out may be x; bias ``[n]``; factor ``[H]``, H a divisor of n: channel i has the
         factor of head ``i // (n / H)``. ``softplus(y) = max(y, 0) + log(1 + exp(-|y|))``."""
 
-    def ssm_scan(
-        self,
-        mixed: Buffer,
-        dt: Buffer,
-        dt_bias: Buffer,
-        a: Buffer,
-        d: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        groups: int,
-    ) -> None:
+    def ssm_scan(self, call: ScanCall) -> None:
         """Mamba-2's scan (arXiv 2405.21060). For each row and head h of group ``h // (H / G)``, S being its
         state ``[p, n]``:
 
         ``s = softplus(dt + dt_bias); S = exp(s a) S + (s x) B^T; out = S C + d x``
 
-        mixed ``[T, H * p + 2 * G * n]``: x of all heads, B of all groups, C of all groups, as
-        :meth:`short_conv` leaves them. dt ``[T, H]``; dt_bias, a (below 0), d ``[H]``. state ``[slots, H, p,
-        n]``, which tells H, p and n; out ``[T, H, p]``. ``groups`` is G, a divisor of H."""
+        ``mixed`` is as :meth:`short_conv` leaves it. The state's shape tells H, p and n."""
 
     def multiply(self, x: Buffer, gate: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
         """``out = x * act(gate)``; all ``[T, n]``, and out may be x or gate. ``activation``: one of
@@ -120,24 +91,9 @@ class StateOps(Protocol):
         x, outs ``[T, C]``; no out may be x. mixes ``[m, C]``, a row for each of m outs, up to
         :data:`MOST_MIXES`; state ``[slots, C]``."""
 
-    def wkv7(
-        self,
-        r: Buffer,
-        k: Buffer,
-        v: Buffer,
-        decay: Buffer,
-        rate: Buffer,
-        vectors: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        first: Buffer | None = None,
-        share: Buffer | None = None,
-        eps: float,
-    ) -> None:
-        """RWKV-7's recurrence (arXiv 2503.14456), with what it does by heads before and after. For each row
-        and head, S being its state ``[d, d]``, by keys and values, and vectors ``kappa, alpha, bonus, weight,
+    def wkv7(self, call: Wkv7Call) -> None:
+        """RWKV-7's recurrence (arXiv 2503.14456), with its work by heads before and after. For each row and
+        head, S being its state ``[d, d]``, by keys and values, and vectors ``kappa, alpha, bonus, weight,
         bias``:
 
         ``w = exp(-exp(-1/2) sigmoid(decay)); a = sigmoid(rate); v = v + sigmoid(share) (first - v)``
@@ -145,5 +101,4 @@ class StateOps(Protocol):
         ``S = w S - (a u) (S^T u)^T + k v^T; y = S^T r``
         ``out = (y - mean y) / sqrt(variance of y + eps) * weight + bias + (sum of r k bonus) v``
 
-        r, k, v, decay, rate, out ``[T, H, d]``, as are first and share, without which v stays as it is.
-        vectors ``[5, H * d]``; state ``[slots, H, d, d]``, which tells H and d."""
+        Without ``first`` and ``share`` v stays as it is. The state's shape tells H and d."""

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -10,9 +10,10 @@ from hotcold.formats.gguf import TensorInfo
 from hotcold.formats.words import ACTIVATIONS, DOWN_LAYOUTS
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.checks import check_activation
-from hotcold.model.experts import Experts, dense_layers, layer_neurons, read_experts
 from hotcold.model.families import FAMILIES, Every, Family, Scales
-from hotcold.model.gate_cut import cut_rooms, read_cuts
+from hotcold.model.ffn.experts import Experts, dense_layers, ffn_names, layer_neurons, read_experts
+from hotcold.model.ffn.gate_cut import cut_rooms, read_cuts
+from hotcold.model.ffn.normed import NormedShape, read_activation, read_normed
 from hotcold.model.hidden_input import hidden_rooms
 from hotcold.model.keys import Keys, check_drafting, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
@@ -21,14 +22,13 @@ from hotcold.model.layer_inputs import input_rooms, read_width
 from hotcold.model.mixers.attention import AttentionShape
 from hotcold.model.mixers.gated_delta import read_gated_delta
 from hotcold.model.mixers.kimi_delta import read_kimi_delta
-from hotcold.model.mixers.latent_attention import read_latent
+from hotcold.model.mixers.latent_attention import index_limit, read_latent
 from hotcold.model.mixers.mamba import read_mamba
 from hotcold.model.mixers.mixer import NO_MIXER, MixerShape, Together
 from hotcold.model.mixers.positions import LayerPositions, local_head_dim, read_positions, scaling_notes
 from hotcold.model.mixers.rope import Growth, Rope
 from hotcold.model.mixers.rwkv import read_rwkv
 from hotcold.model.mixers.short_conv import read_short_conv
-from hotcold.model.normed_ffn import NormedFFN, read_activation, read_normed
 from hotcold.model.refused import refusal
 from hotcold.model.streams import read_streams, stream_rooms
 from hotcold.model.whole_down import whole_downs
@@ -78,7 +78,7 @@ class Config:
     #: of each layer: how many deviations above their mean gates begin to count; None: all do
     cuts: tuple[float | None, ...] = ()
     #: each layer's FFN where its neurons are normalised before down; ``neurons`` are 0 then
-    normed: tuple[NormedFFN, ...] = ()
+    normed: tuple[NormedShape, ...] = ()
     #: of each layer: the block type of its down, where all neurons are added whatever fires; else ""
     whole_downs: tuple[str, ...] = ()
     drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
@@ -157,10 +157,11 @@ class Config:
             return None
         return self.experts.of(layer)
 
-    def _down(self, layer: int) -> str:
+    def _down(self, layer: int, present: Container[str]) -> str:
         """The name of a layer's down; "" where it has no neurons."""
-        name = "ffn_down_exps" if self.experts_of(layer) else self.family.ffn_names[1]
-        return f"blk.{layer}.{name}.weight" if self.neurons[layer] else ""
+        blk = f"blk.{layer}."
+        name = "ffn_down_exps" if self.experts_of(layer) else ffn_names(blk, present)[1]
+        return f"{blk}{name}.weight" if self.neurons[layer] else ""
 
     def chosen_of(self, layer: int) -> int:
         """How many experts the choices of a layer have room for; 0 in a model without any."""
@@ -173,9 +174,9 @@ class Config:
         return experts.latent or self.dim if experts else self.dim
 
     @property
-    def cpu_alone(self) -> str | None:
-        """Says what only CPUs compute of it; None: nothing."""
-        return "GPUs do not compute RWKV yet" if self.family.stateful == "rwkv" else None
+    def state_ops(self) -> tuple[str, ...]:
+        """The ops of :class:`~hotcold.kernels.state_ops.StateOps` that the mixers name."""
+        return tuple(dict.fromkeys(op for mixer in self.mixers for op in mixer.ops))
 
     @property
     def branches(self) -> bool:
@@ -190,7 +191,7 @@ class Config:
         """Reads and checks the metadata of a GGUF file; ModelError has the key, the value, those allowed.
         ``magic`` is ``PWRI`` for PowerInfer's files; ``tensors`` say whether the FFN has a gate."""
         family = _family(metadata)
-        metadata = read = ReadKeys(metadata)
+        metadata = read = ReadKeys(metadata, family)
         keys = Keys(metadata, family.name)
         layers = keys.whole("block_count", 1 + keys.drafting, MAX_LAYERS) - keys.drafting
         check_drafting(keys, layers, tensors)
@@ -203,20 +204,21 @@ class Config:
         dense = dense_layers(keys, layers) if experts else frozenset()
         neurons = layer_neurons(keys, family, layers, experts, dense, MAX_NEURONS)
         activation, threshold, guesses = _ffn(keys, family, magic, gated)
-        if family.gates_cut and activation != family.activation:
+        if family.streams and activation != family.activation:
             raise ModelError(
                 f"hotcold.ffn.activation is {activation}: {family.name} needs {family.activation}"
             )
         eps = _eps(keys, family)
         notes = guesses + (scaling_notes(keys) if family.learned_positions is None else ())
         down_layout = Keys(metadata, "hotcold").choice(
-            "ffn.down_layout", DOWN_LAYOUTS, _implied_layout(family, tensors)
+            "ffn.down_layout", DOWN_LAYOUTS, _implied_layout(tensors)
         )
         mixers = _mixers(keys, family, layers, heads, context, scales, neurons)
         limit = ""
-        if family.indexed and (seen := keys.whole("attention.indexer.top_k", 1, MAX_CONTEXT)) < context:
-            context, limit = seen, _INDEXED
-            notes = (*notes, f"the context is at most {seen} positions: {limit}")
+        most = index_limit(keys) if family.latent else None
+        if most is not None and most < context:
+            context, limit = most, _INDEXED
+            notes = (*notes, f"the context is at most {context} positions: {limit}")
         config = cls(
             family=family,
             layers=layers,
@@ -232,18 +234,18 @@ class Config:
             gated=gated,
             down_layout=down_layout,
             scales=scales,
-            softcap=keys.factor("final_logit_softcapping", family.logits_softcap or 0.0) or None,
+            softcap=keys.factor("final_logit_softcapping", 0.0) or None,
             experts=experts,
             dense_layers=dense,
             layer_input=read_width(keys),
             streams=read_streams(keys, any=family.streams),
             laurel=tensors[_LAUREL].shape[0] if family.streams and _LAUREL in tensors else 0,
-            cuts=read_cuts(keys, layers, any=family.gates_cut),
+            cuts=read_cuts(keys, layers, any=family.streams),
             normed=read_normed(neurons, activation, down_layout) if family.norms_inside else (),
             drafting=keys.drafting,
             notes=(*notes, *read.account(family.name)),
         )
-        downs = [(config._down(i), config.activation_of(i)) for i in range(layers)]
+        downs = [(config._down(i, tensors), config.activation_of(i)) for i in range(layers)]
         return replace(config, whole_downs=whole_downs(downs, down_layout, tensors))
 
 
@@ -264,7 +266,7 @@ def _eps(keys: Keys, family: Family) -> float:
     """The norms' epsilon; Nemotron-H has LayerNorm's key for its RMSNorms."""
     rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
     other = family.one_part and rms not in keys
-    return keys.number(layer if family.norm == "layer" or other else rms, 0, 0.1, default=family.norm_eps)
+    return keys.number(layer if family.norm == "layer" or other else rms, 0, 0.1)
 
 
 def _heads(keys: Keys, family: Family, dim: int, layers: int) -> tuple[int, int, int]:
@@ -330,14 +332,13 @@ def _attends(keys: Keys, family: Family, layers: int, any_heads: bool) -> tuple[
     """Whether each layer that has a mixer has attention, not one with a state."""
     if not any_heads:
         return (False,) * layers
-    if family.attention is None:
+    if (period := "full_attention_interval") not in keys:
         counts = keys.per_layer("attention.head_count_kv", 0, MAX_HEADS, layers, default=1)
         return tuple(n > 0 for n in counts)
-    own, period = keys.get("attention.recurrent_layers"), "full_attention_interval"
-    if own is not None:
+    if "attention.recurrent_layers" in keys:
         flags = keys.truths("attention.recurrent_layers", layers)
         return tuple(not flag for flag in flags)
-    every = Every(keys.whole(period, 1, MAX_LAYERS, default=family.attention.period))
+    every = Every(keys.whole(period, 1, MAX_LAYERS))
     return tuple(i in every for i in range(layers))
 
 
@@ -349,11 +350,11 @@ def _attention(
     alike = AttentionShape(
         *heads,
         scale=scales.attention or 1 / math.sqrt(head_dim),
-        softcap=keys.factor("attn_logit_softcapping", family.attention_softcap or 0.0) or None,
+        softcap=keys.factor("attn_logit_softcapping", 0.0) or None,
         qk_norm=family.qk_norm,
         rotated_norms=family.rotated_norms,
         gated=family.gated_attention,
-        norm_values=family.values_normed,
+        norm_values=family.kinds_of_heads,
         norm_output=family.norms_inside,
     )
     positions = read_positions(keys, family, layers, head_dim, context)
@@ -462,7 +463,9 @@ def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, floa
     """Activation, threshold and notes: our own keys if a file has them, else what its magic implies."""
     own = Keys(keys.metadata, "hotcold")
     notes: tuple[str, ...] = ()
-    implied = family.powerinfer_activation if magic == "PWRI" else family.activation
+    implied = family.activation
+    if magic == "PWRI" and implied not in SPARSE_ACTIVATIONS:  # PowerInfer's models are ReLU-fied
+        implied = "relu"
     if family.norms_inside and "ffn.activation" not in own:
         implied, notes = read_activation(keys)
     activation = own.choice("ffn.activation", ACTIVATIONS, implied)
@@ -476,9 +479,10 @@ def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, floa
     return activation, float(threshold), notes
 
 
-def _implied_layout(family: Family, tensors: Mapping[str, TensorInfo]) -> str:
-    """Returns the layout of down where no key says it. Square matrices are as llama.cpp has them."""
+def _implied_layout(tensors: Mapping[str, TensorInfo]) -> str:
+    """Returns the layout of experts' down where no key says it, by its shape (PowerInfer's --transpose-down).
+    Square matrices are as llama.cpp has them."""
     up, down = (tensors.get(f"blk.0.ffn_{part}_exps.weight") for part in ("up", "down"))
-    if family.down_by_shape and up and down and up.shape == down.shape and up.shape[-1] != up.shape[-2]:
+    if up and down and up.shape == down.shape and up.shape[-1] != up.shape[-2]:
         return "by_neuron"
     return "by_output"

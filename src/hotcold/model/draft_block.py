@@ -21,7 +21,7 @@ from hotcold.formats.gguf import GGUFFile, TensorInfo
 from hotcold.kernels.backend import Backend, Floats
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.model.given_ffn import AnyFFN
+from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.model.hidden_input import HiddenInput
 from hotcold.model.keys import Keys
 from hotcold.model.kv_cache import SequenceState
@@ -150,7 +150,7 @@ def load_draft(
     own = {name: f"{nextn}{name}.weight" in file.tensors for name in ("embed_tokens", "shared_head_head")}
     last = reader.own_norm(f"{nextn}shared_head_norm")
     if last is None and apart:
-        last = reader.norm(output_norm(config, file.tensors), 1 / config.scales.logits)
+        last = reader.norm(output_norm(file.tensors), 1 / config.scales.logits)
     last = last or model.norm
     if config.family.draft_layer_norm:
         key = "attention.layer_norm_epsilon"

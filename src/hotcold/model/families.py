@@ -5,8 +5,9 @@ from the file. A new family is an entry here, and its layout in ``convert/``; no
 by name."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -42,24 +43,19 @@ STATEFUL = ("short_conv", "gated_delta", "kimi_delta", "mamba", "rwkv")
 class Family:
     name: str  #: GGUF's ``general.architecture``
     activation: str = "silu"  #: the FFN's, if an ordinary GGUF file has no ``hotcold.ffn.activation``
-    powerinfer_activation: str = "relu"  #: that of PowerInfer's files (``PWRI``), whose models are ReLU-fied
     norm: str = "rms"  #: RMSNorm, or ``layer``: LayerNorm
-    norm_eps: float | None = None  #: default, if a file may leave it out (PowerInfer's OPT)
     norms: str = "before"  #: attention and the FFN; ``after``: what they add is normalised; or ``both``
     #: q and k norms, where a file has them, are over each ``head``, with the same weights for all heads or
     #: with its own (``each``), or over ``all`` heads at once
     qk_norm: str = "head"
-    rope_interleaved: bool = False  #: rotary pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
-    #: That, but not where a file has ``rope.dimension_sections``, whose rows are in halves (GLM-4.1V)
-    rope_halves_in_sections: bool = False
+    #: rotary pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2); but the latter where a file has
+    #: ``rope.dimension_sections`` (GLM-4.1V)
+    rope_interleaved: bool = False
     #: Positions are a learned table, whose row for position 0 this is; None: rotary ones
     learned_positions: int | None = None
     unrotated: Every | None = None  #: layers without any positions (NoPE)
     #: Layers that see all positions although the file has a sliding window; None: none
     full_attention: Every | None = None
-    window_base: float | None = (
-        None  #: rotary base of layers with a window, unless a file has one; None: as others
-    )
     window_scaled: bool = True  #: rotary scaling and factors apply to layers with a window, too
     #: the ends of YaRN's ramp are rounded to whole pairs, as in the paper's code
     yarn_whole: bool = True
@@ -67,9 +63,6 @@ class Family:
     fused_gate: bool = False  #: rows of the gate, then of up, lie in ``ffn_up``
     scales: ImpliedScales = lambda layers, dim, heads: Scales()
     logits_multiplied: bool = False  #: GGUF's ``logit_scale`` is a factor of logits (Cohere), not a divisor
-    attention_softcap: float | None = None  #: of scores, if a file may leave it out
-    logits_softcap: float | None = None  #: of logits, likewise
-    window: int = 0  #: positions that layers with a window see, if a file does not say so; 0: all
     rotated_norms: bool = False  #: q and k norms come after the rotation, not before
     #: Layers that rotate normalise q and k without weights, but not in models of so many experts
     plain_norms_unless: int | None = None
@@ -77,25 +70,15 @@ class Family:
     chunked: bool = False
     #: Scores of layers without rotation grow: the rate, and by how many positions
     temperature: tuple[float, int] | None = None
-    ffn_norm: str = "ffn_norm"  #: the tensor of the norm before the FFN
-    ffn_names: tuple[str, str] = ("ffn_up", "ffn_down")  #: the tensors of an FFN without a gate or experts
     embedding_norm: bool = False  #: embeddings are normalised before the first layer (``token_embd_norm``)
     #: Layers that see all positions have no rotation if others have a window
     full_unrotated: bool = False
-    experts_normalised: bool = True  #: factors of a token's experts add up to 1, unless a file denies it
     router_early: bool = False  #: the router reads the layer's input without a norm; else the FFN's input
-    #: what the router makes of its logits, unless a file says it: ``softmax`` or ``sigmoid``
-    router_score: str = "softmax"
     factor_of_input: bool = False  #: an expert's factor multiplies what it reads, not what it gives
-    biased_sigmoid: bool = False  #: unless a file says it, a router whose choice has a bias is a ``sigmoid``
     #: Attention with a latent cache (MLA)
     latent: bool = False
-    #: Beyond so many positions a layer would choose those that it sees by an index (``attention.indexer``)
-    indexed: bool = False
     #: Mixers with a state, of :data:`STATEFUL`, in layers that have no heads of keys (``head_count_kv`` 0)
     stateful: str | None = None
-    #: Layers with attention among those with a state, unless a file says it; None: as ``head_count_kv`` says
-    attention: Every | None = None
     #: Each layer has attention and the mixer with a state, which read the same input (Falcon-H1)
     together: bool = False
     #: A layer is a mixer or an FFN, not both: it has no FFN where ``feed_forward_length`` is 0, and no mixer
@@ -103,32 +86,27 @@ class Family:
     one_part: bool = False
     gated_attention: bool = False  #: ``attn_q`` holds, by heads, q and a gate of attention's output
     tiled_heads: bool = True  #: of ``gated_delta``: v head h has k head h modulo their number
-    output_norm: str = "output_norm"  #: the tensor of the norm before the head
     #: ``rope.scaling.finetuned`` false means: no rotary positions
     rope_if_finetuned: bool = False
-    #: Layers with a window have heads of another length than others; layers may differ in heads of keys
+    #: Layers with a window have heads of another length than others, and layers may differ in heads of keys.
+    #: Values are normalised without weights; without ``attn_v`` they are made of the input of keys
     kinds_of_heads: bool = False
-    #: Values are normalised without weights; where a file has no ``attn_v`` they are made of what keys are
-    values_normed: bool = False
-    #: There are several residual streams, and a layer's input is added to what it gives (Gemma 3n)
+    #: There are several residual streams, and a layer's input is added to its output. In some layers only the
+    #: largest gates of a token count (Gemma 3n)
     streams: bool = False
-    #: In some layers only the largest gates of a token count
-    gates_cut: bool = False
     #: Attention has a norm before its output matrix, and the FFN one before down (BitNet)
     norms_inside: bool = False
-    #: Experts have an ordinary FFN beside them, each of the two with its norms; the router reads the stream
-    beside_experts: bool = False
-    #: Without a key the shape of down says whether its rows are neurons (PowerInfer's --transpose-down)
-    down_by_shape: bool = False
     #: Blocks after the last layer (``nextn``) are layers with attention, as those before: they guess tokens
     drafts: bool = False
     #: The last norm of such a block is a LayerNorm, whatever the others are
     draft_layer_norm: bool = False
+    #: Values of GGUF keys, by the name behind the architecture's, that files of the family may leave out
+    implied: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def of_block(self) -> "Family":
         """The facts of such a block, which has attention and an FFN even where layers have one of them."""
-        return replace(self, one_part=False, ffn_norm="post_attention_norm") if self.one_part else self
+        return replace(self, one_part=False)
 
 
 def _minicpm(layers: int, dim: int, heads: int) -> Scales:
@@ -162,13 +140,19 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         Family("llama", rope_interleaved=True),  # Llama 2 and 3, Mistral; ReluLLaMA, ProSparse
-        Family("bamboo", activation="drelu", powerinfer_activation="drelu", rope_interleaved=True),
+        Family("bamboo", activation="drelu", rope_interleaved=True),
         Family("qwen2"),
         Family("qwen3"),
         Family("qwen2vl"),  # Qwen2-VL and 2.5-VL; their text models: sections of positions are all alike
         Family("qwen3vl"),  # likewise
         Family("falcon", activation="gelu_erf", norm="layer", parallel=True),
-        Family("opt", activation="relu", norm="layer", norm_eps=1e-5, learned_positions=2),
+        Family(
+            "opt",
+            activation="relu",
+            norm="layer",
+            learned_positions=2,
+            implied={"attention.layer_norm_epsilon": 1e-5},
+        ),
         Family("minicpm", rope_interleaved=True, scales=_minicpm),
         Family("nemotron", activation="relu2", norm="layer"),
         Family("arcee", activation="relu2", rope_interleaved=True),
@@ -178,46 +162,43 @@ FAMILIES: dict[str, Family] = {
             "gemma2",
             activation="gelu",
             norms="both",
-            window=4096,
             full_attention=Every(2),
-            attention_softcap=50.0,
-            logits_softcap=30.0,
             scales=_gemma2,
+            implied={
+                "attention.sliding_window": 4096,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+            },
         ),
         Family(
             "gemma3",
             activation="gelu",
             norms="both",
             full_attention=Every(6),
-            window_base=10000.0,
             window_scaled=False,
             scales=_gemma3,
+            implied={"rope.freq_base_swa": 10000.0},
         ),
         Family(
             "gemma3n",
             activation="gelu",
             norms="both",
             full_attention=Every(5),
-            window_base=10000.0,
             window_scaled=False,
             kinds_of_heads=True,
-            values_normed=True,
-            logits_softcap=30.0,
             streams=True,
-            gates_cut=True,
             scales=_gemma4,
+            implied={"rope.freq_base_swa": 10000.0, "final_logit_softcapping": 30.0},
         ),
         Family(
             "gemma4",
             activation="gelu",
             norms="both",
             full_attention=Every(6),
-            window_base=10000.0,
             window_scaled=False,
             kinds_of_heads=True,
-            values_normed=True,
-            beside_experts=True,
             scales=_gemma4,
+            implied={"rope.freq_base_swa": 10000.0},
         ),
         Family("phi3", fused_gate=True),  # Phi-3, Phi-3.5 and Phi-4
         # OLMo 2, and OLMo 3, which has windows
@@ -233,12 +214,11 @@ FAMILIES: dict[str, Family] = {
             norms="both",
             fused_gate=True,
             rope_interleaved=True,
-            rope_halves_in_sections=True,
             drafts=True,
         ),
-        Family("seed_oss", ffn_norm="post_attention_norm"),
+        Family("seed_oss"),
         # The window of the published checkpoints, for which llama.cpp's files have no key.
-        Family("starcoder2", activation="gelu", norm="layer", window=4096),
+        Family("starcoder2", activation="gelu", norm="layer", implied={"attention.sliding_window": 4096}),
         Family(
             "command-r",
             norm="layer",
@@ -253,64 +233,61 @@ FAMILIES: dict[str, Family] = {
             parallel=True,
             rope_interleaved=True,
             logits_multiplied=True,
-            window=4096,
             full_attention=Every(4),
             full_unrotated=True,
+            implied={"attention.sliding_window": 4096},
         ),
         Family("ernie4_5", rope_interleaved=True),
-        Family("ernie4_5-moe", rope_interleaved=True),
+        Family("ernie4_5-moe", rope_interleaved=True, implied={"expert_gating_func": 1}),
         # GLM-4.5 to 4.7
         Family(
             "glm4moe",
-            ffn_norm="post_attention_norm",
-            router_score="sigmoid",
-            experts_normalised=False,
             drafts=True,
+            implied={"expert_gating_func": 2, "expert_weights_norm": False},
         ),
         # DeepSeek V2 to V3.1, R1; Kimi K2; GLM-4.7-Flash; Moonlight
         Family(
             "deepseek2",
             latent=True,
             rope_interleaved=True,
-            experts_normalised=False,
-            biased_sigmoid=True,
             drafts=True,
+            implied={"expert_weights_norm": False},
         ),
         *(
             # DeepSeek V3.2; GLM-5
             Family(
                 name,
                 latent=True,
-                indexed=True,
                 rope_interleaved=True,
-                experts_normalised=False,
-                router_score="sigmoid",
                 drafts=True,
+                implied={"expert_gating_func": 2, "expert_weights_norm": False},
             )
             for name in ("deepseek32", "glm-dsa")
         ),
         Family("mistral3", rope_interleaved=True),  # Ministral 3, whose scores grow with positions
         Family("hunyuan-dense", rotated_norms=True),
         Family("hunyuan-moe", rotated_norms=True),
-        Family("minimax-m2", qk_norm="all", router_score="sigmoid"),
+        Family("minimax-m2", qk_norm="all", implied={"expert_gating_func": 2}),
         # Llama 4; Maverick is known by its 128 experts
         Family(
             "llama4",
             rope_interleaved=True,
             rotated_norms=True,
             plain_norms_unless=128,
-            window=8192,
             chunked=True,
             full_attention=Every(4),
             full_unrotated=True,
             temperature=(0.1, 8192),
-            router_score="sigmoid",
-            experts_normalised=False,
             factor_of_input=True,
+            implied={
+                "attention.sliding_window": 8192,
+                "expert_gating_func": 2,
+                "expert_weights_norm": False,
+            },
         ),
         Family("bitnet", activation="relu2", norms_inside=True),  # b1.58
         Family("smollm3", rope_interleaved=True, unrotated=Every(4)),
-        Family("qwen2moe", experts_normalised=False),
+        Family("qwen2moe", implied={"expert_weights_norm": False}),
         Family("qwen3moe"),
         Family("qwen3vlmoe"),
         Family(
@@ -319,7 +296,6 @@ FAMILIES: dict[str, Family] = {
             full_attention=Every(4, first=True),
             full_unrotated=True,
             router_early=True,
-            down_by_shape=True,
         ),
         # As transformers has it; llama.cpp rounds YaRN's pairs here, too, which moves its logits a little.
         Family(
@@ -327,19 +303,17 @@ FAMILIES: dict[str, Family] = {
             activation="swiglu_oai",
             full_attention=Every(2),
             yarn_whole=False,
-            ffn_norm="post_attention_norm",
         ),
-        Family("lfm2", stateful="short_conv", output_norm="token_embd_norm"),  # LFM2 and LFM2.5
-        Family("lfm2moe", stateful="short_conv", output_norm="token_embd_norm", router_score="sigmoid"),
+        Family("lfm2", stateful="short_conv"),  # LFM2 and LFM2.5
+        Family("lfm2moe", stateful="short_conv", implied={"expert_gating_func": 2}),
         *(
             Family(
                 name,  # qwen35: Qwen 3.5, 3.6 and 3.8
                 stateful="gated_delta",
-                attention=Every(4),
                 gated_attention=True,
                 tiled_heads=name != "qwen3next",
-                ffn_norm="post_attention_norm",
                 drafts=True,
+                implied={"full_attention_interval": 4},
             )
             for name in ("qwen35", "qwen35moe", "qwen3next")
         ),
@@ -351,10 +325,9 @@ FAMILIES: dict[str, Family] = {
                 stateful="mamba",
                 one_part=True,
                 unrotated=Every(1),
-                router_score="sigmoid",
-                experts_normalised=False,
                 drafts=name == "nemotron_h_moe",
                 draft_layer_norm=name == "nemotron_h_moe",
+                implied={"expert_gating_func": 2, "expert_weights_norm": False},
             )
             for name in ("nemotron_h", "nemotron_h_moe")
         ),
@@ -368,7 +341,7 @@ FAMILIES: dict[str, Family] = {
             rope_interleaved=True,
             stateful="kimi_delta",
             unrotated=Every(1),
-            router_score="sigmoid",
+            implied={"expert_gating_func": 2},
         ),
         Family("mamba2", stateful="mamba", one_part=True),
         Family(
@@ -376,8 +349,6 @@ FAMILIES: dict[str, Family] = {
             activation="relu2",
             norm="layer",
             stateful="rwkv",
-            ffn_norm="attn_norm_2",
-            ffn_names=("channel_mix_key", "channel_mix_value"),
             embedding_norm=True,
         ),
     )

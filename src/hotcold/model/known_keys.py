@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from hotcold.model.families import Family
 from hotcold.model.keys import ModelError
 from hotcold.values import printable, shown
 
+#: Keys of which 0 says as much as none.
+_UNSET_BY_ZERO = ("expert_gating_func", "_logit_softcapping")
 _LISTED = 8  # names of a note
 
 #: Keys that change results, and the values with which they change none. Some families compute with them; a
@@ -64,15 +67,18 @@ WITHOUT_EFFECT = frozenset(_OTHERS.split())
 
 
 class ReadKeys(Mapping[str, Any]):
-    """A file's metadata, which notes the keys that are looked up."""
+    """A file's metadata, with the keys that its family implies; notes the keys that are looked up."""
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, metadata: Mapping[str, Any], family: Family) -> None:
         self._metadata = metadata
+        self._implied = {f"{family.name}.{key}": value for key, value in family.implied.items()}
         self.names: set[str] = set()  #: that were looked up
 
     def __getitem__(self, key: str) -> Any:
         self.names.add(key)
-        return self._metadata[key]
+        value = self._metadata.get(key)
+        unset = value is None or (key.endswith(_UNSET_BY_ZERO) and np.array_equal(value, 0))
+        return self._implied[key] if unset and key in self._implied else self._metadata[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._metadata)

@@ -6,48 +6,10 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 from hotcold.kernels.backend import FFNWeights, Matrix, Norm
-from hotcold.model.experts import Apart, Latent, Router, SharedExpert
-from hotcold.model.gate_cut import GateCut
+from hotcold.model.ffn.feed_forward import NO_NEURONS, FeedForward
+from hotcold.model.ffn.normed import NormedFFN
+from hotcold.model.ffn.routed import RoutedFFN, Router, SharedExpert
 from hotcold.model.mixers.mixer import MixerWeights
-from hotcold.model.mixers.token_shift import TokenShift
-from hotcold.model.normed_ffn import NormedWeights
-
-
-@dataclass(frozen=True)
-class FeedForward:
-    """The weights of an FFN. Where its neurons are experts', it has a router, and perhaps a shared expert."""
-
-    neurons: FFNWeights
-    router: Router | None = None
-    shared: SharedExpert | None = None
-    latent: Latent | None = None
-    apart: Apart | None = None  #: where the shared expert is an ordinary FFN beside the others
-    gates: GateCut | None = None  #: where these depend on each other
-    shift: TokenShift | None = None  #: where rows are moved towards those before them first
-
-    @property
-    def matrices(self) -> list[Matrix]:
-        """The matrices that a step reads whole."""
-        router = self.router.weights if self.router else None
-        gate = self.shared.gate if self.shared else None
-        latent = [self.latent.down, self.latent.up] if self.latent else []
-        cut = self.gates.matrix if self.gates else None
-        return [*(each for each in (router, gate, cut) if each is not None), *latent]
-
-
-@dataclass(frozen=True)
-class NoNeurons:
-    """The FFN of a layer that has none."""
-
-    neurons: int = 0
-    words: int = 0
-    nbytes: int = 0
-    row_bytes: tuple[int, int, int, int] = (0, 0, 0, 0)
-    runs: int = 0
-
-
-NO_NEURONS = NoNeurons()
-
 
 P = TypeVar("P", covariant=True)
 
@@ -88,10 +50,9 @@ class LayerWeights:
         return next((part for part in parts if isinstance(part, FeedForward)), None)
 
     @property
-    def normed(self) -> NormedWeights | None:
+    def normed(self) -> NormedFFN | None:
         """The FFN where its neurons are normalised before down."""
-        parts = (block.part for block in self.blocks)
-        return next((part for part in parts if isinstance(part, NormedWeights)), None)
+        return self.feed_forward if isinstance(self.feed_forward, NormedFFN) else None
 
     @property
     def ffn(self) -> FFNWeights:
@@ -99,7 +60,7 @@ class LayerWeights:
 
     @property
     def shared(self) -> SharedExpert | None:
-        return self.feed_forward.shared if self.feed_forward else None
+        return self.feed_forward.shared if isinstance(self.feed_forward, RoutedFFN) else None
 
     @property
     def matrices(self) -> list[Matrix]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from hotcold.kernels.backend import LookAhead, Norm
-from hotcold.model.experts import Router
-from hotcold.model.layer import FeedForward, LayerWeights
+from hotcold.model.ffn.routed import RoutedFFN, Router
+from hotcold.model.layer import LayerWeights
 
 
 def look_aheads(layers: Sequence[LayerWeights]) -> list[LookAhead | None]:
@@ -37,6 +37,6 @@ def _router(layer: LayerWeights) -> tuple[Router, Norm | None] | None:
         return layer.early_router, None
     for block in layer.blocks:
         part = block.part
-        if isinstance(part, FeedForward) and part.router is not None and part.shift is None:
-            return part.router, part.apart.router if part.apart else block.norm
+        if isinstance(part, RoutedFFN) and part.router is not None:
+            return part.router, part.router_norm(block.norm)
     return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen, Floats, Matrix, Norm
+from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen, Floats, Matrix, Norm, RouterCall
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.layer_inputs import LayerInput
 from hotcold.model.mixers.side import Mixer, Side
@@ -151,11 +151,9 @@ class Factors:
         them as factors."""
         count = self.router.shape[0]
         ops.norm(x, self.norm, batch, room)
-        ids, factors = chosen.ids, chosen.factors
-        ops.router(
-            room, self.router, batch, ids, factors, k=count, score="sigmoid", normalise=False, scale=1.0
-        )
-        return factors
+        arrays = room, self.router, batch, chosen.ids, chosen.factors
+        ops.router(RouterCall(*arrays, k=count, score="sigmoid", normalise=False, scale=1.0))
+        return chosen.factors
 
 
 def _rows(reader: TensorReader, name: str, dim: int, offset: float) -> tuple[Matrix, ...]:

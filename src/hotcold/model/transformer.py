@@ -13,21 +13,20 @@ from hotcold.kernels.backend import (
     Chosen,
     Floats,
     IndexedBy,
-    Matrix,
     Program,
     Rows,
 )
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.model.experts import room_for
-from hotcold.model.given_ffn import AnyFFN, Skipping
+from hotcold.model.ffn.experts import room_for
+from hotcold.model.ffn.feed_forward import FeedForward, LayerFFNs
+from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.layer import Block, FeedForward, side_by_side
+from hotcold.model.layer import Block, side_by_side
 from hotcold.model.layer_inputs import input_buffers
 from hotcold.model.mixers.mixer import MixerWeights
 from hotcold.model.mixers.rope import Rope, chosen_factors, rope_table
 from hotcold.model.mixers.side import Mixer, Side
-from hotcold.model.normed_ffn import NormedWeights
 from hotcold.model.streams import other_streams
 from hotcold.model.weights import Weights
 
@@ -51,8 +50,6 @@ class _Stream(Side):
         self.branch = self.room("branch", config.dim) if config.branches else self.x
         self.others = other_streams(self, config.streams, config.dim)  # beside x
         self.last = ops.zeros((limits.logits, config.dim))
-        shared = config.experts and config.experts.shared
-        self.factor = room_for(ops, limits.tokens, 1) if shared else None  #: of the shared expert
 
 
 class Transformer:
@@ -201,69 +198,10 @@ class Transformer:
 
     def _part(self, of: MixerWeights | FeedForward, side: _Stream, index: int, ffn: AnyFFN) -> Mixer:
         state = self._state.layers[index]
-        if isinstance(of, NormedWeights) and isinstance(ffn, Skipping):
-            return of.mixer(side, state, skip=ffn.skips, stats=ffn.stats)
         if not isinstance(of, FeedForward):
             return of.mixer(side, state)
-        ops, experts = side.ops, self.config.experts_of(index)
-        chosen = self.chosen[index] if experts else None
-        if of.apart and chosen:
-            return self._apart(of, side, index, ffn, chosen)
-        shift = of.shift.mixer(side, state) if of.shift else None
-        if of.latent and experts:
-            small, result = (side.room(f"latent {part}", experts.latent) for part in ("x", "out"))
-
-        def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-            if not add:
-                ops.add(out, side.x, batch, keep=0, scale=0)
-            if shift:
-                read = shift(read, batch)
-            if of.router and chosen:
-                of.router.choose(ops, read, batch, chosen)
-            if of.latent:
-                ops.linear(read, [of.latent.down], batch, [small])
-                ops.add(result, small, batch, keep=0, scale=0)
-                ffn(small, side.x, batch, result, chosen)
-                ops.linear(result, [of.latent.up], batch, [out], accumulate=True)
-            elif of.router and of.router.spread and chosen:
-                given = self._weighted(side, of.router.spread, read, batch, chosen)
-                ffn(given, side.x, batch, out, Chosen(chosen.ids, side.ones()))
-            else:
-                gates = of.gates.compute(side, read, batch) if of.gates else None
-                ffn(read, side.x, batch, out, chosen, gates)
-            if of.shared and side.factor:
-                of.shared.add(ops, read, batch, out, side.factor, self._shared[index])
-
-        return feed_forward
-
-    def _weighted(self, side: _Stream, spread: Matrix, read: Buffer, batch: Batch, chosen: Chosen) -> Buffer:
-        """Makes what the expert of each row reads: the row times its factor."""
-        given = side.room("experts in", self.config.dim)
-        side.ops.linear(chosen.factors, [spread], batch, [given])
-        side.ops.multiply(given, read, batch, given, activation="none")
-        return given
-
-    def _apart(self, of: FeedForward, side: _Stream, index: int, ffn: AnyFFN, chosen: Chosen) -> Mixer:
-        """Computes experts and the FFN beside them, whose norm is the block's."""
-        ops, norms, router, shared, factor = side.ops, of.apart, of.router, of.shared, side.factor
-        assert norms and router and shared and factor
-        names = "experts in", "experts out", "shared out"
-        given, first, second = (side.room(name, self.config.dim) for name in names)
-
-        def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-            ops.norm(side.x, norms.router, batch, given)
-            router.choose(ops, given, batch, chosen)
-            ops.norm(side.x, norms.experts, batch, given)
-            for each in (first, second):
-                ops.add(each, side.x, batch, keep=0, scale=0)
-            ffn(given, side.x, batch, first, chosen)
-            ops.norm(first, norms.experts_post, batch, first)
-            shared.add(ops, read, batch, second, factor, self._shared[index])
-            ops.norm(second, norms.shared_post, batch, second)
-            ops.add(out, first, batch, keep=float(add))
-            ops.add(out, second, batch)
-
-        return feed_forward
+        chosen = self.chosen[index] if self.chosen else None
+        return of.mixer(side, state, LayerFFNs(ffn, side.x, self._shared[index], chosen))
 
     def _forward(self, side: _Stream, parts: range, layers: Sequence[Layer]) -> None:
         ops, batch, weights, x = side.ops, self.batch, self._weights, side.x

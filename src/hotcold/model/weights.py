@@ -7,36 +7,29 @@ blocks.
 import math
 import re
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from operator import or_
 from typing import Any, Self
-
-import numpy as np
 
 from hotcold.formats.blocks import BlockTypeError, block_type
 from hotcold.formats.gguf import GGUFFile
-from hotcold.formats.stored import AnyTensor
 from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, Floats, Matrix, Norm
 from hotcold.model.config import Config, ModelError
 from hotcold.model.devices import Devices
-from hotcold.model.experts import Apart, Latent, Router, SharedExpert, expert_shapes, expert_tensors
-from hotcold.model.gate_cut import read_cut
+from hotcold.model.ffn.feed_forward import FeedForward
+from hotcold.model.ffn.reading import (
+    ffn_shapes,
+    read_feed_forward,
+    read_router,
+    read_shared_tensors,
+    read_tensors,
+)
 from hotcold.model.hidden_input import HiddenInput
-from hotcold.model.layer import Block, FeedForward, LayerWeights
+from hotcold.model.layer import Block, LayerWeights
 from hotcold.model.layer_inputs import LayerInputs, input_shapes, read_input, read_inputs
 from hotcold.model.mixers.mixer import NO_MIXER, MixerWeights
 from hotcold.model.mixers.rope import FACTORS
-from hotcold.model.mixers.rwkv import RWKVShape
-from hotcold.model.reading import (
-    Progress,
-    Shape,
-    TensorReader,
-    check_scaled,
-    made_matrix,
-    norm_tensor,
-    scale_shapes,
-)
+from hotcold.model.reading import Progress, Shape, TensorReader, check_scaled, norm_tensor, scale_shapes
 from hotcold.model.streams import (
     Streams,
     read_all_streams,
@@ -142,13 +135,14 @@ def load_weights(
     config: Config,
     backend: Backend | Devices,
     progress: Progress | None = None,
-    others: Container[str] = (),
+    total: int | None = None,
 ) -> Weights:
-    """Reads the model into the backend, which for ``cpu`` takes little memory beyond the model's.
+    """Reads the model into the backend, which for ``cpu`` takes little memory beyond the model's. ``total``
+    are the bytes that :func:`check_tensors` found; None checks the tensors now.
 
     ModelError: see :func:`check_tensors`; also a norm or bias that is not finite. GGUFError: the file cannot
     be read, or has changed."""
-    total = check_tensors(file, config, others)
+    total = check_tensors(file, config) if total is None else total
     devices = Devices.of(backend, config.layers)
     reader = ModelReader.of(file, config, devices.embedding, progress or (lambda done, total: None), total)
     embedding, layers = reader.matrix("token_embd"), []
@@ -157,7 +151,7 @@ def load_weights(
     reader.backend, tied = devices.head, "output.weight" not in file.tensors
     same = tied and devices.head is devices.embedding
     head = embedding if same else reader.matrix("token_embd" if tied else "output")
-    norm = reader.norm(output_norm(config, file.tensors), 1 / config.scales.logits)
+    norm = reader.norm(output_norm(file.tensors), 1 / config.scales.logits)
     reader.backend = devices.embedding
     positions = reader.positions()
     factors = reader.rope_factors()
@@ -185,19 +179,18 @@ def load_weights(
 
 def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
     """One layer's FFN as ``backend`` is given it; errors as in :func:`load_weights`."""
-    return ModelReader.of(file, config, backend).ffn(layer)
+    return read_tensors(ModelReader.of(file, config, backend), config, layer)
 
 
 def shared_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
     """One layer's shared expert, or its FFN beside the experts; otherwise as :func:`ffn_tensors`."""
-    assert config.experts is not None
-    return ModelReader.of(file, config, backend).shared(f"blk.{layer}.", config.experts.shared_kind)
+    return read_shared_tensors(ModelReader.of(file, config, backend), config, f"blk.{layer}.")
 
 
 def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Shapes by name of what the model needs, and of what it may have."""
     d, v = config.dim, config.vocab
-    last = output_norm(config, present)
+    last = output_norm(present)
     required: dict[str, Shape] = {"token_embd.weight": (v, d), f"{last}.weight": (d,)}
     optional: dict[str, Shape] = {"output.weight": (v, d), f"{last}.bias": (d,)}
     turned = [rope for rope in config.ropes if rope.factored]
@@ -211,25 +204,13 @@ def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, 
         required |= stream_shapes(config.streams, config.layers, d, config.laurel)
     if (offset := config.family.learned_positions) is not None:
         required["position_embd.weight"] = (config.context + offset, d)
-    for i, (mixer, n) in enumerate(zip(config.mixers, config.neurons, strict=True)):
+    for i, mixer in enumerate(config.mixers):
         blk = f"blk.{i}."
         shapes = mixer.tensors(d, blk, present)
-        down, layout = _down(config, blk, present)
-        matrices: dict[str, Shape] = {}
-        if experts := config.experts_of(i):
-            own = expert_shapes(experts, d, blk, config.down_layout, present, gated=config.gated)
-            shapes = tuple(map(or_, shapes, own))
-        elif n:
-            matrices[config.family.ffn_names[0]] = 2 * n if config.family.fused_gate else n, d
-            if config.gated and not config.family.fused_gate:
-                matrices["ffn_gate"] = n, d
-            matrices[down] = (n, d) if layout == "by_neuron" else (d, n)
-        if config.normed:
-            required |= config.normed[i].tensors(d, blk)
-        required |= shapes[0] | {f"{blk}{name}.weight": shape for name, shape in matrices.items()}
-        optional |= shapes[1] | {
-            f"{blk}{name}.bias": (d if name == down else shape[0],) for name, shape in matrices.items()
-        }
+        for own, of_ffn in zip(shapes, ffn_shapes(config, i, present), strict=True):
+            own |= of_ffn
+        required |= shapes[0]
+        optional |= shapes[1]
         norms, more = _norms(config, blk, present)
         required |= {norm_tensor(f"{blk}{name}", present): (d,) for name in norms}
         optional |= {f"{blk}{name}.weight": (d,) for name in more} | {f"{blk}layer_output_scale.weight": (1,)}
@@ -237,10 +218,10 @@ def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, 
     return required, optional
 
 
-def output_norm(config: Config, present: Container[str]) -> str:
-    """The name of the norm before the head."""
-    usual = "output_norm"
-    return usual if f"{usual}.weight" in present else config.family.output_norm
+def output_norm(present: Container[str]) -> str:
+    """The name of the norm before the head: in files of LFM2 it is that of another norm."""
+    names = "output_norm", _EMBEDDING_NORM
+    return next((name for name in names if f"{name}.weight" in present), names[0])
 
 
 def _norms(config: Config, blk: str, present: Container[str]) -> tuple[list[str], list[str]]:
@@ -248,21 +229,21 @@ def _norms(config: Config, blk: str, present: Container[str]) -> tuple[list[str]
     if config.family.one_part:
         return ["attn_norm"], []
     before, after = (config.family.norms in (kind, "both") for kind in ("before", "after"))
-    attn_norm, ffn_norm = _input_norms(config, blk, present)
+    attn_norm, ffn_norm = input_norms(config, blk, present)
     needed = [attn_norm] * before + ["post_attention_norm", "post_ffw_norm"] * after
     shared = [ffn_norm] * (before and config.family.parallel)
     return needed + [ffn_norm] * (before and not shared), shared
 
 
-def _input_norms(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
-    """Names of the norms before attention and before the FFN; Falcon 40B has them the other way round."""
-    swapped = config.family.parallel and f"{blk}attn_norm_2.weight" in present
-    return ("attn_norm_2", "attn_norm") if swapped else ("attn_norm", config.family.ffn_norm)
-
-
-def _down(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
-    by_neuron = f"{blk}ffn_down_t.weight" in present
-    return ("ffn_down_t", "by_neuron") if by_neuron else (config.family.ffn_names[1], config.down_layout)
+def input_norms(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
+    """Names of the norms before attention and before the FFN; Falcon 40B has them the other way round. Where
+    nothing is normalised after attention, the FFN's norm may have the name of the norm there, and RWKV's has
+    another one."""
+    if config.family.parallel and f"{blk}attn_norm_2.weight" in present:
+        return "attn_norm_2", "attn_norm"
+    names = ["ffn_norm"] + ["post_attention_norm", "attn_norm_2"] * (config.family.norms == "before")
+    found = (name for name in names if norm_tensor(f"{blk}{name}", present) in present)
+    return "attn_norm", next(found, names[0])
 
 
 @dataclass
@@ -283,7 +264,7 @@ class ModelReader(TensorReader):
     def layer(self, index: int, ffn_weights: Callable[[FFNTensors], FFNWeights]) -> LayerWeights:
         """Its blocks in the order in which they are computed."""
         blk, family = f"blk.{index}.", self.config.family
-        attn_norm, ffn_norm = _input_norms(self.config, blk, self.file.tensors)
+        attn_norm, ffn_norm = input_norms(self.config, blk, self.file.tensors)
         own = ffn_norm == "post_attention_norm"  # some files' name of the FFN's
         if family.one_part:
             return LayerWeights((Block(self.own_norm(blk + attn_norm), self._part(index, ffn_weights)),))
@@ -291,7 +272,7 @@ class ModelReader(TensorReader):
         between = self.own_norm(blk + ffn_norm)
         if between is None and family.parallel:
             between = before
-        router = self._router(index)
+        router = read_router(self, self.config, index)
         late = None if family.router_early else router
         mixer: Block[MixerWeights | FeedForward] = Block(
             norm=before,
@@ -299,10 +280,9 @@ class ModelReader(TensorReader):
             post_norm=None if own else self.own_norm(f"{blk}post_attention_norm"),
             beside=family.parallel,
         )
-        normed = self.config.normed[index].read(self, blk) if self.config.normed else None
         ffn: Block[MixerWeights | FeedForward] = Block(
             norm=between,
-            part=normed or self._feed_forward(index, ffn_weights, late),
+            part=read_feed_forward(self, self.config, index, ffn_weights, late),
             post_norm=self.own_norm(f"{blk}post_ffw_norm"),
         )
         blocks = [ffn, mixer] if family.parallel else [mixer, ffn]
@@ -332,65 +312,9 @@ class ModelReader(TensorReader):
     ) -> MixerWeights | FeedForward:
         """All that a layer of one part has."""
         if self.config.mixers[index] is NO_MIXER:
-            return self._feed_forward(index, ffn_weights, self._router(index))
+            router = read_router(self, self.config, index)
+            return read_feed_forward(self, self.config, index, ffn_weights, router)
         return self.config.mixers[index].read(self, f"blk.{index}.")
-
-    def _feed_forward(
-        self, index: int, ffn_weights: Callable[[FFNTensors], FFNWeights], router: Router | None
-    ) -> FeedForward:
-        blk, latent = f"blk.{index}.", None
-        tensors = self.ffn(index)
-        weights = ffn_weights(tensors)
-        self.count(tensors.gate, tensors.up, tensors.down)
-        experts = self.config.experts_of(index)
-        if experts and experts.latent:
-            latent = Latent(*(self.matrix(f"{blk}ffn_latent_{part}") for part in ("down", "up")))
-        shared = self._shared(blk, experts.shared_kind) if experts and experts.shared else None
-        apart = self._apart(blk) if experts and experts.beside else None
-        cut, neurons = self.config.cut_of(index), self.config.neurons[index]
-        gates = None if cut is None else read_cut(self, f"{blk}ffn_gate", neurons, cut)
-        mixer = self.config.mixers[index]
-        shift = mixer.read_shift(self, blk) if isinstance(mixer, RWKVShape) else None
-        return FeedForward(weights, router, shared, latent, apart, gates, shift)
-
-    def _apart(self, blk: str) -> Apart:
-        scale, dim = self.vector(f"{blk}ffn_gate_inp.scale"), self.config.dim
-        assert scale is not None
-        self.norm_values += scale.size
-        # The router's input is normalised, then divided by the root of D.
-        router = Norm(self._buffer(scale, dim**-0.5), None, self.norm_eps, self.norm_centre)
-        names = "pre_ffw_norm_2", "post_ffw_norm_2", "post_ffw_norm_1"
-        return Apart(router, *(self.norm(f"{blk}{name}") for name in names))
-
-    def _router(self, index: int) -> Router | None:
-        if (experts := self.config.experts_of(index)) is None:
-            return None
-        bias = self.buffer(f"blk.{index}.exp_probs_b.bias")
-        scale = self.buffer(f"blk.{index}.ffn_down_exps.scale") if experts.beside else None
-        spread = None
-        if experts.factor_of_input:
-            spread = made_matrix(self.backend, np.ones((self.config.dim, 1), np.float32))
-        return Router(experts, self.matrix(f"blk.{index}.ffn_gate_inp"), bias, scale, spread)
-
-    def _shared(self, blk: str, kind: str) -> SharedExpert:
-        gate, name = None, f"{blk}ffn_gate_inp_shexp.weight"
-        if name in self.file.tensors:
-            row = self.file.stored(name)
-            # One row, whichever way the file has it.
-            dim, nbytes = self.config.dim, row.rows * row.row_bytes
-            gate = self.backend.matrix(replace(row, shape=(1, dim), rows=1, row_bytes=nbytes))
-            self.count(row)
-        tensors = self.shared(blk, kind)
-        ffn = self.backend.ffn_weights(tensors)
-        self.count(tensors.gate, tensors.up, tensors.down)
-        return SharedExpert(gate, ffn)
-
-    def shared(self, blk: str, kind: str) -> FFNTensors:
-        """Finds the tensors of a layer's shared expert."""
-        config = self.config
-        gate = self.stored(f"{blk}ffn_gate{kind}") if config.gated else None
-        up, down = (self.stored(f"{blk}ffn_{part}{kind}") for part in ("up", "down"))
-        return FFNTensors(gate, up, down, config.down_layout, config.activation, config.threshold)
 
     def rope_factors(self) -> dict[str, Floats]:
         found = {name: self.vector(f"{name}.weight") for name in FACTORS}
@@ -407,36 +331,3 @@ class ModelReader(TensorReader):
         table = self.file.stored("position_embd.weight")
         self.count(table)
         return self.backend.matrix(table.take_rows(slice(offset, None)))
-
-    def ffn(self, index: int) -> FFNTensors:
-        """A layer's, still in the file: whoever reads them counts them."""
-        config, blk = self.config, f"blk.{index}."
-        if experts := config.experts_of(index):
-            return expert_tensors(
-                self.file,
-                experts,
-                blk,
-                self.vector,
-                gated=config.gated,
-                down_layout=config.down_layout,
-                activation=config.activation,
-                threshold=config.threshold,
-            )
-        gate, up, gate_bias, up_bias = self._gate_and_up(blk)
-        name, layout = _down(config, blk, self.file.tensors)
-        down, down_bias = self.stored(f"{blk}{name}"), self.vector(f"{blk}{name}.bias")
-        if config.cut_of(index) is not None:  # whoever reads the gate computes it before the others
-            gate = gate_bias = None
-        biases = gate_bias, up_bias, down_bias
-        return FFNTensors(gate, up, down, layout, config.activation_of(index), config.threshold, *biases)
-
-    def _gate_and_up(self, blk: str) -> tuple[AnyTensor | None, AnyTensor, Floats | None, Floats | None]:
-        """Matrices, then biases."""
-        name = f"{blk}{self.config.family.ffn_names[0]}"
-        up, bias = self.stored(name), self.vector(f"{name}.bias")
-        if not self.config.family.fused_gate:
-            gate = self.stored(f"{blk}ffn_gate") if self.config.gated else None
-            return gate, up, self.vector(f"{blk}ffn_gate.bias"), bias
-        gates, ups = slice(0, up.shape[0] // 2), slice(up.shape[0] // 2, None)
-        biases = (None, None) if bias is None else (bias[gates], bias[ups])
-        return up.take_rows(gates), up.take_rows(ups), *biases

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.errors import UserError
-from hotcold.formats.files import RegularFile
-from hotcold.kernels import _native
-from hotcold.kernels.cpu_disk import READERS, asked_for_rings, reads_at_once, way_of_reading
+from hotcold.formats.files import FileError, RegularFile
+from hotcold.kernels.file_reads import READERS, measure_reads, reads_at_once, way_of_reading
 from hotcold.values import printable, size
 
 #: Bytes of random reads, and how many are under way at once; where a model's reads of that size are more, as
@@ -86,9 +85,9 @@ def measure_disk(path: Path, advance: Callable[[int, int], None] | None = None) 
             if advance is not None:
                 advance(i, len(kinds))
             try:
-                probe = number, nbytes, depth, _SECONDS, sequential
-                rate, past_cache = _native.probe_disk(*probe, rings=asked_for_rings())
-            except _native.DiskError as error:
+                probe = number, nbytes, depth, _SECONDS
+                rate, past_cache = measure_reads(*probe, sequential=sequential)
+            except FileError as error:
                 raise UserError(f"{printable(path.name)}: {error}") from None
             direct = direct and past_cache
             found.append(Reads(nbytes, depth, sequential, rate / 1e9))

@@ -15,12 +15,12 @@ import numpy as np
 
 from hotcold.formats.gguf import GGUFFile
 from hotcold.formats.words import HOT_FIRST_KEY
-from hotcold.kernels.backend import SPARSE_ACTIVATIONS
-from hotcold.kernels.cpu_disk import reading_bytes, way_of_reading
+from hotcold.kernels.backend import SPARSE_ACTIVATIONS, HotRows
+from hotcold.kernels.file_reads import reading_bytes, way_of_reading
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
-from hotcold.placement.shelves import PartlyLoaded
+from hotcold.placement.shelves import PartlyLoaded, layer_label
 from hotcold.values import exact_size, printable, size
 
 _PAGE = 4096  #: bytes that memory is given and taken by
@@ -163,11 +163,12 @@ class HotNeurons:
 
     def devices(self, one: Devices, name: str) -> Devices:
         """The backends of ``one``, with cold rows left in the file; ``name`` is the file's, for errors."""
-        facts = [
-            {"hot_neurons": hot, "cold_gates": named is not None, "room": room}
-            for hot, named, room in zip(self.hot, self.named, self.room, strict=True)
+        layers = enumerate(zip(self.hot, self.room, self.named, strict=True))
+        rows = [
+            HotRows(hot, room, named is not None, layer_label(name, layer)) if hot else None
+            for layer, (hot, room, named) in layers
         ]
-        return PartlyLoaded(one.embedding, one.layers, one.head, name, facts)
+        return PartlyLoaded(one.embedding, one.layers, one.head, rows)
 
     def __str__(self) -> str:
         parts = [*self.bill.items(), ("gates and hot rows", self.expert_bytes)]

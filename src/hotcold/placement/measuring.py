@@ -12,21 +12,23 @@ import numpy as np
 
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, Tensor, block_type
+from hotcold.kernels import open_backend
 from hotcold.kernels.backend import (
     FFN_COUNTS,
     Backend,
     Batch,
     BatchLimits,
     Buffer,
+    FFNCall,
     FFNStats,
     FFNTensors,
     FFNWeights,
     Masks,
 )
-from hotcold.kernels.cpu import STREAMS, CPUBackend, ReadProbe
 from hotcold.kernels.gpu import GPU, LinkSpeed
 from hotcold.kernels.gpus import open_gpu
-from hotcold.kernels.reference_ffn import pack_mask
+from hotcold.kernels.numpy_ffn import pack_mask
+from hotcold.kernels.processor import STREAMS
 
 #: Block type and dim of gathered neurons; the first entry is streamed, too.
 SHAPES = (("Q4_0", 4096), ("Q4_0", 1024), ("Q4_0", 8192), ("F16", 8192))
@@ -106,7 +108,7 @@ class NeuronProbe:
         self._x, self._out = (backend.zeros((1, plan.dim)) for _ in range(2))
         self._calls = 0
 
-    def measure(self, seconds: float, backend: CPUBackend, *, dense: bool) -> float:
+    def measure(self, seconds: float, backend: Backend, *, dense: bool) -> float:
         """GB/s (10^9 bytes) on the threads of ``backend``, of calls until ``seconds`` are over."""
         stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
         batch = _one_row()
@@ -142,7 +144,8 @@ class NeuronProbe:
 
     def _read(self, backend: Backend, layer: int, batch: Batch, stats: FFNStats, mask: Buffer | None) -> None:
         weights = self._layers[layer]
-        backend.ffn(self._x, weights, batch, self._out, skip=mask is not None, mask=mask, stats=stats)
+        skip = mask is not None
+        backend.ffn(FFNCall(self._x, weights, batch, self._out, skip=skip, mask=mask, stats=stats))
 
     def _bytes_read(self, backend: Backend, stats: FFNStats) -> float:
         return float(backend.read(stats.counts)[0, :3] @ self._layers[0].row_bytes[:3])
@@ -201,7 +204,7 @@ class Bandwidth:
 class _Access(NamedTuple):
     name: str
     run_bytes: int
-    measure: Callable[[float, CPUBackend], float]  # takes seconds, and the backend whose threads read
+    measure: Callable[[float, Backend], float]  # takes seconds, and the backend whose threads read
     streams: int = 0
 
 
@@ -214,7 +217,7 @@ def measure(
 ) -> list[Bandwidth]:
     """Measures each way to read, on each number of threads, from buffers of ``nbytes``, for ``seconds``.
     ``failed`` gets a line for each way that cannot be measured, and the result lacks these."""
-    backends = [CPUBackend(n) for n in threads]
+    backends = [open_backend("cpu", n) for n in threads]
     ways = len(STREAMS) + 1 + len(SHAPES)
     seconds_of_a_run = seconds / (ways * len(backends) * RUNS)
     found: list[Bandwidth] = []
@@ -239,12 +242,13 @@ def measure(
     return sorted(found, key=lambda each: each.run_bytes)
 
 
-def _memory_accesses(backend: CPUBackend, nbytes: int) -> list[_Access]:
-    probe = ReadProbe(backend, nbytes)
+def _memory_accesses(backend: Backend, nbytes: int) -> list[_Access]:
+    probe = backend.read_probe(nbytes)
+    assert probe is not None
     return [_Access("memory", 0, partial(probe.rate, streams), streams) for streams in STREAMS]
 
 
-def _neuron_accesses(backend: CPUBackend, shape: tuple[str, int], nbytes: int) -> list[_Access]:
+def _neuron_accesses(backend: Backend, shape: tuple[str, int], nbytes: int) -> list[_Access]:
     probe = NeuronProbe(backend, ProbePlan.of(*shape, nbytes))
     rows = _Access("rows", probe.plan.run_bytes, partial(probe.measure, dense=False))
     if shape == SHAPES[0]:
@@ -252,7 +256,8 @@ def _neuron_accesses(backend: CPUBackend, shape: tuple[str, int], nbytes: int) -
     return [rows]
 
 
-def _bandwidth(access: _Access, backend: CPUBackend, seconds: float) -> Bandwidth:
+def _bandwidth(access: _Access, backend: Backend, seconds: float) -> Bandwidth:
+    assert backend.threads is not None
     speeds = sorted(access.measure(seconds, backend) for _ in range(RUNS))
     return Bandwidth(
         access=access.name,

@@ -26,7 +26,8 @@ from hotcold.sparse.predictor import PredictorFacts, predictor_names
 class WeightBytes:
     """Bytes of a file's weights in memory."""
 
-    model: int  #: all tensors of the layers and the ends, and what is made of them
+    read: int  #: all tensors of the layers and the ends, as the file has them
+    model: int  #: the same in memory, with the matrices that are made of them
     experts: int  #: the part of ``model`` that can stay in the file
     draft: int  #: the block that drafts tokens, where the configuration has one
     embedding: int  #: the table, which a head without a tensor of its own uses, too
@@ -35,9 +36,10 @@ class WeightBytes:
     @classmethod
     def from_file(cls, file: GGUFFile, config: Config) -> Self:
         """Counts them. ModelError: the tensors are not the model's (:func:`check_tensors`)."""
-        tensors = file.tensors
+        tensors, read = file.tensors, check_tensors(file, config, predictor_names(file))
         return cls(
-            model=check_tensors(file, config, predictor_names(file)) + made_bytes(file, config),
+            read=read,
+            model=read + made_bytes(file, config),
             experts=config.experts.count * sum(expert_bytes(file, config)) if config.experts else 0,
             draft=draft_bytes(file, config),
             embedding=tensors["token_embd.weight"].nbytes,
@@ -210,16 +212,13 @@ class MemoryPlan:
         self, file: GGUFFile, predictors: Path | None = None, *, sessions: int = 1, gpu: bool = True
     ) -> Sizes:
         """The bytes of each layer, for placements. Errors as in :func:`sizes_of_file`."""
-        limits = self.request.limits
         return sizes_of_file(
             file,
             self.config,
-            limits.pages_per_sequence * PAGE,
+            self.request.limits,
             self.request.cache_type,
             predictors=predictors,
-            chunk=limits.chunk,
-            sequences=limits.sequences,
-            positions=self.pages * PAGE,
+            pages=self.pages,
             slots=self.slots,
             sessions=sessions,
             gpu=gpu,

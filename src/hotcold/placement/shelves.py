@@ -10,8 +10,8 @@ import numpy as np
 
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
-from hotcold.kernels.backend import FFNTensors, FFNWeights
-from hotcold.kernels.cpu_disk import reading_bytes, way_of_reading
+from hotcold.kernels.backend import ExpertSlots, FFNTensors, FFNWeights, Residency
+from hotcold.kernels.file_reads import reading_bytes, way_of_reading
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
@@ -136,13 +136,13 @@ class Shelves:
         """The backends of ``one``, with places for experts; ``name`` is the file's, for errors."""
         if self.all_fit:
             return one
-        places = [0 if n == self.experts else n for n in self.places]
-        hot, kept = self.hot or ((),) * len(places), self.kept or (0,) * len(places)
-        facts = [
-            {"places": own, "hot_experts": first, "kept": stay}
-            for own, first, stay in zip(places, hot, kept, strict=True)
+        hot, pinned = self.hot or ((),) * len(self.places), self.kept or (0,) * len(self.places)
+        layers = zip(self.places, hot, pinned, strict=True)
+        slots = [
+            None if n in (0, self.experts) else ExpertSlots(n, first, stay, layer_label(name, layer))
+            for layer, (n, first, stay) in enumerate(layers)
         ]
-        return PartlyLoaded(one.embedding, one.layers, one.head, name, facts)
+        return PartlyLoaded(one.embedding, one.layers, one.head, slots)
 
     def __str__(self) -> str:
         parts = [*self.bill.items(), ("experts", self.expert_bytes)]
@@ -174,14 +174,17 @@ class Shelves:
 
 @dataclass(frozen=True)
 class PartlyLoaded(Devices):
-    """One backend, in whose memory a part of the experts lies."""
+    """One backend, in whose memory a part of the experts is."""
 
-    name: str  #: of the model's file, for errors
-    facts: Sequence[Mapping[str, Any]]  #: of each layer, the fields of :class:`FFNTensors` that say which
+    residency: Sequence[Residency | None]  #: of each layer
 
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
-        label = f"{printable(self.name)}, layer {layer}"
-        return super().ffn_weights(layer, replace(tensors, label=label, **self.facts[layer]))
+        return super().ffn_weights(layer, replace(tensors, residency=self.residency[layer]))
+
+
+def layer_label(name: str, layer: int) -> str:
+    """The name of a layer in errors; ``name`` is its file's."""
+    return f"{printable(name)}, layer {layer}"
 
 
 def expert_bytes(file: GGUFFile, config: Config) -> tuple[int, ...]:

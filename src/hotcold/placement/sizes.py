@@ -16,11 +16,11 @@ import numpy.typing as npt
 from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPARSE_ACTIVATIONS, BatchLimits
-from hotcold.kernels.gpus import held_bytes
+from hotcold.kernels.gpus import held_bytes, unsupported
 from hotcold.model.config import Config
 from hotcold.model.mixers.attention import AttentionShape
 from hotcold.model.mixers.mixer import MixerShape
-from hotcold.model.weights import check_tensors, is_drafting
+from hotcold.model.weights import is_drafting
 from hotcold.placement.step_memory import GPU_LAYER_BYTES, GPUStep, buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import check_predictors, predictor_names
 
@@ -173,27 +173,24 @@ def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Size
 def sizes_of_file(
     file: GGUFFile,
     config: Config,
-    context: int,
+    limits: BatchLimits,
     cache: str,
     *,
     predictors: Path | None = None,
-    chunk: int = CHUNK,
-    sequences: int = 1,
-    positions: int | None = None,
+    pages: int | None = None,
     slots: int = 0,
     sessions: int = 1,
     gpu: bool = True,
 ) -> Sizes:
     """Sizes of a model as it will run: with the predictors in a file, the model's own or a sidecar, or
-    without any. ``chunk`` is the most prompt rows of a step, ``context`` the most positions of each of so
-    many sequences, and ``positions`` those of the KV cache, None as many as they have together; each of so
-    many sessions has one, and ``slots`` for states. Without ``gpu`` another backend plays its part, whose
-    steps take what they take on the CPU. Errors as in loading."""
-    pages = sequences * -(-context // PAGE) if positions is None else -(-positions // PAGE)
+    without any. ``pages`` are those of the KV cache, None as many as the sequences of ``limits`` have
+    together; each of so many sessions has one, and ``slots`` for states. Without ``gpu`` another backend
+    plays its part, whose steps take what they take on the CPU. The tensors were checked. PredictorError: a
+    sidecar is not right."""
+    pages = limits.sequences * limits.pages_per_sequence if pages is None else pages
     kv = _kv_bytes(config.mixers, pages * PAGE, cache)
     state = np.array([mixer.slot_bytes for mixer in config.mixers], np.int64) if config.slot_bytes else None
     powerinfer = predictor_names(file)
-    check_tensors(file, config, powerinfer)
     fingerprint = file.fingerprint()
     tensors = {
         name: held_bytes(info.type, info.nbytes) if gpu else info.nbytes
@@ -218,7 +215,6 @@ def sizes_of_file(
     inputs = sum(nbytes for name, nbytes in tensors.items() if _INPUT_TENSOR.match(name))
     embedding, tied = tensors["token_embd.weight"], "output.weight" not in tensors
     neurons = np.array(config.neurons, np.int64)
-    limits = BatchLimits.from_context(context, sequences, chunk)
     buffers = buffer_bytes(config, limits, split=True) + scratch_bytes(config, limits)
     gpu_step = GPUStep(config, limits, _ffn_types(file, beside=dense), rank)
     return Sizes(
@@ -322,8 +318,8 @@ def _ordinary(file: GGUFFile, config: Config) -> dict[int, int]:
 
 def placed_by(config: Config) -> str:
     """Says which parts of a model a placement on two devices may divide, and why no smaller ones."""
-    if config.cpu_alone:
-        return f"nothing: {config.cpu_alone}"
+    if reason := unsupported(config.state_ops):
+        return f"nothing: {reason}"
     if config.whole is None:
         return "neurons" if config.experts is None else "neurons inside experts"
     cut = any(config.skips) and not config.normed

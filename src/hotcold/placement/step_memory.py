@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType
-from hotcold.kernels import cpu, gpus
+from hotcold.kernels import gpus, processor
 from hotcold.kernels.backend import FFN_COUNTS, PAGE, SPARSE_ACTIVATIONS, BatchLimits, mask_words
 from hotcold.kernels.gpu import ALIGNMENT, StepShape
 from hotcold.model.config import Config
@@ -15,8 +15,7 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     """Bytes of the batch, activations, logits, rope tables and masks of neurons, on one backend, and those of
     the block that guesses tokens; ``split``: with the two mailboxes between the sides of a layer."""
     positions = limits.pages_per_sequence * PAGE
-    latent = 2 * config.experts.latent if config.experts else 0
-    row = ((7 if split else 3) + config.branches) * config.dim + latent + sum(_room_floats(config))
+    row = ((7 if split else 3) + config.branches) * config.dim + sum(_room_floats(config))
     masks = (3 if split else 1) * _mask_words(config, split=split) * 8
     if config.experts:
         chosen = config.layers * config.experts.chosen + (1 if config.experts.shared else 0)
@@ -47,7 +46,7 @@ def scratch_bytes(config: Config, limits: BatchLimits) -> int:
     """Bytes of scratch that all ops of a step share on a CPU, which the first run allocates. Weights count as
     quantised."""
     types = (BLOCK_TYPES["Q8_0"],) * 3
-    return max(cpu.scratch_bytes(shape) for shape in _shapes(config, limits, types))
+    return max(processor.scratch_bytes(shape) for shape in _shapes(config, limits, types))
 
 
 #: A layer's bytes on a GPU beyond weights, keys and values: every range of it begins at a multiple.
@@ -70,8 +69,6 @@ class GPUStep:
         rows, positions = limits.tokens, limits.pages_per_sequence * PAGE
         widths = [config.dim] * (2 + config.family.parallel + config.branches)
         widths += [] if hot is None else _room_floats(config)
-        if config.experts and config.experts.latent:
-            widths += [config.experts.latent] * 2
         buffers = [4 * rows * width for width in widths]
         buffers += [2 * positions * rope.dim for rope in config.ropes for _ in range(2)]  # cosines and sines
         buffers += [4 * limits.logits * config.dim, gpus.batch_bytes(limits)]
@@ -107,8 +104,7 @@ def _shapes(
     rank: int = 0,
 ) -> list[StepShape]:
     """The shapes of steps, one for each kind of mixer."""
-    attentions = [each.attention for each in config.mixers]
-    widths = {(each.heads, each.kv_heads, each.head_dim) for each in attentions if each} or {(1, 1, 1)}
+    widths = {each.attention for each in config.mixers if each.attention} or {(1, 1, 1)}
     inner = max((each.neurons for each in config.normed), default=0)
     return [
         StepShape(

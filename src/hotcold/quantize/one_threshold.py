@@ -15,6 +15,7 @@ from hotcold.formats.files import naming
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.model.config import Config
+from hotcold.model.weights import input_norms
 from hotcold.quantize.rewriting import QuantizeError
 from hotcold.sparse.predictor import THRESHOLD_KEY, check_predictors, is_sidecar, read_predictor
 
@@ -60,8 +61,9 @@ def from_sidecar(path: Path, model: GGUFFile, config: Config) -> OneThreshold:
             raise QuantizeError(
                 f"they read what {config.architecture}'s LayerNorm gives: PowerInfer has none"
             )
-        name = config.family.ffn_norm
-        norms = [model.load(f"blk.{i}.{name}.weight").dequantise().reshape(-1) for i in range(config.layers)]
+        blocks = [f"blk.{i}." for i in range(config.layers)]
+        names = [f"{blk}{input_norms(config, blk, model.tensors)[1]}.weight" for blk in blocks]
+        norms = [model.load(name).dequantise().reshape(-1) for name in names]
         folded = [_before_the_norm(each, norm) for each, norm in zip(layers, norms, strict=True)]
     ranks = f"{max(first.shape[0] for first, _ in folded)}"
     note = "they read the FFN's normed input, and PowerInfer's the stream before the norm: its length is"

@@ -31,7 +31,7 @@ from hotcold.runtime.options import LoadError, LoadOptions, complete, ram_budget
 from hotcold.runtime.placing import Decision, ToLoad, beside_ram_budget, decide
 from hotcold.runtime.sampling import sampling_of_file
 from hotcold.runtime.session import LoadedModel
-from hotcold.sparse.predictor import find_predictors, predictor_names
+from hotcold.sparse.predictor import find_predictors
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import exact_size, printable, round_size, size
 
@@ -245,23 +245,14 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     return LoadedModel(
         path=file.path,
         fingerprint=file.fingerprint(),
-        config=plan.config,
         tokenizer=tokenizer,
         weights=weights,
         devices=devices,
         plan=plan,
-        limits=plan.request.limits,
-        pages=plan.pages,
-        slots=plan.slots,
-        spare_slots=plan.spare_slots,
-        context=plan.request.context,
-        chunk=plan.request.limits.chunk,
-        cache_type=plan.request.cache_type,
         sparsity=options["sparsity"],
         predictor=model.predictor,
         notes=tuple(note for note in notes if note),
         on_gpus=choice.decision.on_gpus,
-        shelves=plan.experts,
         chat_metadata=with_template(plain, options["chat_template"]),
         chosen_pooling=options["pooling"],
         sampling=sampling,
@@ -307,7 +298,7 @@ def _read(model: _Model, choice: _Choice, progress: Progress | None) -> tuple[De
     devices = choice.decision.open(model.options, plan.config.layers)
     if plan.experts is not None:
         devices = plan.experts.devices(devices, file.path.name)
-    weights = load_weights(file, plan.config, devices, progress, predictor_names(file))
+    weights = load_weights(file, plan.config, devices, progress, plan.weights.read)
     if plan.config.draft:
         weights = replace(weights, draft=load_draft(file, plan.config, devices, weights))
     return devices, weights

@@ -19,6 +19,7 @@ from hotcold.kernels.gpus import (
     slack_bytes,
     titles,
     unread_types,
+    unsupported,
     wished,
 )
 from hotcold.model.config import Config
@@ -293,7 +294,7 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
         if asked:
             raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
         return Decision((f"{unused}: {why}",))
-    if (reason := model.plan.config.cpu_alone) is not None:
+    if (reason := unsupported(model.plan.config.state_ops)) is not None:
         if asked:
             raise UserError(f"{unused}: {reason}: leave out what asks for a GPU, or `gpu={OFF}`")
         return Decision((f"{unused}: {reason}",))

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +24,15 @@ from hotcold.kernels.backend import (
     Matrix,
     PredictorWeights,
 )
-from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.draft_block import DraftBlock
-from hotcold.model.given_ffn import AnyFFN
+from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.look_ahead import look_aheads
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights
-from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.memory_plan import MemoryPlan
-from hotcold.placement.shelves import Shelves
 from hotcold.placement.split import ColdSide
 from hotcold.runtime.counters import Counters, Footprint
 from hotcold.runtime.memory import check_memory
@@ -89,8 +86,8 @@ class Session:
         self._counters = Counters(none, shared=none[: config.layers * self.shared_counts].copy())
         self.predictors = predictors  #: of each layer; None where none is used
         self.footprint = self._footprint(mode)
-        pages, slots = model.pages, model.slots
-        self.state = SequenceState(devices, config, pages, model.cache_type, slots, model.spare_slots)
+        plan, cache_type = model.plan, model.plan.request.cache_type
+        self.state = SequenceState(devices, config, plan.pages, cache_type, plan.slots, plan.spare_slots)
         self.cache = self.state.pages  #: whose pages lie where
         self.slots = self.state.slots  #: whose states lie where; None where no layer keeps one
         self.lock = SessionLock()
@@ -167,7 +164,7 @@ class Session:
         """The settings besides the tokens that decide the bits of keys and values."""
         model, mode = self.model, self._mode
         predictors = str(mode.predictors.path) if mode.predictors else ""
-        return model.fingerprint, mode.name, model.cache_type, model.devices.identity, predictors
+        return model.fingerprint, mode.name, model.plan.request.cache_type, model.devices.identity, predictors
 
     @property
     def counters(self) -> Counters:
@@ -275,7 +272,7 @@ class Session:
         layers = [layer.ffn for layer in weights.layers]
         ffns = make_ffns(model.backend, layers, model.limits.tokens, mode=mode, count=False)
         of_model = self.transformer, model.config, model.weights
-        return DraftBlock(*of_model, ffns, model.pages, model.cache_type, model.backend)
+        return DraftBlock(*of_model, ffns, model.plan.pages, model.plan.request.cache_type, model.backend)
 
     @property
     def chosen_bytes(self) -> tuple[int, ...]:
@@ -303,6 +300,7 @@ class Session:
 
     def _footprint(self, mode: SparsityMode) -> Footprint:
         weights, config = self.model.weights, self.model.config
+        cache_type = self.model.plan.request.cache_type
         read: list[Matrix] = [weights.head]  # each whole, by every step, as shared experts are
         normed = [layer.normed if c else None for layer, c in zip(weights.layers, self._chooses, strict=True)]
         for layer, some in zip(weights.layers, normed, strict=True):
@@ -330,7 +328,7 @@ class Session:
                 own.row_bytes if own else _row_bytes(layer.ffn)
                 for own, layer in zip(normed, weights.layers, strict=True)
             ),
-            kv_bytes=sum(each.page_bytes(self.model.cache_type) for each in config.mixers) // PAGE,
+            kv_bytes=sum(each.page_bytes(cache_type) for each in config.mixers) // PAGE,
             state_bytes=2 * config.slot_bytes,
             shared_row_bytes=tuple(
                 _row_bytes(layer.shared.ffn) if layer.shared else (0, 0, 0, 0) for layer in weights.layers
@@ -360,13 +358,13 @@ class Watched:
         self._cold = model.backend
         for ffn in ffns:
             if isinstance(ffn, SplitFFN):
-                ffn.cold_fired = self._cold.zeros((rows, ffn.weights.cold.words), np.uint64)
+                ffn.cold_active = self._cold.zeros((rows, ffn.weights.cold.words), np.uint64)
                 if ffn.weights.hot is not None:
-                    ffn.fired = ffn.backend.zeros((rows, ffn.weights.hot.words), np.uint64)
+                    ffn.active = ffn.backend.zeros((rows, ffn.weights.hot.words), np.uint64)
             elif strongest:
                 ffn.strongest = ffn.backend.zeros((rows, ffn.weights.words), np.uint64)
             else:
-                ffn.fired = ffn.backend.zeros((rows, ffn.weights.words), np.uint64)
+                ffn.active = ffn.backend.zeros((rows, ffn.weights.words), np.uint64)
         self._cold_sides = sides
         _serve(self, sides, ffns)
         self.programs = transformer.record([*ffns])
@@ -387,10 +385,10 @@ class Watched:
             side.close()
 
     def _masks(self, ffn: FFN, rows: int) -> npt.NDArray[np.uint64]:
-        told = ffn.fired if ffn.strongest is None else ffn.strongest
+        told = ffn.active if ffn.strongest is None else ffn.strongest
         parts = [] if told is None else [ffn.backend.read(told, 0, rows)]
         if isinstance(ffn, SplitFFN):
-            parts.append(self._cold.read(ffn.cold_fired, 0, rows))
+            parts.append(self._cold.read(ffn.cold_active, 0, rows))
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
 
@@ -413,18 +411,10 @@ class LoadedModel:
 
     path: Path
     fingerprint: str
-    config: Config
     tokenizer: Tokenizer
     weights: Weights
     devices: Devices
-    plan: MemoryPlan  #: which the next seven fields repeat
-    limits: BatchLimits  #: of the steps of every session
-    pages: int  #: of the KV cache of every session, which its sequences share
-    slots: int  #: for states of sequences, of every session; 0 where no layer keeps one
-    spare_slots: int  #: of those, for the states after guesses
-    context: int  #: the most positions of a sequence
-    chunk: int  #: the most prompt rows of a step
-    cache_type: str
+    plan: MemoryPlan  #: of the weights, and of every session
     sparsity: str  #: the mode that was asked for, ``auto`` perhaps
     predictor: Path | None  #: the file with predictors, where there is one
     notes: tuple[str, ...]  #: of loading: what was assumed, and what runs a slower way
@@ -435,13 +425,25 @@ class LoadedModel:
     sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
     draft_max: int = 0  #: the most tokens of a sequence that are guessed in a step
     draft: "LoadedModel | None" = None  #: a smaller one that guesses them
-    #: what of the experts lies in memory, where that has a budget
-    shelves: Shelves | HotNeurons | None = None
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property
     def name(self) -> str:
         return self.path.stem
+
+    @property
+    def config(self) -> Config:
+        return self.plan.config
+
+    @property
+    def limits(self) -> BatchLimits:
+        """The limits of the steps of every session."""
+        return self.plan.request.limits
+
+    @property
+    def context(self) -> int:
+        """The most positions of a sequence."""
+        return self.plan.request.context
 
     @property
     def pooling(self) -> Pooling:
@@ -456,9 +458,7 @@ class LoadedModel:
 
     def disk_counts(self) -> DiskCounts | None:
         """Counts what was read of experts so far, by all sessions together; None: all lie in memory."""
-        if self.shelves is None:
-            return None
-        return cast(CPUBackend, self.backend).disk_counts()  # budgets of RAM are for that one alone
+        return self.backend.disk_counts()
 
     @property
     def gpus(self) -> tuple[Backend, ...]:

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import Tensor, quantise
 from hotcold.formats.gguf import GGUFFile
+from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Floats, PredictorTensors
-from hotcold.kernels.reference import ReferenceBackend
-from hotcold.kernels.reference_ffn import ReferenceExperts, ReferenceFFN
-from hotcold.kernels.reference_matrix import ReferenceMatrix
+from hotcold.kernels.numpy_ffn import ReferenceExperts, ReferenceFFN
+from hotcold.kernels.numpy_matrix import ReferenceMatrix
 from hotcold.model.config import Config
-from hotcold.model.experts import Experts
+from hotcold.model.ffn.experts import Experts
 from hotcold.model.weights import ffn_tensors
 from hotcold.sparse.fitting import (
     Activity,
@@ -62,7 +62,8 @@ def fit_experts(
     """Fits predictors as :func:`~hotcold.sparse.fitting.fit_layer` does, but only by ``svd``."""
     experts = config.experts_of(layer)
     assert experts is not None and options.target is not None
-    ffn = ReferenceBackend().ffn_weights(ffn_tensors(file, config, ReferenceBackend(), layer))
+    reference = open_backend("reference")
+    ffn = reference.ffn_weights(ffn_tensors(file, config, reference, layer))
     assert isinstance(ffn, ReferenceExperts)
     parts = ffn.some
     seen, unseen = Routed.of(parts, fit_to), Routed.of(parts, held_out)

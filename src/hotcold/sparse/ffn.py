@@ -12,6 +12,7 @@ from hotcold.kernels.backend import (
     Batch,
     Buffer,
     Chosen,
+    FFNCall,
     FFNStats,
     FFNWeights,
     LookAhead,
@@ -56,7 +57,7 @@ class FFN:
     mode: str  #: ``off``, ``exact`` or ``predicted``
     prediction: Prediction | None = None  #: names the candidates, in mode ``predicted``; None means all
     stats: FFNStats | None = None  #: counts what decode rows read
-    fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
+    active: Buffer | None = None  #: gets the active neurons of decode rows
     strongest: Buffer | None = None  #: likewise, to the neurons that work hardest, where all work
     ahead: LookAhead | None = None  #: is tried on the residual stream
 
@@ -85,9 +86,9 @@ class FFN:
         """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``. ``chosen``: where there are experts;
         ``gates``: where these are computed before."""
         self._predict(normed, residual, batch, chosen)
-        mask = self.prediction and self.prediction.mask
         ahead = self.ahead and replace(self.ahead, x=residual)
-        self._compute(normed, self.weights, batch, out, mask, chosen, gates, ahead)
+        call = self._call(normed, self.weights, batch, out, chosen)
+        self.backend.ffn(replace(call, gates=gates, strongest=self.strongest, ahead=ahead))
 
     def _predict(self, normed: Buffer, residual: Buffer, batch: Batch, chosen: Chosen | None) -> None:
         if (p := self.prediction) is None:
@@ -96,31 +97,20 @@ class FFN:
         for predictor, mask in [(p.predictor, p.mask), *([p.cold] if p.cold else [])]:
             self.backend.predict(x, predictor, batch, mask, chosen)
 
-    def _compute(
-        self,
-        x: Buffer,
-        weights: FFNWeights,
-        batch: Batch,
-        out: Buffer,
-        mask: Buffer,
-        chosen: Chosen | None,
-        gates: Buffer | None = None,
-        ahead: LookAhead | None = None,
-    ) -> None:
-        self.backend.ffn(
+    def _call(
+        self, x: Buffer, weights: FFNWeights, batch: Batch, out: Buffer, chosen: Chosen | None
+    ) -> FFNCall:
+        return FFNCall(
             x,
             weights,
             batch,
             out,
             skip=self.skips,
-            mask=mask,
-            fired=self.fired,
+            mask=self.prediction and self.prediction.mask,
+            active=self.active,
             stats=self.stats,
             accumulate=True,
             chosen=chosen,
-            gates=gates,
-            strongest=self.strongest,
-            ahead=ahead,
         )
 
 
@@ -186,7 +176,7 @@ class SplitFFN(FFN):
     _: KW_ONLY
     cold: Backend
     box: Mailbox  #: where the hot side posts what the cold one reads and answers
-    cold_fired: Buffer | None = None  #: as ``fired``, which is the hot neurons'; a buffer of the cold side
+    cold_active: Buffer | None = None  #: as ``active``, of the cold neurons; a buffer of the cold side
 
     def __post_init__(self) -> None:
         self._cold_stats = FFNStats(self.cold.zeros((1, len(FFN_COUNTS)), np.int64)) if self.stats else None
@@ -211,27 +201,18 @@ class SplitFFN(FFN):
         if gates is not None:
             raise ValueError("gates computed before, of a layer in two halves: it must lie on one side")
         self._predict(normed, residual, batch, chosen)
-        mask = self.prediction and self.prediction.mask
         cold_mask = self.prediction and self.prediction.cold_mask
         self.backend.post(self.box, normed, cold_mask, batch, chosen)
         if self.weights.hot is not None:
-            self._compute(normed, self.weights.hot, batch, out, mask, chosen)
+            self.backend.ffn(self._call(normed, self.weights.hot, batch, out, chosen))
         self.backend.collect(self.box, batch, out)
 
     def compute_cold(self) -> None:
         """Answers what was posted; belongs to the cold side's program."""
         box = self.box
-        self.cold.ffn(
-            box.x,
-            self.weights.cold,
-            box.batch,
-            box.y,
-            skip=self.skips,
-            mask=box.mask,
-            fired=self.cold_fired,
-            stats=self._cold_stats,
-            chosen=box.chosen,
-        )
+        call = FFNCall(box.x, self.weights.cold, box.batch, box.y, skip=self.skips, mask=box.mask)
+        stats, chosen = self._cold_stats, box.chosen
+        self.cold.ffn(replace(call, active=self.cold_active, stats=stats, chosen=chosen))
 
 
 def make_ffns(

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from hotcold.errors import UserError
 from hotcold.formats.blocks import block_type, quantise
 from hotcold.formats.gguf import GGUFFile
+from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Floats, PredictorTensors
-from hotcold.kernels.reference import ReferenceBackend
-from hotcold.kernels.reference_ffn import Bools, ReferenceFFN, ReferencePredictor
+from hotcold.kernels.numpy_ffn import Bools, ReferenceFFN, ReferencePredictor
 from hotcold.model.config import Config
 from hotcold.model.weights import ffn_tensors
 from hotcold.sparse.predictor import PredictorError, read_predictor
@@ -118,7 +118,7 @@ def fit_layer(
 
     ``fit_to`` and ``held_out`` are the layer's inputs for the two texts: ``normed``, and ``residual`` if
     predictors read it, ``[T, D]``. PredictorError: none is small enough, or the file has none."""
-    reference = ReferenceBackend()
+    reference = open_backend("reference")
     ffn = reference.ffn_weights(ffn_tensors(file, config, reference, layer))
     assert isinstance(ffn, ReferenceFFN)  # without experts
     most_bytes = options.max_share * ffn.nbytes
@@ -133,6 +133,7 @@ def fit_layer(
     found = []
     for tensors in (stored(each, options.stored_type) for each in unfitted):
         predictor = reference.predictor_weights(tensors)
+        assert isinstance(predictor, ReferencePredictor)
         if predictor.nbytes > most_bytes:
             continue
         if options.target is not None:

@@ -53,9 +53,9 @@ class Firings:
     def watch(self, backend: Backend, ffns: list[Any], rows: int) -> list[Any]:
         """Gives each :class:`FFN` a mask for ``rows`` rows, which :meth:`step` then reads."""
         for ffn, words in zip(ffns, self._words.tolist(), strict=True):
-            ffn.fired = backend.zeros((rows, words), np.uint64)
+            ffn.active = backend.zeros((rows, words), np.uint64)
         self._backend = backend
-        self._masks = [ffn.fired for ffn in ffns]
+        self._masks = [ffn.active for ffn in ffns]
         return ffns
 
     def watch_routers(self, chosen: Sequence[tuple[Backend, Chosen] | None]) -> None:

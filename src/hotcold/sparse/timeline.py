@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hotcold.kernels.backend import Backend
 
 if TYPE_CHECKING:
-    from hotcold.kernels._native import Link
+    from hotcold.kernels.backend import Link
 
 SIDES = ("hot", "cold")
 #: Marks that a link records, in the order of csrc/program/link.h, then those of :meth:`Timeline.stage`.

@@ -18,8 +18,7 @@ from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFError, open_gguf
-from hotcold.kernels.backend import DECODE_ROWS
-from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.kernels.backend import DECODE_ROWS, ReadProbe
 from hotcold.runtime.counters import DiskFigures, Figures
 from hotcold.runtime.opening import opened
 from hotcold.runtime.options import DRAFT_MAX, ModelOptions, Progress, check_names
@@ -188,13 +187,13 @@ def bench(
     if timeline is not None and not base.gpus:
         raise UserError("`timeline` shows a GPU and the CPU: it needs `gpu`, `placement` or `vram_budget`")
     together = min(parallel, base.limits.sequences)
-    lengths = lengths_to_end_together(parallel, n_prompt, n_gen, base.chunk, together)
+    lengths = lengths_to_end_together(parallel, n_prompt, n_gen, base.limits.chunk, together)
     need = n_prompt + lengths[0]
     if need > base.context:
         several = f", {parallel} sequences together," if parallel > 1 else ""
         asked = f"`n_prompt={n_prompt}` and `n_gen={n_gen}`{several} need {need} positions"
         raise UserError(f"{asked}: the context holds {base.context}")
-    if draft not in (None, "none") and base.slots and not base.spare_slots:
+    if draft not in (None, "none") and base.plan.slots and not base.plan.spare_slots:
         seen = f"{printable(base.path.name)} was loaded without room for states after guesses"
         raise UserError(f"`draft={printable(draft, 40)}`: {seen} (`draft_max`): leave `draft` out")
     prompt = prompt_of(base, n_prompt)
@@ -219,8 +218,7 @@ def _rounds(
     progress: Progress | None,
     guesser: Guesser | None,
 ) -> tuple[Round, ...]:
-    backend = engine.model.backend
-    probe = ReadProbe(backend) if isinstance(backend, CPUBackend) else None
+    probe = engine.model.backend.read_probe()
     measure(engine, prompt, lengths, None, seed=0)  # warms memory and threads
     rounds = []
     for seed in range(repetitions):

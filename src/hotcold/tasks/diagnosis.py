@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hotcold.extras import EXTRAS
-from hotcold.kernels.cpu import STREAMS
 from hotcold.kernels.gpu import GPU
+from hotcold.kernels.processor import STREAMS
 from hotcold.placement.disk_speed import DiskSpeed
 from hotcold.placement.hardware import Hardware
 from hotcold.placement.measuring import RUNS

@@ -17,10 +17,10 @@ from hotcold.errors import UserError
 from hotcold.extras import EXTRAS, missing
 from hotcold.formats.files import replacing
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
-from hotcold.kernels.cpu import fetching
 from hotcold.kernels.gpu import GPU
 from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
 from hotcold.kernels.instruction_sets import default_isa, slow_build
+from hotcold.kernels.processor import fetching
 from hotcold.placement.disk_speed import DiskSpeed, large_file, measure_disk
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.placement.measuring import (

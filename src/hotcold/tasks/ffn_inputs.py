@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hotcold.errors import UserError
 from hotcold.formats.files import FileError, replacing
 from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen
-from hotcold.model.given_ffn import AnyFFN
+from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.runtime.session import LoadedModel
 from hotcold.tasks.scoring import Scorer
 

@@ -12,16 +12,23 @@ import numpy as np
 
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
-from hotcold.kernels.backend import PAGE, PredictorTensors
+from hotcold.kernels.backend import PAGE, BatchLimits, PredictorTensors
 from hotcold.model.config import Config
+from hotcold.model.weights import check_tensors
 from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, read_profile, write_profile
 from hotcold.placement.shelves import NoRoomError, Shelves
-from hotcold.placement.sizes import sizes_of_file
+from hotcold.placement.sizes import CHUNK, sizes_of_file
 from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
 from hotcold.quantize.reordering import Order, check_order
 from hotcold.runtime.loading import plan_memory
-from hotcold.sparse.predictor import PredictorFacts, check_predictors, read_predictor, write_sidecar
+from hotcold.sparse.predictor import (
+    PredictorFacts,
+    check_predictors,
+    predictor_names,
+    read_predictor,
+    write_sidecar,
+)
 from hotcold.tasks.ram_planning import expected_misses
 from hotcold.tasks.texts import new_file
 from hotcold.values import size
@@ -81,7 +88,8 @@ def hot_first(
             raise UserError(
                 f"{source.name}: neurons lie hot first in models of experts whose gates give zeros"
             )
-        sizes = sizes_of_file(file, config, PAGE, "f16")
+        check_tensors(file, config, predictor_names(file))
+        sizes = sizes_of_file(file, config, BatchLimits.from_context(PAGE, 1, CHUNK), "f16")
         counted = read_profile(Path(profile), sizes)
         order = {}
         for layer, firing in enumerate(counted.firing):

@@ -18,18 +18,19 @@ from hotcold.kernels.backend import (
     Backend,
     Batch,
     Buffer,
-    Chosen,
+    FFNCall,
     FFNTensors,
-    FFNWeights,
     Floats,
     Ints,
     Matrix,
     Program,
+    RouterCall,
 )
 from hotcold.kernels.gpus import OFF
-from hotcold.kernels.reference_ffn import activated
+from hotcold.kernels.numpy_ffn import activated
 from hotcold.model.devices import Devices
-from hotcold.model.layer import FeedForward
+from hotcold.model.ffn.experts import ffn_names
+from hotcold.model.ffn.feed_forward import NO_NEURONS
 from hotcold.model.weights import ffn_tensors, shared_tensors
 from hotcold.quantize.imatrix import Importance, ImportanceMatrix, write_imatrix
 from hotcold.runtime.opening import opened
@@ -117,7 +118,7 @@ def input_squares(
         watched = replace(model, devices=Devices.of(cast(Backend, ops), model.config.layers))
         with closing(watched.session("off")) as session:
             for done, window in enumerate(windows, 1):
-                _compute(session, window, model.chunk)
+                _compute(session, window, model.limits.chunk)
                 if progress:
                     progress("windows", done, len(windows))
     return sums.entries()
@@ -192,9 +193,9 @@ class _Watching:
         self._see(x, batch, [self._matrices.get(id(each)) for each in weights])
         self._ops.linear(x, weights, batch, outs, **more)
 
-    def router(self, x: Buffer, weights: Matrix, batch: Batch, *args: Any, **more: Any) -> None:
-        self._see(x, batch, [self._matrices.get(id(weights))])
-        self._ops.router(x, weights, batch, *args, **more)
+    def router(self, call: RouterCall) -> None:
+        self._see(call.x, call.batch, [self._matrices.get(id(call.weights))])
+        self._ops.router(call)
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
         """Comes before the head, which then reads few rows: here all rows count."""
@@ -203,28 +204,21 @@ class _Watching:
             self._see(self._normed, batch, [self._head])
         self._ops.gather(x, batch, out)
 
-    def ffn(
-        self,
-        x: Buffer,
-        weights: FFNWeights,
-        batch: Batch,
-        out: Buffer,
-        *,
-        chosen: Chosen | None = None,
-        gates: Buffer | None = None,
-        **more: Any,
-    ) -> None:
-        tensors, names = self._ffns[id(weights)]
-        rows = np.array(self._ops.read(x, 0, batch.n_tokens))
-        ids = None if chosen is None else np.array(self._ops.read(chosen.ids, 0, batch.n_tokens))
+    def ffn(self, call: FFNCall) -> None:
+        tensors, names = self._ffns[id(call.weights)]
+        rows = self._read(call.x, call.batch)
+        ids = None if call.chosen is None else self._read(call.chosen.ids, call.batch)
         for expert, own in _rows_of(ids, tensors.experts, rows):
             gate, up, down = names
             for name in filter(None, (gate, up)):
                 self._sums.add(name, own, expert, tensors.experts)
-            given = None if gates is None else np.array(self._ops.read(gates, 0, batch.n_tokens))
+            gates = None if call.gates is None else self._read(call.gates, call.batch)
             if down is not None:
-                self._sums.add(down, self._hidden(tensors, expert, own, given), expert, tensors.experts)
-        self._ops.ffn(x, weights, batch, out, chosen=chosen, gates=gates, **more)
+                self._sums.add(down, self._hidden(tensors, expert, own, gates), expert, tensors.experts)
+        self._ops.ffn(call)
+
+    def _read(self, buffer: Buffer, batch: Batch) -> npt.NDArray[Any]:
+        return np.array(self._ops.read(buffer, 0, batch.n_tokens))
 
     def _see(self, x: Buffer, batch: Batch, names: Sequence[str | None]) -> None:
         """Counts the input of matrices that a file has as one, such as attn_qkv, once."""
@@ -285,37 +279,25 @@ def _places(
     for i, layer in enumerate(model.weights.layers):
         blk = f"blk.{i}."
         for block in layer.blocks:
-            if not isinstance(block.part, FeedForward):
-                names_of = block.part.names(blk, file.tensors)
-                of_part = zip(block.part.matrices, names_of, strict=True)
-                matrices |= {id(each): name for each, name in of_part if name is not None}
-                continue
-            router = block.part.router or layer.early_router
-            if router is not None:
-                matrices[id(router.weights)] = f"{blk}ffn_gate_inp.weight"
-            if block.part.gates is not None:
-                matrices[id(block.part.gates.matrix)] = f"{blk}ffn_gate.weight"
-            if latent := block.part.latent:
-                matrices |= {id(latent.down): f"{blk}ffn_latent_down.weight"}
-                matrices |= {id(latent.up): f"{blk}ffn_latent_up.weight"}
-            kind = "_exps" if config.experts_of(i) else ""
-            tensors = ffn_tensors(file, config, model.backend, i)
-            own_names = config.family.ffn_names if not kind else None
-            ffns[id(block.part.neurons)] = tensors, _names(tensors, blk, kind, file, own_names)
-            if (shared := block.part.shared) is not None:
-                if shared.gate is not None:
-                    matrices[id(shared.gate)] = f"{blk}ffn_gate_inp_shexp.weight"
-                kind = config.experts.shared_kind if config.experts else ""
-                own = shared_tensors(file, config, model.backend, i)
-                ffns[id(shared.ffn)] = own, _names(own, blk, kind, file)
+            of_part = zip(block.part.matrices, block.part.names(blk, file.tensors), strict=True)
+            matrices |= {id(each): name for each, name in of_part if name is not None}
+        if layer.early_router is not None:
+            matrices[id(layer.early_router.weights)] = f"{blk}ffn_gate_inp.weight"
+        if layer.ffn is NO_NEURONS:
+            continue
+        kind = "_exps" if config.experts_of(i) else ""
+        tensors = ffn_tensors(file, config, model.backend, i)
+        ffns[id(layer.ffn)] = tensors, _names(tensors, blk, kind, file)
+        if layer.shared is not None:
+            kind = config.experts.shared_kind if config.experts else ""
+            own = shared_tensors(file, config, model.backend, i)
+            ffns[id(layer.shared.ffn)] = own, _names(own, blk, kind, file)
     return matrices, ffns
 
 
-def _names(
-    tensors: FFNTensors, blk: str, kind: str, file: GGUFFile, own: tuple[str, str] | None = None
-) -> _Names:
-    """Names of gate, up and down; ``own`` are the last two where they depend on the family."""
-    names = own or (f"ffn_up{kind}", f"ffn_down{kind}")
+def _names(tensors: FFNTensors, blk: str, kind: str, file: GGUFFile) -> _Names:
+    """Names of gate, up and down."""
+    names = (f"ffn_up{kind}", f"ffn_down{kind}") if kind else ffn_names(blk, file.tensors)
     gate, up, down = (f"{blk}{name}.weight" for name in (f"ffn_gate{kind}", *names))
     if tensors.gate is None:  # or others compute it
         gate = ""

@@ -11,6 +11,7 @@ from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import BatchLimits
+from hotcold.kernels.gpus import unsupported
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import MOST_GUESSED_STATES
 from hotcold.model.mixers.attention import CACHE_TYPES
@@ -245,14 +246,14 @@ def _of_model(
 ) -> _Subject:
     if isinstance(model, LoadedModel):
         context = model.context if context is None else context
-        cache_type = cache_type or model.cache_type
+        cache_type = cache_type or model.plan.request.cache_type
     with open_gguf(path := file_of(model)) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         positions = min(config.context, 4096) if context is None else context or config.context
         if positions > config.context:
             raise UserError(f"`context={positions}`: this model has {config.context} positions")
-        if config.cpu_alone:
-            raise UserError(f"there is nothing to place: {config.cpu_alone}")
+        if reason := unsupported(config.state_ops):
+            raise UserError(f"there is nothing to place: {reason}")
         predictors = find_predictors(file)
         limits = BatchLimits.from_context(positions, 1, CHUNK)
         request = MemoryRequest(limits, positions, cache_type or "f16", draft_max=MOST_GUESSED_STATES)

@@ -34,7 +34,7 @@ class Setup:
             notes=tuple(session.notes),
             threads=model.threads,
             context=model.context,
-            cache_type=model.cache_type,
+            cache_type=model.plan.request.cache_type,
             backend=model.backend.name,
             hot_backend=model.gpus[0].name if model.gpus else None,
             hot_threads=model.gpus[0].threads if model.gpus else None,

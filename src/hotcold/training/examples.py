@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Floats
-from hotcold.kernels.reference_ffn import ReferenceFFN
+from hotcold.kernels.numpy_ffn import ReferenceFFN
 from hotcold.sparse.expert_fitting import Inputs, rows_by_expert
 from hotcold.sparse.fitting import Activity
 

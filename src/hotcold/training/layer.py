@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from hotcold.formats.blocks import block_type, quantise
 from hotcold.formats.gguf import GGUFFile
+from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Floats, PredictorTensors
-from hotcold.kernels.reference import ReferenceBackend
-from hotcold.kernels.reference_ffn import ReferenceExperts, ReferenceFFN
-from hotcold.kernels.reference_matrix import ReferenceMatrix
+from hotcold.kernels.numpy_ffn import ReferenceExperts, ReferenceFFN
+from hotcold.kernels.numpy_matrix import ReferenceMatrix
 from hotcold.model.config import Config
 from hotcold.model.weights import ffn_tensors
 from hotcold.sparse.expert_fitting import Inputs, Routed, factors, fit_experts, judged_parts, scores_of
@@ -68,9 +68,10 @@ def train_layer(
     assert options.target is not None
     if experts := config.experts_of(layer):
         config = replace(config, experts=experts)
-    weights = ReferenceBackend().ffn_weights(ffn_tensors(file, config, ReferenceBackend(), layer))
+    reference = open_backend("reference")
+    weights = reference.ffn_weights(ffn_tensors(file, config, reference, layer))
+    assert isinstance(weights, ReferenceFFN | ReferenceExperts)
     parts = weights.some if isinstance(weights, ReferenceExperts) else [weights]
-    assert all(isinstance(part, ReferenceFFN) for part in parts)
     sizes = _sizes(parts, config, options, weights.nbytes)
     if not sizes:
         limit = f"at most {options.max_share:.0%} of the FFN's {weights.nbytes} bytes"

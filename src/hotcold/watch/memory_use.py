@@ -25,6 +25,7 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
     where there is one."""
     model = session.model
     config, weights, devices = model.config, model.weights, model.devices
+    cache_type = model.plan.request.cache_type
     hot: dict[str, int] = {}
     cold: dict[str, int] = {}
 
@@ -39,9 +40,9 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
         if session.shared_counts:
             add("attention", backend, layer.shared_bytes)
         add("attention", backend, session.chosen_bytes[i])
-        add("kv", backend, session.cache.pages * config.mixers[i].page_bytes(model.cache_type))
+        add("kv", backend, session.cache.pages * config.mixers[i].page_bytes(cache_type))
         if session.slots:
-            add("states", backend, model.slots * config.mixers[i].slot_bytes)
+            add("states", backend, model.plan.slots * config.mixers[i].slot_bytes)
         if isinstance(layer.ffn, SplitWeights):
             add("neurons", backend, layer.ffn.hot.nbytes if layer.ffn.hot else 0)
             add("neurons", model.backend, layer.ffn.cold.nbytes)
@@ -52,7 +53,11 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
         add("embedding", devices.embedding, weights.inputs.table_bytes)
     if weights.draft is not None and config.draft is not None:
         add("draft", model.backend, weights.draft.own_bytes(weights))
-        add("draft", model.backend, session.cache.pages * config.draft.page_bytes(model.cache_type))
+        add(
+            "draft",
+            model.backend,
+            session.cache.pages * config.draft.page_bytes(cache_type),
+        )
     backends = set(devices.parts)
     planned = {gpu: has.nbytes["buffers"] for gpu, has in zip(model.gpus, model.on_gpus, strict=False)}
     for each in backends:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels.backend import PAGE, mask_bits
+from hotcold.kernels.backend import mask_bits
 from hotcold.placement.profiles import read_profile
 from hotcold.placement.sizes import sizes_of_file
 from hotcold.placement.split import SplitDevices
@@ -172,8 +172,7 @@ def _firing(model: LoadedModel) -> list[npt.NDArray[Any]] | None:
     if not path.exists():
         return None
     with open_gguf(model.path) as file:
-        positions = model.limits.pages_per_sequence * PAGE
-        sizes = sizes_of_file(file, model.config, positions, model.cache_type)
+        sizes = sizes_of_file(file, model.config, model.limits, model.plan.request.cache_type)
     try:
         return list(read_profile(path, sizes).firing)
     except UserError:

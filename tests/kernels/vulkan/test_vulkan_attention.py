@@ -24,7 +24,7 @@ from support.op_truth import (
 )
 from support.vulkan.model import OrderedReference
 
-from hotcold.kernels.backend import PAGE, SPLIT, Batch, BatchLimits, Floats, RopeTable
+from hotcold.kernels.backend import PAGE, SPLIT, AttentionCall, Batch, BatchLimits, Floats, RopeTable
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.kernels.vulkan import attention
 from hotcold.kernels.vulkan.backend import VulkanBackend
@@ -65,7 +65,9 @@ def attend(
     for t, row in enumerate(rows):
         q[t] = 2 * random_rows(rng("q", row), heads, head_dim)
     out = np.full(q.shape, 7, np.float32)
-    backend.attention(q, *caches(backend, batch, type, kv_heads, head_dim), batch, out, 0.3, **kind._asdict())
+    backend.attention(
+        AttentionCall(q, *caches(backend, batch, type, kv_heads, head_dim), batch, out, 0.3, **kind._asdict())
+    )
     assert (out[len(rows) :] == 7).all()
     return out[: len(rows)]
 
@@ -110,8 +112,8 @@ def test_what_a_row_does_not_see_may_be_anything(vulkan: Any, type: str, window:
             values = cache[batch.pages[0, position // PAGE], :, position % PAGE]
             values[:] = 0xFF if type == "q8_0" else np.nan
     outs = [np.zeros_like(q) for _ in range(2)]
-    backend.attention(q, *spoilt, batch, outs[0], 0.4, window=window)
-    ordered.attention(q, *clean, batch, outs[1], 0.4, window=window)
+    backend.attention(AttentionCall(q, *spoilt, batch, outs[0], 0.4, window=window))
+    ordered.attention(AttentionCall(q, *clean, batch, outs[1], 0.4, window=window))
     for t, row in enumerate(rows):
         first = 0 if window is None else row.position - window + 1
         if any(first <= position <= row.position for position in (5, 270)):
@@ -128,7 +130,7 @@ def test_many_splits(vulkan: Any) -> None:
     q = random_rows(rng("q"), batch.limits.tokens, 2, 8)
     outs = [np.zeros_like(q) for _ in range(2)]
     for each, out in zip((backend, ordered), outs, strict=True):
-        each.attention(q, *cache, batch, out, 0.4)
+        each.attention(AttentionCall(q, *cache, batch, out, 0.4))
     same_bits(outs[0], outs[1])
 
 
@@ -157,7 +159,7 @@ def test_scratch_is_what_is_said(vulkan: VulkanBackend, window: int | None) -> N
         q = vulkan.zeros((272, heads, head_dim))
         cache = vulkan.zeros((2, kv_heads, PAGE, head_dim), np.float16)
         recording = Recording(vulkan, Batch(limits), rows)
-        attention.attention(recording, q, cache, cache, q, 1.0, window, False, None, None)
+        attention.attention(recording, AttentionCall(q, cache, cache, recording.batch, q, 1.0, window=window))
         said = attention.attention_scratch_bytes(limits, rows, heads, kv_heads, head_dim, window)
         assert said == recording.scratch_bytes
         row_bytes = heads * {None: 64, 1: 1, 300: 3}[window] * (head_dim + 2) * 4
@@ -173,7 +175,7 @@ def test_long_prompts_are_cut_into_submits(vulkan: VulkanBackend) -> None:
     q = vulkan.zeros((512, 64, 128))
     cache = vulkan.zeros((2, 1, PAGE, 128), np.float16)
     recording = Recording(vulkan, Batch(BatchLimits(512, 1, 1024, 1)), 512)
-    attention.attention(recording, q, cache, cache, q, 1.0, None, False, None, None)
+    attention.attention(recording, AttentionCall(q, cache, cache, recording.batch, q, 1.0))
     cuts = [step for step in recording.steps if isinstance(step, Cut)]
     assert len(cuts) >= 274_877_906_944 // Recording.MOST_WORK
 
@@ -220,13 +222,13 @@ def test_a_program_reads_its_numbers_anew(vulkan: Any) -> None:
     cache = [random_cache(rng(name), ordered, (page_count(batch), 1, PAGE, 8), "f16") for name in "kv"]
     q = random_rows(rng("q"), batch.limits.tokens, 2, 8)
     out, expected = np.zeros_like(q), np.zeros_like(q)
-    program = backend.record(lambda: backend.attention(q, *cache, batch, out, 1.0), 4)
+    program = backend.record(lambda: backend.attention(AttentionCall(q, *cache, batch, out, 1.0)), 4)
     for n in (2, 0, 4):
         out[:] = expected[:] = 7
         batch.counts[:2] = n, min(n, 2)
         batch.positions[0] = 300 - n
         program.run()
-        ordered.attention(q, *cache, batch, expected, 1.0)
+        ordered.attention(AttentionCall(q, *cache, batch, expected, 1.0))
         same_bits(out, expected)
     batch.counts[0] = 5
     with pytest.raises(ValueError, match="n_tokens 5 is out of range; allowed: 0 to 4"):
@@ -243,7 +245,7 @@ def test_numbers_of_a_batch_that_a_shader_must_not_see(vulkan: Any) -> None:
     ops = {
         "rope": lambda: backend.rope(x, table, batch),
         "store_kv": lambda: backend.store_kv(x, x, batch, cache, cache.copy()),
-        "attention": lambda: backend.attention(x, cache, cache, batch, x.copy(), 1.0),
+        "attention": lambda: backend.attention(AttentionCall(x, cache, cache, batch, x.copy(), 1.0)),
     }
     for run in ops.values():
         run()
@@ -283,7 +285,7 @@ def test_wrong_buffers_are_refused(vulkan: VulkanBackend, shapes: dict[str, Any]
     }
     batch = plain_batch(vulkan, 1)  # 4 rows
     with pytest.raises(ValueError, match=message):
-        vulkan.attention(own["q"], own["k"], own["v"], batch, own["out"], 1.0)
+        vulkan.attention(AttentionCall(own["q"], own["k"], own["v"], batch, own["out"], 1.0))
 
 
 def test_wrong_types_are_refused(vulkan: VulkanBackend) -> None:
@@ -298,7 +300,7 @@ def test_wrong_types_are_refused(vulkan: VulkanBackend) -> None:
     with pytest.raises(TypeError, match="k is float16: float32 is needed"):
         vulkan.store_kv(vulkan.zeros((4, 1, 32), np.float16), rows, batch, f16, f16)
     with pytest.raises(TypeError, match="attention sinks is int32: float32 is needed"):
-        vulkan.attention(rows, f16, f16, batch, rows, 1.0, sinks=vulkan.zeros((1,), np.int32))
+        vulkan.attention(AttentionCall(rows, f16, f16, batch, rows, 1.0, sinks=vulkan.zeros((1,), np.int32)))
     for shape in ((50, 17), (50,)):
         table = RopeTable(vulkan.zeros(shape), vulkan.zeros(shape), True)
         with pytest.raises(ValueError, match=r"x of shape \(4, 1, 32\)|cos of shape \(50,\)"):

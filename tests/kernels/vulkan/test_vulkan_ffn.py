@@ -17,11 +17,11 @@ from support.ordered_ffn import ordered_ffn
 from support.vulkan.cases import TYPES
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
-from hotcold.kernels.backend import Batch, BatchLimits, Chosen, FFNStats, FFNTensors
+from hotcold.kernels.backend import Batch, BatchLimits, Chosen, FFNCall, FFNStats, FFNTensors
 from hotcold.kernels.gpu import StepShape
-from hotcold.kernels.reference_ffn import ReferenceFFN
+from hotcold.kernels.numpy_ffn import ReferenceFFN
 from hotcold.kernels.vulkan.backend import VulkanBackend
-from hotcold.kernels.vulkan.ffn import PASS_BYTES, PROMPT_TILE, FFNOptions, ffn_scratch_bytes
+from hotcold.kernels.vulkan.ffn import PASS_BYTES, PROMPT_TILE, ffn_scratch_bytes
 from hotcold.kernels.vulkan.ffn import ffn as record_ffn
 from hotcold.kernels.vulkan.ffn_weights import (
     FFNShape,
@@ -64,7 +64,7 @@ def run(
         options["mask"] = buffer(mask)
     if chosen is not None:
         options["chosen"] = Chosen(*map(buffer, chosen))
-    backend.ffn(buffer(x), weights, batch, out, **options)
+    backend.ffn(FFNCall(buffer(x), weights, batch, out, **options))
     return backend.read(out, 0, len(x)).copy()
 
 
@@ -225,15 +225,8 @@ def test_scratch_is_what_its_formula_says(vulkan: VulkanBackend, rows: int) -> N
         recording = Recording(vulkan, Batch(BatchLimits(rows, 1, 1, 1)), rows)
         x, out = vulkan.zeros((rows, 64)), vulkan.zeros((rows, 64))
         chosen = Chosen(vulkan.zeros((rows, 2), np.int32), vulkan.zeros((rows, 2)))
-        options = FFNOptions(
-            skip=False,
-            mask=None,
-            fired=None,
-            stats=None,
-            accumulate=False,
-            chosen=chosen if tensors is experts else None,
-        )
-        record_ffn(recording, x, ffn_weights(vulkan, tensors), out, options)
+        weights, given = ffn_weights(vulkan, tensors), chosen if tensors is experts else None
+        record_ffn(recording, FFNCall(x, weights, recording.batch, out, skip=False, chosen=given))
         expected = ffn_scratch_bytes(FFNShape.of(tensors), rows, min(rows, 16))
         assert recording.scratch_bytes == aligned(expected) and len(recording.steps) > 3
 
@@ -272,7 +265,7 @@ def test_counts_carry_into_their_upper_half(vulkan: VulkanBackend) -> None:
     before = np.array([[0] * 5, [2**32 - 100, 2**32 - 101, 2**40 - 1, 7, 2**62]])
     counts = vulkan.zeros((2, 5), np.int64)
     vulkan.write(counts, before)
-    vulkan.ffn(x, weights, batch, out, skip=False, stats=FFNStats(counts, 1))
+    vulkan.ffn(FFNCall(x, weights, batch, out, skip=False, stats=FFNStats(counts, 1)))
     np.testing.assert_array_equal(vulkan.read(counts) - before, [[0] * 5, [100, 100, 100, 100, 0]])
 
 
@@ -284,10 +277,10 @@ def test_buffers_that_do_not_fit_are_refused(vulkan: VulkanBackend) -> None:
     for options, error, words in (
         ({"mask": vulkan.zeros((rows, 2), np.int64)}, TypeError, "mask is int64: uint64 is needed"),
         ({"mask": vulkan.zeros((rows, 1), np.uint64)}, ValueError, "rows of 2 or more, got"),
-        ({"fired": vulkan.zeros((rows, 3), np.uint64)}, ValueError, "fired: expected"),
+        ({"active": vulkan.zeros((rows, 3), np.uint64)}, ValueError, "active: expected"),
         ({"stats": FFNStats(vulkan.zeros((1, 5)), 0)}, TypeError, "counts are float32: int64"),
         ({"stats": FFNStats(vulkan.zeros((1, 5), np.int64), 1)}, ValueError, "row 1 of counts"),
         ({"chosen": Chosen(vulkan.zeros((rows, 1)), vulkan.zeros((rows, 1)))}, TypeError, "ids is float32"),
     ):
         with pytest.raises(error, match=words):
-            vulkan.ffn(x, weights, batch, out, skip=False, **options)
+            vulkan.ffn(FFNCall(x, weights, batch, out, skip=False, **options))

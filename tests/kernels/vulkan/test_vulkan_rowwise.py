@@ -12,7 +12,7 @@ from support.mirrored_backend import MirroredBackend
 from support.op_truth import Row, make_batch, plain_batch, random_rows, random_tensor, rng
 from support.vulkan.model import OrderedReference
 
-from hotcold.kernels.backend import Norm, Rows
+from hotcold.kernels.backend import Norm, RouterCall, Rows
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.kernels.vulkan.backend import VulkanBackend
 from tests.kernels import test_router
@@ -126,7 +126,7 @@ def test_a_row_goes_to_the_same_experts_in_any_batch(vulkan: Any, kind: Routed) 
         rows = batch.limits.tokens
         ids, factors = np.full((rows, kind.k), -7, np.int32), np.full((rows, kind.k), 7, np.float32)
         matrix = backend.matrix(tensor, bias if kind.biased else None)
-        backend.router(np.resize(x, (rows, 64)), matrix, batch, ids, factors, **options)
+        backend.router(RouterCall(np.resize(x, (rows, 64)), matrix, batch, ids, factors, **options))
         assert (ids[decode + prompt :] == -7).all() and (factors[decode + prompt :] == 7).all()
         return ids[: decode + prompt], factors[: decode + prompt]
 
@@ -168,9 +168,11 @@ def test_wrong_routers_are_refused(vulkan: VulkanBackend) -> None:
     )
     for change, error, message in wrong:
         with pytest.raises(error, match=message):
-            vulkan.router(x, matrix, batch, ids, factors, **(right | change))
+            vulkan.router(RouterCall(x, matrix, batch, ids, factors, **(right | change)))
     with pytest.raises(TypeError, match="ids is float32: int32 is needed"):
-        vulkan.router(x, matrix, batch, factors, factors, k=2, score="softmax", normalise=True, scale=1.0)
+        vulkan.router(
+            RouterCall(x, matrix, batch, factors, factors, k=2, score="softmax", normalise=True, scale=1.0)
+        )
 
 
 def test_what_does_not_fit_is_refused(vulkan: VulkanBackend) -> None:

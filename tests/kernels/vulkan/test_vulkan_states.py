@@ -12,7 +12,7 @@ import pytest
 from support.mirrored_backend import MirroredBackend
 from support.op_truth import Floats, plain_batch, random_rows, rng
 
-from hotcold.kernels.backend import Batch, BatchLimits, Norm
+from hotcold.kernels.backend import Batch, BatchLimits, DeltaCall, Norm, ScanCall
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.kernels.vulkan import recurrent
 from hotcold.kernels.vulkan.backend import VulkanBackend
@@ -44,12 +44,14 @@ class Layer:
         b, batch = self.backend, self.batch
         b.short_conv(self.x, self.weight, None, batch, self.states[0], self.mixed, activation="silu")
         b.decay(self.numbers, self.vectors[0], self.vectors[1], batch, self.decays)
-        b.gated_delta(
+        b.gated_delta(DeltaCall(
             self.mixed, self.decays, self.numbers, batch, self.states[1], self.outs[0],
             keys=KEYS, key_dim=DK, tiled=True, eps=1e-6,
-        )  # fmt: skip
+        ))  # fmt: skip
         b.ssm_scan(
-            self.scanned, self.numbers, *self.vectors, batch, self.states[2], self.outs[1], groups=GROUPS
+            ScanCall(
+                self.scanned, self.numbers, *self.vectors, batch, self.states[2], self.outs[1], groups=GROUPS
+            )
         )
 
     def step(self, pieces: Sequence[tuple[int, int, int]], decode: int, run: Any) -> list[Floats]:
@@ -120,11 +122,11 @@ def test_a_long_prompt(vulkan: Any) -> None:
     for each in (backend, ReferenceBackend()):
         delta, scan = (each.zeros((rows, 1, dv)) for _ in range(2))
         state, more = each.zeros((1, 1, dk, dv)), each.zeros((1, 1, dv, dk))
-        each.gated_delta(
+        each.gated_delta(DeltaCall(
             mixed, -np.abs(given[0]) / 8, given[1].copy(), batch, state, delta,
             keys=1, key_dim=dk, tiled=False, eps=1e-6,
-        )  # fmt: skip
-        each.ssm_scan(scanned, given[1].copy(), one, -one / 8, one, batch, more, scan, groups=1)
+        ))  # fmt: skip
+        each.ssm_scan(ScanCall(scanned, given[1].copy(), one, -one / 8, one, batch, more, scan, groups=1))
         outs.append((delta, scan))
     for found, right in zip(*outs, strict=True):
         np.testing.assert_allclose(found, right, atol=3e-5 * np.abs(right).max())
@@ -151,7 +153,9 @@ def refused(vulkan: VulkanBackend, what: str, **change: Any) -> None:
         },
         "multiply": {"x": six, "gate": six, "out": six, "activation": "none"},
     }  # fmt: skip
-    getattr(vulkan, what)(**(given[what] | {"batch": batch} | change))
+    values = given[what] | {"batch": batch} | change
+    call = {"gated_delta": DeltaCall, "ssm_scan": ScanCall}.get(what)
+    getattr(vulkan, what)(**values) if call is None else getattr(vulkan, what)(call(**values))
 
 
 WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (

@@ -24,9 +24,11 @@ from hotcold.kernels.backend import (
     FFN_COUNTS,
     SPARSE_ACTIVATIONS,
     Chosen,
+    FFNCall,
     FFNStats,
     FFNTensors,
     PredictorTensors,
+    RouterCall,
 )
 
 # --- ffn, predict ---
@@ -129,7 +131,9 @@ def ffn_steps(
         if given:
             gates = random_rows(random, decode + prompt, n) - np.float32(1)
             options["gates"] = buffer(backend, batch, gates)
-        backend.ffn(buffer(backend, batch, x), weights, batch, out, fired=fired, stats=stats, **options)
+        backend.ffn(
+            FFNCall(buffer(backend, batch, x), weights, batch, out, active=fired, stats=stats, **options)
+        )
         outs += [out, fired, stats.counts]
     return outs
 
@@ -210,7 +214,9 @@ def _run_experts(
             stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
             options: dict[str, Any] = {"skip": sparse, "mask": mask if at % 2 else None}
             more: dict[str, Any] = {"accumulate": at == 1, "chosen": Chosen(ids, factors), "stats": stats}
-            backend.ffn(buffer(backend, batch, x), weights, batch, out, fired=fired, **options, **more)
+            backend.ffn(
+                FFNCall(buffer(backend, batch, x), weights, batch, out, active=fired, **options, **more)
+            )
             outs += [out, fired, stats.counts]
         return outs
 
@@ -251,7 +257,7 @@ def _run_router(
             options: dict[str, Any] = {"k": k, "score": score, "normalise": normalise, "scale": 2.5}
             if biases and experts != 32:
                 options["selection_bias"] = selection
-            backend.router(buffer(backend, batch, x), weights, batch, ids, factors, **options)
+            backend.router(RouterCall(buffer(backend, batch, x), weights, batch, ids, factors, **options))
             outs += [ids, factors]
         return outs
 

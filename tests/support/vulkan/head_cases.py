@@ -9,7 +9,7 @@ import numpy as np
 from support.op_truth import Row, make_batch, page_count, plain_batch, random_rows, random_tensor, rng
 from support.vulkan.cases import FEW_STEPS, Array, Case, buffer, room
 
-from hotcold.kernels.backend import PAGE, ExpertGroups
+from hotcold.kernels.backend import PAGE, AttentionCall, ExpertGroups, RouterCall
 
 #: (block type, heads, rows of each, columns, values of a head of x)
 HEADS = (
@@ -69,7 +69,16 @@ def _run_router(groups: ExpertGroups, biased: bool) -> Callable[[Any], list[Arra
             options: dict[str, Any] = {"selection_bias": selection} if biased else {}
             options |= {"k": k, "score": "sigmoid" if biased else "softmax", "normalise": biased}
             backend.router(
-                buffer(backend, batch, x), weights, batch, ids, factors, scale=2.5, groups=groups, **options
+                RouterCall(
+                    buffer(backend, batch, x),
+                    weights,
+                    batch,
+                    ids,
+                    factors,
+                    scale=2.5,
+                    groups=groups,
+                    **options,
+                )
             )
             outs += [ids, factors]
         return outs
@@ -88,6 +97,6 @@ def _wide_attention(backend: Any) -> list[Array]:
         count = sum(map(len, rows))
         q = buffer(backend, batch, 2 * random_rows(random, count, heads, length))
         out = room(backend, batch.limits.tokens, heads, length)
-        backend.attention(q, cache, cache, batch, out, 1.5 * length**-0.5)
+        backend.attention(AttentionCall(q, cache, cache, batch, out, 1.5 * length**-0.5))
         outs.append(out)
     return outs

@@ -17,17 +17,18 @@ from hotcold.kernels import checks
 from hotcold.kernels.backend import (
     PAGE,
     SPLIT,
+    AttentionCall,
     Batch,
-    ExpertGroups,
     FFNTensors,
     Floats,
     Matrix,
     Norm,
     PredictorTensors,
+    RouterCall,
     Rows,
 )
+from hotcold.kernels.numpy_ffn import ReferenceExperts, ReferenceFFN, ReferencePredictor
 from hotcold.kernels.reference import ReferenceBackend, _in_groups, _positions
-from hotcold.kernels.reference_ffn import ReferenceExperts, ReferenceFFN, ReferencePredictor
 
 f32 = np.float32
 THREADS = 256  #: of a group: a norm's sums, and the slots of a split
@@ -119,55 +120,30 @@ class OrderedReference(OrderedStates, ReferenceBackend):
                     rows = blocks.reshape(*rows.shape[:-1], -1)
                 cache[slots // PAGE, :, slots % PAGE] = rows
 
-    def attention(
-        self,
-        q: Any,
-        k_cache: Any,
-        v_cache: Any,
-        batch: Batch,
-        out: Any,
-        scale: float,
-        *,
-        window: int | None = None,
-        chunked: bool = False,
-        sinks: Any = None,
-        softcap: float | None = None,
-    ) -> None:
-        checks.check_attention(q, window, sinks, softcap, chunked=chunked)
+    def attention(self, call: AttentionCall) -> None:
+        q, k_cache, v_cache, batch, window = call.q, call.k_cache, call.v_cache, call.batch, call.window
+        checks.check_attention(call, q, call.sinks)
         group = q.shape[1] // k_cache.shape[1]
         for t in range(batch.n_tokens):
             length = int(batch.positions[t]) + 1
             begin = max(0, length - window) if window else 0
-            begin = (length - 1) // window * window if window and chunked else begin
+            begin = (length - 1) // window * window if window and call.chunked else begin
             pages = batch.pages[batch.sequence[t], : -(-length // PAGE)]
             k, v = (_positions(cache[pages], length).repeat(group, axis=0) for cache in (k_cache, v_cache))
             splits = [
-                split_of(q[t], k, v, range(max(begin, at), min(at + SPLIT, length)), f32(scale), softcap)
+                split_of(
+                    q[t], k, v, range(max(begin, at), min(at + SPLIT, length)), f32(call.scale), call.softcap
+                )
                 for at in range(begin // SPLIT * SPLIT, length, SPLIT)
             ]
-            out[t] = merged(splits, sinks)
+            call.out[t] = merged(splits, call.sinks)
 
-    def router(
-        self,
-        x: Any,
-        weights: Any,
-        batch: Batch,
-        ids: Any,
-        factors: Any,
-        *,
-        k: int,
-        score: str,
-        selection_bias: Any = None,
-        normalise: bool,
-        scale: float,
-        expert_scale: Any = None,
-        groups: ExpertGroups | None = None,
-    ) -> None:
-        n = batch.n_tokens
+    def router(self, call: RouterCall) -> None:
+        n, selection_bias, groups = call.batch.n_tokens, call.selection_bias, call.groups
         with np.errstate(over="ignore", invalid="ignore"):
-            logits = checks.own_weights(weights, OrderedMatrix).dot(x[:n])
-            checks.check_router(logits.shape[1], k, score, selection_bias, groups=groups)
-            if score == "sigmoid":
+            logits = checks.own_weights(call.weights, OrderedMatrix).dot(call.x[:n])
+            checks.check_router(call, logits.shape[1], selection_bias, call.expert_scale)
+            if call.score == "sigmoid":
                 scores = sigmoid(logits)
             else:
                 terms = exponential(logits - logits.max(axis=-1, keepdims=True))
@@ -176,14 +152,14 @@ class OrderedReference(OrderedStates, ReferenceBackend):
             if groups is not None and groups.used < groups.count:
                 by_scores = scores if selection_bias is None else ranks
                 ranks = _in_groups(by_scores, by_scores, groups)
-            best = np.argsort(-ranks, axis=-1, kind="stable")[:, :k]  # NaN comes last
-            ids[:n] = np.sort(best, axis=-1)
-            picked = np.take_along_axis(scores, ids[:n].astype(np.int64), axis=-1)
-            if normalise:
+            best = np.argsort(-ranks, axis=-1, kind="stable")[:, : call.k]  # NaN comes last
+            call.ids[:n] = np.sort(best, axis=-1)
+            picked = np.take_along_axis(scores, call.ids[:n].astype(np.int64), axis=-1)
+            if call.normalise:
                 picked = picked / np.maximum(in_sequence(picked), f32(1e-20))[:, None]
-            factors[:n] = picked * f32(scale)
-            if expert_scale is not None:
-                factors[:n] *= expert_scale[ids[:n]]
+            call.factors[:n] = picked * f32(call.scale)
+            if call.expert_scale is not None:
+                call.factors[:n] *= call.expert_scale[call.ids[:n]]
 
 
 #: Results of each head: the largest score, the sum of exponentials, and the sum of values ``[H, head_dim]``.

@@ -10,7 +10,7 @@ from support.op_truth import plain_batch, random_rows, rng
 from support.state_truth import Piece, state_batch
 from support.vulkan.cases import Array, Case, buffer, room
 
-from hotcold.kernels.backend import Norm
+from hotcold.kernels.backend import DeltaCall, Norm, ScanCall
 
 SLOTS = 5
 #: A sequence alone, from a state and from none; then several, with rows of both kinds, in place or not, and a
@@ -91,7 +91,7 @@ def _delta(
     decay[rows // 2] = -316
     given = [buffer(backend, batch, each) for each in (mixed, decay, 2 * random_rows(random, rows, heads))]
     state, out = _filled(random, backend, SLOTS, heads, dk, dv), room(backend, batch.limits.tokens, heads, dv)
-    backend.gated_delta(*given, batch, state, out, keys=keys, key_dim=dk, tiled=tiled, eps=1e-6)
+    backend.gated_delta(DeltaCall(*given, batch, state, out, keys=keys, key_dim=dk, tiled=tiled, eps=1e-6))
     return [out, state]
 
 
@@ -104,7 +104,7 @@ def _scan(
     dt_bias, a, d = random_rows(random, 3, heads)
     state = _filled(random, backend, SLOTS, heads, width, size)
     out = room(backend, batch.limits.tokens, heads, width)
-    backend.ssm_scan(*given, dt_bias.copy(), -np.exp(a), d.copy(), batch, state, out, groups=groups)
+    backend.ssm_scan(ScanCall(*given, dt_bias.copy(), -np.exp(a), d.copy(), batch, state, out, groups=groups))
     return [out, state]
 
 

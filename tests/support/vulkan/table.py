@@ -29,6 +29,7 @@ from support.vulkan.state_cases import state_cases
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels.backend import (
     PAGE,
+    AttentionCall,
     IndexedBy,
     Norm,
     RopeTable,
@@ -204,7 +205,7 @@ def _run_attention(
             k, v = (_cache(random, backend, shape, type) for _ in range(2))
             q = buffer(backend, batch, 2 * random_rows(random, len(decode) + len(prompt), 6, head_dim))
             out = room(backend, batch.limits.tokens, 6, head_dim)
-            backend.attention(q, k, v, batch, out, 1.5 * head_dim**-0.5, **options)
+            backend.attention(AttentionCall(q, k, v, batch, out, 1.5 * head_dim**-0.5, **options))
             outs.append(out)
         return outs
 

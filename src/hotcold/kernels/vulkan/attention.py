@@ -9,7 +9,7 @@ import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels import checks
-from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPLIT, BatchLimits, Buffer, RopeTable
+from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPLIT, AttentionCall, BatchLimits, Buffer, RopeTable
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.memory import Range, aligned, shape_of
 from hotcold.kernels.vulkan.recording import Recording, Written
@@ -119,29 +119,18 @@ def attention_scratch_bytes(
     return aligned(_pass_rows(rows, row_bytes, tile) * row_bytes)
 
 
-def attention(
-    recording: Recording,
-    q: Buffer,
-    k_cache: Buffer,
-    v_cache: Buffer,
-    out: Buffer,
-    scale: float,
-    window: int | None,
-    chunked: bool,
-    sinks: Buffer | None,
-    softcap: float | None,
-) -> None:
-    shape, caches = recording.memory.own(q).shape, _caches(recording.memory, k_cache, v_cache)
-    own_sinks = None if sinks is None else shape_of(sinks)
-    checks.check_attention(shape_of(q), window, own_sinks, softcap, chunked=chunked)
+def attention(recording: Recording, call: AttentionCall) -> None:
+    shape, caches = recording.memory.own(call.q).shape, _caches(recording.memory, call.k_cache, call.v_cache)
+    sinks, window, softcap = call.sinks, call.window, call.softcap
+    checks.check_attention(call, shape_of(call.q), None if sinks is None else shape_of(sinks))
     if len(shape) != 3 or shape[2] != caches.head_dim or shape[1] < 1 or shape[1] % caches.kv_heads:
         needed = f"[T, H, {caches.head_dim}] with H a multiple of {caches.kv_heads}"
         raise ValueError(f"q of shape {shape}: {needed} is needed")
     heads, head_dim, limits = shape[1], shape[2], recording.batch.limits
-    queries = recording.range_of("q", q, heads * head_dim)
-    target = recording.range_of("out", out, heads * head_dim)
+    queries = recording.range_of("q", call.q, heads * head_dim)
+    target = recording.range_of("out", call.out, heads * head_dim)
     recording.bound("pages", caches.pages)
-    splits, window = _most_splits(limits, window), min(window or 0, _CHUNKED - 1) + chunked * _CHUNKED
+    splits, span = _most_splits(limits, window), min(window or 0, _CHUNKED - 1) + call.chunked * _CHUNKED
     together = _together(heads, caches.kv_heads)
     tile, group = _tile(recording.rows, together), heads // caches.kv_heads
     sharing = math.ceil(group / together) if group > _LOOPED else 1
@@ -151,19 +140,19 @@ def attention(
     constants = [caches.type, head_dim, tile, together, int(softcap is not None)]
     for first in range(0, recording.rows, rows):
         end = min(first + rows, recording.rows)
-        numbers = first, end, heads, caches.kv_heads, splits, window
+        numbers = first, end, heads, caches.kv_heads, splits, span
         recording.work(2 * (end - first) * heads * splits * SPLIT * head_dim)
         recording.run(
             "attention",
             [queries, caches.k, caches.v, Written(partials)],
-            [*numbers, float(scale), float(softcap or 0.0)],
+            [*numbers, float(call.scale), float(softcap or 0.0)],
             (splits, caches.kv_heads * sharing, math.ceil((end - first) / tile)),
             constants,
         )
         recording.run(
             "attention_merge",
             [partials, partials if sinks is None else recording.memory.own(sinks).range, Written(target)],
-            [first, heads, head_dim, splits, window],
+            [first, heads, head_dim, splits, span],
             (math.ceil(heads * head_dim / 64), end - first, 1),
             [int(sinks is not None)],
         )

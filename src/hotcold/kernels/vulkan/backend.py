@@ -10,21 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hotcold.errors import UserError
 from hotcold.formats.stored import AnyTensor
-from hotcold.kernels import _native, checks
+from hotcold.kernels import _native
 from hotcold.kernels.backend import (
     DECODE_ROWS,
+    AttentionCall,
     Batch,
     BatchLimits,
     Buffer,
     Chosen,
-    ExpertGroups,
+    DeltaCall,
+    FFNCall,
     FFNStats,
     FFNTensors,
     FFNWeights,
     Floats,
     IndexedBy,
     Ints,
-    LookAhead,
     Mailbox,
     Masks,
     Matrix,
@@ -33,26 +34,21 @@ from hotcold.kernels.backend import (
     PredictorWeights,
     Program,
     RopeTable,
+    RouterCall,
     Rows,
+    ScanCall,
+    Wkv7Call,
 )
 from hotcold.kernels.gpu import LinkSpeed
 from hotcold.kernels.vulkan import attention, ffn, linear, recurrent, rowwise
 from hotcold.kernels.vulkan import link as mailbox
 from hotcold.kernels.vulkan.buffers import DeviceMemory
-from hotcold.kernels.vulkan.ffn import FFNOptions
-from hotcold.kernels.vulkan.ffn_weights import DeviceFFN, ffn_weights
+from hotcold.kernels.vulkan.ffn_weights import ffn_weights
 from hotcold.kernels.vulkan.link_speed import link_speed
 from hotcold.kernels.vulkan.matrix import DeviceMatrix, DevicePredictor, device_matrix, device_predictor
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.probe import rounds_exactly
-from hotcold.kernels.vulkan.recording import (
-    PROGRAM_ROWS,
-    Dispatch,
-    Recording,
-    Status,
-    Written,
-    batch_bytes,
-)
+from hotcold.kernels.vulkan.recording import PROGRAM_ROWS, Dispatch, Recording, Status, Written, batch_bytes
 from hotcold.kernels.vulkan.shaders import spirv
 
 _NO_RWKV = "GPUs do not compute the ops of RWKV yet"
@@ -90,6 +86,12 @@ class VulkanBackend(DeviceMemory):
 
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
         return ffn_weights(self, tensors)
+
+    def disk_counts(self) -> None:
+        """All experts are in memory."""
+
+    def read_probe(self, nbytes: int = 0) -> None:
+        """No thread of this backend streams memory."""
 
     def predictor_weights(self, tensors: PredictorTensors) -> DevicePredictor:
         return device_predictor(self, tensors)
@@ -151,72 +153,14 @@ class VulkanBackend(DeviceMemory):
         args = k, v, k_cache, v_cache
         self.op(batch, lambda r: attention.store_kv(r, *args), *args)
 
-    def attention(
-        self,
-        q: Buffer,
-        k_cache: Buffer,
-        v_cache: Buffer,
-        batch: Batch,
-        out: Buffer,
-        scale: float,
-        *,
-        window: int | None = None,
-        chunked: bool = False,
-        sinks: Buffer | None = None,
-        softcap: float | None = None,
-    ) -> None:
-        buffers = q, k_cache, v_cache, out
-        self.op(
-            batch,
-            lambda r: attention.attention(r, *buffers, scale, window, chunked, sinks, softcap),
-            *buffers,
-            sinks,
-        )
+    def attention(self, call: AttentionCall) -> None:
+        self.op(call.batch, lambda r: attention.attention(r, call), call)
 
-    def router(
-        self,
-        x: Buffer,
-        weights: Matrix,
-        batch: Batch,
-        ids: Buffer,
-        factors: Buffer,
-        *,
-        k: int,
-        score: str,
-        selection_bias: Buffer | None = None,
-        normalise: bool,
-        scale: float,
-        expert_scale: Buffer | None = None,
-        groups: ExpertGroups | None = None,
-    ) -> None:
-        choice = rowwise.Choice(k, score, selection_bias, normalise, scale, expert_scale, groups)
-        args = x, weights, ids, factors
-        self.op(batch, lambda r: rowwise.router(r, *args, choice), *args, selection_bias, expert_scale)
+    def router(self, call: RouterCall) -> None:
+        self.op(call.batch, lambda r: rowwise.router(r, call), call)
 
-    def ffn(
-        self,
-        x: Buffer,
-        weights: FFNWeights,
-        batch: Batch,
-        out: Buffer,
-        *,
-        skip: bool,
-        mask: Buffer | None = None,
-        fired: Buffer | None = None,
-        stats: FFNStats | None = None,
-        accumulate: bool = False,
-        chosen: Chosen | None = None,
-        gates: Buffer | None = None,
-        strongest: Buffer | None = None,
-        ahead: LookAhead | None = None,
-    ) -> None:
-        w = checks.own_weights(weights, DeviceFFN)
-        checks.check_skip(skip, w.shape.activation)
-        checks.check_chosen(chosen, w.shape.experts)
-        if strongest is not None:
-            raise ValueError("the strongest neurons: this backend does not tell them; `gpu=off` does")
-        options = FFNOptions(skip, mask, fired, stats, accumulate, chosen, gates)
-        self.op(batch, lambda r: ffn.ffn(r, x, w, out, options), x, w, out, options)
+    def ffn(self, call: FFNCall) -> None:
+        self.op(call.batch, lambda r: ffn.ffn(r, call), call)
 
     def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:
         self.op(batch, lambda r: rowwise.add(r, x, y, keep, scale), x, y)
@@ -243,43 +187,15 @@ class VulkanBackend(DeviceMemory):
         args = x, weight, bias, state, out
         self.op(batch, lambda r: recurrent.short_conv(r, *args, activation), *args)
 
-    def gated_delta(
-        self,
-        mixed: Buffer,
-        decay: Buffer,
-        beta: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        keys: int,
-        key_dim: int,
-        tiled: bool,
-        eps: float,
-    ) -> None:
-        buffers, options = (mixed, decay, beta, state, out), (keys, key_dim, tiled, eps)
-        self.op(batch, lambda r: recurrent.gated_delta(r, *buffers, *options), *buffers)
+    def gated_delta(self, call: DeltaCall) -> None:
+        self.op(call.batch, lambda r: recurrent.gated_delta(r, call), call)
 
     def decay(self, x: Buffer, bias: Buffer, factor: Buffer, batch: Batch, out: Buffer) -> None:
         args = x, bias, factor, out
         self.op(batch, lambda r: recurrent.decay(r, *args), *args)
 
-    def ssm_scan(
-        self,
-        mixed: Buffer,
-        dt: Buffer,
-        dt_bias: Buffer,
-        a: Buffer,
-        d: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        groups: int,
-    ) -> None:
-        vectors = dt_bias, a, d
-        args = mixed, dt, vectors, state, out
-        self.op(batch, lambda r: recurrent.ssm_scan(r, *args, groups), *args)
+    def ssm_scan(self, call: ScanCall) -> None:
+        self.op(call.batch, lambda r: recurrent.ssm_scan(r, call), call)
 
     def multiply(self, x: Buffer, gate: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
         args = x, gate, out
@@ -293,22 +209,7 @@ class VulkanBackend(DeviceMemory):
     ) -> None:
         raise ValueError(_NO_RWKV)
 
-    def wkv7(
-        self,
-        r: Buffer,
-        k: Buffer,
-        v: Buffer,
-        decay: Buffer,
-        rate: Buffer,
-        vectors: Buffer,
-        batch: Batch,
-        state: Buffer,
-        out: Buffer,
-        *,
-        first: Buffer | None = None,
-        share: Buffer | None = None,
-        eps: float,
-    ) -> None:
+    def wkv7(self, call: Wkv7Call) -> None:
         raise ValueError(_NO_RWKV)
 
     def top_k(

@@ -15,13 +15,7 @@ import numpy.typing as npt
 from hotcold.formats.blocks import BlockType
 from hotcold.formats.words import ACTIVATIONS
 from hotcold.kernels import checks
-from hotcold.kernels.backend import (
-    DECODE_ROWS,
-    Buffer,
-    Chosen,
-    FFNStats,
-    scale_run,
-)
+from hotcold.kernels.backend import DECODE_ROWS, Buffer, FFNCall, FFNStats, scale_run
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.ffn_weights import DeviceFFN, FFNShape
 from hotcold.kernels.vulkan.linear import Count, gemv_lanes
@@ -135,38 +129,27 @@ def ffn_scratch_bytes(shape: FFNShape, rows: int, decode: int, together: int = 6
     return max(passes) + (aligned(4 * _code_words(rows, shape.dim)) if quantised else 0)
 
 
-@dataclass(frozen=True)
-class FFNOptions:
-    """Options of op ffn: see Backend.ffn."""
-
-    skip: bool
-    mask: Buffer | None
-    fired: Buffer | None
-    stats: FFNStats | None
-    accumulate: bool
-    chosen: Chosen | None
-    gates: Buffer | None = None
-
-
-def ffn(recording: Recording, x: Buffer, w: DeviceFFN, out: Buffer, options: FFNOptions) -> None:
-    shape, mask, fired, stats, chosen = w.shape, options.mask, options.fired, options.stats, options.chosen
-    gates = options.gates
-    checks.check_gates(gates, gated=shape.gated, chosen=chosen)
+def ffn(recording: Recording, call: FFNCall) -> None:
+    w = checks.own_weights(call.weights, DeviceFFN)
+    shape, mask, stats, chosen = w.shape, call.mask, call.stats, call.chosen
+    if call.strongest is not None:
+        raise ValueError("the strongest neurons: this backend does not tell them; `gpu=off` does")
+    checks.check_ffn_call(call, shape)
     _Op(
         recording=recording,
         w=w,
-        x=recording.range_of("x", x, shape.dim),
-        out=recording.range_of("out", out, shape.dim),
-        skip=options.skip,
+        x=recording.range_of("x", call.x, shape.dim),
+        out=recording.range_of("out", call.out, shape.dim),
+        skip=call.skip,
         mask=None if mask is None else _mask(recording, mask, w.words),
         mask_words=0 if mask is None else 2 * recording.memory.own(mask).width,
-        fired=None if fired is None else recording.range_of("fired", fired, w.words, np.uint64),
+        active=None if call.active is None else recording.range_of("active", call.active, w.words, np.uint64),
         counts=None if stats is None else _counts(recording.memory, stats),
         counts_row=0 if stats is None else stats.row,
-        accumulate=options.accumulate,
+        accumulate=call.accumulate,
         ids=None if chosen is None else recording.range_of("ids", chosen.ids, shape.chosen, np.int32),
         factors=None if chosen is None else recording.range_of("factors", chosen.factors, shape.chosen),
-        gates=None if gates is None else recording.range_of("gates", gates, shape.most),
+        gates=None if call.gates is None else recording.range_of("gates", call.gates, shape.most),
     ).record()
 
 
@@ -211,7 +194,7 @@ class _Op:
     skip: bool
     mask: Range | None
     mask_words: int
-    fired: Range | None
+    active: Range | None
     counts: Range | None
     counts_row: int
     accumulate: bool
@@ -384,12 +367,12 @@ class _Series:
 
     def _report(self) -> None:
         op, shape, scratch = self.op, self.op.w.shape, self.scratch
-        fired, counts = op.fired or op.counts, op.counts or op.fired
-        if fired is None or counts is None:  # neither is wanted
+        active, counts = op.active or op.counts, op.counts or op.active
+        if active is None or counts is None:  # neither is wanted
             return
         run = scale_run(shape.down) if shape.panels else 0
-        wanted = [op.fired is not None, op.counts is not None]
-        words = self.rows.rows * 2 * op.w.words if op.fired else 1
+        wanted = [op.active is not None, op.counts is not None]
+        words = self.rows.rows * 2 * op.w.words if op.active else 1
         self.run(
             "ffn_report",
             (-(-words // 1024), 1, 1),
@@ -399,7 +382,7 @@ class _Series:
                 scratch["lists"],
                 scratch["bits"],
                 op.ids or op.w.table,
-                Written(fired),
+                Written(active),
                 Written(counts),
             ],
         )

@@ -6,13 +6,15 @@ from __future__ import annotations
 import numpy as np
 
 from hotcold.kernels import checks
-from hotcold.kernels.backend import Buffer
+from hotcold.kernels.backend import Buffer, DeltaCall, ScanCall
 from hotcold.kernels.state_ops import GATE_ACTIVATIONS
 from hotcold.kernels.vulkan.memory import DeviceBuffer, Range
 from hotcold.kernels.vulkan.recording import Recording, Written
 
 #: What shared memory of 32 KiB has room for, of a state's rows (gated_delta) or columns (ssm_scan).
 MOST_STATE_DIM = 512
+#: Ops without a shader, and the models that need them.
+MISSING = dict.fromkeys(("activate", "token_shift", "wkv7"), "RWKV")
 _DELTA_COLUMNS, _SCAN_ROWS = 64, 32  # of a state, of one group
 
 
@@ -71,40 +73,30 @@ def short_conv(
     )
 
 
-def gated_delta(
-    recording: Recording,
-    mixed: Buffer,
-    decay: Buffer,
-    beta: Buffer,
-    state: Buffer,
-    out: Buffer,
-    keys: int,
-    key_dim: int,
-    tiled: bool,
-    eps: float,
-) -> None:
-    held = _state(recording, state, 4, "[slots, Hv, dk, dv]")
+def gated_delta(recording: Recording, call: DeltaCall) -> None:
+    keys, key_dim = call.keys, call.key_dim
+    held = _state(recording, call.state, 4, "[slots, Hv, dk, dv]")
     _, heads, rows, value_dim = held.shape
     if rows != key_dim:
         raise ValueError(f"state of shape {held.shape}: [slots, Hv, {key_dim}, dv] is needed")
     checks.check_parts("gated_delta v heads", heads, keys)
     _check_state_dim("gated_delta with a key_dim", key_dim)
-    by_channel = len(recording.memory.own(decay).shape) == 3
+    by_channel = len(recording.memory.own(call.decay).shape) == 3
     given = [
-        recording.range_of("mixed", mixed, 2 * keys * key_dim + heads * value_dim),
-        recording.range_of("decay", decay, heads * key_dim if by_channel else heads),
-        recording.range_of("beta", beta, heads),
+        recording.range_of("mixed", call.mixed, 2 * keys * key_dim + heads * value_dim),
+        recording.range_of("decay", call.decay, heads * key_dim if by_channel else heads),
+        recording.range_of("beta", call.beta, heads),
     ]
-    target = recording.range_of("out", out, heads * value_dim)
+    target = recording.range_of("out", call.out, heads * value_dim)
     sequences, by_row = _sequences(recording)
     scale = float(np.float32(key_dim) ** np.float32(-0.5))
     recording.work(4 * recording.rows * heads * key_dim * value_dim)
     recording.run(
         "gated_delta",
         [*given, Written(held.range), Written(target)],
-        [heads, keys, value_dim, by_row, float(eps), scale],
+        [heads, keys, value_dim, by_row, float(call.eps), scale],
         (-(-value_dim // _DELTA_COLUMNS), heads, sequences),
-        [key_dim, int(by_channel), int(tiled)],
+        [key_dim, int(by_channel), int(call.tiled)],
     )
 
 
@@ -124,27 +116,19 @@ def _vector_shape(recording: Recording, what: str, buffer: Buffer) -> tuple[int]
     return (shape[0],)
 
 
-def ssm_scan(
-    recording: Recording,
-    mixed: Buffer,
-    dt: Buffer,
-    vectors: tuple[Buffer, Buffer, Buffer],
-    state: Buffer,
-    out: Buffer,
-    groups: int,
-) -> None:
-    """``vectors``: dt_bias, a, d."""
-    held = _state(recording, state, 4, "[slots, H, p, n]")
+def ssm_scan(recording: Recording, call: ScanCall) -> None:
+    groups = call.groups
+    held = _state(recording, call.state, 4, "[slots, H, p, n]")
     _, heads, head_dim, size = held.shape
     checks.check_parts("ssm_scan heads", heads, groups)
     _check_state_dim("ssm_scan with n", size)
     given: list[Range | Written] = [
-        recording.range_of("mixed", mixed, heads * head_dim + 2 * groups * size),
-        recording.range_of("dt", dt, heads),
+        recording.range_of("mixed", call.mixed, heads * head_dim + 2 * groups * size),
+        recording.range_of("dt", call.dt, heads),
     ]
-    for name, each in zip(("dt_bias", "a", "d"), vectors, strict=True):
+    for name, each in (("dt_bias", call.dt_bias), ("a", call.a), ("d", call.d)):
         given.append(recording.memory.vector(name, each, heads))
-    target = recording.range_of("out", out, heads * head_dim)
+    target = recording.range_of("out", call.out, heads * head_dim)
     sequences, by_row = _sequences(recording)
     recording.work(3 * recording.rows * heads * head_dim * size)
     recording.run(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from hotcold.kernels import _native, checks
-from hotcold.kernels.backend import Buffer, ExpertGroups, Floats, Ints, Masks, Matrix, Norm, Rows
+from hotcold.kernels.backend import Buffer, Floats, Ints, Masks, Norm, RouterCall, Rows
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.linear import Count, dot_input, product
 from hotcold.kernels.vulkan.matrix import DeviceMatrix
@@ -76,46 +75,28 @@ def softcap(recording: Recording, logits: Buffer, cap: float) -> None:
     recording.run("softcap", [Written(rows)], [width, float(cap)], groups)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """How a router chooses; :meth:`~hotcold.kernels.backend.Backend.router` explains it."""
-
-    k: int
-    score: str
-    selection_bias: Buffer | None
-    normalise: bool
-    scale: float
-    expert_scale: Buffer | None = None
-    groups: ExpertGroups | None = None
-
-
-def router(
-    recording: Recording,
-    x: Buffer,
-    weights: Matrix,
-    ids: Buffer,
-    factors: Buffer,
-    choice: Choice,
-) -> None:
-    w, k = checks.own_weights(weights, DeviceMatrix), choice.k
+def router(recording: Recording, call: RouterCall) -> None:
+    w, k, by = checks.own_weights(call.weights, DeviceMatrix), call.k, call.groups
     experts, columns = w.shape
-    given_vectors = choice.selection_bias, choice.expert_scale
+    given_vectors = call.selection_bias, call.expert_scale
     more, each = (None if vector is None else recording.memory.own(vector) for vector in given_vectors)
     biases, scales = (None if vector is None else shape_of(vector) for vector in (more, each))
-    checks.check_router(experts, k, choice.score, biases, scales, choice.groups)
-    values = recording.range_of("x", x, columns)
-    chosen = recording.range_of("ids", ids, k, np.int32), recording.range_of("factors", factors, k)
+    checks.check_router(call, experts, biases, scales)
+    values = recording.range_of("x", call.x, columns)
+    chosen = (
+        recording.range_of("ids", call.ids, k, np.int32),
+        recording.range_of("factors", call.factors, k),
+    )
     given = dot_input(recording, values, columns, recording.rows, Count.TOKENS, [w])
     logits = recording.scratch(4 * recording.rows * experts)
     product(recording, w, given, logits)
     vectors = [logits if vector is None else vector.range for vector in (more, each)]
-    by = choice.groups
     groups = [] if by is None or by.used == by.count else [by.count, by.used, by.best]
-    kinds = choice.score == "softmax", more is not None, choice.normalise, each is not None
+    kinds = call.score == "softmax", more is not None, call.normalise, each is not None
     recording.run(
         "router",
         [logits, *vectors, *map(Written, chosen)],
-        [float(choice.scale)],
+        [float(call.scale)],
         (recording.rows, 1, 1),
         [experts, k, *map(int, kinds), *groups],
     )

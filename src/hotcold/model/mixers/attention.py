@@ -6,9 +6,9 @@ from dataclasses import KW_ONLY, dataclass, replace
 import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES
-from hotcold.kernels.backend import PAGE, Batch, Buffer, Matrix, Norm
+from hotcold.kernels.backend import PAGE, AttentionCall, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import ModelError
-from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors
+from hotcold.model.mixers.mixer import Arrays, Heads, MixerShape, Tensors
 from hotcold.model.mixers.rope import Growth, Rope
 from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
@@ -36,13 +36,13 @@ class AttentionShape(MixerShape):
     chunked: bool = False  #: as ``Backend.attention`` has it
     #: attention's output is multiplied by a gate's sigmoid; each head has its rows of q, then of the gate
     gated: bool = False
-    norm_values: bool = False  #: as :attr:`Family.values_normed`
+    norm_values: bool = False  #: values are normalised without weights
     norm_output: bool = False  #: what the output matrix reads is normalised, all heads at once
     pages_of: int | None = None
 
     @property
-    def attention(self) -> "AttentionShape":
-        return self
+    def attention(self) -> Heads:
+        return self.heads, self.kv_heads, self.head_dim
 
     @property
     def query_rope(self) -> Rope | None:
@@ -144,16 +144,18 @@ class AttentionWeights:
             if self.k is not None:
                 ops.store_kv(k, v, batch, k_cache, v_cache)
             ops.attention(
-                q,
-                k_cache,
-                v_cache,
-                batch,
-                mixed,
-                shape.scale,
-                window=shape.window,
-                chunked=shape.chunked and shape.window is not None,
-                sinks=self.sinks,
-                softcap=shape.softcap,
+                AttentionCall(
+                    q,
+                    k_cache,
+                    v_cache,
+                    batch,
+                    mixed,
+                    shape.scale,
+                    window=shape.window,
+                    chunked=shape.chunked and shape.window is not None,
+                    sinks=self.sinks,
+                    softcap=shape.softcap,
+                )
             )
             if shape.gated:
                 ops.multiply(mixed, rooms["gate"], batch, mixed, activation="sigmoid")

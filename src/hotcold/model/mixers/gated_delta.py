@@ -3,11 +3,10 @@ step."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
+from hotcold.kernels.backend import Batch, Buffer, DeltaCall, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.mixers.short_conv import LEAST_TAPS, MOST_TAPS
@@ -135,13 +134,14 @@ class GatedDeltaWeights:
         ops, shape, (columns, states) = side.ops, self.shape, state
         rooms = (side.room(name, *row) for name, row in shape.rooms.items())
         qkv, z, beta, alpha, mixed, decay, result = rooms
-        facts: dict[str, Any] = {"keys": shape.keys, "key_dim": shape.key_dim, "tiled": shape.tiled}
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.linear(read, [self.qkv, self.z, self.beta, self.alpha], batch, [qkv, z, beta, alpha])
             ops.short_conv(qkv, self.conv, None, batch, columns, mixed, activation="silu")
             ops.decay(alpha, self.dt_bias, self.a, batch, decay)
-            ops.gated_delta(mixed, decay, beta, batch, states, result, eps=_EPS, **facts)
+            arrays = mixed, decay, beta, batch, states, result
+            keys, dim, tiled = shape.keys, shape.key_dim, shape.tiled
+            ops.gated_delta(DeltaCall(*arrays, keys=keys, key_dim=dim, tiled=tiled, eps=_EPS))
             ops.norm(result, self.norm, batch, result)
             ops.multiply(result, z, batch, result, activation="silu")
             ops.linear(result, [self.out], batch, [out], accumulate=add)

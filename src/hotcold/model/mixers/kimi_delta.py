@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
+from hotcold.kernels.backend import Batch, Buffer, DeltaCall, Matrix, Norm
 from hotcold.model.keys import Keys
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.mixers.short_conv import LEAST_TAPS, MOST_TAPS
@@ -144,18 +144,9 @@ class KimiDeltaWeights:
             ops.linear(decay_latent, [self.decay_out], batch, [decay])
             ops.linear(gate_latent, [self.gate_out], batch, [gate])
             ops.decay(decay, self.dt_bias, self.a, batch, decay)
-            ops.gated_delta(
-                mixed,
-                decay,
-                beta,
-                batch,
-                states,
-                result,
-                keys=shape.heads,
-                key_dim=shape.head_dim,
-                tiled=False,
-                eps=_EPS,
-            )
+            arrays = mixed, decay, beta, batch, states, result
+            call = DeltaCall(*arrays, keys=shape.heads, key_dim=shape.head_dim, tiled=False, eps=_EPS)
+            ops.gated_delta(call)
             ops.norm(result, self.norm, batch, result)
             ops.multiply(result, gate, batch, result, activation="sigmoid")
             ops.linear(result, [self.out], batch, [out], accumulate=add)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hotcold.formats.gguf import TensorInfo
-from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
+from hotcold.kernels.backend import AttentionCall, Batch, Buffer, Matrix, Norm
 from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixers.attention import AttentionShape
-from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors
+from hotcold.model.mixers.mixer import Arrays, Heads, MixerShape, Tensors
 from hotcold.model.mixers.positions import latent_growth, read_positions
 from hotcold.model.mixers.rope import Rope
 from hotcold.model.mixers.side import Mixer, Side
@@ -51,9 +51,8 @@ class LatentShape(MixerShape):
         return self.plain, self.latent
 
     @property
-    def attention(self) -> AttentionShape:
-        """The attention that computes it."""
-        return AttentionShape(self.heads, 1, self.cached, scale=self.scale, rope=self.rope)
+    def attention(self) -> Heads:
+        return self.heads, 1, self.cached
 
     @property
     def rooms(self) -> dict[str, Shape]:
@@ -71,7 +70,7 @@ class LatentShape(MixerShape):
         } | ({"mla q latent": (self.query_latent,)} if self.query_latent else {})
 
     def page_arrays(self, type: str) -> Arrays:
-        return self.attention.page_arrays(type)[:1]
+        return AttentionShape(*self.attention).page_arrays(type)[:1]
 
     def made_bytes(self, blk: str, present: Mapping[str, TensorInfo]) -> int:
         """Bytes of the half of an old file's matrix that becomes float32, beyond those that it has there."""
@@ -184,7 +183,7 @@ class LatentWeights:
             if table is not None:
                 ops.rope(room["k"], table, batch)
             ops.store_kv(room["k"], room["k"], batch, cache, cache)
-            ops.attention(room["q"], cache, cache, batch, room["mixed"], shape.scale)
+            ops.attention(AttentionCall(room["q"], cache, cache, batch, room["mixed"], shape.scale))
             ops.linear_heads(room["mixed"], self.values, batch, room["values"])
             ops.linear(room["values"], [self.o], batch, [out], accumulate=add)
 
@@ -210,6 +209,12 @@ def _read_heads(reader: TensorReader, shape: LatentShape, blk: str) -> list[Matr
     return [made_matrix(reader.backend, absorbed), reader.backend.matrix(whole.take_rows(values))]
 
 
+def index_limit(keys: Keys) -> int | None:
+    """The positions beyond which layers choose by an index which ones they see; None: there is no index."""
+    key = "attention.indexer.top_k"
+    return keys.whole(key, 1, 1 << 24) if key in keys else None
+
+
 def _read_index(keys: Keys) -> tuple[int, int]:
     heads = keys.whole("attention.indexer.head_count", 1, 4096)
     return heads, keys.whole("attention.indexer.key_length", 1, 1024)
@@ -233,7 +238,7 @@ def read_latent(keys: Keys, family: Family, layers: int, context: int, scale: fl
         value_dim=keys.whole(f"attention.value_length{kind}", 1, _MOST),
         query_latent=keys.whole("attention.q_lora_rank", 0, _MOST, default=0),
         scale=scale or 1 / math.sqrt(length),
-        index=_read_index(keys) if family.indexed else None,
+        index=None if index_limit(keys) is None else _read_index(keys),
     )
     positions = read_positions(keys, family, layers, rotated, context)
     if any(each.window for each in positions):

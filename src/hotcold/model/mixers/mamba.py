@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
+from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm, ScanCall
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.mixers.short_conv import LEAST_TAPS, MOST_TAPS
@@ -112,17 +112,8 @@ class MambaWeights:
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.linear(read, [self.z, self.xbc, self.dt], batch, [z, xbc, dt])
             ops.short_conv(xbc, self.conv, self.conv_bias, batch, columns, mixed, activation="silu")
-            ops.ssm_scan(
-                mixed,
-                dt,
-                self.dt_bias,
-                self.a,
-                self.d,
-                batch,
-                states,
-                result,
-                groups=shape.groups,
-            )
+            vectors = self.dt_bias, self.a, self.d
+            ops.ssm_scan(ScanCall(mixed, dt, *vectors, batch, states, result, groups=shape.groups))
             ops.multiply(result, z, batch, result, activation="silu")
             if self.norm is not None:
                 ops.norm(result, self.norm, batch, result)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -11,11 +11,11 @@ from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import Batch, Buffer, Matrix
 from hotcold.model.mixers.rope import Rope
 from hotcold.model.mixers.side import Mixer, Side
+from hotcold.model.mixers.token_shift import TokenShift
 from hotcold.model.reading import Shape, TensorReader
 
-if TYPE_CHECKING:
-    from hotcold.model.mixers.attention import AttentionShape
-
+#: H, K and the length of a head.
+Heads = tuple[int, int, int]
 #: Shapes and types of arrays.
 Arrays = list[tuple[Shape, np.dtype[np.generic]]]
 #: Shapes by name of the tensors that a layer needs, and of those that it may have.
@@ -44,6 +44,7 @@ class MixerShape:
     window: int | None = None  #: positions that a row sees; None: all up to its own
     pages_of: int | None = None  #: the layer whose pages it reads; None: it has its own
     head_columns: tuple[int, ...] = ()  #: of matrices of which each head has its rows
+    ops: tuple[str, ...] = ()  #: of ``StateOps`` that not every backend has
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
@@ -56,8 +57,8 @@ class MixerShape:
         return {}
 
     @property
-    def attention(self) -> "AttentionShape | None":
-        """The attention in it, if there is any."""
+    def attention(self) -> Heads | None:
+        """H, K and the length of a head of its attention; None: it has none."""
         return None
 
     def page_arrays(self, type: str) -> Arrays:
@@ -93,6 +94,10 @@ class MixerShape:
         """Reads a layer's weights; errors as in :func:`load_weights`."""
         raise NotImplementedError
 
+    def read_shift(self, reader: TensorReader, blk: str) -> TokenShift | None:
+        """Reads the shift of rows before the layer's FFN; None: the FFN reads them as they are."""
+        return None
+
 
 def _nbytes(arrays: Arrays) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
@@ -103,6 +108,10 @@ class Together(MixerShape):
     """Mixers that read the same input, and whose outputs are added."""
 
     parts: tuple[MixerShape, ...]
+
+    @property
+    def ops(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(op for part in self.parts for op in part.ops)
 
     @property
     def rope(self) -> Rope | None:  # type: ignore[override]
@@ -117,7 +126,7 @@ class Together(MixerShape):
         return {name: shape for part in self.parts for name, shape in part.rooms.items()}
 
     @property
-    def attention(self) -> "AttentionShape | None":
+    def attention(self) -> Heads | None:
         return next((part.attention for part in self.parts if part.attention is not None), None)
 
     def page_arrays(self, type: str) -> Arrays:

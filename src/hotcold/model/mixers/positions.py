@@ -28,7 +28,7 @@ def read_positions(
 ) -> tuple[LayerPositions, ...]:
     """The positions of each layer. ModelError has the key, the value and the values allowed."""
     rope = _rope(keys, family, head_dim, context) if _rotates(keys, family) else None
-    window = keys.whole("attention.sliding_window", 0, 1 << 32, default=family.window)
+    window = keys.whole("attention.sliding_window", 0, 1 << 32, default=0)
     windowed = _windowed(keys, family, layers) if window else (False,) * layers
     local = rope and _window_rope(keys, family, rope, local_head_dim(keys, family, head_dim))
     unrotated = family.unrotated or ()
@@ -79,8 +79,7 @@ def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
     kind, factor = scaling(keys)
     original = keys.whole("rope.scaling.original_context_length", 1, 1 << 24, default=context)
     magnitude = keys.factor("rope.scaling.attn_factor", 1.0)
-    halves = family.rope_halves_in_sections and "rope.dimension_sections" in keys
-    interleaved = family.rope_interleaved and not halves
+    interleaved = family.rope_interleaved and "rope.dimension_sections" not in keys
     rope = Rope(dim, base, interleaved, magnitude=magnitude, original=original)
     if kind == "yarn":
         return _yarn(keys, rope, factor, whole=family.yarn_whole, latent=family.latent)
@@ -138,7 +137,7 @@ def latent_growth(keys: Keys) -> float:
 
 def _window_rope(keys: Keys, family: Family, rope: Rope, head_dim: int) -> Rope:
     """The rope of layers with a window, and heads of this length."""
-    base = keys.number("rope.freq_base_swa", 1, 1e12, default=family.window_base or rope.base)
+    base = keys.number("rope.freq_base_swa", 1, 1e12, default=rope.base)
     if not family.window_scaled:
         rope = replace(rope, linear_factor=1.0, yarn=None, magnitude=1.0, factored=False)
     if not family.kinds_of_heads:

@@ -2,10 +2,11 @@
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
-from hotcold.kernels.backend import Batch, Buffer, Floats, Matrix
+from hotcold.kernels.backend import Batch, Buffer, Floats, Matrix, Wkv7Call
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.mixers.side import Mixer, Side
@@ -29,6 +30,7 @@ class RWKVShape(MixerShape):
     share: int
     gate: int
     first: bool = True  #: its v is mixed into that of the layers after it
+    ops: ClassVar[tuple[str, ...]] = ("token_shift", "activate", "wkv7")  # type: ignore[misc]
 
     def of_layers(self, layers: int) -> tuple["RWKVShape", ...]:
         """The shapes of so many layers, of which the first one differs."""
@@ -152,7 +154,8 @@ class RWKVWeights:
                 ops.linear(small, [up], batch, [results[part]])
             rows = room["r"], room["k"], v, room["decay"], room["rate"]
             first, share = blend
-            ops.wkv7(*rows, self.vectors, batch, states, result, first=first, share=share, eps=_EPS)
+            call = Wkv7Call(*rows, self.vectors, batch, states, result, first=first, share=share, eps=_EPS)
+            ops.wkv7(call)
             ops.multiply(result, gate, batch, result, activation="none")
             ops.linear(result, [self.out], batch, [out], accumulate=add)
 

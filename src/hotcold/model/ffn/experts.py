@@ -18,27 +18,21 @@ from hotcold.kernels.backend import (
     MAX_CHOSEN,
     MAX_EXPERT_GROUPS,
     Backend,
-    Batch,
-    Buffer,
     Chosen,
     ExpertGroups,
     FFNTensors,
-    FFNWeights,
     Floats,
-    Matrix,
-    Norm,
     equal_ends,
 )
 from hotcold.kernels.checks import wrong_groups
 from hotcold.model.families import Family
-from hotcold.model.given_ffn import AnyFFN
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.reading import stored_matrix
 from hotcold.values import shown
 
 Shape = tuple[int, ...]
 
-#: ``expert_gating_func``, and which score it is; 0 says nothing: the family's. A softmax of the
+#: ``expert_gating_func``, and which score it is; 0 says nothing. A softmax of the
 #: chosen alone is one of all experts where the factors are made to add up to 1.
 _SCORES = {1: "softmax", 2: "sigmoid", 3: "softmax"}
 _OF_THE_CHOSEN = 3
@@ -79,6 +73,8 @@ class Experts:
 
     def rooms(self, dim: int) -> dict[str, Shape]:
         """Names and shapes of a row, in :meth:`Side.room`, that layers of ``dim`` dimensions share."""
+        if self.latent:
+            return dict.fromkeys(("latent x", "latent out"), (self.latent,))
         if self.factor_of_input:
             return {"experts in": (dim,), "one": (1,)}
         return dict.fromkeys(("experts in", "experts out", "shared out"), (dim,)) if self.beside else {}
@@ -89,72 +85,11 @@ class Experts:
         return equal_ends(self.count * self.neurons, self.count)
 
 
-@dataclass(frozen=True)
-class Router:
-    """A layer's."""
-
-    experts: Experts
-    weights: Matrix  # (E, D)
-    selection_bias: Buffer | None  # [E]
-    expert_scale: Buffer | None = None  # [E]
-    spread: Matrix | None = None  # (D, 1), all 1: where factors multiply what experts read
-
-    def choose(self, ops: Backend, x: Buffer, batch: Batch, chosen: Chosen) -> None:
-        """Chooses experts for each row of x ``[T, D]``."""
-        ops.router(
-            x,
-            self.weights,
-            batch,
-            chosen.ids,
-            chosen.factors,
-            k=self.experts.chosen,
-            score=self.experts.score,
-            selection_bias=self.selection_bias,
-            normalise=self.experts.normalise,
-            scale=self.experts.scale,
-            expert_scale=self.expert_scale,
-            groups=self.experts.groups,
-        )
-
-
-@dataclass(frozen=True)
-class SharedExpert:
-    """A layer's; it is computed where the layer is."""
-
-    gate: Matrix | None  # (1, D), of its factor's logit; None: the factor is 1
-    ffn: FFNWeights
-
-    def add(
-        self, ops: Backend, x: Buffer, batch: Batch, out: Buffer, factor: Chosen, ffn: AnyFFN | None = None
-    ) -> None:
-        """Adds what it gives for x to ``out``, both ``[T, D]``; ``factor`` is room for one of each row.
-        ``ffn`` computes with its weights; None computes all of its neurons."""
-        if self.gate is not None:
-            ids, factors = factor.ids, factor.factors
-            ops.router(x, self.gate, batch, ids, factors, k=1, score="sigmoid", normalise=False, scale=1.0)
-        chosen = None if self.gate is None else factor
-        if ffn is None:
-            ops.ffn(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=chosen)
-        else:
-            ffn(x, x, batch, out, chosen)
-
-
-@dataclass(frozen=True)
-class Apart:
-    """Norms of a layer whose experts have an ordinary FFN beside them."""
-
-    router: Norm  #: of the residual stream, before the router
-    experts: Norm  #: of the residual stream, before the experts
-    experts_post: Norm
-    shared_post: Norm
-
-
-@dataclass(frozen=True)
-class Latent:
-    """Matrices before and after a layer's experts, where these have fewer dimensions than the model."""
-
-    down: Matrix  # (latent, D)
-    up: Matrix  # (D, latent)
+def ffn_names(blk: str, present: Container[str]) -> tuple[str, str]:
+    """Names of up and down of a layer's FFN without experts; RWKV's are others."""
+    if f"{blk}channel_mix_key.weight" in present:
+        return "channel_mix_key", "channel_mix_value"
+    return "ffn_up", "ffn_down"
 
 
 def room_for(ops: Backend, rows: int, k: int) -> Chosen:
@@ -175,15 +110,14 @@ def read_experts(
     chosen = max((k for k, _ in by_layer), default=chosen)
     function = keys.whole("expert_gating_func", 0, max(_SCORES), default=0)
     biased = any(name.endswith(".exp_probs_b.bias") for name in tensors)
-    implied_score = "sigmoid" if family.biased_sigmoid and biased else family.router_score
-    score = _SCORES.get(function, implied_score)
-    normalise: Any = keys.get("expert_weights_norm", family.experts_normalised)
+    score = _SCORES.get(function, "sigmoid" if biased else "softmax")
+    normalise: Any = keys.get("expert_weights_norm", True)
     if not isinstance(normalise, bool):
         raise ModelError(f"{keys.name('expert_weights_norm')} is {shown(normalise)}: a truth value is needed")
     some = keys.whole("expert_shared_count", 0, MAX_EXPERTS, default=1)
     implied = _shape(tensors, "ffn_up_shexp")[:1] if some else ()
     shared = keys.whole("expert_shared_feed_forward_length", 0, most_neurons, default=sum(implied))
-    if family.beside_experts:
+    if beside := any(name.endswith(".pre_ffw_norm_2.weight") for name in tensors):
         shared = keys.alike("feed_forward_length", 1, most_neurons, layers)
     return Experts(
         count=count,
@@ -195,7 +129,7 @@ def read_experts(
         normalise=normalise or function == _OF_THE_CHOSEN,
         scale=keys.factor("expert_weights_scale", 1.0),
         shared=shared,
-        beside=family.beside_experts,
+        beside=beside,
         factor_of_input=_of_input(keys, family, chosen),
         groups=_groups(keys, count, chosen, best=2 if biased or score == "sigmoid" else 1),
         latent=keys.whole("moe_latent_size", 0, 1 << 17, default=0),

@@ -1,4 +1,5 @@
-"""The specification of the FFN op and of its predictors, with experts and without: see reference.py."""
+"""The FFN op and its predictors in NumPy, with experts and without: the specification (see reference.py).
+Fitting of predictors computes with it, too."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from hotcold.kernels.backend import (
     panel_bytes,
     scale_run,
 )
-from hotcold.kernels.reference_matrix import ReferenceMatrix
+from hotcold.kernels.numpy_matrix import ReferenceMatrix
 
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
@@ -68,6 +69,14 @@ class ReferenceFFN:
     def parts(self) -> tuple["ReferenceFFN", ...]:
         """The FFN itself, as the only part: see :class:`ReferenceExperts`."""
         return (self,)
+
+    @property
+    def experts(self) -> int:
+        return 1
+
+    @property
+    def chosen(self) -> int:
+        return 1
 
     @property
     def nbytes(self) -> int:
@@ -139,6 +148,15 @@ class ReferenceExperts:
     @property
     def some(self) -> list[ReferenceFFN]:
         return [part for part in self.parts if part is not None]
+
+    @property
+    def experts(self) -> int:
+        return len(self.parts)
+
+    @property
+    def dense(self) -> bool:
+        """Whether down is a dot over all neurons of the FFN; experts are summed one by one."""
+        return False
 
     @property
     def activation(self) -> str:

@@ -6,7 +6,9 @@ stay zeros there and add nothing to the mean: of neurons that are zero by their 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from hotcold.kernels.backend import Batch, Buffer, FFNStats, Matrix, Norm
+from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
+from hotcold.model.ffn.feed_forward import NO_NEURONS, FeedForward, LayerFFNs
+from hotcold.model.ffn.given_ffn import Skipping
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
@@ -27,7 +29,7 @@ def read_activation(keys: Keys) -> tuple[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class NormedFFN:
+class NormedShape:
     """One layer's: ``down(norm(act(gate(x)) * up(x)))``."""
 
     neurons: int
@@ -44,13 +46,13 @@ class NormedFFN:
         shapes: dict[str, Shape] = {"gate": (n, dim), "up": (n, dim), "down": (dim, n), "sub_norm": (n,)}
         return {f"{blk}ffn_{part}.weight": shape for part, shape in shapes.items()}
 
-    def read(self, reader: TensorReader, blk: str) -> "NormedWeights":
+    def read(self, reader: TensorReader, blk: str) -> "NormedFFN":
         """Reads a layer's; errors as in :func:`load_weights`."""
         gate, up, down = (reader.matrix(f"{blk}ffn_{part}") for part in ("gate", "up", "down"))
-        return NormedWeights(self, gate, up, down, reader.norm(f"{blk}ffn_sub_norm"))
+        return NormedFFN(self, gate, up, down, reader.norm(f"{blk}ffn_sub_norm"))
 
 
-def read_normed(neurons: Sequence[int], activation: str, down_layout: str) -> tuple[NormedFFN, ...]:
+def read_normed(neurons: Sequence[int], activation: str, down_layout: str) -> tuple[NormedShape, ...]:
     """Makes the shapes of all layers."""
     for key, value, allowed in (
         ("activation", activation, ACTIVATIONS),
@@ -59,12 +61,13 @@ def read_normed(neurons: Sequence[int], activation: str, down_layout: str) -> tu
         if value not in allowed:
             needed = f"with a norm before down {' or '.join(allowed)} is needed"
             raise ModelError(f"hotcold.ffn.{key} is {value}: {needed}")
-    return tuple(NormedFFN(n, activation) for n in neurons)
+    return tuple(NormedShape(n, activation) for n in neurons)
 
 
 @dataclass(frozen=True)
-class NormedWeights:
-    shape: NormedFFN
+class NormedFFN(FeedForward):
+    neurons = NO_NEURONS
+    shape: NormedShape
     gate: Matrix  # (N, D)
     up: Matrix  # (N, D)
     down: Matrix  # (D, N)
@@ -82,13 +85,14 @@ class NormedWeights:
     def names(self, blk: str, present: Container[str]) -> list[str]:
         return [f"{blk}ffn_{part}.weight" for part in ("gate", "up", "down")]
 
-    def mixer(
-        self, side: Side, state: Sequence[Buffer], *, skip: bool = False, stats: FFNStats | None = None
-    ) -> Mixer:
-        """Makes what computes it on a backend; it keeps nothing in ``state``. With ``skip`` rows of up are
-        read of neurons whose gate fires, and counted in ``stats``: the bits are the same."""
+    def mixer(self, side: Side, state: Sequence[Buffer], given: LayerFFNs) -> Mixer:
+        """Makes the FFN on a backend. Where the FFN of the layer skips neurons, rows of up are read of the
+        active ones and counted: the bits are the same."""
         ops, shape = side.ops, self.shape
         gates, neurons = (side.room(name, *row) for name, row in shape.rooms.items())
+        skip, stats = False, None
+        if isinstance(given.neurons, Skipping):
+            skip, stats = given.neurons.skips, given.neurons.stats
 
         def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             if skip:

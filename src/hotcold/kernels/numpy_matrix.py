@@ -1,4 +1,5 @@
-"""The parts of a dot in the reference backend: weights as a file's blocks, and codes of the input."""
+"""The parts of a dot in NumPy: weights as a file's blocks, and codes of the input. The reference backend and
+fitting compute with them."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,0 +1,44 @@
+"""How this processor fetches weights, and the scratch memory of a step on it."""
+
+from hotcold.kernels import _native
+from hotcold.kernels.backend import SPARSE_ACTIVATIONS
+from hotcold.kernels.gpu import StepShape
+
+STREAMS = (1, 2, 4, 8)  #: of a thread, that the read probe tries
+_BLOCK, _GROUP = 32, 512  # values of an input that share a scale; inputs end at whole groups
+
+
+def fetching() -> str:
+    """How far ahead weights are fetched, and into which cache: ``3K:1`` is 3 KiB into L1."""
+    ahead, level = _native.fetching()
+    return f"{ahead / 1024:g}K:{level}"
+
+
+def scratch_bytes(shape: StepShape) -> int:
+    """Bytes of scratch that all ops of a step share on a CPU: as many as the largest needs, as the ops
+    say."""
+    rows = shape.limits.tokens * shape.heads
+    of_heads = [rows * _heads_input_bytes(columns) for columns in shape.head_columns]
+    most = _native.step_scratch_bytes(
+        tokens=shape.limits.tokens,
+        logits=shape.limits.logits,
+        pages_per_sequence=shape.limits.pages_per_sequence,
+        dim=shape.dim,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        neurons=shape.neurons // shape.experts,
+        experts=shape.experts,
+        chosen=shape.chosen,
+        shared=shape.shared,
+        by_output=shape.down_layout == "by_output" and shape.activation not in SPARSE_ACTIVATIONS,
+    )
+    return max(most, *of_heads) if of_heads else most
+
+
+def _heads_input_bytes(columns: int) -> int:
+    """Bytes that op linear_heads takes for one head's input of one row: quantised, or float32 where blocks
+    do not fit (``Input`` in csrc/simd/types.h)."""
+    if columns % _BLOCK:
+        return 4 * (columns + 16)
+    return -(-columns // _GROUP) * (_GROUP + _GROUP // _BLOCK * 12)

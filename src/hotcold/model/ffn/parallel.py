@@ -1,0 +1,45 @@
+"""Experts with an ordinary FFN beside them (Gemma 4). Each of the two has norms of its own, and the router
+reads the residual stream through a third norm."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hotcold.kernels.backend import Batch, Buffer, Norm
+from hotcold.model.ffn.feed_forward import LayerFFNs
+from hotcold.model.ffn.routed import RoutedFFN
+from hotcold.model.mixers.side import Mixer, Side
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelExperts(RoutedFFN):
+    router_input: Norm  #: of the residual stream, before the router
+    input: Norm  #: of the residual stream, before the experts
+    output: Norm  #: of the experts' output
+    shared_output: Norm  #: of the ordinary FFN's output; the norm before it is the block's
+
+    def router_norm(self, norm: Norm | None) -> Norm | None:
+        return self.router_input
+
+    def mixer(self, side: Side, state: Sequence[Buffer], given: LayerFFNs) -> Mixer:
+        ops, router, residual, chosen = side.ops, self.router, given.residual, given.chosen
+        assert router is not None and self.shared is not None and chosen is not None
+        dim = router.weights.shape[1]
+        experts, first, second = (
+            side.room(name, dim) for name in ("experts in", "experts out", "shared out")
+        )
+        add_shared = self.shared.adder(side, given.shared)
+
+        def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
+            ops.norm(residual, self.router_input, batch, experts)
+            router.choose(ops, experts, batch, chosen)
+            ops.norm(residual, self.input, batch, experts)
+            for each in (first, second):
+                ops.add(each, residual, batch, keep=0, scale=0)
+            given.neurons(experts, residual, batch, first, chosen)
+            ops.norm(first, self.output, batch, first)
+            add_shared(read, batch, second)
+            ops.norm(second, self.shared_output, batch, second)
+            ops.add(out, first, batch, keep=float(add))
+            ops.add(out, second, batch)
+
+        return feed_forward

@@ -1,0 +1,103 @@
+"""An FFN whose neurons are experts', of which a router chooses some for each row."""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen, FFNCall, FFNWeights, Matrix, RouterCall
+from hotcold.model.ffn.experts import Experts
+from hotcold.model.ffn.feed_forward import Adder, FeedForward, LayerFFNs
+from hotcold.model.ffn.given_ffn import AnyFFN
+from hotcold.model.mixers.side import Side
+
+
+@dataclass(frozen=True)
+class Router:
+    """A layer's."""
+
+    experts: Experts
+    weights: Matrix  # (E, D)
+    selection_bias: Buffer | None  # [E]
+    expert_scale: Buffer | None = None  # [E]
+
+    def choose(self, ops: Backend, x: Buffer, batch: Batch, chosen: Chosen) -> None:
+        """Chooses experts for each row of x ``[T, D]``."""
+        ops.router(
+            RouterCall(
+                x,
+                self.weights,
+                batch,
+                chosen.ids,
+                chosen.factors,
+                k=self.experts.chosen,
+                score=self.experts.score,
+                selection_bias=self.selection_bias,
+                normalise=self.experts.normalise,
+                scale=self.experts.scale,
+                expert_scale=self.expert_scale,
+                groups=self.experts.groups,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """A layer's; it is computed where the layer is."""
+
+    gate: Matrix | None  # (1, D), of its factor's logit; None: the factor is 1
+    ffn: FFNWeights
+
+    def adder(self, side: Side, ffn: AnyFFN | None) -> Adder:
+        """Makes the function that adds its output. ``ffn`` has its weights; None computes all neurons."""
+        ops, room = side.ops, side.choices("shared expert", 1)
+        factor = None if self.gate is None else room
+
+        def add(x: Buffer, batch: Batch, out: Buffer) -> None:
+            if self.gate is not None:
+                arrays = x, self.gate, batch, room.ids, room.factors
+                ops.router(RouterCall(*arrays, k=1, score="sigmoid", normalise=False, scale=1.0))
+            if ffn is None:
+                ops.ffn(FFNCall(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=factor))
+            else:
+                ffn(x, x, batch, out, factor)
+
+        return add
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutedFFN(FeedForward):
+    neurons: FFNWeights
+    router: Router | None  #: None: the layer chose before its blocks
+    shared: SharedExpert | None = None
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        return [*self._tensors("").values()]
+
+    def names(self, blk: str, present: Container[str]) -> list[str]:
+        return [*self._tensors(blk)]
+
+    def _tensors(self, blk: str) -> dict[str, Matrix]:
+        """The matrices that a step reads whole, by the name of the tensor."""
+        found = {f"{blk}ffn_gate_inp.weight": self.router.weights} if self.router else {}
+        if self.shared is not None and self.shared.gate is not None:
+            found[f"{blk}ffn_gate_inp_shexp.weight"] = self.shared.gate
+        return found
+
+    def adder(self, side: Side, state: Sequence[Buffer], given: LayerFFNs) -> Adder:
+        assert given.chosen is not None
+        ops, router, chosen = side.ops, self.router, given.chosen
+        add_experts = self.experts_adder(side, given, chosen)
+        add_shared = self.shared.adder(side, given.shared) if self.shared else None
+
+        def add(read: Buffer, batch: Batch, out: Buffer) -> None:
+            if router is not None:
+                router.choose(ops, read, batch, chosen)
+            add_experts(read, batch, out)
+            if add_shared is not None:
+                add_shared(read, batch, out)
+
+        return add
+
+    def experts_adder(self, side: Side, given: LayerFFNs, chosen: Chosen) -> Adder:
+        """Makes the function that adds the output of the chosen experts."""
+        return lambda read, batch, out: given.neurons(read, given.residual, batch, out, chosen)
