@@ -106,9 +106,6 @@ class DiskCounts:
     busy_s: float = 0.0  #: of all reading threads together
     stalls: int = 0  #: how often computing waited for a read
     stall_s: float = 0.0
-    guessed: int = 0  #: experts that were asked for before their layer named them
-    right: int = 0  #: those that it then named; they are misses, too
-    vain_bytes: int = 0  #: read of the file for the others
 
     def __add__(self, other: DiskCounts) -> DiskCounts:
         return DiskCounts(*map(add, astuple(self), astuple(other)))
@@ -149,21 +146,6 @@ class ExpertGroups:
     count: int
     used: int  #: by a token
     best: int = 2  #: a group ranks by its largest rank, or by the sum of its two largest
-
-
-@dataclass(frozen=True, kw_only=True)
-class LookAhead:
-    """The router of a later layer, for :meth:`Backend.ffn` to try on ``x`` ``[T, D]``: what it chooses is
-    likely to be needed there. A backend may read that meanwhile; no value depends on it."""
-
-    x: Buffer = None
-    norm: Norm | None  #: between x and the router
-    weights: Matrix  # with the next ones, as Backend.router has them
-    k: int
-    score: str
-    selection_bias: Buffer | None
-    groups: ExpertGroups | None
-    ffn: FFNWeights  #: the experts that it chooses of
 
 
 @dataclass(frozen=True)
@@ -368,7 +350,6 @@ class Backend(StateOps, HeadOps, Protocol):
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
         strongest: Buffer | None = None,
-        ahead: LookAhead | None = None,
     ) -> None:
         """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``.
 
@@ -391,7 +372,7 @@ class Backend(StateOps, HeadOps, Protocol):
         ``strongest`` ``[T, words]`` uint64, of decode rows: the neurons whose coefficients are not zero and
         in size at least the k-th largest of the row, ``k = ceil(N / 10)``; NaN is the largest. For weights
         whose down is a dot (:func:`is_dense`), without experts. ``ValueError``: other weights, or a backend
-        that does not tell it. ``ahead`` is a hint, of a layer of experts."""
+        that does not tell it."""
 
     def router(
         self,

@@ -30,7 +30,6 @@ from hotcold.kernels.backend import (
     Floats,
     IndexedBy,
     Ints,
-    LookAhead,
     Mailbox,
     Masks,
     Matrix,
@@ -42,7 +41,6 @@ from hotcold.kernels.backend import (
     Rows,
 )
 from hotcold.kernels.cores import find_cores, on_fast_cores
-from hotcold.kernels.cpu_disk import reading_ahead
 from hotcold.kernels.cpu_states import CPUStateOps
 from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor, Packer
 from hotcold.kernels.gpu import StepShape
@@ -365,7 +363,6 @@ class CPUBackend(CPUStateOps):
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
         strongest: Buffer | None = None,
-        ahead: LookAhead | None = None,
     ) -> None:
         w = checks.own_weights(weights, PackedFFN)
         checks.check_skip(skip, w.activation)
@@ -375,8 +372,8 @@ class CPUBackend(CPUStateOps):
         checks.check_strongest(strongest, dense=w.dense, chosen=chosen)
         args = skip, mask, fired, counts, accumulate
         ids, factors = (chosen.ids, chosen.factors) if chosen else (None, None)
-        more = ids, factors, gates, strongest, None if ahead is None else _look_ahead(ahead)
-        kept = x, w, out, mask, fired, counts, chosen, gates, strongest, ahead
+        more = ids, factors, gates, strongest, None
+        kept = x, w, out, mask, fired, counts, chosen, gates, strongest
         self._op(batch, lambda p: p.ffn(x, w.native, out, *args, *more), *kept)
 
     def router(
@@ -465,15 +462,3 @@ class ReadProbe:
 def _bits(cache: Buffer) -> Buffer:
     """A KV cache as the extension takes it, which knows no float16."""
     return cache.view(np.uint16) if cache.dtype == np.float16 else cache
-
-
-def _look_ahead(of: LookAhead) -> _native.LookAhead | None:
-    """None where all experts of that layer lie in memory, or are not read as wholes."""
-    ffn, w = checks.own_weights(of.ffn, PackedFFN), checks.own_weights(of.weights, PackedMatrix)
-    if ffn.shelf is None or reading_ahead() == "off":
-        return None
-    groups = (of.groups.count, of.groups.used, of.groups.best) if of.groups else (1, 1, 2)
-    router = w.rows, w.bias, of.k, of.score == "softmax", of.selection_bias, *groups
-    norm = of.norm or Norm(None, None, 0)
-    args = of.norm is not None, norm.weight, norm.bias, norm.eps, norm.centre
-    return _native.LookAhead(of.x, *router, *args, ffn.shelf)

@@ -24,9 +24,6 @@ from hotcold.kernels import _native
 from hotcold.kernels.backend import DiskCounts, FFNTensors, is_dense
 
 READS_VARIABLE = "HOTCOLD_READS"  #: of the environment; names the way of reading instead of the best one
-AHEAD_VARIABLE = "HOTCOLD_AHEAD"  #: of the environment; one of :data:`AHEAD`
-#: Whether experts are read that the layer before guesses; ``auto``: where its guesses were right so far.
-AHEAD = ("off", "on", "auto")
 READERS = 8  #: reads of :data:`READ_BYTES` that are under way at once
 READ_BYTES = _native.DISK_READ_BYTES  #: of the largest
 
@@ -53,14 +50,6 @@ def asked_for_rings() -> bool | None:
     if asked == "io_uring" and (error := _no_rings()):
         raise UserError(f"{READS_VARIABLE} is {asked!r}: this system has none here ({os.strerror(error)})")
     return asked == "io_uring"
-
-
-def reading_ahead() -> str:
-    """Which of :data:`AHEAD` is in force. UserError: :data:`AHEAD_VARIABLE` names another."""
-    asked = os.environ.get(AHEAD_VARIABLE) or "off"
-    if asked not in AHEAD:
-        raise UserError(f"{AHEAD_VARIABLE} is {asked!r}: there are {', '.join(AHEAD[:-1])} and {AHEAD[-1]}")
-    return asked
 
 
 def has_rings() -> bool:
@@ -100,7 +89,6 @@ class Disk:
 
     def __init__(self, *, direct: bool = True) -> None:
         self.native = _native.Disk(READERS, direct, asked_for_rings())
-        self._ahead = reading_ahead()
         self._files: dict[RegularFile, int] = {}
         self._shelves: list[_native.Shelf | _native.ColdRows] = []
 
@@ -110,13 +98,10 @@ class Disk:
         return all(self.native.direct(number) for number in self._files.values())
 
     def counts(self) -> DiskCounts:
-        hits, misses, stalls, stall_ns, *guesses = (
-            map(sum, zip(*(shelf.counts() for shelf in self._shelves), strict=True))
-            if self._shelves
-            else (0,) * 7
-        )
+        counts = [shelf.counts()[:4] for shelf in self._shelves]
+        hits, misses, stalls, stall_ns = map(sum, zip(*counts, strict=True)) if counts else (0,) * 4
         nbytes, _, busy_ns = self.native.counts()
-        return DiskCounts(hits, misses, nbytes, busy_ns / 1e9, stalls, stall_ns / 1e9, *guesses)
+        return DiskCounts(hits, misses, nbytes, busy_ns / 1e9, stalls, stall_ns / 1e9)
 
     def rows(
         self, tensors: FFNTensors, arena: _native.Arena
@@ -128,7 +113,6 @@ class Disk:
         if tensors.expert_ends is not None or tensors.down_blocks is not None:
             raise ValueError("parts of experts cannot be read one by one: whole ones are needed")
         shelf = _native.Shelf(self.native, tensors.label, experts, places)
-        shelf.set_guessing(self._ahead)
         by_output = tensors.down_layout == "by_output"
         dense = is_dense(tensors.down_layout, tensors.down.type, tensors.activation)
         up_size = _native.row_size(tensors.up.type.id, dim)

@@ -31,7 +31,6 @@ from hotcold.kernels.backend import (
     Floats,
     IndexedBy,
     Ints,
-    LookAhead,
     Mailbox,
     Masks,
     Matrix,
@@ -366,7 +365,6 @@ class ReferenceBackend(ReferenceStates):
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
         strongest: Buffer | None = None,
-        ahead: LookAhead | None = None,
     ) -> None:
         """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
 

@@ -1,7 +1,7 @@
 """An FFN that computes the neurons a token needs: all whose gate fires, or the predicted ones of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ from hotcold.kernels.backend import (
     Chosen,
     FFNStats,
     FFNWeights,
-    LookAhead,
     Mailbox,
     PredictorWeights,
 )
@@ -58,7 +57,6 @@ class FFN:
     stats: FFNStats | None = None  #: counts what decode rows read
     fired: Buffer | None = None  #: is set to the mask of what fired, for decode rows
     strongest: Buffer | None = None  #: likewise, to the neurons that work hardest, where all work
-    ahead: LookAhead | None = None  #: is tried on the residual stream
 
     @property
     def skips(self) -> bool:
@@ -86,8 +84,7 @@ class FFN:
         ``gates``: where these are computed before."""
         self._predict(normed, residual, batch, chosen)
         mask = self.prediction and self.prediction.mask
-        ahead = self.ahead and replace(self.ahead, x=residual)
-        self._compute(normed, self.weights, batch, out, mask, chosen, gates, ahead)
+        self._compute(normed, self.weights, batch, out, mask, chosen, gates)
 
     def _predict(self, normed: Buffer, residual: Buffer, batch: Batch, chosen: Chosen | None) -> None:
         if (p := self.prediction) is None:
@@ -105,7 +102,6 @@ class FFN:
         mask: Buffer,
         chosen: Chosen | None,
         gates: Buffer | None = None,
-        ahead: LookAhead | None = None,
     ) -> None:
         self.backend.ffn(
             x,
@@ -120,7 +116,6 @@ class FFN:
             chosen=chosen,
             gates=gates,
             strongest=self.strongest,
-            ahead=ahead,
         )
 
 

@@ -24,7 +24,6 @@ from hotcold.kernels.backend import (
     Floats,
     IndexedBy,
     Ints,
-    LookAhead,
     Mailbox,
     Masks,
     Matrix,
@@ -208,7 +207,6 @@ class VulkanBackend(DeviceMemory):
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
         strongest: Buffer | None = None,
-        ahead: LookAhead | None = None,
     ) -> None:
         w = checks.own_weights(weights, DeviceFFN)
         checks.check_skip(skip, w.shape.activation)
