@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "pack/memory.h"
-#include "program/look_ahead.h"
 #include "program/program.h"
 #include "simd/kernels.h"
 
@@ -106,14 +105,6 @@ struct BoundProgram {
     int64_t rows(RowsOf of) const { return of == kTokens ? bounds.tokens : bounds.logits; }
 };
 
-// A later layer's router, with the arrays that it points to.
-struct BoundLookAhead {
-    Floats x;
-    WeightRows weights;
-    Maybe<const float> bias, selection_bias, norm_weight, norm_bias;
-    LookAhead of;
-};
-
 inline RowsOf rows_of(int of) {
     if (of != kTokens && of != kLogits)
         refuse("rows " + std::to_string(of) + ": choose 0 (tokens) or 1 (logits)");
@@ -133,7 +124,7 @@ nb::class_<BoundProgram> bind_ops(nb::module_&);
 void bind_ffn(nb::module_&, nb::class_<BoundProgram>&);
 void bind_link(nb::module_&, nb::class_<BoundProgram>&);
 void bind_quantise(nb::module_&);
-void bind_router(nb::module_&, nb::class_<BoundProgram>&);
+void bind_router(nb::class_<BoundProgram>&);
 void bind_states(nb::class_<BoundProgram>&);
 void bind_vulkan(nb::module_&);
 

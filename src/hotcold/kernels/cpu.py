@@ -372,7 +372,7 @@ class CPUBackend(CPUStateOps):
         checks.check_strongest(strongest, dense=w.dense, chosen=chosen)
         args = skip, mask, fired, counts, accumulate
         ids, factors = (chosen.ids, chosen.factors) if chosen else (None, None)
-        more = ids, factors, gates, strongest, None
+        more = ids, factors, gates, strongest
         kept = x, w, out, mask, fired, counts, chosen, gates, strongest
         self._op(batch, lambda p: p.ffn(x, w.native, out, *args, *more), *kept)
 

@@ -98,7 +98,7 @@ class Disk:
         return all(self.native.direct(number) for number in self._files.values())
 
     def counts(self) -> DiskCounts:
-        counts = [shelf.counts()[:4] for shelf in self._shelves]
+        counts = [shelf.counts() for shelf in self._shelves]
         hits, misses, stalls, stall_ns = map(sum, zip(*counts, strict=True)) if counts else (0,) * 4
         nbytes, _, busy_ns = self.native.counts()
         return DiskCounts(hits, misses, nbytes, busy_ns / 1e9, stalls, stall_ns / 1e9)
