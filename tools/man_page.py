@@ -44,9 +44,6 @@ The instruction set to use instead of the processor's best one, such as avx2.
 .B HOTCOLD_READS
 How experts that do not lie in memory are read: io_uring or threads.
 .TP
-.B HOTCOLD_AHEAD
-Whether they are read a layer before they are named, by a guess: off (the default), auto or on.
-.TP
 .B HOTCOLD_CACHE
 The folder of downloaded models.
 .TP

@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.engine.engine import Engine
-from hotcold.engine.replay import Replay
 from hotcold.engine.request import Job, Request
-from hotcold.engine.speculation import Speculation, best_possible
+from hotcold.engine.speculation import Speculation
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -38,6 +37,7 @@ from hotcold.runtime.session import Session
 from hotcold.tasks.bench import prompt_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from lib.drafts import Replay, best_possible
 from lib.llama import quantise
 from lib.machine import commit
 from lib.models import Recipe, Shape, write
@@ -110,7 +110,7 @@ def speeds(session: Session, share: float, args: argparse.Namespace) -> float:
                 engine.step()
             seconds.append(time.perf_counter() - start)
             if guesses is None:
-                replay.tell(request.seed, request.output)
+                replay.add(request.seed, request.output)
         found.append(seconds[0] / seconds[1])
     return statistics.median(found[args.texts > 2 :])  # the first one teaches what steps cost
 

@@ -9,19 +9,15 @@ whose routers prefer a quarter of the experts (57 % of all choices); or, with `-
 each: `sparse-mixtral` has neurons that fire as a power law says (10 % on average), the most active first, and
 a predictor beside it (`lib/experts.py`), which `--sparsity predicted` uses and `exact` does not; `mixtral` is
 the same in SiLU, for llama.cpp. `--side-by-side`: rows of a sparse model's neuron lie together in its file.
-`--change` multiplies what layers add to the residual stream: with more of it the next layer's experts are
-guessed less well.
 `--profile` counts routing on other texts and adds rounds in which hot experts keep their places.
 
 Budgets take turns, each in a process of its own that begins with the file out of the system's cache
 (`--warm`: as it is). `--all` adds the whole model in memory. A round fills all places with a drawn text,
 then generates from the same prompt; the texts must be the same. Columns: tok/s of generation, the share of
 the experts that were named and in memory, MiB of the file for a token, the rate of the disk while computing
-waited for it, waits and ms of waiting for a token; experts that were read a layer ahead (none without
-`HOTCOLD_AHEAD=auto` or `on` in the environment), the share of them that was needed, and MiB of the others.
-`h` behind a budget: hot ones stay. Bound the memory of all of it with a cgroup, `systemd-run --scope -p
-MemoryMax=...`, to see a machine that has no more; llama.cpp under the same bound is `llama-bench` with and
-without `-mmp 0`.
+waited for it, waits and ms of waiting for a token. `h` behind a budget: hot ones stay. Bound the memory of
+all of it with a cgroup, `systemd-run --scope -p MemoryMax=...`, to see a machine that has no more; llama.cpp
+under the same bound is `llama-bench` with and without `-mmp 0`.
 """
 
 from __future__ import annotations
@@ -102,9 +98,6 @@ def measure(
         "disk_bytes_per_token": counters.disk.nbytes * per_token,
         "stalls_per_token": counters.disk.stalls * per_token,
         "stall_s_per_token": counters.disk.stall_s * per_token,
-        "ahead_per_token": counters.disk.guessed * per_token,
-        "ahead_right_share": counters.disk.right / max(1, counters.disk.guessed),
-        "vain_bytes_per_token": counters.disk.vain_bytes * per_token,
         "disk_gb_s": counters.disk.nbytes / counters.disk.stall_s / 1e9 if counters.disk.stall_s else None,
         "most_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "sparsity": llm.session.sparsity,
@@ -162,7 +155,6 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true", help="leave the file in the system's cache")
     parser.add_argument("--make", type=int, metavar="LAYERS", help="write the model, if it is not there")
     parser.add_argument("--shape", choices=MODELS, default="qwen3", help="of the model that is written")
-    parser.add_argument("--change", type=float, default=1, help="by its layers, multiplied (1)")
     parser.add_argument("--side-by-side", action="store_true", help="of a neuron's rows in that model")
     parser.add_argument("--sparsity", help="exact, predicted or off (auto)")
     parser.add_argument("--profile", action="store_true", help="each budget with a profile of routing, too")
@@ -181,8 +173,7 @@ def main() -> None:
     if args.side_by_side and args.shape != "sparse-mixtral":
         parser.error("--side-by-side is for --shape sparse-mixtral")
     if args.make and not args.model.exists():
-        more = {"side_by_side": args.side_by_side, "change": args.change}
-        write_experts(args.model, args.make, shape=args.shape, **more)
+        write_experts(args.model, args.make, shape=args.shape, side_by_side=args.side_by_side)
     ways = [(budget, False) for budget in budgets]
     if args.profile:
         count_routing(args.model, budgets[-1])
@@ -193,9 +184,7 @@ def main() -> None:
             rounds[way].append(apart(args, *way))
     beside.unlink(missing_ok=True)
     report = []
-    print(
-        "budget GiB   tok/s  hits   MiB/token  GB/s waited for  waits  ms waiting  ahead  right  MiB in vain"
-    )
+    print("budget GiB   tok/s  hits   MiB/token  GB/s waited for  waits  ms waiting")
     for (budget, hot), found in rounds.items():
         row: dict[str, Any] = {"budget_bytes": budget, "profile": hot}
         for key in found[0].keys() - {"text", "sparsity"}:
@@ -207,8 +196,6 @@ def main() -> None:
             f"{size:>10} {row['tok_s']:7.2f} {row['hit_share']:5.1%}",
             f"{row['disk_bytes_per_token'] / 2**20:11.2f} {row['disk_gb_s'] or 0:16.2f}",
             f"{row['stalls_per_token']:6.1f} {1e3 * row['stall_s_per_token']:11.2f}",
-            f"{row['ahead_per_token']:6.1f} {row['ahead_right_share']:6.1%}",
-            f"{row['vain_bytes_per_token'] / 2**20:12.2f}",
         ]
         print(" ".join(parts))
     texts = {each["text"] for found in rounds.values() for each in found}

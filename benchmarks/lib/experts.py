@@ -69,12 +69,10 @@ def write_experts(
     shape: str = "qwen3",
     *,
     side_by_side: bool = False,
-    change: float = 1,
 ) -> None:
     """Writes a model and, of a sparse one, its predictor; ``skew`` is the standard deviation of experts'
     biases: 0 routes to all alike; with 0.5 a quarter of 128 experts gets 57 % of all choices.
-    ``side_by_side``: the rows of a sparse model's neuron lie together. ``change`` multiplies what each layer
-    adds to the residual stream: the more that is, the less the next layer's choice can be guessed before."""
+    ``side_by_side``: the rows of a sparse model's neuron lie together."""
     random, own = np.random.default_rng(seed), MODELS[shape]
     with open_gguf(model_path()) as file:
         metadata = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
@@ -101,7 +99,7 @@ def write_experts(
         }
         if side_by_side:
             metadata[SIDE_BY_SIDE_KEY] = list(_PARTS)
-    tensors = _Tensors(own, layers, vocab, skew, random, side_by_side, change)
+    tensors = _Tensors(own, layers, vocab, skew, random, side_by_side)
     write_gguf(path, metadata, tensors)
     if own.sparse:
         _write_predictor(path, own, layers, tensors.gate)
@@ -118,7 +116,6 @@ class _Tensors(Mapping[str, Tensor]):
         skew: float,
         random: np.random.Generator,
         side_by_side: bool,
-        change: float,
     ) -> None:
         embedding = random.standard_normal((vocab, own.dim), np.float32)
         embedding[:, 0] = _STEADY
@@ -136,10 +133,10 @@ class _Tensors(Mapping[str, Tensor]):
             "attn_q": _blocks(random, queries, own.dim),
             "attn_k": _blocks(random, keys, own.dim),
             "attn_v": _blocks(random, keys, own.dim),
-            "attn_output": _blocks(random, own.dim, queries, scale=_SCALE / 5 * change),
+            "attn_output": _blocks(random, own.dim, queries, scale=_SCALE / 5),
             "ffn_gate_exps": _blocks(random, own.experts, each, own.dim),
             "ffn_up_exps": _blocks(random, own.experts, each, own.dim),
-            "ffn_down_exps": _blocks(random, own.experts, *down, scale=_SCALE * change),
+            "ffn_down_exps": _blocks(random, own.experts, *down, scale=_SCALE),
         }
         self.gate = alike["ffn_gate_exps"]
         if own.sparse:

@@ -87,7 +87,7 @@ NB_MODULE(_native, m) {
     bind_ffn(m, program);
     bind_link(m, program);
     bind_quantise(m);
-    bind_router(m, program);
+    bind_router(program);
     bind_states(program);
     bind_vulkan(m);
     m.def("top_k", &bind_top_k, "logits"_exact, "bias_ids"_maybe, "bias"_maybe, "allowed"_maybe, "ids"_exact,

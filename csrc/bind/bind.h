@@ -20,7 +20,6 @@
 #include "isa/table.h"
 #include "pack/memory.h"
 #include "pool/local_bytes.h"
-#include "program/look_ahead.h"
 #include "program/program.h"
 
 namespace nb = nanobind;
@@ -107,14 +106,6 @@ struct BoundProgram {
     int64_t rows(RowsOf of) const { return of == kTokens ? bounds.tokens : bounds.logits; }
 };
 
-// A later layer's router, with the arrays that it points to.
-struct BoundLookAhead {
-    Floats x;
-    WeightRows weights;
-    Maybe<const float> bias, selection_bias, norm_weight, norm_bias;
-    LookAhead of;
-};
-
 inline RowsOf rows_of(int of) {
     if (of != kTokens && of != kLogits)
         refuse("rows " + std::to_string(of) + ": choose 0 (tokens) or 1 (logits)");
@@ -134,7 +125,7 @@ nb::class_<BoundProgram> bind_ops(nb::module_&);
 void bind_ffn(nb::module_&, nb::class_<BoundProgram>&);
 void bind_link(nb::module_&, nb::class_<BoundProgram>&);
 void bind_quantise(nb::module_&);
-void bind_router(nb::module_&, nb::class_<BoundProgram>&);
+void bind_router(nb::class_<BoundProgram>&);
 void bind_states(nb::class_<BoundProgram>&);
 void bind_vulkan(nb::module_&);
 

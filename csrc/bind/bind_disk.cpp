@@ -70,17 +70,7 @@ template <class Loaded> void fill_of(Loaded&& load) {
     });
 }
 
-using Numbers = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-Numbers numbers(const Waves::Counts& c) {
-    return {c.hits, c.misses, c.stalls, c.stall_ns, c.guessed, c.right, c.vain_bytes};
-}
-
-void set_guessing(Shelf& shelf, const std::string& guessing) {
-    if (guessing == "off") return shelf.set_guessing(Guessing::kOff);
-    if (guessing == "on") return shelf.set_guessing(Guessing::kOn);
-    if (guessing != "auto") refuse("shelf: guessing is off, on or auto");
-    shelf.set_guessing(Guessing::kAuto);
-}
+auto numbers(const Waves::Counts& c) { return std::tuple{c.hits, c.misses, c.stalls, c.stall_ns}; }
 
 }  // namespace
 
@@ -128,8 +118,6 @@ void bind_disk(nb::module_& m) {
                 fill_of([&](const Disk::GiveUp& give_up) { shelf.fill(experts, kept, give_up); });
             },
             "experts"_a, "kept"_a)
-        .def("set_guessing", &set_guessing, "guessing"_a)
-        .def("guess", &Shelf::guess, "experts"_a)
         .def_prop_ro("places", &Shelf::places)
         .def("counts", [](const Shelf& shelf) { return numbers(shelf.counts()); });
     nb::class_<ColdRows>(m, "ColdRows")

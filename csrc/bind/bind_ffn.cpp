@@ -135,8 +135,7 @@ void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, con
 void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Floats& out, bool skip,
                  const Maybe<uint64_t>& mask, const Maybe<uint64_t>& fired, const Maybe<int64_t>& stats,
                  bool accumulate, const Maybe<const int32_t>& ids, const Maybe<const float>& factors,
-                 const Maybe<const float>& gates, const Maybe<uint64_t>& strongest,
-                 const BoundLookAhead* ahead) {
+                 const Maybe<const float>& gates, const Maybe<uint64_t>& strongest) {
     if (ids.has_value() != factors.has_value()) refuse("ffn: ids and factors must be given together");
     if (w.experts() > 1 && !ids) refuse("ffn: of several experts, ids must say which are chosen");
     Ffn f{};
@@ -175,10 +174,7 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
     const float* values = data_of(x, "ffn: x", rows, dim);
     if (!ids) return p.program.ffn(f, values, marked);
     const auto chosen = chosen_of(w.ends, w.chosen, *ids, factors, rows, "ffn");
-    if (!ahead) return p.program.ffn(f, values, chosen, w.waves);
-    LookAhead of = ahead->of;
-    of.x = data_of(ahead->x, "ffn: ahead", rows, of.weights.cols);
-    p.program.ffn(f, values, chosen, w.waves, &of);
+    p.program.ffn(f, values, chosen, w.waves);
 }
 
 }  // namespace
@@ -192,8 +188,7 @@ void bind_ffn(nb::module_& m, nb::class_<BoundProgram>& program) {
         .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
              "mask"_exact, "ends"_a, "chosen"_a, "ids"_maybe)
         .def("ffn", &bind_ffn_op, "x"_exact, "weights"_a, "out"_exact, "skip"_a, "mask"_maybe, "fired"_maybe,
-             "stats"_maybe, "accumulate"_a, "ids"_maybe, "factors"_maybe, "gates"_maybe, "strongest"_maybe,
-             "ahead"_a.none());
+             "stats"_maybe, "accumulate"_a, "ids"_maybe, "factors"_maybe, "gates"_maybe, "strongest"_maybe);
 }
 
 }  // namespace hc

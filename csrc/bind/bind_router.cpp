@@ -1,6 +1,5 @@
-// The router op, and a router that is tried within another layer's FFN op.
+// The router op.
 #include "bind/bind.h"
-#include "disk/shelf.h"
 
 namespace hc {
 namespace {
@@ -33,38 +32,9 @@ void bind_router_op(BoundProgram& p, const Floats& x, const WeightRows& weights,
                      data_of(ids, "router: ids", rows, k), data_of(factors, "router: factors", rows, k), of);
 }
 
-BoundLookAhead look_ahead_of(Floats x, const WeightRows& weights, Maybe<const float> bias, int64_t k,
-                             bool softmax, Maybe<const float> selection_bias, int groups, int used_groups,
-                             int best, bool normed, Maybe<const float> norm_weight,
-                             Maybe<const float> norm_bias, float eps, bool centre,
-                             std::shared_ptr<Shelf> shelf) {
-    const Rows& w = plain_rows(weights, "look ahead");
-    LookAhead of;
-    of.groups = {groups, used_groups, best};
-    check_router(w, k, of.groups);
-    if (!shelf || shelf->experts() != w.count) refuse("look ahead: a shelf of as many experts is needed");
-    of.weights = w;
-    of.bias = vector_of(bias, "look ahead: bias", w.count);
-    of.router = {int(w.count), int(k),
-                 softmax,      vector_of(selection_bias, "look ahead: selection bias", w.count),
-                 false,        1};
-    of.normed = normed;
-    of.norm = {vector_of(norm_weight, "look ahead: norm weight", w.cols),
-               vector_of(norm_bias, "look ahead: norm bias", w.cols), eps, centre, w.cols};
-    of.waves = std::move(shelf);
-    return {std::move(x),           weights,
-            std::move(bias),        std::move(selection_bias),
-            std::move(norm_weight), std::move(norm_bias),
-            std::move(of)};
-}
-
 }  // namespace
 
-void bind_router(nb::module_& m, nb::class_<BoundProgram>& program) {
-    nb::class_<BoundLookAhead>(m, "LookAhead")
-        .def(nb::new_(&look_ahead_of), "x"_exact, "weights"_a, "bias"_maybe, "k"_a, "softmax"_a,
-             "selection_bias"_maybe, "groups"_a, "used_groups"_a, "best"_a, "normed"_a, "norm_weight"_maybe,
-             "norm_bias"_maybe, "eps"_a, "centre"_a, "shelf"_a);
+void bind_router(nb::class_<BoundProgram>& program) {
     program.def("router", &bind_router_op, "x"_exact, "weights"_a, "bias"_maybe, "ids"_exact, "factors"_exact,
                 "k"_a, "softmax"_a, "selection_bias"_maybe, "normalise"_a, "scale"_a, "expert_scale"_maybe,
                 "groups"_a, "used_groups"_a, "best"_a);

@@ -34,7 +34,7 @@ constexpr int64_t kRead = 2 << 20;  // bytes at once: enough for a disk's full r
 constexpr int kChanged = -2, kDropped = -3;  // as kEnded: errors that no call has
 std::string why_not_read(int error);
 
-// Reads that belong together. The disk alone changes it.
+// Reads that belong together. The disk alone changes it. Only tests ask for reads of the second queue so far.
 struct Arrival {
     explicit Arrival(bool is_guess = false) : guess(is_guess) {}
     const bool guess;         // nobody needs them yet: others go first, and they may be called off

@@ -4,21 +4,6 @@
 
 namespace hc {
 
-namespace {
-
-constexpr int64_t kTryEvery = 8;  // steps, where guesses do not pay: a router is computed once more each time
-
-}  // namespace
-
-void GuessRecord::add(int64_t guesses, int64_t right) {
-    guesses_ += guesses;
-    right_ += right;
-    while (guesses_ >= kMany) {
-        guesses_ /= 2;
-        right_ /= 2;
-    }
-}
-
 void ShelfPart::add_reads(int64_t at, int64_t expert, int64_t first, int64_t end,
                           const std::shared_ptr<Arrival>& arrival, std::vector<DiskRead>& reads) const {
     Target to = place;
@@ -55,8 +40,6 @@ Shelf::Shelf(std::shared_ptr<Disk> disk, std::string name, int64_t experts, int6
 
 Shelf::~Shelf() {
     if (disk_->forked()) return;
-    for (Place& place : places_)
-        if (place.guessed) call_off(place);
     settle({});
 }
 
@@ -98,9 +81,9 @@ void Shelf::fill(const std::vector<int32_t>& experts, int64_t kept, const Disk::
 // where that was given up.
 bool Shelf::settle(const Disk::GiveUp& give_up) {
     for (Place& place : places_)
-        if (place.arrival && !place.guessed) disk_->drop(*place.arrival);
+        if (place.arrival) disk_->drop(*place.arrival);
     for (Place& place : places_) {
-        if (!place.arrival || place.guessed) continue;
+        if (!place.arrival) continue;
         if (!disk_->wait(*place.arrival, give_up)) return false;
         if (disk_->error_of(*place.arrival))
             empty(place);
@@ -118,7 +101,6 @@ void Shelf::begin(const std::vector<int32_t>& experts, const uint64_t*, const Di
     std::fill(wave_of_.begin(), wave_of_.end(), -1);
     if (!settle(give_up)) return;
     ++step_;
-    judge_guesses(experts);
     for (Place& place : places_) place.needed = false;
     for (const int32_t expert : experts) {
         const int64_t at = place_of_[size_t(expert)];
@@ -129,84 +111,20 @@ void Shelf::begin(const std::vector<int32_t>& experts, const uint64_t*, const Di
         Place& place = places_[size_t(at)];
         place.named = step_;
         place.needed = true;
-        if (place.guessed) {
-            disk_->promote(*place.arrival);
-            coming_.push_back(at);
-        } else {
-            wave_of_[size_t(expert)] = 0;
-        }
+        wave_of_[size_t(expert)] = 0;
     }
-    const size_t read = absent_.size() + coming_.size();
-    counts_.misses += int64_t(read);
-    counts_.hits += int64_t(experts.size() - read);
+    counts_.misses += int64_t(absent_.size());
+    counts_.hits += int64_t(experts.size() - absent_.size());
     ask();
 }
 
-bool Shelf::wants_guess() {
-    if (guessing_ == Guessing::kOff) return false;
-    const bool tries = record_.few() || ++unguessed_ >= kTryEvery;
-    if (guessing_ == Guessing::kAuto && !tries && !record_.pays()) return false;
-    unguessed_ = 0;
-    return true;
-}
-
-void Shelf::guess(const std::vector<int32_t>& experts) {
-    guesses_.clear();
-    for (Place& place : places_)  // of a step that did not come to this layer
-        if (place.guessed) call_off(place);
-    if (unfinished()) return;
-    const bool reads = guessing_ == Guessing::kOn || record_.pays();
-    likely_.assign(size_t(this->experts()), false);
-    for (const int32_t expert : experts) likely_[size_t(expert)] = true;
-    for (const int32_t expert : experts) {
-        if (place_of_[size_t(expert)] >= 0) continue;
-        if (reads) {
-            const int64_t at = victim(true);
-            if (at < 0) break;
-            read_into(at, expert, true);
-            ++counts_.guessed;
-        }
-        guesses_.push_back(expert);
-    }
-}
-
-// Once the experts that a step names are known, ascending: counts those that were guessed, and drops the
-// others.
-void Shelf::judge_guesses(const std::vector<int32_t>& named) {
-    const auto is_named = [&](int64_t expert) {
-        return std::binary_search(named.begin(), named.end(), int32_t(expert));
-    };
-    record_.add(int64_t(guesses_.size()), std::count_if(guesses_.begin(), guesses_.end(), is_named));
-    guesses_.clear();
-    for (Place& place : places_) {
-        if (!place.guessed) continue;
-        if (is_named(place.expert))
-            ++counts_.right;
-        else
-            call_off(place);
-    }
-}
-
-// Empties the place of a wrong guess.
-void Shelf::call_off(Place& place) {
-    counts_.vain_bytes += expert_bytes() - disk_->call_off(*place.arrival);
-    empty(place);
-}
-
-int64_t Shelf::expert_bytes() const {
-    int64_t bytes = 0;
-    for (const ShelfPart& part : parts_) bytes += part.rows / part.pitch * part.each * part.row_bytes;
-    return bytes;
-}
-
-// The place for the next absent expert, or for one that is guessed; -1 where every one is needed.
-int64_t Shelf::victim(bool for_guess) const {
+// The place for the next absent expert; -1 where every one is needed.
+int64_t Shelf::victim() const {
     int64_t found = -1;
     for (int64_t i = 0; i < places(); ++i) {
         const Place& place = places_[size_t(i)];
         if (place.needed || place.kept) continue;
         if (place.expert < 0) return i;
-        if (for_guess && (place.guessed || place.named == step_ || likely_[size_t(place.expert)])) continue;
         if (found < 0) {
             found = i;
             continue;
@@ -226,10 +144,10 @@ void Shelf::ask() {
     }
 }
 
-void Shelf::read_into(int64_t at, int64_t expert, bool guess) {
+void Shelf::read_into(int64_t at, int64_t expert) {
     Place& place = places_[size_t(at)];
     empty(place);
-    place = {expert, step_, !guess, std::make_shared<Arrival>(guess), false, guess};
+    place = {expert, step_, true, std::make_shared<Arrival>(), false};
     place_of_[size_t(expert)] = at;
     std::vector<DiskRead> reads;
     for (const ShelfPart& part : parts_)
@@ -254,13 +172,7 @@ bool Shelf::await(const Disk::GiveUp& give_up) {
             if (!disk_->wait(*place.arrival, give_up)) break;
         }
         const int64_t expert = place.expert;
-        if (place.guessed && disk_->error_of(*place.arrival)) {  // only now it matters: it is read again
-            read_into(at, expert);
-            waited = true;
-            if (!disk_->wait(*place.arrival, give_up)) break;
-        }
         coming_.pop_front();
-        place.guessed = false;
         if (const int error = disk_->error_of(*place.arrival)) {
             empty(place);
             raise(expert, error);

@@ -33,29 +33,9 @@ struct ShelfPart {
                    const std::shared_ptr<Arrival>& arrival, std::vector<DiskRead>& reads) const;
 };
 
-// Whether experts are read that the layer before guesses: never, always, or where guesses are right.
-enum class Guessing { kOff, kOn, kAuto };
-
-// How often the last guesses were right, the older ones counting less and less.
-class GuessRecord {
-  public:
-    void add(int64_t guesses, int64_t right);
-    // Three of four were right: docs/results.md.
-    bool pays() const { return guesses_ >= kFew && 4 * right_ >= 3 * guesses_; }
-    bool few() const { return guesses_ < kFew; }
-
-  private:
-    static constexpr int64_t kFew = 16, kMany = 64;
-    int64_t guesses_ = 0, right_ = 0;
-};
-
 // Which expert lies in which place depends on the experts that steps named alone: the absent ones take, in
 // ascending order, the place of the expert that was named least recently, of several the one with the
 // smallest number; one that a wave is yet to use stays, and so do those that keep their places.
-//
-// A guess takes places by the same rule, but none of an expert that the last step named or that is guessed,
-// too. The next step is where it ends: what it names is waited for, and what it does not name leaves its
-// place at once, read or not. So a wrong guess is the first to make room.
 class Shelf : public Waves {
   public:
     // `name` says in errors what it holds. There are two places at least.
@@ -66,13 +46,10 @@ class Shelf : public Waves {
     // Reads these experts now, once all parts are known and before any step: the one that is wanted most
     // first. The first `kept` of them keep their places for good. DiskError: one cannot be read.
     void fill(const std::vector<int32_t>& experts, int64_t kept, const Disk::GiveUp&);
-    void set_guessing(Guessing guessing) { guessing_ = guessing; }
     int64_t places() const { return int64_t(places_.size()); }
 
     Unit unit() const override { return kExperts; }
     void begin(const std::vector<int32_t>& experts, const uint64_t* neurons, const Disk::GiveUp&) override;
-    bool wants_guess() override;
-    void guess(const std::vector<int32_t>&) override;
     bool unfinished() const override { return !coming_.empty() || asked_ < absent_.size(); }
     int64_t most_waves() const override;
     int64_t place(int64_t expert) const override {
@@ -86,8 +63,7 @@ class Shelf : public Waves {
         int64_t named = -1;   // the last step that named it
         bool needed = false;  // a wave is yet to use it
         std::shared_ptr<Arrival> arrival;
-        bool kept = false;     // it is nobody else's, ever
-        bool guessed = false;  // it was read before a step named it, and no wave has used it yet
+        bool kept = false;  // it is nobody else's, ever
     };
 
     void turn() override;
@@ -95,12 +71,9 @@ class Shelf : public Waves {
     int64_t waves_of() const;
     bool settle(const Disk::GiveUp&);
     void ask();
-    int64_t victim(bool for_guess = false) const;
+    int64_t victim() const;
     void empty(Place&);
-    void read_into(int64_t place, int64_t expert, bool guess = false);
-    void call_off(Place&);
-    void judge_guesses(const std::vector<int32_t>& named);
-    int64_t expert_bytes() const;
+    void read_into(int64_t place, int64_t expert);
     [[noreturn]] void raise(int64_t expert, int error) const;
 
     const std::shared_ptr<Disk> disk_;
@@ -112,11 +85,6 @@ class Shelf : public Waves {
     size_t asked_ = 0;               // how many of them are being read, or have come
     std::deque<int64_t> coming_;     // their places, in this order, before their wave
     int64_t step_ = 0, kept_ = 0;
-    Guessing guessing_ = Guessing::kOff;
-    GuessRecord record_;
-    std::vector<int32_t> guesses_;  // for the next step: of the absent experts, whether they are read or not
-    std::vector<bool> likely_;      // by expert, in guess() alone: it is guessed
-    int64_t unguessed_ = 0;         // steps since guesses were last asked for
 };
 
 }  // namespace hc

@@ -19,9 +19,6 @@ class Waves {
     struct Counts {
         int64_t hits = 0, misses = 0;      // of what steps needed: at hand, and read
         int64_t stalls = 0, stall_ns = 0;  // waves that were waited for
-        // Experts that were read before a step named them, those that it then named, and bytes of the others
-        // that came for nothing.
-        int64_t guessed = 0, right = 0, vain_bytes = 0;
     };
     // What is read: whole experts, rows of up and down of neurons whose gates fire (all gates lie in memory),
     // or all rows of neurons that a mask names.
@@ -35,11 +32,6 @@ class Waves {
     // The experts that a step needs, ascending, and, unless the unit is an expert, their neurons: each has
     // words of bits, one expert's after another's. Gives up where an earlier step's reads are waited for.
     virtual void begin(const std::vector<int32_t>& experts, const uint64_t* neurons, const Disk::GiveUp&) = 0;
-    // Whether guess() shall be told what the next step is likely to need. Asked once before each such step.
-    virtual bool wants_guess() { return false; }
-    // Some experts, ascending, that the next begin() is likely to name: reads of absent ones may begin,
-    // behind all that are needed. Waits for nothing.
-    virtual void guess(const std::vector<int32_t>&) {}
     // Waits for the next wave, once the last one's experts were used. DiskError: one cannot be read.
     void next(const Disk::GiveUp&);
     // Once the last wave's experts were used.

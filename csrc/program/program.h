@@ -38,7 +38,6 @@ struct ExpertGroups {
 constexpr int kMaxExpertGroups = 64;
 
 struct ExpertsOp;
-struct LookAhead;
 
 // The states of one layer, [slots, ...], as many floats each.
 struct States {
@@ -81,10 +80,8 @@ class Program {
     void ffn(Ffn, const float* x, Masks strongest = {});
     // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
     void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
-    // `waves`: of their weights some are read when they are needed; null: all are in memory. `ahead`: a later
-    // layer whose experts are guessed meanwhile; or null.
-    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>, std::shared_ptr<Waves> waves = {},
-             const LookAhead* ahead = nullptr);
+    // `waves`: of their weights some are read when they are needed; null: all are in memory.
+    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>, std::shared_ptr<Waves> waves = {});
     // expert_scale [experts] multiplies factors; or null.
     void router(const float* x, const Rows& weights, const float* bias, const Router&,
                 const float* expert_scale, int32_t* ids, float* factors, const ExpertGroups& = {});
@@ -152,7 +149,6 @@ class Program {
     void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&, Masks strongest);
     void experts_by_neuron(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void experts_by_output(std::shared_ptr<ExpertsOp>, ScratchPlan&);
-    void look_ahead(ScratchPlan&, const LookAhead&);
     // Of one row.
     void choose(const Router&, const ExpertGroups&, const float* logits, int32_t* ids, float* factors) const;
     void name_rows(std::shared_ptr<ExpertsOp>, ScratchPlan&);

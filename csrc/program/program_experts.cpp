@@ -77,7 +77,7 @@ void add_stats(const ExpertsOp& op) {
 }  // namespace
 
 void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts> experts,
-                  std::shared_ptr<Waves> waves, const LookAhead* ahead) {
+                  std::shared_ptr<Waves> waves) {
     ScratchPlan plan(*this);
     const int64_t rows = bounds_.tokens, pairs = rows * experts->chosen, dim = args.dim();
     auto op = std::make_shared<ExpertsOp>(args, experts, std::move(waves), rows, max_decode());
@@ -114,7 +114,6 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
             op->input.copy(op->prompt, int(pair - before), before);
         });
     if (op->by_rows()) name_rows(op, plan);
-    if (ahead) look_ahead(plan, *ahead);
     if (args.by_output)
         experts_by_output(op, plan);
     else

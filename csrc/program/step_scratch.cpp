@@ -1,6 +1,5 @@
 #include "program/step_scratch.h"
 
-#include "program/look_ahead.h"
 #include "program/program_parts.h"
 
 namespace hc {
@@ -44,13 +43,8 @@ size_t step_scratch_bytes(const StepShape& s) {
     p.router(nullptr, rows_of(s.experts, s.dim), nullptr, Router{}, nullptr, nullptr, nullptr);
     std::vector<int64_t> ends;
     for (int64_t e = 1; e <= s.experts; ++e) ends.push_back(e * s.neurons);
-    LookAhead ahead;
-    ahead.normed = true;
-    ahead.weights = rows_of(s.experts, s.dim);
-    ahead.weights.type = F32;
-    ahead.router.chosen = int(s.chosen);
     const Ffn ffn = ffn_of(s, s.neurons, s.experts, s.chosen);
-    p.ffn(ffn, nullptr, std::make_shared<Experts>(ends, s.chosen), {}, &ahead);
+    p.ffn(ffn, nullptr, std::make_shared<Experts>(ends, s.chosen));
     if (s.shared) p.ffn(ffn_of(s, s.shared, 1, 1), nullptr);
     return p.scratch_bytes();
 }

@@ -134,7 +134,7 @@ def test_what_is_looked_up_changes_no_token(model: LoadedModel) -> None:
     Engine(session).run(own)
     speculation = speculation_of(session)
     assert speculation is not None
-    speculation.costs.is_fresh = lambda rows: True  # type: ignore[method-assign]
+    speculation.costs.measured = lambda rows: True  # type: ignore[method-assign]
     engine = Engine(session, speculation=speculation)
     engine.run(again)
     assert [each.output for each in again] == [each.output for each in own]

@@ -56,7 +56,7 @@ def test_the_longest_end_that_stood_before_is_found() -> None:
         for i in range(0, len(tokens), 3):
             index.extend(tokens[i : i + 3])
         found = index.find(5)
-        gaps += found is not None and found.kind is Kind.GAP
+        gaps += found is not None and found.kind is Kind.SHORT and found.length >= 8
         assert (None if found is None else list(found.tokens)) == guess_by_search(tokens, 5)
     assert gaps > 20
 
@@ -65,23 +65,22 @@ def test_what_is_looked_up_grows_with_the_answer() -> None:
     request = Request(Job([1, 2, 3, 4], GREEDY))
     assert look_up(request, 3) is None
     request.output += [9, 1, 2]
-    assert look_up(request, 3) == Guess([3, 4, 9], Kind.PAIR, 2)
+    assert look_up(request, 3) == Guess([3, 4, 9], Kind.SHORT, 2)
     assert copied(request, 3) is None
     request.output += [3, 4, 9, 1, 2]
     assert look_up(request, 4) == copied(request, 4) == Guess([3, 4, 9, 1], Kind.LONG, 7)
     request.output += [7]  # in place of 3, after too few tokens
     assert look_up(request, 2) is None
     request.output += [1, 2, 3, 4, 9, 1, 2, 3, 4, 9, 1, 2, 6]  # in place of 7
-    assert look_up(request, 2) == Guess([1, 2], Kind.GAP, 12) and copied(request, 2) is None
+    assert look_up(request, 2) == Guess([1, 2], Kind.SHORT, 12) and copied(request, 2) is None
 
 
 def test_a_guess_becomes_surer_with_its_right_tokens() -> None:
-    guess = Guess([1] * 9, Kind.PAIR, 2)
-    kinds = [guess.kind_of(i) for i in range(9)]
-    assert kinds == [Kind.PAIR, *[Kind.SHORT] * 2, *[Kind.LONG] * 4, *[Kind.COPY] * 2]
+    guess = Guess([1] * 9, Kind.SHORT, 2)
+    assert [guess.kind_of(i) for i in range(9)] == [*[Kind.SHORT] * 2, *[Kind.LONG] * 7]
     assert {Guess([1] * 9, Kind.MODEL).kind_of(i) for i in range(9)} == {Kind.MODEL}
-    gap = Guess([1] * 2, Kind.GAP, 12)
-    assert [gap.kind_of(i) for i in range(2)] == [Kind.GAP, Kind.COPY]
+    gap = Guess([1] * 2, Kind.SHORT, 12)
+    assert [gap.kind_of(i) for i in range(2)] == [Kind.SHORT, Kind.LONG]
 
 
 def texts() -> dict[str, tuple[str, str]]:
@@ -113,7 +112,7 @@ def test_as_many_tokens_a_step_as_llama_cpp(kind: str) -> None:
     )
     speculation = Speculation([look_up], 7, DECODE_ROWS)
     costs: Any = speculation.costs
-    costs.is_fresh, costs.of = lambda rows: True, lambda rows: 1.0
+    costs.measured, costs.of = lambda rows: True, lambda rows: 1.0
     request, steps = Request(Job(prompt, GREEDY, max_tokens=len(answer))), 0
     request.output += answer[:1]
     while len(request.output) < len(answer):

@@ -395,7 +395,7 @@ def test_answers_of_a_grammar_are_the_same_with_guesses() -> None:
         with LLM(threads=1, context=160, draft_max=most) as llm:
             speculation = llm.engine.scheduler.speculation
             if speculation is not None:
-                speculation.costs.is_fresh = lambda rows: True  # type: ignore[method-assign]
+                speculation.costs.measured = lambda rows: True  # type: ignore[method-assign]
                 speculation.costs.of = lambda rows: 1.0  # type: ignore[method-assign]
             found.append([llm.generate("Q:", grammar=grammar, max_tokens=90, seed=s) for s in (1, 2)])
     for own, guessed in zip(*found, strict=True):

@@ -269,6 +269,6 @@ def test_a_program_tells_what_scratch_its_ops_share() -> None:
     quantised = ROWS * 16 * 44
     assert p.scratch_bytes == -(-quantised // 64) * 64
     weights: Any = open_backend("cpu", 1).ffn_weights(random_ffn(rng(), (6400, 32), ("F32",) * 3))
-    p.ffn(x, weights.native, floats(ROWS, 32), False, None, None, None, False, None, None, None, None, None)
+    p.ffn(x, weights.native, floats(ROWS, 32), False, None, None, None, False, None, None, None, None)
     hidden, partial, counts = ROWS * 6400 * 4, 50 * ROWS * 528 * 4, 50 * 5 * 8
     assert p.scratch_bytes == arranged + hidden + partial + -(-counts // 64) * 64 + -(-50 * 4 // 64) * 64

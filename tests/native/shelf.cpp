@@ -1,7 +1,8 @@
 // Experts that come from a file into places and go again, for the thread sanitizer too:
 //     hotcold_shelf      exit 0: what steps use are the experts that they named, read by threads and by
-//     rings, with guesses that are right, wrong and given up; 1: not so
+//     rings, and reads of the disk's second queue wait, move up and are called off; 1: not so
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -25,6 +26,7 @@ constexpr int64_t kRows = 37, kColumns = 64, kRowBytes = 4 * kColumns, kPartByte
 constexpr int kSteps = 400;
 
 using Experts = std::vector<int32_t>;
+using Clock = std::chrono::steady_clock;
 
 bool never() { return false; }
 bool at_once() { return true; }
@@ -46,7 +48,7 @@ struct Layer {
     std::unique_ptr<Shelf> shelf;
     std::shared_ptr<Memory> places[kParts];
 
-    Layer(const std::shared_ptr<Disk>& disk, int file, int64_t layer, Guessing guessing)
+    Layer(const std::shared_ptr<Disk>& disk, int file, int64_t layer)
         : number(layer), shelf(std::make_unique<Shelf>(disk, "the file", kExperts, kPlaces)) {
         Arena arena;
         for (int64_t part = 0; part < kParts; ++part) {
@@ -65,7 +67,6 @@ struct Layer {
             for (int64_t i = 0; i < kExperts; ++i) one.offsets.push_back(offset_of(layer, part, i));
             shelf->add(std::move(one));
         }
-        shelf->set_guessing(guessing);
     }
 
     bool holds(int64_t expert) const {
@@ -105,31 +106,108 @@ int64_t wrong_uses(Layer& layer, const Experts& experts) {
     return wrong + std::abs(used - int64_t(experts.size()));
 }
 
-void steps(int file, ReadWay way, bool direct, Guessing guessing) {
+void steps(int file, ReadWay way, bool direct) {
     const auto disk = std::make_shared<Disk>(3, direct, way);
     const int number = disk->add(file);
     std::vector<Layer> layers;
-    for (int64_t i = 0; i < kLayers; ++i) layers.emplace_back(disk, number, i, guessing);
+    for (int64_t i = 0; i < kLayers; ++i) layers.emplace_back(disk, number, i);
     layers[0].shelf->fill(Experts{5, 1, 7}, 1, never);
     std::mt19937 random(1);
-    Experts next = drawn(random);
     int64_t wrong = 0;
     for (int step = 0; step < kSteps; ++step) {
         Layer& layer = layers[size_t(step % kLayers)];
-        const Experts experts = next;
+        const Experts experts = drawn(random);
         layer.shelf->begin(experts, nullptr, never);
-        next = drawn(random);
-        Shelf& following = *layers[size_t((step + 1) % kLayers)].shelf;
-        if (following.wants_guess()) following.guess(step % 3 ? next : drawn(random));
         if (step % 17 == 0) layer.shelf->next(at_once);  // the step ends in its midst
         if (step % 17 == 0) continue;
         if (step % 29 == 0) ++step;  // the one after it ends before it comes to its layer
         wrong += wrong_uses(layer, experts);
     }
     expect(!wrong, std::to_string(wrong) + " uses of experts were wrong");
-    const Waves::Counts counts = layers[1].shelf->counts();
-    const bool guesses = counts.guessed > counts.right && counts.right > 0;
-    expect(guesses == (guessing == Guessing::kOn), "there were other guesses");
+}
+
+// Memory for the parts of some neighbouring experts, to which several reads go: the last one stays there.
+struct OnePlace {
+    std::shared_ptr<Memory> memory;
+    ShelfPart part{};
+    int64_t bytes;
+
+    OnePlace(int file, int64_t experts) : bytes(experts * kPartBytes) {
+        Arena arena;
+        memory = arena.take(size_t(bytes));
+        part.memory = memory;
+        part.place.rows.base = memory->data();
+        part.place.rows.stride = kRowBytes;
+        part.place.rows.count = experts * kRows;
+        part.place.rows.cols = kColumns;
+        part.place.rows.type = F32;
+        part.file = file;
+        part.rows = experts * kRows;
+        part.row_bytes = kRowBytes;
+        for (int64_t i = 0; i < kExperts; ++i) part.offsets.push_back(offset_of(0, 0, i));
+    }
+    std::shared_ptr<Arrival> read(Disk& disk, int64_t expert, bool may_wait) const {
+        auto arrival = std::make_shared<Arrival>(may_wait);
+        std::vector<DiskRead> reads;
+        part.add_reads(0, expert, 0, part.rows, arrival, reads);
+        disk.read(std::move(reads));
+        return arrival;
+    }
+    bool holds(int64_t expert) const {
+        for (int64_t i = 0; i < bytes; ++i)
+            if (memory->data()[i] != value_at(offset_of(0, 0, expert) + i)) return false;
+        return true;
+    }
+};
+
+// One thread reads one part after another, so the last expert in memory tells their order.
+void second_queue(int file) {
+    Disk disk(1, false, ReadWay::kThreads);
+    expect(disk.threads() == 1, "one thread is needed");
+    const OnePlace place(disk.add(file), 1);
+    for (const bool promotes : {false, true}) {
+        disk.hold(true);
+        const auto first = place.read(disk, 1, true), second = place.read(disk, 2, true);
+        const auto needed = place.read(disk, 3, false);
+        if (promotes) disk.promote(*second);
+        disk.hold(false);
+        for (const auto& each : {first, second, needed})
+            expect(disk.wait(*each, never) && !disk.error_of(*each), "a part was not read");
+        expect(place.holds(promotes ? 1 : 2), "the order of reads is another one");
+    }
+    const int64_t reads = disk.counts().reads;
+    for (const bool promotes : {false, true}) {
+        disk.hold(true);
+        const auto wanted = place.read(disk, 4, false), dropped = place.read(disk, 5, true);
+        if (promotes) disk.promote(*dropped);
+        expect(disk.call_off(*dropped) == kPartBytes, "called off reads have other bytes");
+        disk.hold(false);
+        expect(disk.wait(*wanted, never) && disk.arrived(*dropped), "a read that was called off is left");
+        expect(disk.error_of(*dropped) == kDropped && place.holds(4), "a read was not called off");
+    }
+    expect(disk.counts().reads == reads + 2, "reads that were called off were begun");
+}
+
+// Once reads are called off, their place belongs to others, also where they are under way.
+void called_off_under_way(int file, ReadWay way, bool direct) {
+    Disk disk(3, direct, way);
+    const OnePlace place(disk.add(file), kExperts / 2);
+    std::mt19937 random(2);
+    int64_t changed = 0;
+    for (int i = 0; i < kSteps / 4; ++i) {
+        const auto start = Clock::now();
+        disk.wait(*place.read(disk, i % (kExperts / 2), true), never);
+        const Clock::duration whole = Clock::now() - start;
+        const auto dropped = place.read(disk, i % (kExperts / 2), true);
+        const auto until = Clock::now() + whole * int(random() % 100) / 100;
+        while (Clock::now() < until) {
+        }
+        disk.call_off(*dropped);
+        std::fill_n(place.memory->data(), place.bytes, uint8_t(i));
+        disk.wait(*dropped, never);
+        for (int64_t at = 0; at < place.bytes; ++at) changed += place.memory->data()[at] != uint8_t(i);
+    }
+    expect(!changed, std::to_string(changed) + " bytes came after their read was called off");
 }
 
 }  // namespace
@@ -139,10 +217,12 @@ int main() {
     expect(file.number() >= 0, "the file cannot be opened");
     for (const ReadWay way : {ReadWay::kThreads, ReadWay::kRings}) {
         if (way == ReadWay::kRings && why_no_rings()) continue;
-        for (const bool direct : {false, true})
-            for (const Guessing guessing : {Guessing::kOff, Guessing::kOn})
-                steps(file.number(), way, direct, guessing);
+        for (const bool direct : {false, true}) {
+            steps(file.number(), way, direct);
+            called_off_under_way(file.number(), way, direct);
+        }
     }
+    second_queue(file.number());
     std::printf("shelf: %d failed\n", failures);
     return failures ? 1 : 0;
 }

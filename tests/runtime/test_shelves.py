@@ -27,7 +27,7 @@ from hotcold.errors import UserError
 from hotcold.formats.files import FileError
 from hotcold.formats.gguf import open_gguf
 from hotcold.hosting.state import ProcessStats
-from hotcold.kernels import cpu_disk, file_reads
+from hotcold.kernels import cpu_disk
 from hotcold.model.config import Config
 from hotcold.placement import shelves
 from hotcold.placement.profiles import Profile, write_profile
@@ -57,12 +57,6 @@ OPTIONS: dict[str, Any] = {"sequences": 3, "context": 128, "chunk": 32}
 def no_reading_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny models are smaller than the buffers that they would be read with."""
     monkeypatch.setattr(shelves, "reading_bytes", lambda row_bytes: 0)
-
-
-@pytest.fixture(autouse=True)
-def read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Always, however often that is right."""
-    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, "on")
 
 
 def texts(session: Session, tokens: int = 12, speculation: Speculation | None = None) -> list[list[int]]:
@@ -110,9 +104,7 @@ def test_text_and_bits_are_the_same_at_every_budget(name: str, type: str, down: 
         assert (counts.hits > 0) or share < 0.5
 
 
-@pytest.mark.parametrize("ahead", file_reads.AHEAD)
-def test_one_sequence_alone(ahead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, ahead)
+def test_one_sequence_alone(tmp_path: Path) -> None:
     path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     whole = opened(path, None, sequences=1)
     expected = texts(whole, 40)
@@ -128,12 +120,7 @@ def test_gate_and_up_in_one_tensor(tmp_path: Path) -> None:
     assert texts(opened(path, 0.3)) == texts(opened(path, None))
 
 
-@pytest.mark.parametrize("ahead", file_reads.AHEAD)
-def test_what_is_read_depends_on_tokens_alone(
-    ahead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for what was read of a wrong guess before that was known."""
-    monkeypatch.setenv(file_reads.AHEAD_VARIABLE, ahead)
+def test_what_is_read_depends_on_tokens_alone(tmp_path: Path) -> None:
     path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     found = []
     for threads in (1, 3):
@@ -141,11 +128,8 @@ def test_what_is_read_depends_on_tokens_alone(
         texts(session)
         counts = session.model.disk_counts()
         assert counts is not None
-        exactly = 0 if counts.guessed else counts.nbytes
-        found.append((counts.hits, counts.misses, counts.guessed, counts.right, exactly))
-        assert counts.right <= counts.guessed and (counts.guessed > 0 or ahead != "on")
-        assert counts.guessed == 0 or ahead != "off"
-        assert counts.nbytes - counts.vain_bytes >= counts.misses * min(session.model.plan.experts.unit_bytes)  # type: ignore[union-attr]
+        found.append((counts.hits, counts.misses, counts.nbytes))
+        assert counts.nbytes >= counts.misses * min(session.model.plan.experts.unit_bytes)  # type: ignore[union-attr]
         counters = session.counters
         assert 0 < counters.disk.misses < counts.misses  # prompts are not counted there
     assert found[0] == found[1]
@@ -452,14 +436,10 @@ def test_statistics_have_what_was_read(tmp_path: Path) -> None:
     assert counts is not None and counts.misses > 0
     found = (stats.expert_hits, stats.expert_misses, stats.disk_bytes, stats.stalls, stats.stall_s)
     assert found == (counts.hits, counts.misses, counts.nbytes, counts.stalls, counts.stall_s)
-    ahead = (stats.experts_ahead, stats.experts_ahead_right, stats.disk_vain_bytes)
-    assert ahead == (counts.guessed, counts.right, counts.vain_bytes) and counts.guessed > 0
-    found += ahead
     process = from_plain(ProcessStats, to_plain(ProcessStats(**asdict(stats))))
     lines = [line.split() for line in Metrics().text(1.0, process).decode().splitlines()]
     told = {line[0]: float(line[1]) for line in lines if line[0] != "#"}
     names = ["expert_hits", "expert_misses", "disk_read_bytes", "disk_waits", "disk_wait_seconds"]
-    names += ["experts_ahead", "experts_ahead_right", "disk_vain_bytes"]
     assert tuple(told[f"hotcold_{name}_total"] for name in names) == found
 
 
@@ -470,7 +450,6 @@ def test_a_watched_answer_has_what_was_read(tmp_path: Path) -> None:
     rates = [each.frame.rates for each in pieces if each.frame is not None][-1]
     assert rates is not None and rates.expert_hit_share is not None and 0 < rates.expert_hit_share < 1
     assert rates.disk_bytes_per_token and rates.stalls_per_token is not None
-    assert rates.experts_ahead_per_token and 0 <= rates.experts_ahead_right_share <= 1  # type: ignore[operator]
 
 
 def test_generate_says_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -483,6 +462,5 @@ def test_generate_says_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = capsys.readouterr().err
     assert "6 of 20 experts of each layer (30% of their bytes) fit in" in told
     assert "of experts in memory" in told and "from disk per token" in told
-    assert "experts per token read a layer ahead" in told
     assert cli.main([*args[:-1], "64KiB"]) == 2
     assert "--ram-budget of 64KiB: this model needs" in capsys.readouterr().err

@@ -53,6 +53,5 @@ def eager(session: Session) -> Speculation:
     block = [each for each in found._guessers if isinstance(each, BlockDrafts)]
     only = Speculation(block, 7, session.model.limits.decode)
     costs: Any = only.costs
-    costs.is_fresh, costs.of = lambda rows: True, lambda rows: 1.0
-    costs.rate = lambda rows, tokens, seconds: tokens
+    costs.measured, costs.of = lambda rows: True, lambda rows: 1.0
     return only

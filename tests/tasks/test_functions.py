@@ -316,17 +316,15 @@ def test_mistakes_in_a_benchmark(
 # --- guesses ---
 
 
-def test_guesses_of_a_benchmark_are_right_as_often_as_asked() -> None:
+def test_a_benchmark_guesses_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepCosts, "measured", lambda self, rows: True)
+    monkeypatch.setattr(StepCosts, "of", lambda self, rows: 1.0)
     with LLM(context=100) as llm:
-        always = hotcold.bench(llm, n_prompt=8, n_gen=32, repetitions=2, draft="replay:1")
-        never = hotcold.bench(llm, n_prompt=8, n_gen=32, repetitions=1, draft="replay:0")
-        looked_up = hotcold.bench(llm, n_prompt=8, n_gen=32, repetitions=1, draft="look-up", draft_max=2)
-        none = hotcold.bench(llm, n_prompt=8, n_gen=32, repetitions=1)
-    for each in always.rounds:
-        assert each.accepted == each.guessed
-    assert never.rounds[0].accepted == 0 and none.rounds[0].guessed == 0
-    assert looked_up.rounds[0].accepted <= looked_up.rounds[0].guessed
-    assert ("guessed tokens were right" in str(always)) == (always.median("guessed") > 0)
+        looked_up = hotcold.bench(llm, n_prompt=60, n_gen=32, repetitions=1, draft="look-up", draft_max=2)
+        none = hotcold.bench(llm, n_prompt=60, n_gen=32, repetitions=1)
+    assert none.rounds[0].guessed == 0 and "guessed tokens" not in str(none)
+    assert 0 < looked_up.rounds[0].guessed >= looked_up.rounds[0].accepted
+    assert "guessed tokens were right" in str(looked_up)
 
 
 def test_a_benchmark_of_a_file_with_a_block_that_guesses(
@@ -334,9 +332,8 @@ def test_a_benchmark_of_a_file_with_a_block_that_guesses(
 ) -> None:
     """The block guesses unless another word is given; its bytes are counted, the head for each guess."""
     path = knowing_block(write_hybrid(tmp_path / "plain.gguf", "qwen35"), tmp_path / "knows.gguf", 1)
-    monkeypatch.setattr(StepCosts, "is_fresh", lambda self, rows: True)
+    monkeypatch.setattr(StepCosts, "measured", lambda self, rows: True)
     monkeypatch.setattr(StepCosts, "of", lambda self, rows: 1.0)
-    monkeypatch.setattr(StepCosts, "rate", lambda self, rows, tokens, seconds: tokens)
     found, none = (
         hotcold.bench(path, n_prompt=8, n_gen=33, repetitions=1, threads=1, draft=draft)
         for draft in (None, "none")
@@ -353,7 +350,7 @@ def test_a_benchmark_of_a_file_with_a_block_that_guesses(
     assert own.bytes_per_token * 32 < (own.guessed + 2 * steps) * plain.bytes_per_token
 
 
-@pytest.mark.parametrize("draft", ["replay", "replay:x", "replay:1.5", "other:0.5", "x.gguf", ""])
+@pytest.mark.parametrize("draft", ["replay:0.5", "x.gguf", ""])
 def test_guesses_of_a_benchmark_that_are_not_known(draft: str, llm: LLM) -> None:
-    with pytest.raises(ValueError, match="look-up, none, or replay:P with P from 0 to 1, is needed"):
+    with pytest.raises(ValueError, match="allowed are look-up and none"):
         hotcold.bench(llm, draft=draft)

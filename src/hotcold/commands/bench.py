@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds to measure (default: 5)")
     add(
         "--draft",
-        metavar="replay:P",
-        help="guess tokens of a known text, of which the share P is right; look-up: guess what is found in "
-        "the text; none (default: what a block of the file guesses that is made for it, if there is one)",
+        choices=["look-up", "none"],
+        help="look-up: draft the tokens that followed the same text before; none: no drafts (default: the "
+        "drafts of the file's draft block, if it has one)",
     )
     add("--no-draft", dest="draft", action="store_const", const="none", help="the same as --draft none")
     add(

@@ -29,17 +29,11 @@ def disk_figures(figures: Figures) -> list[str]:
     stalls, seconds = figures.stalls_per_token, figures.stall_s_per_token
     if share is None or nbytes is None or stalls is None or seconds is None:
         return []
-    parts = [
+    return [
         f"{share:.1%} of what was named of experts in memory",
         f"{size(int(nbytes))} from disk per token",
         f"{stalls:.1f} waits per token, {seconds * 1e3:.1f} ms together",
     ]
-    ahead, right = figures.experts_ahead_per_token, figures.experts_ahead_right_share
-    vain = figures.disk_vain_bytes_per_token
-    if ahead and right is not None and vain is not None:
-        read = f"{ahead:.1f} experts per token read a layer ahead"
-        parts.append(f"{read}, {right:.0%} rightly ({size(int(vain))} in vain)")
-    return parts
 
 
 def figures_of(request: Request, figures: Figures) -> list[str]:

@@ -10,8 +10,6 @@ from hotcold.engine.request import Request
 from hotcold.kernels.backend import PAGE, Batch
 from hotcold.model.draft_block import DraftBlock
 
-_LAST = 0.1  # weight of the newest time in the mean time of a guess
-
 
 @dataclass
 class _Text:
@@ -29,7 +27,7 @@ class BlockDrafts(Drafter):
     kind = Kind.BLOCK
 
     def __init__(self, block: DraftBlock, batch: Batch) -> None:
-        self.seconds = 0.0  #: of one token of each request
+        super().__init__()
         self._block = block
         self._batch = batch
         self._texts: dict[Request, _Text] = {}
@@ -73,8 +71,7 @@ class BlockDrafts(Drafter):
         while len(text.found) < most and request in self._going_on:
             start = time.perf_counter()
             self._guess_one_more()
-            seconds = time.perf_counter() - start
-            self.seconds += (_LAST if self.seconds else 1) * (seconds - self.seconds)
+            self.note(time.perf_counter() - start)
         return Guess(text.found[:most], self.kind) if text.found and most > 0 else None
 
     def seconds_of(self, tokens: int) -> float:

@@ -8,8 +8,6 @@ from hotcold.engine.request import Request
 from hotcold.kernels.backend import PAGE
 from hotcold.runtime.session import Session
 
-_LAST = 0.1  # what a step weighs in the cost of a token
-
 
 @dataclass
 class _Text:
@@ -29,7 +27,7 @@ class DraftModel(Drafter):
     kind = Kind.MODEL
 
     def __init__(self, session: Session, vocab: int) -> None:
-        self.seconds = 0.0  #: of one token, where nothing had to be read
+        super().__init__()
         self._session = session
         self._texts: dict[Request, _Text] = {}
         self._vocab = min(vocab, session.model.config.vocab)
@@ -58,8 +56,7 @@ class DraftModel(Drafter):
         while len(found) < most:
             found.append(self._read(text, found[-1:]))
         if most > 1:
-            each = (time.perf_counter() - start) / (most - 1)
-            self.seconds += (_LAST if self.seconds else 1) * (each - self.seconds)
+            self.note((time.perf_counter() - start) / (most - 1))
         return Guess(found, self.kind)
 
     def seconds_of(self, tokens: int) -> float:

@@ -62,11 +62,6 @@ class EngineStats:
     disk_bytes: int | None = None
     stalls: int | None = None
     stall_s: float | None = None
-    #: those that were asked for before their layer named them, those that it then named, and what was read
-    #: for the others
-    experts_ahead: int | None = None
-    experts_ahead_right: int | None = None
-    disk_vain_bytes: int | None = None
 
 
 class Engine:
@@ -399,9 +394,6 @@ def _of_disk(counts: DiskCounts | None) -> dict[str, Any]:
         "disk_bytes": counts.nbytes,
         "stalls": counts.stalls,
         "stall_s": counts.stall_s,
-        "experts_ahead": counts.guessed,
-        "experts_ahead_right": counts.right,
-        "disk_vain_bytes": counts.vain_bytes,
     }
 
 

@@ -13,34 +13,22 @@ from hotcold.engine.request import Request
 _LONGEST = 32  # tokens that are compared, of two places in a text
 _BEFORE_GAP = 8  # tokens at least that stood in the text before one that did not
 _PLACES = 16  # that are compared, the latest ones
+_LAST = 0.1  # weight of the newest time in a drafter's mean time of a token
 
 
 class Kind(IntEnum):
-    """Where a guess comes from: guesses of one kind are about equally often right."""
+    """The drafter of a guess. It has one acceptance rate."""
 
-    PAIR = 0  #: looked up: the last two tokens, no more, stood in the text before
-    SHORT = 1  #: three or four
-    LONG = 2  #: up to eight
-    COPY = 3  #: more
-    FORCED = 4  #: what a grammar leaves no choice about, but for how tokens divide it
-    MODEL = 5  #: from a smaller model
-    REPLAY = 6  #: from somebody who knows
-    BLOCK = 7  #: from a block of the model's file that guesses
-    GAP = 8  #: looked up, too: the text before the last token, which another one took the place of
+    FORCED = 0  #: the grammar, where it leaves no choice but how tokens divide the text
+    LONG = 1  #: prompt lookup, where four or more tokens agree
+    SHORT = 2  #: prompt lookup, where fewer agree, or the last token took the place of another one
+    MODEL = 3  #: a smaller model
+    BLOCK = 4  #: a block of the model's file
 
 
-#: How often the first token of a guess is right, until that is known.
-FIRST_SHARES = {
-    Kind.PAIR: 0.25,
-    Kind.SHORT: 0.4,
-    Kind.LONG: 0.6,
-    Kind.COPY: 0.8,
-    Kind.FORCED: 0.95,
-    Kind.MODEL: 0.6,
-    Kind.REPLAY: 0.5,
-    Kind.BLOCK: 0.7,
-    Kind.GAP: 0.4,
-}
+#: Acceptance rates before the first guess.
+FIRST_RATES = {Kind.FORCED: 0.95, Kind.LONG: 0.7, Kind.SHORT: 0.35, Kind.MODEL: 0.6, Kind.BLOCK: 0.7}
+_SHORT = 3  # tokens that agree at most in a guess of that kind
 
 
 class Guess(NamedTuple):
@@ -51,7 +39,7 @@ class Guess(NamedTuple):
     length: int = 0  #: of what was found in the text; 0 where nothing was looked up
 
     def kind_of(self, i: int) -> Kind:
-        """The kind of one of its tokens, if those before it are right: what is looked up becomes surer."""
+        """The kind of token ``i``. Accepted tokens before it make what agrees longer."""
         return _kind(self.length + i) if i and self.length else self.kind
 
 
@@ -67,6 +55,9 @@ class Drafter(ABC):
 
     kind: Kind
 
+    def __init__(self) -> None:
+        self.seconds = 0.0  #: of a token; of all requests together where the drafter serves them so
+
     @abstractmethod
     def __call__(self, request: Request, most: int) -> Guess | None:
         """As of a :class:`Guesser`."""
@@ -78,6 +69,10 @@ class Drafter(ABC):
     @abstractmethod
     def clear(self) -> None:
         """Forgets all texts, which an exception may have broken off."""
+
+    def note(self, seconds: float) -> None:
+        """Learns the time of a token."""
+        self.seconds += (_LAST if self.seconds else 1) * (seconds - self.seconds)
 
 
 class _Places:
@@ -132,7 +127,7 @@ class Lookup:
             place, length = self._longest(end - 1)
             if length < _BEFORE_GAP:
                 return None
-            place, kind = place + 1, Kind.GAP
+            place, kind = place + 1, Kind.SHORT
         found = self._tokens[place + 1 : place + 1 + most]
         while len(found) < most:  # the text has repeated itself up to its end
             found.append(found[len(found) - (end - place)])
@@ -164,11 +159,7 @@ class Lookup:
 
 
 def _kind(length: int) -> Kind:
-    if length == 2:
-        return Kind.PAIR
-    if length <= 4:
-        return Kind.SHORT
-    return Kind.LONG if length <= 8 else Kind.COPY
+    return Kind.LONG if length > _SHORT else Kind.SHORT
 
 
 def forced(request: Request, most: int) -> Guess | None:
@@ -191,7 +182,7 @@ def look_up(request: Request, most: int) -> Guess | None:
 def copied(request: Request, most: int) -> Guess | None:
     """As :func:`look_up`, where that is likely to be right. A :class:`Guesser`."""
     found = look_up(request, most)
-    return found if found is not None and found.kind in (Kind.LONG, Kind.COPY) else None
+    return found if found is not None and found.kind is Kind.LONG else None
 
 
 def possible(request: Request, guess: Guess) -> Guess | None:

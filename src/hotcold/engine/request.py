@@ -192,7 +192,7 @@ class Request:
     vector: tuple[float, ...] | None = None  #: of a job with a pooling, at its end
     pool: Pool = field(default_factory=Pool)
     lookup: Any = None  #: the index of its tokens, where guesses are looked up in them
-    guess_shares: dict[Any, float] = field(default_factory=dict)  #: how many guesses of a kind are right
+    acceptance: dict[Any, float] = field(default_factory=dict)  #: acceptance rates of draft tokens by drafter
     #: the different tokens among so many first ones, once they were asked for; more are added as they come
     _different: set[int] = field(default_factory=set)
     _looked_at: int = 0

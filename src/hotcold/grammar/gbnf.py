@@ -1,10 +1,12 @@
 """Parses GBNF, llama.cpp's notation of grammars, into a tree, which ``gbnf_lexemes`` translates to Lark."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from hotcold.grammar.error import GrammarError
+from hotcold.grammar.finite import Needs, ends
 from hotcold.values import shown
 
 MOST_REPEATS = 100_000
@@ -54,44 +56,87 @@ class Repeat:
     most: int | None  #: None: any number
 
 
-Node = Chars | Token | Ref | Sequence | Choice | Repeat
+@dataclass(frozen=True)
+class Lexeme:
+    """An expression without rules or tokens that the lexer takes as one. The parser makes none."""
+
+    node: "Node"
+
+
+Node = Chars | Token | Ref | Sequence | Choice | Repeat | Lexeme
 Rules = dict[str, Node]
 
 
-def parse(text: str) -> Rules:
-    """The rules of a grammar, including ``root`` and all that they name. GrammarError names the line."""
-    return _Parser(text).rules()
+def inner(node: Node) -> tuple[Node, ...]:
+    """The nodes of a sequence, choice or repetition; none for other nodes."""
+    match node:
+        case Sequence(parts) | Choice(parts):
+            return parts
+        case Repeat(part):
+            return (part,)
+    return ()
+
+
+def mapped(node: Node, change: Callable[[Node], Any]) -> Node:
+    """A sequence, choice or repetition with each of its nodes changed; another node as it is."""
+    match node:
+        case Sequence(parts):
+            return Sequence(tuple(map(change, parts)))
+        case Choice(options):
+            return Choice(tuple(map(change, options)))
+        case Repeat(part, least, most):
+            return Repeat(change(part), least, most)
+    return node
+
+
+def may_be_empty(node: Node) -> bool:
+    """Whether an expression without rules matches the empty text."""
+    match node:
+        case Sequence(parts):
+            return all(map(may_be_empty, parts))
+        case Choice(options):
+            return any(map(may_be_empty, options))
+        case Repeat(part, least, _):
+            return least == 0 or may_be_empty(part)
+        case Lexeme(expression):
+            return may_be_empty(expression)
+    return False
 
 
 def any_of(ranges: Iterable[tuple[int, int]], *, negated: bool = False) -> Chars:
     """The characters of ranges that may overlap, or all others; never surrogates, which no text has."""
-    excluded = [_SURROGATES]
-    if negated:
-        excluded += ranges
-        ranges = [(0, LAST)]
-    return Chars(tuple(_without(_merged(ranges), _merged(excluded))))
+    outside = ranges if negated else _complement(ranges)
+    return Chars(_complement([*outside, _SURROGATES]))
 
 
-def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = merged[-1][0], max(last, merged[-1][1])
-        else:
-            merged.append((first, last))
-    return merged
+def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    gaps, start = [], 0
+    for first, last in [*sorted(ranges), (LAST + 1, LAST + 1)]:
+        if first > start:
+            gaps.append((start, first - 1))
+        start = max(start, last + 1)
+    return tuple(gaps)
 
 
-def _without(ranges: list[tuple[int, int]], holes: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    for first, last in ranges:
-        for low, high in holes:
-            if high < first or low > last:
-                continue
-            if low > first:
-                yield first, low - 1
-            first = high + 1
-        if first <= last:
-            yield first, last
+def parse(text: str) -> Rules:
+    """The rules of a grammar, including ``root`` and all that they name. GrammarError: the grammar is broken,
+    and the message names the line; or nothing finite matches it."""
+    rules = _Parser(text).rules()
+
+    def needs(node: Node) -> Needs:
+        match node:
+            case Ref(name):
+                yield [[rules[name]]]
+            case Sequence(parts):
+                yield [parts]
+            case Choice(options):
+                yield [[option] for option in options]
+            case Repeat(part, least, _) if least:
+                yield [[part]]
+
+    if not ends(rules["root"], needs):
+        raise GrammarError("nothing finite matches the grammar: its rule 'root' needs itself to end")
+    return rules
 
 
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -99,6 +144,7 @@ _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _NAME = re.compile(r"[a-zA-Z0-9_-]+")
 _TOKEN = re.compile(r"(!?)<(\[\d{1,9}\]|[^<>\s\[\]][^<>\s]*)>")
 _COUNT = re.compile(r"\{\s*(\d{1,9})\s*(?:(,)\s*(\d{1,9})?\s*)?\}")
+_SIGNS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]"}
 _HEX = {"x": 2, "u": 4, "U": 8}
 
@@ -117,12 +163,9 @@ class _Parser:
             start = self._at
             name = self._match(_NAME, "the name of a rule")[0]
             self._skip(_SPACE)
-            if not self._text.startswith("::=", self._at):
-                raise self._error(f"'::=' is needed after {shown(name)}")
+            self._take("::=", f"'::=' is needed after {shown(name)}")
             if name in rules:
-                self._at = start
-                raise self._error(f"the rule {shown(name)} is there twice")
-            self._at += 3
+                raise self._error(f"the rule {shown(name)} is there twice", start)
             self._skip(_SPACE_AND_LINES)
             rules[name] = self._choice(_SPACE)
             if self._at < len(self._text) and self._text[self._at] not in "\r\n":
@@ -132,8 +175,7 @@ class _Parser:
             raise GrammarError("the grammar has no rule 'root': it is where an answer starts")
         for name, at in self._named.items():
             if name not in rules:
-                self._at = at
-                raise self._error(f"there is no rule {shown(name)}")
+                raise self._error(f"there is no rule {shown(name)}", at)
         return rules
 
     def _choice(self, space: re.Pattern[str]) -> Node:
@@ -155,7 +197,8 @@ class _Parser:
     def _item(self) -> Node | None:
         match self._text[self._at : self._at + 1]:
             case '"':
-                return self._literal()
+                chars = [Chars(((code, code),)) for code, _ in self._ranges('"', "the text")]
+                return chars[0] if len(chars) == 1 else Sequence(tuple(chars))
             case "[":
                 return self._class()
             case ".":
@@ -164,14 +207,14 @@ class _Parser:
             case "(":
                 return self._group()
             case "<" | "!":
-                found = self._match(_TOKEN, "a token, as <[7]> or <name>,")
-                return Token(found[2], bool(found[1]))
-        found_name = _NAME.match(self._text, self._at)
-        if not found_name:
+                token = self._match(_TOKEN, "a token, as <[7]> or <name>,")
+                return Token(token[2], bool(token[1]))
+        name = _NAME.match(self._text, self._at)
+        if not name:
             return None
-        self._named.setdefault(found_name[0], self._at)
-        self._at = found_name.end()
-        return Ref(found_name[0])
+        self._named.setdefault(name[0], self._at)
+        self._at = name.end()
+        return Ref(name[0])
 
     def _group(self) -> Node:
         self._level += 1
@@ -179,71 +222,58 @@ class _Parser:
             raise self._error(f"parentheses are too deep: allowed are {MOST_LEVELS}")
         self._at += 1
         self._skip(_SPACE_AND_LINES)
-        inner = self._choice(_SPACE_AND_LINES)
-        if not self._text.startswith(")", self._at):
-            raise self._error("')' is needed")
-        self._at += 1
+        node = self._choice(_SPACE_AND_LINES)
+        self._take(")", "')' is needed")
         self._level -= 1
-        return inner
+        return node
 
     def _repeated(self, part: Node) -> Node:
         """``part`` with the signs of repetition after it."""
-        while self._at < len(self._text) and self._text[self._at] in "*+?{":
-            sign = self._text[self._at]
-            if sign != "{":
+        while (sign := self._text[self._at : self._at + 1]) and sign in "*+?{":
+            if sign in _SIGNS:
                 self._at += 1
-                part = Repeat(part, int(sign == "+"), 1 if sign == "?" else None)
+                part = Repeat(part, *_SIGNS[sign])
                 continue
-            found = self._match(_COUNT, "a number of times, as {2}, {2,} or {2,5},")
-            least = int(found[1])
-            most = int(found[3]) if found[3] else None if found[2] else least
+            count = self._match(_COUNT, "a number of times, as {2}, {2,} or {2,5},")
+            least = int(count[1])
+            most = int(count[3]) if count[3] else None if count[2] else least
             if max(least, most or 0) > MOST_REPEATS or (most is not None and most < least):
-                raise self._error(
-                    f"{found[0]!r:.40} is not allowed: from 0 to {MOST_REPEATS} times, fewest first"
-                )
+                allowed = f"from 0 to {MOST_REPEATS} times, fewest first"
+                raise self._error(f"{count[0]!r:.40} is not allowed: {allowed}")
             part = Repeat(part, least, most)
         return part
 
-    def _literal(self) -> Node:
-        start = self._at
-        self._at += 1
-        chars: list[Node] = []
-        while not self._text.startswith('"', self._at):
-            code = self._char(start, "the text")
-            chars.append(Chars(((code, code),)))
-        self._at += 1
-        return chars[0] if len(chars) == 1 else Sequence(tuple(chars))
-
     def _class(self) -> Node:
-        start = self._at
         negated = self._text.startswith("^", self._at + 1)
-        self._at += 2 if negated else 1
+        node = any_of(self._ranges("]", "the class of characters", 2 if negated else 1), negated=negated)
+        if not node.ranges:
+            raise self._error("a class of characters has none")
+        return node
+
+    def _ranges(self, close: str, what: str, opening: int = 1) -> list[tuple[int, int]]:
+        """The characters up to a closing sign, in a class as ranges. ``what`` names the whole, which begins
+        with ``opening`` characters."""
+        start = self._at
+        self._at += opening
         ranges = []
-        while not self._text.startswith("]", self._at):
-            first = last = self._char(start, "the class of characters")
-            if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
+        while not self._text.startswith(close, self._at):
+            first = last = self._char(start, what)
+            if close == "]" and re.match("-[^]]|-$", self._text[self._at : self._at + 2]):
                 self._at += 1
-                last = self._char(start, "the class of characters")
+                last = self._char(start, what)
             if last < first:
                 raise self._error("a range of characters ends before it starts")
             ranges.append((first, last))
         self._at += 1
-        found = any_of(ranges, negated=negated)
-        if not found.ranges:
-            raise self._error("a class of characters has none")
-        return found
+        return ranges
 
     def _char(self, start: int, what: str) -> int:
         """The next code point, which may be an escape; ``start`` is the beginning of the whole."""
         if self._at >= len(self._text):
-            self._at = start
-            raise self._error(f"{what} that starts here does not end")
+            raise self._error(f"{what} that starts here does not end", start)
         char = self._text[self._at]
         self._at += 1
-        if char != "\\":
-            code = ord(char)
-        else:
-            code = self._escape()
+        code = ord(char) if char != "\\" else self._escape()
         if code > LAST or _SURROGATES[0] <= code <= _SURROGATES[1]:
             raise self._error(f"U+{code:04X} is no character")
         return code
@@ -256,27 +286,30 @@ class _Parser:
                 raise self._error(f"\\{letter} needs {_HEX[letter]} hexadecimal digits")
             self._at += 1 + len(digits)
             return int(digits, 16)
-        if letter not in _ESCAPES or not letter:
-            raise self._error(
-                f'\\{shown(letter)[1:-1]} is not known: allowed are \\n \\r \\t \\\\ \\" \\[ \\] \\x \\u \\U'
-            )
+        if letter not in _ESCAPES:
+            allowed = r"\n \r \t \\ \" \[ \] \x \u \U"
+            raise self._error(f"\\{shown(letter)[1:-1]} is not known: allowed are {allowed}")
         self._at += 1
         return ord(_ESCAPES[letter])
 
+    def _take(self, text: str, error: str) -> None:
+        if not self._text.startswith(text, self._at):
+            raise self._error(error)
+        self._at += len(text)
+
     def _match(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
-        found = pattern.match(self._text, self._at)
-        if not found:
+        match = pattern.match(self._text, self._at)
+        if not match:
             raise self._error(f"{what} is needed")
-        self._at = found.end()
-        return found
+        self._at = match.end()
+        return match
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
-        found = pattern.match(self._text, self._at)
-        assert found
-        self._at = found.end()
+        self._match(pattern, "white space")
 
-    def _error(self, what: str) -> GrammarError:
-        line = self._text.count("\n", 0, self._at) + 1
-        column = self._at - (self._text.rfind("\n", 0, self._at) + 1) + 1
-        seen = shown(self._text[self._at : self._at + 20].split("\n")[0])
-        return GrammarError(f"line {line}, column {column}, at {seen}: {what}")
+    def _error(self, what: str, at: int | None = None) -> GrammarError:
+        at = self._at if at is None else at
+        line = self._text.count("\n", 0, at) + 1
+        column = at - (self._text.rfind("\n", 0, at) + 1) + 1
+        rest = shown(self._text[at : at + 20].split("\n")[0])
+        return GrammarError(f"line {line}, column {column}, at {rest}: {what}")

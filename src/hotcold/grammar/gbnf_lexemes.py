@@ -5,11 +5,26 @@ only if they are long. So each part that does not call itself becomes one lexeme
 longest match is certainly the right one: no character that may follow a lexeme may also continue one that has
 begun. Otherwise the lexeme is taken apart, if necessary down to single characters."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import groupby
 
 from hotcold.grammar.error import GrammarError
-from hotcold.grammar.gbnf import Chars, Choice, Node, Ref, Repeat, Rules, Sequence, Token, parse
-from hotcold.grammar.lexeme_conflicts import Lexeme, TooManySteps, Tree, conflicts, leaves
+from hotcold.grammar.gbnf import (
+    Chars,
+    Choice,
+    Lexeme,
+    Node,
+    Ref,
+    Repeat,
+    Rules,
+    Sequence,
+    Token,
+    inner,
+    mapped,
+    may_be_empty,
+    parse,
+)
+from hotcold.grammar.lexeme_conflicts import TooManySteps, conflicts, leaves
 from hotcold.values import shown
 
 _MOST_PLACES = 2000  # limit of one lexeme
@@ -19,39 +34,10 @@ _MOST_STEPS = 100_000  # limit of the search for conflicts: some tenths of a sec
 def lark_of_gbnf(text: str, token_id: Callable[[str], int | None] = lambda name: None) -> str:
     """Translates a grammar in GBNF to Lark; ``token_id`` finds control tokens by name. GrammarError: it is
     broken, nothing finite matches it, or it names an unknown token."""
-    rules = parse(text)
     try:
-        if "root" not in _rules_that_end(rules):
-            raise GrammarError("nothing finite matches the grammar: its rule 'root' needs itself to end")
-        return _Translation(rules, token_id).lark()
+        return _Translation(parse(text), token_id).lark()
     except RecursionError:
         raise GrammarError("the rules of the grammar lie too deep within each other") from None
-
-
-def _rules_that_end(rules: Rules) -> set[str]:
-    ending: set[str] = set()
-
-    def ends(node: Node) -> bool:
-        match node:
-            case Ref(name):
-                return name in ending
-            case Sequence(parts):
-                return all(map(ends, parts))
-            case Choice(options):
-                return any(map(ends, options))
-            case Repeat(part, least, _):
-                return least == 0 or ends(part)
-        return True
-
-    names = list(rules)
-    before = -1
-    while before < len(ending):
-        before = len(ending)
-        names.reverse()  # a rule mostly comes before those that it needs; if not, the next round finds it
-        for name in names:
-            if name not in ending and ends(rules[name]):
-                ending.add(name)
-    return ending
 
 
 class _Translation:
@@ -64,22 +50,21 @@ class _Translation:
 
     def lark(self) -> str:
         left = _MOST_STEPS
-        while not self._single:
+        while True:
             trees = self._trees()
             try:
-                found, steps = conflicts(trees, left)
+                split, steps = (set[Node](), 0) if self._single else conflicts(trees, left)
             except TooManySteps:
                 self._single = True
-                break
-            if not found:
+                continue
+            if not split:
                 return self._written(trees)
-            self._apart |= found
+            self._apart |= split
             left -= steps
-        return self._written(self._trees())
 
-    def _trees(self) -> dict[str, Tree]:
+    def _trees(self) -> Rules:
         """The rules that ``root`` needs, cut into lexemes."""
-        trees: dict[str, Tree] = {}
+        trees: Rules = {}
         missing = ["root"]
         while missing:
             name = missing.pop()
@@ -88,97 +73,64 @@ class _Translation:
                 missing += [leaf.name for leaf in leaves(trees[name]) if isinstance(leaf, Ref)]
         return trees
 
-    def _tree(self, node: Node) -> Tree:
+    def _tree(self, node: Node) -> Node:
         expanded = self._expand(node)
         if expanded is not None:
             return self._cut(expanded)
-        match node:
-            case Sequence(parts):
-                return Sequence(tuple(self._neighbours(parts)))  # type: ignore[arg-type]
-            case Choice(options):
-                return Choice(tuple(map(self._tree, options)))  # type: ignore[arg-type]
-            case Repeat(part, least, most):
-                return Repeat(self._tree(part), least, most)  # type: ignore[arg-type]
-        return node
+        if not isinstance(node, Sequence):
+            return mapped(node, self._tree)
+        parts: list[Node] = []
+        expanded_parts = [(self._expand(part), part) for part in node.parts]
+        for is_lexeme, group in groupby(expanded_parts, lambda pair: pair[0] is not None):
+            if is_lexeme:  # neighbours that may be one lexeme are joined
+                neighbours = tuple(expanded for expanded, _ in group if expanded is not None)
+                parts.append(self._cut(neighbours[0] if len(neighbours) == 1 else Sequence(neighbours)))
+            else:
+                parts += [self._tree(part) for _, part in group]
+        return Sequence(tuple(parts))
 
-    def _neighbours(self, parts: tuple[Node, ...]) -> Iterator[Tree]:
-        """The parts of a sequence; neighbours that may be one lexeme are joined."""
-        together: list[Node] = []
-        for part in parts:
-            expanded = self._expand(part)
-            if expanded is not None:
-                together.append(expanded)
-                continue
-            if together:
-                yield self._cut(together[0] if len(together) == 1 else Sequence(tuple(together)))
-                together = []
-            yield self._tree(part)
-        if together:
-            yield self._cut(together[0] if len(together) == 1 else Sequence(tuple(together)))
-
-    def _cut(self, node: Node) -> Tree:
+    def _cut(self, node: Node) -> Node:
         """An expression as one lexeme, or its parts if it had to be taken apart."""
-        if node not in self._apart and not self._single:
+        if isinstance(node, Chars) or (node not in self._apart and not self._single):
             return Lexeme(node)
-        match node:
-            case Sequence(parts):
-                return Sequence(tuple(map(self._cut, parts)))  # type: ignore[arg-type]
-            case Choice(options):
-                return Choice(tuple(map(self._cut, options)))  # type: ignore[arg-type]
-            case Repeat(part, least, most):
-                return Repeat(self._cut(part), least, most)  # type: ignore[arg-type]
-        return Lexeme(node)
+        return mapped(node, self._cut)
 
     def _expand(self, node: Node) -> Node | None:
         """A node with its rules inserted; None: it calls itself, has tokens, or is too long."""
         match node:
+            case Token():
+                return None
             case Ref(name):
                 if name not in self._expanded:
                     self._expanded[name] = None  # if it is met again, it calls itself
                     self._expanded[name] = self._expand(self._rules[name])
                 return self._expanded[name]
-            case Sequence(parts) | Choice(parts):
-                found = [self._expand(part) for part in parts]
-                known = tuple(part for part in found if part is not None)
-                if len(known) < len(found):
-                    return None
-                whole = Sequence(known) if isinstance(node, Sequence) else Choice(known)
-                return whole if _size(whole) <= _MOST_PLACES else None
-            case Repeat(part, least, most):
-                inner = self._expand(part)
-                return None if inner is None else Repeat(inner, least, most)
-            case Token():
-                return None
-        return node
+        whole = mapped(node, self._expand)
+        known = all(part is not None for part in inner(whole))
+        return whole if known and _size(whole) <= _MOST_PLACES else None
 
-    def _written(self, trees: dict[str, Tree]) -> str:
-        self._names = {name: f"r{i}" for i, name in enumerate(trees)}
-        self._terminals: dict[Lexeme, str] = {}
-        rules = [f"{self._names[name]}: {self._term(tree)}" for name, tree in trees.items()]
-        terminals = []
-        for lexeme, name in self._terminals.items():
-            nonempty = " & /(?s:.+)/" if may_be_empty(lexeme.node) else ""
-            terminals.append(f"{name}: /{_expression(lexeme.node)}/{nonempty}")
-        return "\n".join(["start: r0", *rules, *terminals, ""])
+    def _written(self, trees: Rules) -> str:
+        names = {name: f"r{i}" for i, name in enumerate(trees)}
+        terminals: dict[Lexeme, str] = {}
 
-    def _term(self, tree: Tree) -> str:
-        match tree:
-            case Lexeme(node):
-                if isinstance(node, Sequence) and not node.parts:
+        def leaf(node: Node) -> str:
+            match node:
+                case Ref(name):
+                    return names[name]
+                case Token():
+                    return self._token(node)
+                case Lexeme(Sequence(())):
                     return '""'
-                name = self._terminals.setdefault(tree, f"T{len(self._terminals)}")
-                return f"{name}?" if may_be_empty(node) else name
-            case Ref(name):
-                return self._names[name]
-            case Token():
-                return self._token(tree)
-            case Sequence(parts):
-                return " ".join(map(self._term, parts)) if parts else '""'
-            case Choice(options):
-                return f"({' | '.join(map(self._term, options))})"
-            case Repeat(part, least, most):
-                return f"({self._term(part)}){_times(least, most)}"
-        raise AssertionError(tree)
+                case Lexeme():
+                    name = terminals.setdefault(node, f"T{len(terminals)}")
+                    return f"{name}?" if may_be_empty(node) else name
+            raise AssertionError(node)
+
+        rules = [f"{names[name]}: {_joined(tree, leaf, *_RULE)}" for name, tree in trees.items()]
+        for lexeme, name in terminals.items():
+            nonempty = " & /(?s:.+)/" if may_be_empty(lexeme) else ""
+            rules.append(f"{name}: /{_joined(lexeme.node, _characters)}/{nonempty}")
+        return "\n".join(["start: r0", *rules, ""])
 
     def _token(self, token: Token) -> str:
         if token.name.startswith("["):
@@ -186,52 +138,37 @@ class _Translation:
         else:
             id = self._token_id(f"<{token.name}>")
         if id is None:
-            raise GrammarError(
-                f"the grammar names the token {shown(f'<{token.name}>')}, which this model has not"
-            )
+            name = shown(f"<{token.name}>")
+            raise GrammarError(f"the grammar names the token {name}, which this model has not")
         return f"<[^{id}]>" if token.negated else f"<[{id}]>"
 
 
 def _size(node: Node) -> int:
     """The size of an expression: places at which a character is matched, and levels."""
+    return 1 + sum(map(_size, inner(node)))
+
+
+_RULE = ("(", " ", '""')  # how Lark writes what _joined joins
+
+
+def _joined(
+    node: Node, leaf: Callable[[Node], str], group: str = "(?:", space: str = "", empty: str = ""
+) -> str:
+    """Writes an expression: as a regular expression that can be joined with others, or as :data:`_RULE`."""
+    parts = [_joined(part, leaf, group, space, empty) for part in inner(node)]
     match node:
-        case Sequence(parts) | Choice(parts):
-            return 1 + sum(map(_size, parts))
-        case Repeat(part):
-            return 1 + _size(part)
-    return 1
+        case Sequence():
+            return space.join(parts) or empty
+        case Choice():
+            return f"{group}{'|'.join(parts)})"
+        case Repeat(_, least, most):
+            signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+            times = signs.get((least, most)) or f"{{{least},{'' if most is None else most}}}"
+            return f"{group}{parts[0]}){times}"
+    return leaf(node)
 
 
-def may_be_empty(node: Node) -> bool:
-    match node:
-        case Sequence(parts):
-            return all(map(may_be_empty, parts))
-        case Choice(options):
-            return any(map(may_be_empty, options))
-        case Repeat(part, least, _):
-            return least == 0 or may_be_empty(part)
-    return False
-
-
-def _expression(node: Node) -> str:
-    """A node as a regular expression that can be joined with others and repeated."""
-    match node:
-        case Chars(ranges):
-            return f"[{''.join(map(_range, ranges))}]"
-        case Sequence(parts):
-            return "".join(map(_expression, parts))
-        case Choice(options):
-            return f"(?:{'|'.join(map(_expression, options))})"
-        case Repeat(part, least, most):
-            return f"(?:{_expression(part)}){_times(least, most)}"
-    raise AssertionError(node)
-
-
-def _range(ends: tuple[int, int]) -> str:
-    first, last = (f"\\x{{{end:x}}}" for end in ends)
-    return first if first == last else f"{first}-{last}"
-
-
-def _times(least: int, most: int | None) -> str:
-    signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-    return signs.get((least, most)) or f"{{{least},{'' if most is None else most}}}"
+def _characters(node: Node) -> str:
+    assert isinstance(node, Chars)
+    codes = ((f"\\x{{{first:x}}}", f"\\x{{{last:x}}}") for first, last in node.ranges)
+    return f"[{''.join(first if first == last else f'{first}-{last}' for first, last in codes)}]"

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from hotcold.grammar.error import GrammarError
+from hotcold.grammar.finite import Needs, ends
 from hotcold.grammar.schema_keywords import type_list
 from hotcold.grammar.schema_rewriting import Rewritten, rewritten
 from hotcold.values import shown
@@ -89,9 +91,9 @@ def _json_term(schema: dict[str, Any]) -> str:
 
 def _read(schema: object, open: bool = False) -> Rewritten:
     found = rewritten(schema, open=open)
-    if not _ends(found.schema):
-        told = "it is false, or something that it requires contains itself"
-        raise GrammarError(f"nothing finite matches the schema: {told}")
+    if not ends(found.schema, partial(_needs, found.schema)):
+        reason = "it is false, or something that it requires contains itself"
+        raise GrammarError(f"nothing finite matches the schema: {reason}")
     return found
 
 
@@ -130,47 +132,8 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)
 _TOO_DEEP = f"the schema is too deep: allowed are {MOST_DEPTH} values within each other"
 
 
-def _ends(root: Any) -> bool:
-    """Whether something finite matches a schema as it was rewritten: what is required must not require
-    itself. Each schema is looked at once, however many others refer to it, and nothing calls itself: a
-    stranger wrote them, and this runs where nothing could end it."""
-    missing: list[int] = []  # how many others each condition needs before it is true
-    needed_by: list[list[int]] = []
-    known: dict[int, int] = {}  # the condition of each schema, by its identity: that it ends
-    unread = []
-
-    def condition(needs: int, parts: list[int]) -> int:
-        missing.append(needs)
-        needed_by.append([])
-        for part in parts:
-            needed_by[part].append(len(missing) - 1)
-        return len(missing) - 1
-
-    def of(schema: object) -> int:
-        if id(schema) not in known:
-            known[id(schema)] = condition(0, [])
-            unread.append(schema)
-        return known[id(schema)]
-
-    whole = of(root)
-    while unread:
-        schema = unread.pop()
-        for ways in _conditions(root, schema):
-            some = condition(1, [condition(len(way), [*map(of, way)]) for way in ways])
-            needed_by[some].append(of(schema))
-            missing[of(schema)] += 1
-    true = [each for each, needs in enumerate(missing) if not needs]
-    for each in true:  # more are added meanwhile
-        for other in needed_by[each]:
-            missing[other] -= 1
-            if not missing[other]:
-                true.append(other)
-    return missing[whole] <= 0
-
-
-def _conditions(root: Any, schema: Any) -> Iterator[list[list[object]]]:
-    """Yields the conditions under which something finite matches. Each is a list of ways, of which one must
-    do: one whose schemas all end."""
+def _needs(root: Any, schema: Any) -> Needs:
+    """Yields what must end so that something finite matches a schema as it was rewritten."""
     if not isinstance(schema, dict):
         if schema is False:
             yield []

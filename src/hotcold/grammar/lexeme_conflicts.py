@@ -3,48 +3,66 @@
 Lexemes become automata by Glushkov's construction (a state is a place in the expression), which run together.
 If one lexeme is complete, and a character that may follow it also continues some lexeme, the lexer would
 continue that one: it is in conflict. Counted repetitions are treated as uncounted ones, which finds every
-conflict and maybe some more."""
+conflict and maybe some more. The same construction over the rules finds the lexemes that may follow a lexeme.
+"""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
-from hotcold.grammar.gbnf import Chars, Choice, Node, Ref, Repeat, Sequence
+from hotcold.grammar.gbnf import Chars, Choice, Lexeme, Node, Ref, Repeat, Rules, Sequence, inner
 
 
 class TooManySteps(Exception):
     """Raised if the automata are too large to search."""
 
 
-@dataclass(frozen=True)
-class Lexeme:
-    """An expression without rules or tokens, which the lexer should take as one."""
-
-    node: Node
-
-
-Tree = Lexeme | Node  #: below a Sequence, Choice or Repeat, too
-
-
-@dataclass
-class _Part:
+class _Part(NamedTuple):
     """The bits of places where an expression may begin and end, and whether it may be empty."""
 
-    first: int
-    last: int
-    empty: bool
+    first: int = 0
+    last: int = 0
+    empty: bool = False
+
+
+def _part(node: Node, leaf: Callable[[Node], _Part], following: list[int]) -> _Part:
+    """The part that an expression is. ``leaf`` gives the parts of its leaves; ``following`` gets, for each
+    place, the places that may follow."""
+
+    def link(last: int, first: int) -> None:
+        for place in bits(last):
+            following[place] |= first
+
+    parts = [_part(each, leaf, following) for each in inner(node)]
+    match node:
+        case Sequence():
+            whole = _Part(empty=True)
+            for part in parts:
+                link(whole.last, part.first)
+                first = whole.first | (part.first if whole.empty else 0)
+                last = part.last | (whole.last if part.empty else 0)
+                whole = _Part(first, last, whole.empty and part.empty)
+            return whole
+        case Choice():
+            firsts, lasts, empties = zip(*parts, strict=True)
+            return _Part(_union(firsts), _union(lasts), any(empties))
+        case Repeat(_, least, most):
+            if most != 1:
+                link(parts[0].last, parts[0].first)
+            return parts[0]._replace(empty=parts[0].empty or least == 0)
+    return leaf(node)
 
 
 class _Automata:
     """All lexemes of a grammar, their places numbered together; sets of places are bits of an integer."""
 
     def __init__(self, lexemes: Iterable[Lexeme]) -> None:
-        self.lexemes = list(lexemes)
         self.owner: list[int] = []  # place -> index of its lexeme
         self._ranges: list[tuple[tuple[int, int], ...]] = []
         self.next: list[int] = []  # place -> places that may follow
         self.parts: list[_Part] = []
-        for index, lexeme in enumerate(self.lexemes):
-            self.parts.append(self._part(lexeme.node, index))
+        for index, lexeme in enumerate(lexemes):
+            self.parts.append(_part(lexeme.node, self._place, self.next))
+            self.owner += [index] * (len(self.next) - len(self.owner))
         cuts = sorted({cut for ranges in self._ranges for low, high in ranges for cut in (low, high + 1)})
         number = {cut: i for i, cut in enumerate(cuts)}
         #: place -> its characters, as bits of intervals between cuts
@@ -53,63 +71,49 @@ class _Automata:
             for ranges in self._ranges
         ]
 
-    def _part(self, node: Node, owner: int) -> _Part:
-        match node:
-            case Chars(ranges):
-                place = 1 << len(self.owner)
-                self.owner.append(owner)
-                self._ranges.append(ranges)
-                self.next.append(0)
-                return _Part(place, place, False)
-            case Sequence(parts):
-                whole = _Part(0, 0, True)
-                for each in parts:
-                    part = self._part(each, owner)
-                    self._link(whole.last, part.first)
-                    whole = _Part(
-                        whole.first | (part.first if whole.empty else 0),
-                        part.last | (whole.last if part.empty else 0),
-                        whole.empty and part.empty,
-                    )
-                return whole
-            case Choice(options):
-                found = [self._part(each, owner) for each in options]
-                return _Part(
-                    _union(part.first for part in found),
-                    _union(part.last for part in found),
-                    any(part.empty for part in found),
-                )
-            case Repeat(inner, least, most):
-                part = self._part(inner, owner)
-                if most != 1:
-                    self._link(part.last, part.first)
-                return _Part(part.first, part.last, part.empty or least == 0)
-        raise AssertionError(node)
-
-    def _link(self, last: int, first: int) -> None:
-        for place in bits(last):
-            self.next[place] |= first
+    def _place(self, node: Node) -> _Part:
+        assert isinstance(node, Chars)
+        place = 1 << len(self.next)
+        self._ranges.append(node.ranges)
+        self.next.append(0)
+        return _Part(place, place)
 
     def characters(self, places: int) -> int:
         return _union(self.chars[place] for place in bits(places))
 
-    def followers(self, places: int) -> int:
-        return _union(self.next[place] for place in bits(places))
+    def reached(self, places: int) -> set[int]:
+        """The sets of places to which one character may lead, from the places that may come."""
+        groups = [(self.characters(places), 0)]  # characters, and the places that all of them lead to
+        for place in bits(places):
+            split = []
+            for characters, reached in groups:
+                inside, outside = characters & self.chars[place], characters & ~self.chars[place]
+                if inside:
+                    split.append((inside, reached | 1 << place))
+                if outside:
+                    split.append((outside, reached))
+            groups = split
+        return {reached for _, reached in groups}
+
+    def begin(self, lexemes: int) -> int:
+        """The places where lexemes may begin."""
+        return _union(self.parts[lexeme].first for lexeme in bits(lexemes))
 
 
-def conflicts(trees: Mapping[str, Tree], most_steps: int) -> tuple[set[Node], int]:
+def conflicts(trees: Rules, most_steps: int) -> tuple[set[Node], int]:
     """The expressions of lexemes that would swallow characters of what follows another lexeme or themselves,
     and the number of steps of the search. ``trees`` are the rules by name, ``root`` the first.
     TooManySteps."""
-    automata = _Automata(_lexemes(trees))
-    follow = _Follow(trees, automata)
-    after = [_union(automata.parts[i].first for i in bits(coming)) for coming in follow.after]
-    after = [automata.characters(first) for first in after]  # lexeme -> what may come after it
+    all_leaves = (leaf for tree in trees.values() for leaf in leaves(tree))
+    lexemes = list(dict.fromkeys(leaf for leaf in all_leaves if isinstance(leaf, Lexeme)))
+    automata = _Automata(lexemes)
+    start, follow = _follow(trees, {lexeme: i for i, lexeme in enumerate(lexemes)}, automata.parts)
+    after = [automata.characters(automata.begin(coming)) for coming in follow]  # lexeme -> what may come
     ends = _union(part.last for part in automata.parts)
-    found: set[int] = set()
-    starts = {follow.start}  # sets of lexemes that may come at the same place
+    swallowing: set[int] = set()
+    starts = {start}  # sets of lexemes that may come at the same place
     states: set[int] = set()  # sets of places that the same characters lead to
-    todo = list(_reached(automata, _union(automata.parts[i].first for i in bits(follow.start))))
+    todo = [*automata.reached(automata.begin(start))]
     steps = len(automata.owner)
     while todo:
         state = todo.pop()
@@ -117,99 +121,48 @@ def conflicts(trees: Mapping[str, Tree], most_steps: int) -> tuple[set[Node], in
             continue
         states.add(state)
         complete = {automata.owner[place] for place in bits(state & ends)}
-        start = _union(follow.after[lexeme] for lexeme in complete)
+        start = _union(follow[lexeme] for lexeme in complete)
         if start not in starts:
             starts.add(start)
             steps += start.bit_count()
-            todo += _reached(automata, _union(automata.parts[i].first for i in bits(start)))
-        coming = automata.followers(state)
+            todo += automata.reached(automata.begin(start))
+        coming = _union(automata.next[place] for place in bits(state))
         steps += 1 + coming.bit_count()
         if steps > most_steps:
             raise TooManySteps
         next_lexeme = _union(after[lexeme] for lexeme in complete)
-        found |= {automata.owner[place] for place in bits(coming) if automata.chars[place] & next_lexeme}
-        todo += _reached(automata, coming)
-    return {automata.lexemes[index].node for index in found}, steps
+        swallowing |= {automata.owner[place] for place in bits(coming) if automata.chars[place] & next_lexeme}
+        todo += automata.reached(coming)
+    return {lexemes[index].node for index in swallowing}, steps
 
 
-def _lexemes(trees: Mapping[str, Tree]) -> list[Lexeme]:
-    """All lexemes, each once."""
-    all_leaves = (leaf for tree in trees.values() for leaf in leaves(tree))
-    return list(dict.fromkeys(leaf for leaf in all_leaves if isinstance(leaf, Lexeme)))
+def _follow(trees: Rules, index: dict[Lexeme, int], lexemes: list[_Part]) -> tuple[int, list[int]]:
+    """The lexemes that may come first, and those that may follow each lexeme; sets of lexemes are bits."""
+    follow = [0] * len(lexemes)
+    rules = dict.fromkeys(trees, _Part())
 
-
-def _reached(automata: _Automata, places: int) -> Iterator[int]:
-    """The sets of places to which one character may lead, from the places that may come."""
-    groups = [(automata.characters(places), 0)]  # characters, and the places that all of them lead to
-    for place in bits(places):
-        split = []
-        for characters, reached in groups:
-            inside, outside = characters & automata.chars[place], characters & ~automata.chars[place]
-            if inside:
-                split.append((inside, reached | 1 << place))
-            if outside:
-                split.append((outside, reached))
-        groups = split
-    yield from {reached for _, reached in groups}
-
-
-class _Follow:
-    """Finds the lexemes that may follow each lexeme; sets of lexemes are bits."""
-
-    def __init__(self, trees: Mapping[str, Tree], automata: _Automata) -> None:
-        self._automata = automata
-        self._index = {lexeme: i for i, lexeme in enumerate(automata.lexemes)}
-        self._first = dict.fromkeys(trees, 0)
-        self._empty = dict.fromkeys(trees, False)
-        self._after_rule = dict.fromkeys(trees, 0)
-        self.after = [0] * len(automata.lexemes)  #: lexeme -> lexemes
-        before: object = None
-        while before != (
-            now := (dict(self._first), dict(self._empty), dict(self._after_rule), self.after[:])
-        ):
-            before = now
-            for name, tree in trees.items():
-                self._first[name], self._empty[name] = self._visit(tree, self._after_rule[name])
-        self.start = next(iter(self._first.values()))  #: lexemes that may come first
-
-    def _visit(self, tree: Tree, after: int) -> tuple[int, bool]:
-        """Notes what may come after the leaves, given what may come after the whole: what the whole may begin
-        with, and whether it may be empty."""
-        match tree:
+    def leaf(node: Node) -> _Part:
+        match node:
             case Lexeme():
-                index = self._index[tree]
-                self.after[index] |= after
-                return 1 << index, self._automata.parts[index].empty
+                return _Part(1 << index[node], 1 << index[node], lexemes[index[node]].empty)
             case Ref(name):
-                self._after_rule[name] |= after
-                return self._first[name], self._empty[name]
-            case Sequence(parts):
-                first, empty = 0, True
-                for part in reversed(parts):
-                    its_first, its_empty = self._visit(part, first | (after if empty else 0))
-                    first = its_first | (first if its_empty else 0)
-                    empty = empty and its_empty
-                return first, empty
-            case Choice(options):
-                found = [self._visit(option, after) for option in options]
-                return _union(first for first, _ in found), any(empty for _, empty in found)
-            case Repeat(part, least, most):
-                first, empty = self._visit(part, after)
-                if most != 1:
-                    self._visit(part, after | first)
-                return first, empty or least == 0
-        return 0, False  # a token, which no character belongs to
+                return rules[name]
+        return _Part()  # a token, which no character belongs to
+
+    before: object = None
+    while before != (now := (dict(rules), follow[:])):
+        before = now
+        for name, tree in trees.items():
+            rules[name] = _part(tree, leaf, follow)
+    return next(iter(rules.values())).first, follow
 
 
-def leaves(tree: Tree) -> Iterator[Tree]:
-    match tree:
-        case Sequence(parts) | Choice(parts):
-            for part in parts:
-                yield from leaves(part)
-        case Repeat(part):
+def leaves(tree: Node) -> Iterator[Node]:
+    if isinstance(tree, Sequence | Choice | Repeat):
+        for part in inner(tree):
             yield from leaves(part)
-        case _:
-            yield tree
+    else:
+        yield tree
 
 
 def bits(number: int) -> Iterator[int]:

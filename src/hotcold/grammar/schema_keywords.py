@@ -137,36 +137,25 @@ _BY_NUMBER = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 def numeric(schema: Mapping[str, Any], types: list[str]) -> tuple[dict[str, Any], list[str]]:
     """The bounds of numbers as they are enforced, and the keywords that cannot be. Whole numbers stay within
     64 bits also where nothing bounds them: else a model could write digits until its answer ends."""
-    found = {key: schema[key] for key in LIMITS if key in schema}
+    bounds = {key: schema[key] for key in LIMITS if key in schema}
     for key, other in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if isinstance(found.get(other), bool) and found.pop(other) and key in found:  # draft 4
-            found[other] = found.pop(key)
+        if isinstance(bounds.get(other), bool) and bounds.pop(other) and key in bounds:  # draft 4
+            bounds[other] = bounds.pop(key)
+    whole = "number" not in types
+    if whole and "integer" not in types:
+        return bounds, []
+    low, high = (LEAST_WHOLE, MOST_WHOLE) if whole else (1 - 2**53, 2**53 - 1)
     lost = []
-    if "number" in types:
-        for key, value in [*found.items()]:
-            if abs(value) >= 2**53:
-                del found[key]
-                if (value < 0) == key.lower().endswith("maximum") or abs(value) < 1e307:
-                    lost.append(key)
-        return found, lost
-    if "integer" in types:
-        lost += _whole_bounds(found)
-    return found, lost
-
-
-def _whole_bounds(found: dict[str, Any]) -> list[str]:
-    lost = []
-    for key, value in [*found.items()]:
-        if LEAST_WHOLE <= value <= MOST_WHOLE:
-            continue
-        del found[key]
-        if (value < 0) == key.lower().endswith("maximum"):
-            lost.append(key)  # it asks for numbers that are all beyond
-    if not {"minimum", "exclusiveMinimum"} & found.keys():
-        found["minimum"] = LEAST_WHOLE
-    if not {"maximum", "exclusiveMaximum"} & found.keys():
-        found["maximum"] = MOST_WHOLE
-    return lost
+    for key, value in [*bounds.items()]:
+        if not low <= value <= high:
+            del bounds[key]
+            if (value < 0) == key.lower().endswith("maximum") or (not whole and abs(value) < 1e307):
+                lost.append(key)
+    if whole and not {"minimum", "exclusiveMinimum"} & bounds.keys():
+        bounds["minimum"] = low
+    if whole and not {"maximum", "exclusiveMaximum"} & bounds.keys():
+        bounds["maximum"] = high
+    return bounds, lost
 
 
 _ESCAPE = (

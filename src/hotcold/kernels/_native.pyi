@@ -96,11 +96,9 @@ class Shelf:
         pitch: int = 1,
     ) -> None: ...
     def fill(self, experts: Sequence[int], kept: int) -> None: ...
-    def set_guessing(self, guessing: str) -> None: ...
-    def guess(self, experts: Sequence[int]) -> None: ...
     @property
     def places(self) -> int: ...
-    def counts(self) -> tuple[int, int, int, int, int, int, int]: ...
+    def counts(self) -> tuple[int, int, int, int]: ...
 
 class ColdRows:
     def __init__(
@@ -118,7 +116,7 @@ class ColdRows:
         pitch: int = 1,
     ) -> None: ...
     def fill(self) -> None: ...
-    def counts(self) -> tuple[int, int, int, int, int, int, int]: ...
+    def counts(self) -> tuple[int, int, int, int]: ...
 
 class Program:
     def __init__(self, isa: str, pool: Pool, batch: hotcold.kernels.backend.Batch) -> None: ...
@@ -212,7 +210,6 @@ class Program:
         factors: NDArray[numpy.float32] | None,
         gates: NDArray[numpy.float32] | None,
         strongest: NDArray[numpy.uint64] | None,
-        ahead: LookAhead | None,
     ) -> None: ...
     def post(
         self,
@@ -392,26 +389,6 @@ def quantise_rows(
     pool: Pool,
 ) -> None: ...
 def can_quantise(type: int) -> bool: ...
-
-class LookAhead:
-    def __init__(
-        self,
-        x: NDArray[numpy.float32],
-        weights: WeightRows,
-        bias: NDArray[numpy.float32] | None,
-        k: int,
-        softmax: bool,
-        selection_bias: NDArray[numpy.float32] | None,
-        groups: int,
-        used_groups: int,
-        best: int,
-        normed: bool,
-        norm_weight: NDArray[numpy.float32] | None,
-        norm_bias: NDArray[numpy.float32] | None,
-        eps: float,
-        centre: bool,
-        shelf: Shelf,
-    ) -> None: ...
 
 class VulkanError(hotcold.kernels.gpu.GPUError):
     pass

@@ -40,7 +40,6 @@ from hotcold.kernels.calls import DeltaCall as DeltaCall
 from hotcold.kernels.calls import ExpertGroups as ExpertGroups
 from hotcold.kernels.calls import FFNCall as FFNCall
 from hotcold.kernels.calls import FFNStats as FFNStats
-from hotcold.kernels.calls import LookAhead as LookAhead
 from hotcold.kernels.calls import Norm as Norm
 from hotcold.kernels.calls import RopeTable as RopeTable
 from hotcold.kernels.calls import RouterCall as RouterCall
@@ -97,9 +96,6 @@ class DiskCounts:
     busy_s: float = 0.0  #: of all reading threads together
     stalls: int = 0  #: how often computing waited for a read
     stall_s: float = 0.0
-    guessed: int = 0  #: experts that were asked for before their layer named them
-    right: int = 0  #: those that it then named; they are misses, too
-    vain_bytes: int = 0  #: read of the file for the others
 
     def __add__(self, other: DiskCounts) -> DiskCounts:
         return DiskCounts(*map(add, astuple(self), astuple(other)))

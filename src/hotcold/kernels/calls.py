@@ -69,21 +69,6 @@ class ExpertGroups:
     best: int = 2  #: a group ranks by its largest rank, or by the sum of its two largest
 
 
-@dataclass(frozen=True, kw_only=True)
-class LookAhead:
-    """The router of a later layer, which :meth:`Backend.ffn` tries on ``x`` ``[T, D]``: the later layer is
-    likely to need the experts chosen. A backend may read them meanwhile; no value depends on it."""
-
-    x: Buffer = None
-    norm: Norm | None  #: between x and the router
-    weights: Matrix  # with the next ones, as in RouterCall
-    k: int
-    score: str
-    selection_bias: Buffer | None
-    groups: ExpertGroups | None
-    ffn: FFNWeights  #: of the experts
-
-
 @dataclass(frozen=True)
 class FFNCall:
     """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``. See :meth:`Backend.ffn`."""
@@ -104,7 +89,6 @@ class FFNCall:
     gates: Buffer | None = None
     #: ``[T, words]`` uint64, gets the neurons of decode rows with the largest coefficients
     strongest: Buffer | None = None
-    ahead: LookAhead | None = None  #: a hint, for a layer of experts
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from hotcold.kernels.backend import (
     Floats,
     IndexedBy,
     Ints,
-    LookAhead,
     Mailbox,
     Masks,
     Matrix,
@@ -42,7 +41,6 @@ from hotcold.kernels.backend import (
 from hotcold.kernels.cores import find_cores, on_fast_cores
 from hotcold.kernels.cpu_states import CPUStateOps
 from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor, Packer
-from hotcold.kernels.file_reads import reading_ahead
 from hotcold.kernels.host_memory import HostMemory, own_link
 from hotcold.kernels.instruction_sets import check_isa, default_isa
 from hotcold.kernels.memory_nodes import memory_nodes
@@ -265,9 +263,8 @@ class CPUBackend(CPUStateOps, HostMemory):
         checks.check_ffn_call(call, w)
         counts = call.stats.counts[call.stats.row] if call.stats else None
         ids, factors = (call.chosen.ids, call.chosen.factors) if call.chosen else (None, None)
-        ahead = None if call.ahead is None else _look_ahead(call.ahead)
         args = call.x, w.native, call.out, call.skip, call.mask, call.active, counts, call.accumulate
-        more = ids, factors, call.gates, call.strongest, ahead
+        more = ids, factors, call.gates, call.strongest
         self._op(call.batch, lambda p: p.ffn(*args, *more), call)
 
     def router(self, call: RouterCall) -> None:
@@ -330,17 +327,6 @@ class ReadProbe:
 def _bits(cache: Buffer) -> Buffer:
     """A KV cache as the extension takes it, which knows no float16."""
     return cache.view(np.uint16) if cache.dtype == np.float16 else cache
-
-
-def _look_ahead(of: LookAhead) -> _native.LookAhead | None:
-    """None where all experts of that layer lie in memory, or are not read as wholes."""
-    ffn, w = checks.own_weights(of.ffn, PackedFFN), checks.own_weights(of.weights, PackedMatrix)
-    if ffn.shelf is None or reading_ahead() == "off":
-        return None
-    router = w.rows, w.bias, of.k, of.score == "softmax", of.selection_bias, *_group_numbers(of.groups)
-    norm = of.norm or Norm(None, None, 0)
-    args = of.norm is not None, norm.weight, norm.bias, norm.eps, norm.centre
-    return _native.LookAhead(of.x, *router, *args, ffn.shelf)
 
 
 def _group_numbers(groups: ExpertGroups | None) -> tuple[int, int, int]:

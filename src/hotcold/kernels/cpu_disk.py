@@ -19,7 +19,7 @@ from hotcold.formats.files import FileError, RegularFile
 from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels import _native
 from hotcold.kernels.backend import DiskCounts, ExpertSlots, FFNTensors, HotRows, is_dense
-from hotcold.kernels.file_reads import READERS, asked_for_rings, reading_ahead
+from hotcold.kernels.file_reads import READERS, asked_for_rings
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class Disk:
 
     def __init__(self, *, direct: bool = True) -> None:
         self.native = _native.Disk(READERS, direct, asked_for_rings())
-        self._ahead = reading_ahead()
         self._files: dict[RegularFile, int] = {}
         self._shelves: list[_native.Shelf | _native.ColdRows] = []
 
@@ -54,13 +53,10 @@ class Disk:
         return all(self.native.direct(number) for number in self._files.values())
 
     def counts(self) -> DiskCounts:
-        hits, misses, stalls, stall_ns, *guesses = (
-            map(sum, zip(*(shelf.counts() for shelf in self._shelves), strict=True))
-            if self._shelves
-            else (0,) * 7
-        )
+        counts = [shelf.counts() for shelf in self._shelves]
+        hits, misses, stalls, stall_ns = map(sum, zip(*counts, strict=True)) if counts else (0,) * 4
         nbytes, _, busy_ns = self.native.counts()
-        return DiskCounts(hits, misses, nbytes, busy_ns / 1e9, stalls, stall_ns / 1e9, *guesses)
+        return DiskCounts(hits, misses, nbytes, busy_ns / 1e9, stalls, stall_ns / 1e9)
 
     def rows(
         self, tensors: FFNTensors, residency: ExpertSlots, arena: _native.Arena
@@ -72,7 +68,6 @@ class Disk:
         if tensors.expert_ends is not None or tensors.down_blocks is not None:
             raise ValueError("parts of experts cannot be read one by one: whole ones are needed")
         shelf = _native.Shelf(self.native, residency.label, experts, slots)
-        shelf.set_guessing(self._ahead)
         by_output = tensors.down_layout == "by_output"
         dense = is_dense(tensors.down_layout, tensors.down.type, tensors.activation)
         up_size = _native.row_size(tensors.up.type.id, dim)

@@ -9,9 +9,6 @@ from hotcold.formats.files import FileError
 from hotcold.kernels import _native
 
 READS_VARIABLE = "HOTCOLD_READS"  #: of the environment; names the way of reading instead of the best one
-AHEAD_VARIABLE = "HOTCOLD_AHEAD"  #: of the environment; one of :data:`AHEAD`
-#: Whether experts are read that the layer before guesses; ``auto``: where its guesses were right so far.
-AHEAD = ("off", "on", "auto")
 READERS = 8  #: reads of :data:`READ_BYTES` that are under way at once
 READ_BYTES = _native.DISK_READ_BYTES  #: of the largest
 
@@ -38,14 +35,6 @@ def asked_for_rings() -> bool | None:
     if asked == "io_uring" and (error := _no_rings()):
         raise UserError(f"{READS_VARIABLE} is {asked!r}: this system has none here ({os.strerror(error)})")
     return asked == "io_uring"
-
-
-def reading_ahead() -> str:
-    """Which of :data:`AHEAD` is in force. UserError: :data:`AHEAD_VARIABLE` names another."""
-    asked = os.environ.get(AHEAD_VARIABLE) or "off"
-    if asked not in AHEAD:
-        raise UserError(f"{AHEAD_VARIABLE} is {asked!r}: there are {', '.join(AHEAD[:-1])} and {AHEAD[-1]}")
-    return asked
 
 
 def has_rings() -> bool:

@@ -74,9 +74,6 @@ class DiskFigures:
     disk_bytes_per_token: float | None = None
     stalls_per_token: float | None = None  #: how often computing waited for a read
     stall_s_per_token: float | None = None
-    experts_ahead_per_token: float | None = None  #: experts that were asked for before their layer named them
-    experts_ahead_right_share: float | None = None  #: of these, the ones that the layer then named
-    disk_vain_bytes_per_token: float | None = None  #: bytes of the others
 
 
 @dataclass(frozen=True)
@@ -132,9 +129,6 @@ def _of_disk(counts: DiskCounts, tokens: int) -> dict[str, float]:
         "disk_bytes_per_token": counts.nbytes / tokens,
         "stalls_per_token": counts.stalls / tokens,
         "stall_s_per_token": counts.stall_s / tokens,
-        "experts_ahead_per_token": counts.guessed / tokens,
-        "experts_ahead_right_share": counts.right / max(1, counts.guessed),
-        "disk_vain_bytes_per_token": counts.vain_bytes / tokens,
     }
 
 

@@ -29,7 +29,6 @@ from hotcold.model.devices import Devices
 from hotcold.model.draft_block import DraftBlock
 from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.look_ahead import look_aheads
 from hotcold.model.transformer import Transformer
 from hotcold.model.weights import Weights
 from hotcold.placement.memory_plan import MemoryPlan
@@ -258,9 +257,6 @@ class Session:
             cold=(model.backend, {i: box for side in sides for i, box in side.boxes.items()}),
             skips=self._chooses if config.normed else config.skips,
         )
-        if model.disk_counts() is not None and model.weights.streams is None:
-            for ffn, ahead in zip(ffns, look_aheads(model.weights.layers), strict=True):
-                ffn.ahead = ahead
         return ffns, sides
 
     def _make_draft_block(self) -> DraftBlock | None:

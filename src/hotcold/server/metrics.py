@@ -51,9 +51,6 @@ _OF_ENGINE = {
     "disk_bytes": _Figure("disk_read_bytes", "Read of the model's file for experts", True),
     "stalls": _Figure("disk_waits", "Times that computing waited for experts", True),
     "stall_s": _Figure("disk_wait_seconds", "Time that computing waited for experts", True),
-    "experts_ahead": _Figure("experts_ahead", "Experts asked for before their layer named them", True),
-    "experts_ahead_right": _Figure("experts_ahead_right", "Those that their layer then named", True),
-    "disk_vain_bytes": _Figure("disk_vain_bytes", "Read for experts that were not named then", True),
     "rss_bytes": _Figure("engine_memory_bytes", "Memory of the engine's process, weights included", False),
 }
 

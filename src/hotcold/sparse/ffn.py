@@ -1,7 +1,7 @@
 """An FFN that computes the neurons a token needs: all whose gate fires, or the predicted ones of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from hotcold.kernels.backend import (
     FFNCall,
     FFNStats,
     FFNWeights,
-    LookAhead,
     Mailbox,
     PredictorWeights,
 )
@@ -59,7 +58,6 @@ class FFN:
     stats: FFNStats | None = None  #: counts what decode rows read
     active: Buffer | None = None  #: gets the active neurons of decode rows
     strongest: Buffer | None = None  #: likewise, to the neurons that work hardest, where all work
-    ahead: LookAhead | None = None  #: is tried on the residual stream
 
     @property
     def skips(self) -> bool:
@@ -86,9 +84,8 @@ class FFN:
         """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``. ``chosen``: where there are experts;
         ``gates``: where these are computed before."""
         self._predict(normed, residual, batch, chosen)
-        ahead = self.ahead and replace(self.ahead, x=residual)
         call = self._call(normed, self.weights, batch, out, chosen)
-        self.backend.ffn(replace(call, gates=gates, strongest=self.strongest, ahead=ahead))
+        self.backend.ffn(replace(call, gates=gates, strongest=self.strongest))
 
     def _predict(self, normed: Buffer, residual: Buffer, batch: Batch, chosen: Chosen | None) -> None:
         if (p := self.prediction) is None:

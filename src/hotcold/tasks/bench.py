@@ -13,7 +13,6 @@ from hotcold.api.llm import Model, source_of
 from hotcold.engine.draft_block import BlockDrafts
 from hotcold.engine.engine import Engine
 from hotcold.engine.guesses import Guesser, look_up
-from hotcold.engine.replay import Replay
 from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
@@ -162,9 +161,8 @@ def bench(
         n_gen: tokens to generate in each sequence, 2 or more.
         parallel: number of sequences. If the model cannot decode all together, some wait for their turn.
         repetitions: rounds to measure, after one that is not counted.
-        draft: guesses of next tokens: ``replay:P``, those of a text that is known, of which the share P is
-            right, so 0 to 1; ``look-up``, those found in the text; ``none``. None: those of the file's block
-            that guesses, where it has one.
+        draft: draft tokens: ``look-up``, those found in the text; ``none``. None: those of the file's draft
+            block, where it has one.
         draft_max: the most guesses of a sequence in a step.
         timeline: a file for the Chrome trace of one more round: when each of two backends worked and waited.
             It needs a GPU with a part of the model.
@@ -177,7 +175,8 @@ def bench(
     parallel = whole("parallel", parallel, 1, MOST_SEQUENCES)
     repetitions = whole("repetitions", repetitions, 1)
     draft_max = whole("draft_max", draft_max, 1, DECODE_ROWS - 1)
-    share = _share_of(draft)
+    if draft not in (None, "look-up", "none"):
+        raise UserError(f"`draft` is {printable(draft, 40)!r}: allowed are look-up and none")
     source = source_of(model)
     more: dict[str, Any] = {}
     if not isinstance(source, LoadedModel):
@@ -198,10 +197,10 @@ def bench(
         raise UserError(f"`draft={printable(draft, 40)}`: {seen} (`draft_max`): leave `draft` out")
     prompt = prompt_of(base, n_prompt)
     with closing(base.session()) as session:
-        guesser = _guesser_of(session, draft, share)
+        guesser = _guesser_of(session, draft)
         speculation = Speculation([guesser], draft_max, base.limits.decode) if guesser else None
         engine = Engine(session, speculation=speculation)
-        rounds = _rounds(engine, prompt, lengths, repetitions, progress, guesser)
+        rounds = _rounds(engine, prompt, lengths, repetitions, progress)
         found = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), rounds)
         if timeline is None:
             return found
@@ -216,14 +215,11 @@ def _rounds(
     lengths: Sequence[int],
     repetitions: int,
     progress: Progress | None,
-    guesser: Guesser | None,
 ) -> tuple[Round, ...]:
     probe = engine.model.backend.read_probe()
     measure(engine, prompt, lengths, None, seed=0)  # warms memory and threads
     rounds = []
     for seed in range(repetitions):
-        if isinstance(guesser, Replay):  # the text is made without guesses first
-            _learn(guesser, engine, prompt, lengths, seed)
         rounds.append(measure(engine, prompt, lengths, probe, seed=seed))
         if progress:
             progress("rounds", seed + 1, repetitions)
@@ -293,15 +289,6 @@ def _requests(prompt: Sequence[int], lengths: Sequence[int], seed: int) -> list[
     ]
 
 
-def _learn(replay: Replay, engine: Engine, prompt: Sequence[int], lengths: Sequence[int], seed: int) -> None:
-    """Makes the texts of a round, without guesses."""
-    replay.forget()
-    requests = _requests(prompt, lengths, seed)
-    engine.run(requests)
-    for request in requests:
-        replay.tell(request.seed, request.output)
-
-
 def _has_block(source: str | os.PathLike[str] | None) -> bool:
     """Whether a file says that it has a block that guesses tokens; loading says why one cannot be read."""
     if source is None:
@@ -315,28 +302,10 @@ def _has_block(source: str | os.PathLike[str] | None) -> bool:
         return False
 
 
-def _guesser_of(session: Session, draft: str | None, share: float | None) -> Guesser | None:
-    if share is not None:
-        return Replay(share, session.model.config.vocab)
+def _guesser_of(session: Session, draft: str | None) -> Guesser | None:
     if draft is not None:
         return look_up if draft == "look-up" else None
     slots = session.slots
     if session.draft_block is None or (slots is not None and not slots.spare):
         return None
     return BlockDrafts(session.draft_block, session.transformer.batch)
-
-
-def _share_of(draft: str | None) -> float | None:
-    """P of ``replay:P``; None where nothing is replayed."""
-    if draft in (None, "look-up", "none"):
-        return None
-    kind, _, share = draft.partition(":")
-    try:
-        found = float(share) if kind == "replay" else -1.0
-    except ValueError:
-        found = -1.0
-    if not 0 <= found <= 1:
-        raise UserError(
-            f"`draft={printable(draft, 40)}`: look-up, none, or replay:P with P from 0 to 1, is needed"
-        )
-    return found

@@ -35,14 +35,11 @@ export function showRates(rates, gpu) {
 /** What was read of experts that do not lie in memory. */
 function showDisk(rates) {
   const part = (words, text) => element("span", {}, words, element("b", { text }));
-  const ahead = rates.experts_ahead_per_token;
-  const right = () => `${ahead.toFixed(1)}, ${percent(rates.experts_ahead_right_share)} right`;
   $("disk").hidden = false;
   $("disk").replaceChildren(
     part("experts in memory", percent(rates.expert_hit_share)),
     part("read from disk per token", size(rates.disk_bytes_per_token)),
     part("waits per token", `${rates.stalls_per_token.toFixed(1)}, ${(1000 * rates.stall_s_per_token).toFixed(1)} ms`),
-    ...(ahead ? [part("read a layer ahead per token", right())] : []),
   );
 }
 
