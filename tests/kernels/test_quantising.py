@@ -14,6 +14,7 @@ from support.weight_kinds import (
     KINDS,
     error_left,
     importance,
+    sized_error_left,
     weights_of,
     weights_of_smollm2,
 )
@@ -78,7 +79,7 @@ AS_MUCH = 1.001
 
 def check_errors(type: BlockType, kind: str, values: Floats) -> None:
     for weights, theirs in zip((None, importance()), GOLDENS["errors"][type.name][kind], strict=True):
-        ours = error_left(type, quantise_rows(values, type, weights), values, weights)
+        ours = sized_error_left(type, quantise_rows(values, type, weights), values, weights)
         assert ours <= AS_MUCH * theirs, f"{kind}{'' if weights is None else ', weighted'}"
 
 
