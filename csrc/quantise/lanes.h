@@ -88,6 +88,7 @@ inline float largest_lane(V v) {
 // Eight runs of N weights: weight j of run i is lane i of row j.
 template <int N> struct Runs {
     alignas(32) float x[N][kLanes];
+    alignas(32) float importance[N][kLanes];
     alignas(32) float w[N][kLanes];  // how much its squared error counts
 };
 
@@ -98,16 +99,16 @@ template <int N> struct Runs {
 template <int N> void load_runs(Runs<N>& to, const float* x, const float* w, int runs, const float* scale) {
     for (int j = 0; j < N; ++j) {
         store(to.x[j], splat(0));
-        store(to.w[j], splat(1));
+        store(to.importance[j], splat(1));
     }
     for (int i = 0; i < runs; ++i)
         for (int j = 0; j < N; ++j) to.x[j][i] = x[i * N + j] * scale[i];
     for (int i = 0; w && i < runs; ++i)
-        for (int j = 0; j < N; ++j) to.w[j][i] = w[i * N + j];
+        for (int j = 0; j < N; ++j) to.importance[j][i] = w[i * N + j];
     V squares = splat(0);
     for (int j = 0; j < N; ++j) squares += load(to.x[j]) * load(to.x[j]);
     const V size = root(squares * splat(1.0f / N));
-    for (int j = 0; j < N; ++j) store(to.w[j], load(to.w[j]) * (size + size_of(load(to.x[j]))));
+    for (int j = 0; j < N; ++j) store(to.w[j], load(to.importance[j]) * (size + size_of(load(to.x[j]))));
 }
 
 }  // namespace

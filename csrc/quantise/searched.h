@@ -114,7 +114,8 @@ template <class Fn> void each_block(const char* type, const float* x, const floa
 }
 
 void write_q2_k(const float* x, const float* w, int64_t n, uint8_t* out) {
-    each_block("Q2_K", x, w, n, out, 84, [](const float* x, const float* w, uint8_t* out) {
+    Products sums;
+    each_block("Q2_K", x, w, n, out, 84, [&](const float* x, const float* w, uint8_t* out) {
         AffineBlockSearch<16> search("Q2_K", 3, 15, x, w);
         const auto block = search.find(kAffineStarts, 2);
         for (int j = 0; j < 16; ++j)
@@ -124,7 +125,9 @@ void write_q2_k(const float* x, const float* w, int64_t n, uint8_t* out) {
         put_pairs(out + 16, codes, 0);
         put_half(out + 80, block.scale.half);
         put_half(out + 82, block.minimum.half);
+        search.add_products(block, sums);
     });
+    grow_scales(out, n / kLarge, 84, {80, 82}, sums);
 }
 
 void write_q3_k(const float* x, const float* w, int64_t n, uint8_t* out) {
