@@ -436,7 +436,7 @@ class CPUBackend(CPUStateOps):
         return ids[:n], values[:n]
 
 
-STREAMS = (1, 2, 4, 8)  #: of a thread, that the read probe tries
+STREAMS = range(1, 9)  #: numbers of streams a thread that the read probe tries
 
 
 class ReadProbe:
