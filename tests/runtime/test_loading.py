@@ -126,7 +126,7 @@ def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> Non
     assert session.sparsity == "exact"
     assert session.notes == [
         "sparsity auto is exact: model.predictor.gguf does not say what its predictor costs; this measures "
-        "it: hotcold fit-predictor -m model.gguf --measure model.predictor.gguf -f TEXT -o NEW.predictor.gguf"
+        "it: hotcold fit-predictor -m model.gguf `measure=model.predictor.gguf` -f TEXT -o NEW.predictor.gguf"
     ]
 
 

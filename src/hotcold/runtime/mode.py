@@ -74,7 +74,7 @@ def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint:
                 figures = f"{measured.cost}, {measured.gain}"
                 notes = (f"sparsity auto does not use {name}: {measured.objection} ({figures})",)
             else:
-                notes = (_not_measured(model, name, f"--measure {name}"),)
+                notes = (_not_measured(model, name, f"`measure={name}`"),)
     if some and all(down for down, n in zip(config.whole_downs, config.neurons, strict=True) if n):
         return SparsityMode("off", (*notes, *(f"sparsity auto is off: {each}" for each in some)))
     return SparsityMode("exact", (*notes, *some))
