@@ -53,7 +53,7 @@ ALLOWED = {
     "hosting/state.py": {"os.sysconf"},  # behind sys.platform
     "kernels/cores.py": {"os.sched_getaffinity", "os.sched_setaffinity"},  # where os has them
     "kernels/memory_nodes.py": {"os.sched_getaffinity"},
-    "formats/files.py": {"os.pread", "os.preadv"},
+    "formats/files.py": {"fcntl", "os.pread", "os.preadv"},  # behind sys.platform
     "commands/echo.py": {"termios", "os.tcgetpgrp", "os.getpgrp"},  # behind sys.platform
     "commands/interrupts.py": {"os.set_blocking", "signal.SIGUSR1", "signal.pthread_kill"},
     "commands/line_input.py": {"readline"},  # an ImportError is expected

@@ -1,4 +1,4 @@
-"""Predictors of sparse models by four methods: what they name, what they cost, and the verdict of `auto`.
+"""Predictors of sparse models by five methods: what they name, what they cost, and the verdict of `auto`.
 
     python benchmarks/quality/predictors.py books.txt --held-out Heidi.txt --work predictors \
         --model relu.gguf drelu.gguf --bisect 6
@@ -7,6 +7,10 @@ The models are the built-in one and the files of `--model`, such as converted mo
 Each method is fitted to the same text for each `--recall`. `hotcold fit-predictor` itself measures the cost
 on the held-out text, until an interval decides or `--eval-tokens` are used up. `--bisect N` then looks in N
 steps for the smallest recall whose interval passes, because fewer neurons are named there.
+
+The method `by-layer` looks for the recall of each layer by itself, also by bisection: all other layers name
+all neurons, and the KL divergence from `exact` may be the layer's part of `--kl`. The text of this search is
+the last fifth of TEXT, to which no factors are fitted; the held-out text measures the result.
 
 Predictors are trained in the work folder: a run that was killed continues. `--wide` takes a twin of the
 built-in model that is four times as wide (lib/wide.py) instead of the built-in model itself.
@@ -18,17 +22,30 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import hotcold
 from hotcold.demo import model_path
-from hotcold.sparse.fitting import Fit
+from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.backend import PredictorTensors
+from hotcold.runtime.loading import load
+from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.session import LoadedModel
+from hotcold.sparse.fitting import Fit, FitOptions, Fitted, fit_layer
 from hotcold.sparse.measurement import MOST_RATIO
+from hotcold.sparse.predictor import write_sidecar
+from hotcold.tasks.ffn_inputs import ffn_inputs
 from hotcold.tasks.fitting import Comparison
+from hotcold.tasks.scoring import Scorer, compare, join
+from hotcold.tasks.windows import evenly, text_windows
 from hotcold.training.options import TrainOptions
 from lib.wide import write_wide
 
@@ -38,7 +55,11 @@ METHODS = {
     "train": {"method": "train"},
     "train-relu": {"method": "train"},
 }
+BY_LAYER = "by-layer"
 RECALLS = 0.5, 0.9999  # between which a bisection looks
+STEPS = 6  # of the bisection for each layer
+JUDGED = 8  # windows that compare two recalls of a layer
+CONTEXT = 256
 
 HEAD = (
     "| model | method | recall asked for | of the FFN | marked | of active | recall (worst) "
@@ -51,7 +72,7 @@ LAYER_HEAD = (
 )
 
 
-def row(model: str, method: str, recall: float, found: Comparison) -> str:
+def row(model: str, method: str, asked: str, found: Comparison) -> str:
     fits, cost = [fit for fit in found.layers if fit.rank], found.measured
     mean = {name: statistics.mean(getattr(fit, name) for fit in fits) for name in vars(fits[0])}
     of_active = statistics.mean(fit.candidates / max(1e-9, fit.active) for fit in fits)
@@ -59,7 +80,7 @@ def row(model: str, method: str, recall: float, found: Comparison) -> str:
         f"{100 * (each - 1):+.3f}" for each in (cost.ppl_ratio, cost.ppl_ratio_low, cost.ppl_ratio_high)
     )
     return (
-        f"| {model} | `{method}` | {recall:.5g} | {mean['size_ratio']:.1%} | {mean['candidates']:.1%} "
+        f"| {model} | `{method}` | {asked} | {mean['size_ratio']:.1%} | {mean['candidates']:.1%} "
         f"| {of_active:.2f} | {mean['recall']:.4f} ({min(fit.recall for fit in fits):.4f}) "
         f"| {mean['weighted_recall']:.4f} ({min(fit.weighted_recall for fit in fits):.4f}) "
         f"| {mean['read_ratio']:.3f} | {cost.kl_mean:.2g} | {ratio} % [{low}, {high}] | {cost.tokens} "
@@ -99,7 +120,7 @@ def fitted(model: Path, method: str, recall: float, args: argparse.Namespace) ->
         threads=args.threads,
         **options,
     )
-    print(row(model.stem, method, recall, found), flush=True)
+    print(row(model.stem, method, f"{recall:.5g}", found), flush=True)
     if args.layers:
         print(f"\n{layers(found.layers)}\n", flush=True)
     return {"model": model.stem, "asked": recall, **found.report(), "method": method}
@@ -117,6 +138,75 @@ def bisected(model: Path, method: str, args: argparse.Namespace) -> Iterator[dic
         yield found
 
 
+class LayerSearch:
+    """Predictors of a model: each layer has the smallest recall that its part of a KL divergence allows."""
+
+    def __init__(self, model: Path, args: argparse.Namespace) -> None:
+        self.path, self.folder = model, args.work
+        options = LoadOptions(sparsity="exact", threads=args.threads, context=CONTEXT, gpu="off")
+        self.model: LoadedModel = load(model, options)
+        windows = text_windows(self.model.tokenizer, args.text.read_text(encoding="utf-8"), CONTEXT)
+        end = len(windows) * 4 // 5
+        fit_to = evenly(windows[:end], max(1, args.tokens * 4 // (5 * CONTEXT)))
+        unseen = evenly(windows[end:], max(JUDGED, args.tokens // (5 * CONTEXT)))
+        self.judges = evenly(unseen, JUDGED)
+        self.inputs = [ffn_inputs(self.model, each, {"normed"}) for each in (fit_to, unseen)]
+
+    def fitted(self, layer: int, recall: float) -> Fitted:
+        options = FitOptions("svd", recall, weighted=True)
+        fit_to, held_out = (each[layer] for each in self.inputs)
+        with open_gguf(self.path) as file:
+            return fit_layer(file, self.model.config, layer, options, fit_to=fit_to, held_out=held_out)[0]
+
+    def write(self, tensors: Sequence[PredictorTensors]) -> Path:
+        path: Path = self.folder / f"{self.path.stem}-{BY_LAYER}.predictor.gguf"
+        write_sidecar(path, self.model.fingerprint, tensors, {"input": "normed"})
+        return path
+
+    def divergence(self, tensors: Sequence[PredictorTensors]) -> float:
+        sidecar = self.write(tensors)
+        with (
+            closing(self.model.session("exact")) as exact,
+            closing(self.model.session("predicted", sidecar)) as predicted,
+        ):
+            scorers = Scorer(predicted), Scorer(exact)
+            return float(join([compare(*scorers, window) for window in self.judges]).kl.mean())
+
+    def found(self, budget: float) -> list[Fitted]:
+        layers = range(self.model.config.layers)
+        widest = [self.fitted(layer, RECALLS[1]) for layer in layers]
+        everything = np.float32(-1e38)  # the threshold that all neurons reach
+        whole = [replace(each.tensors, threshold=each.tensors.threshold * 0 + everything) for each in widest]
+        best = [*widest]
+        for layer in layers:
+            least, most = RECALLS
+            for _ in range(STEPS):
+                recall = 1 - ((1 - least) * (1 - most)) ** 0.5
+                fitted = self.fitted(layer, recall)
+                others = [*whole[:layer], fitted.tensors, *whole[layer + 1 :]]
+                if self.divergence(others) <= budget / len(layers):
+                    most, best[layer] = recall, fitted
+                else:
+                    least = recall
+        return best
+
+
+def by_layer(model: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    search = LayerSearch(model, args)
+    text, tokens, threads = args.held_out, args.eval_tokens, args.threads
+    for budget in args.kl:
+        best = search.found(budget)
+        sidecar = search.write([each.tensors for each in best])
+        cost = hotcold.measure_predictor(model, sidecar, text, eval_tokens=tokens, threads=threads)
+        found = Comparison(
+            cost.speed, cost.measured, [each.fit for each in best], [each.tensors for each in best]
+        )
+        print(row(model.stem, BY_LAYER, f"KL {budget:g}", found), flush=True)
+        if args.layers:
+            print(f"\n{layers(found.layers)}\n", flush=True)
+        yield {"model": model.stem, "method": BY_LAYER, "kl": budget, **found.report()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -126,9 +216,12 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="folder for what is made")
     parser.add_argument("--model", type=Path, nargs="+", default=[], help="more GGUF files")
     parser.add_argument("--wide", action="store_true", help="the twin instead of the built-in model")
-    parser.add_argument("--method", nargs="+", choices=[*METHODS], default=[*METHODS], help="(all)")
+    parser.add_argument(
+        "--method", nargs="+", choices=[*METHODS, BY_LAYER], default=[*METHODS, BY_LAYER], help="(all)"
+    )
     parser.add_argument("--recall", type=float, nargs="*", default=[0.992], help="(0.992)")
     parser.add_argument("--bisect", type=int, default=0, metavar="N", help="steps to the least recall (0)")
+    parser.add_argument("--kl", type=float, nargs="+", default=[5e-4], help="nats, for by-layer (0.0005)")
     parser.add_argument("--tokens", type=int, default=32768, help="(32768)")
     parser.add_argument("--eval-tokens", type=int, default=65536, help="held-out tokens, at most (65536)")
     parser.add_argument("--epochs", type=int, default=TrainOptions().epochs, help="for each rank, at most")
@@ -143,6 +236,9 @@ def main() -> int:
     report = []
     for model in [first, *args.model]:
         for method in args.method:
+            if method == BY_LAYER:
+                report += by_layer(model, args)
+                continue
             report += [fitted(model, method, recall, args) for recall in args.recall]
             report += bisected(model, method, args)
     print(json.dumps(report))

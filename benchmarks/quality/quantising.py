@@ -3,10 +3,11 @@
     python benchmarks/quality/quantising.py  # random weights of every kind
     python benchmarks/quality/quantising.py -m smollm2.gguf  # and those of a model
 
-For each block type, without and with importance: the error's root mean square over llama.cpp's (with
-importance, each column's square times its weight) of the worst kind and of normal weights, and millions of
-weights a second. The two take turns; ratios of speeds are the medians of the rounds', of times and of the
-processors' times, which say more where other processes share the processors. Needs llama-cpp-python."""
+For each block type, without and with importance: the error's root mean square over llama.cpp's, of the worst
+kind and of normal weights, and millions of weights a second. Each square counts the column's importance times
+the size of the weight plus the root mean square of its neighbours, as Hotcold's quantiser weighs it. The two
+take turns; ratios of speeds are the medians of the rounds', of times and of the processors' times, which say
+more where other processes share the processors. Needs llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from hotcold.kernels.quantising import quantise_rows, written_types
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-from support.weight_kinds import KINDS, Floats, error_left, importance, weights_of
+from support.weight_kinds import KINDS, Floats, importance, sized_error_left, weights_of
 
 from lib.llama import open_llama_cpp
 from lib.llama import quantise_rows as quantise_by_llama_cpp
@@ -67,7 +68,7 @@ def compare(type: BlockType, weights: dict[str, Floats], columns: Floats | None,
 
     ratios = {}
     for name, values in weights.items():
-        errors = [error_left(type, pack(values), values, columns) for pack in (ours, theirs)]
+        errors = [sized_error_left(type, pack(values), values, columns) for pack in (ours, theirs)]
         ratios[name] = errors[0] / errors[1] if errors[1] else 1.0 if errors[0] == 0 else float("inf")
     values = np.tile(weights_of("normal"), (args.copies, 1))
     times = [(timed(lambda: ours(values)), timed(lambda: theirs(values))) for _ in range(args.rounds)]

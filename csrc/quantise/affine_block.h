@@ -65,6 +65,22 @@ template <int N> class AffineBlockSearch {
         }
     }
 
+    // Adds the block's sums.
+    void add_products(const Block& block, Products& sums) const {
+        V squares = splat(0), products = splat(0);
+        for (int g = 0; g < kGroups; ++g) {
+            const V step = splat(block.scale.value) * block.scales[g], inverse = ratio(splat(1), step);
+            const V base = splat(-block.minimum.value) * block.minima[g];
+            for (int j = 0; j < N; ++j) {
+                const V x = load(runs_[g].x[j]), counted = load(runs_[g].importance[j]) * x;
+                squares += counted * x;
+                products += counted * (step * affine_code(x, base, inverse, last_) + base);
+            }
+        }
+        sums.squares += sum_lanes(squares) * double(unit_) * double(unit_);
+        sums.products += sum_lanes(products) * double(unit_) * double(unit_);
+    }
+
   private:
     struct Numbers {
         V at[kGroups];

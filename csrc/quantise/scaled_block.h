@@ -25,7 +25,8 @@ template <int N, class Values> class ScaledBlockSearch {
         for (int g = 0; g < kGroups; ++g) load_group(runs_[g], x, w, g, unit_);
     }
 
-    template <int S> Block find(const float (&starts)[S], int refits) {
+    // `block_scales`: how many scales of the block to try.
+    template <int S> Block find(const float (&starts)[S], int refits, int block_scales = 1) {
         Block best;
         for (int g = 0; g < kGroups; ++g) best.scales[g] = splat(0);
         if (unit_ == 0) return best;
@@ -53,7 +54,7 @@ template <int N, class Values> class ScaledBlockSearch {
             if (best.error == 0) break;
             d = fit_multiple(block);
             keep(best, near(block.scales, d, 0));
-            if (best.error > kNearlyExact * energy) break;
+            if (i + 1 >= block_scales && best.error > kNearlyExact * energy) break;
         }
         return best;
     }

@@ -10,7 +10,6 @@ namespace {
 // Where the largest weight lies before a scale is fitted, relative to the lowest or to the highest value.
 constexpr float kFineStarts[] = {-0.9f, -0.7f, -0.6f, -0.5f, -0.4f, -0.3f,
                                  -0.2f, -0.1f, 0.0f,  0.2f,  0.4f,  0.6f};
-constexpr float kCoarseStarts[] = {-0.5f, -0.1f, 0.3f};
 constexpr float kTableStarts[] = {-7, -5, -3, -1, 0, 3, 6, 9};
 // The same of the code of the largest weight, relative to the last one.
 constexpr float kAffineStarts[] = {-0.9f, -0.8f, -0.7f, -0.6f, -0.5f, -0.4f, -0.3f, -0.2f, -0.1f, 0.0f,
@@ -87,7 +86,7 @@ void search_affine_blocks(const char* type, int bits, const float* x, const floa
             fit = {blocks.rounded(step), base, splat(0)};
             fit.error = affine_error(blocks.runs, fit.step, base, last);
         };
-        const AffineFit fit = AffineSearch<kSmall>(blocks.runs, last, false).find(kAffineStarts, 2, judge);
+        const AffineFit fit = AffineSearch<kSmall>(blocks.runs, last, false).find(kAffineStarts, 4, judge);
         uint16_t steps[kLanes], bases[kLanes];
         const V inverse = ratio(splat(1), blocks.rounded(fit.step, steps));
         const V base = blocks.rounded(fit.base, bases);
@@ -115,7 +114,8 @@ template <class Fn> void each_block(const char* type, const float* x, const floa
 }
 
 void write_q2_k(const float* x, const float* w, int64_t n, uint8_t* out) {
-    each_block("Q2_K", x, w, n, out, 84, [](const float* x, const float* w, uint8_t* out) {
+    Products sums;
+    each_block("Q2_K", x, w, n, out, 84, [&](const float* x, const float* w, uint8_t* out) {
         AffineBlockSearch<16> search("Q2_K", 3, 15, x, w);
         const auto block = search.find(kAffineStarts, 2);
         for (int j = 0; j < 16; ++j)
@@ -125,14 +125,16 @@ void write_q2_k(const float* x, const float* w, int64_t n, uint8_t* out) {
         put_pairs(out + 16, codes, 0);
         put_half(out + 80, block.scale.half);
         put_half(out + 82, block.minimum.half);
+        search.add_products(block, sums);
     });
+    grow_scales(out, n / kLarge, 84, {80, 82}, sums);
 }
 
 void write_q3_k(const float* x, const float* w, int64_t n, uint8_t* out) {
     const CentredValues values(4);
     each_block("Q3_K", x, w, n, out, 110, [&](const float* x, const float* w, uint8_t* out) {
         ScaledBlockSearch<16, CentredValues> search("Q3_K", values, -32, x, w);
-        const auto block = w ? search.find(kFineStarts, 2) : search.find(kCoarseStarts, 1);
+        const auto block = search.find(kFineStarts, 2, 4);
         uint8_t codes[kLarge];
         search.put_block_codes(block, codes);
         put_bits(out, codes, 2);

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hotcold.processes.packed import freeze_support
     from hotcold.tasks.bench import bench
     from hotcold.tasks.doctor import doctor
-    from hotcold.tasks.fitting import fit_predictor
+    from hotcold.tasks.fitting import fit_predictor, measure_predictor
     from hotcold.tasks.planning import plan
     from hotcold.tasks.profiling import profile
 
@@ -39,6 +39,7 @@ __all__ = [
     "doctor",
     "fit_predictor",
     "freeze_support",
+    "measure_predictor",
     "plan",
     "profile",
     "schema_grammar",
@@ -56,6 +57,7 @@ _MODULES = {
     "doctor": "hotcold.tasks.doctor",
     "fit_predictor": "hotcold.tasks.fitting",
     "freeze_support": "hotcold.processes.packed",
+    "measure_predictor": "hotcold.tasks.fitting",
     "plan": "hotcold.tasks.planning",
     "profile": "hotcold.tasks.profiling",
     "schema_grammar": "hotcold.grammar.constraint",

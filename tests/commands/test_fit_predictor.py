@@ -15,7 +15,7 @@ from support.pwri import write_pwri
 import hotcold
 from hotcold.commands import cli
 from hotcold.demo import model_path
-from hotcold.formats.gguf import open_gguf
+from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.sparse.fitting import Fit, FitOptions, Fitted, fit_layer
@@ -84,6 +84,35 @@ def test_a_sidecar_is_made_found_and_used(
     assert measured["kl_mean"] == pytest.approx(found.kl.mean(), rel=1e-6)
     assert measured["ppl_ratio_high"] is None and not measured["used_by_auto"]
     assert (measured["speed_ratio"], measured["speed_low"]) == (1.1, 1.05)
+
+
+def test_a_predictor_is_measured_as_it_is(
+    text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same figures as where predictors are made, from a file without a measurement."""
+    monkeypatch.setattr(fitting, "_speed", faster)
+    held_out, model = text.with_name("held_out.txt"), Path(model_path())
+    held_out.write_text(TEXT[::-1] + TEXT)
+    made, bare, output = (text.with_name(f"{name}.gguf") for name in ("made", "bare", "output"))
+    making = ("-f", str(text), "--held-out", str(held_out), "--recall", "0.9", "-o", str(made))
+    common = ("fit-predictor", "-m", str(model), "-c", "64")
+    expected, _ = report(capsys, *common, *making)
+    with open_gguf(made) as file:
+        tensors = {name: file.load(name) for name in file.tensors}
+        keys = {key: value for key, value in file.metadata.items() if ".measured." not in key}
+        write_gguf(bare, keys, tensors)
+    measuring = ("--measure", str(bare), "-f", str(held_out), "-o", str(output))
+    result, lines = report(capsys, *common, *measuring)
+    assert result["measured"] == expected["measured"] and "KL divergence mean" in lines
+    assert expected["measured"]["kl_mean"] > 0
+    with open_gguf(made) as file, open_gguf(output) as copy:
+        assert copy.stored_metadata() == file.stored_metadata()
+        assert all(np.array_equal(copy.load(name).data, file.load(name).data) for name in file.tensors)
+    output.unlink()
+    assert cli.main([*common, *measuring, "--recall", "0.5"]) == 2
+    assert "leave out --recall" in capsys.readouterr().err
+    assert cli.main([*common, *measuring[2:], "--measure", str(model)]) == 2
+    assert "is no predictor file" in capsys.readouterr().err and not output.exists()
 
 
 @pytest.mark.parametrize(

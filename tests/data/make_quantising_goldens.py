@@ -1,4 +1,5 @@
-"""Writes ``quantising_goldens.json``: the errors that llama.cpp's quantiser leaves of weights of every kind.
+"""Writes ``quantising_goldens.json``: the errors that llama.cpp's quantiser leaves of weights of every kind,
+weighed by size as quantisers do it.
 
 pip install llama-cpp-python==0.3.36 && HOTCOLD_SMOLLM2=smollm2-135m-instruct-q4_1.gguf \\
     python tests/data/make_quantising_goldens.py
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from support.weight_kinds import KINDS, Floats, error_left, importance, weights_of, weights_of_smollm2
+from support.weight_kinds import KINDS, Floats, importance, sized_error_left, weights_of, weights_of_smollm2
 
 from hotcold.formats.blocks import BlockType
 from hotcold.kernels.quantising import written_types
@@ -44,7 +45,7 @@ def main() -> None:
         if type.weights > 1:
             errors[type.name] = {
                 kind: [
-                    float(f"{error_left(type, quantised(values, type, each), values, each):.6g}")
+                    float(f"{sized_error_left(type, quantised(values, type, each), values, each):.6g}")
                     for each in (None, importance())
                 ]
                 for kind, values in weights.items()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from hotcold.formats.files import FileError, RegularFile, replacing
+from hotcold.formats.files import FileError, RegularFile, check_output, replacing
 
 
 def test_reads_are_positional(tmp_path: Path) -> None:
@@ -70,6 +72,46 @@ def test_an_error_leaves_the_old_content_alone(error: BaseException, tmp_path: P
         raise error
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+KILLED = """
+import os, pathlib, sys
+from hotcold.formats.files import replacing
+with replacing(pathlib.Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    os._exit(9)
+"""
+
+
+@pytest.mark.parametrize("name", ["file", "[a]*?.gguf"])
+def test_the_next_run_deletes_what_a_killed_one_left(name: str, tmp_path: Path) -> None:
+    """Files of other names stay, and so does the file of a process that still writes."""
+    path = tmp_path / name
+    others = [".other.0123abcd.partial", f".{name}.copy.0123abcd.partial", f".{name}.mine.partial"]
+    for other in others:
+        (tmp_path / other).touch()
+
+    def partials() -> set[str]:
+        return {each for each in os.listdir(tmp_path) if each.endswith(".partial")} - set(others)
+
+    def leave_one() -> None:
+        assert subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False).returncode == 9
+        assert len(partials()) == 1
+
+    leave_one()
+    check_output(path, 1, force=False)
+    assert not partials()
+    leave_one()
+    with replacing(path) as first:
+        first.write(b"first")
+        (alive,) = partials()
+        with replacing(path) as second:
+            second.write(b"second")
+            assert len(partials()) == 2
+        assert partials() == {alive}
+    assert path.read_bytes() == b"first"
+    assert sorted(os.listdir(tmp_path)) == sorted([*others, name])
 
 
 def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ from support.weight_kinds import (
     KINDS,
     error_left,
     importance,
+    sized_error_left,
     weights_of,
     weights_of_smollm2,
 )
 
 from hotcold.errors import UserError
-from hotcold.formats.blocks import BlockType, BlockTypeError, ggml_type, quantise
+from hotcold.formats.blocks import BlockType, BlockTypeError, Tensor, ggml_type, quantise
 from hotcold.kernels.instruction_sets import supported_isas
 from hotcold.kernels.quantising import quantise_rows, written_types
 
@@ -78,7 +79,7 @@ AS_MUCH = 1.001
 
 def check_errors(type: BlockType, kind: str, values: Floats) -> None:
     for weights, theirs in zip((None, importance()), GOLDENS["errors"][type.name][kind], strict=True):
-        ours = error_left(type, quantise_rows(values, type, weights), values, weights)
+        ours = sized_error_left(type, quantise_rows(values, type, weights), values, weights)
         assert ours <= AS_MUCH * theirs, f"{kind}{'' if weights is None else ', weighted'}"
 
 
@@ -103,6 +104,18 @@ def test_importance_lowers_the_error_that_it_weighs(type: BlockType) -> None:
         np.testing.assert_array_equal(with_it, without)
     else:
         assert errors[0] < 0.99 * errors[1]
+
+
+@pytest.mark.parametrize("kind", ["normal", "heavy", "uniform"])
+@pytest.mark.parametrize("factor", [0.01, 1.0, 1000.0])
+def test_weights_of_few_bits_keep_their_size(kind: str, factor: float) -> None:
+    """The least squared error makes those of Q2_K 3 % smaller."""
+    values = weights_of(kind) * np.float32(factor)
+    for weights in (None, importance()):
+        packed = Tensor(ggml_type("Q2_K"), values.shape, quantise_rows(values, "Q2_K", weights)).dequantise()
+        counted = values.astype(np.float64) if weights is None else values * weights.astype(np.float64)
+        ratios = (counted * packed).sum(axis=1) / (counted * values).sum(axis=1)
+        assert np.abs(ratios - 1).max() < 0.005
 
 
 # --- whatever is searched for ---

@@ -119,14 +119,14 @@ def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> Non
     session = reference(built_in_pwri(folder / "predictor.gguf", 0.0))
     assert session.sparsity == "exact"
     assert session.notes == [
-        "sparsity auto is exact: predictor.gguf does not say what its predictor costs; this makes one: "
+        "sparsity auto is exact: predictor.gguf does not say what its predictor costs; this measures it: "
         "hotcold fit-predictor -m predictor.gguf `method=trained` -f TEXT -o NEW.predictor.gguf"
     ]
     session = reference(with_sidecar(folder, measured=None))
     assert session.sparsity == "exact"
     assert session.notes == [
-        "sparsity auto is exact: model.predictor.gguf does not say what its predictor costs; this makes one: "
-        "hotcold fit-predictor -m model.gguf -f TEXT -o NEW.predictor.gguf"
+        "sparsity auto is exact: model.predictor.gguf does not say what its predictor costs; this measures "
+        "it: hotcold fit-predictor -m model.gguf `measure=model.predictor.gguf` -f TEXT -o NEW.predictor.gguf"
     ]
 
 

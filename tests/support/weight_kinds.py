@@ -81,9 +81,20 @@ def importance() -> Floats:
 
 
 def error_left(
-    type: BlockType, packed: npt.NDArray[np.uint8], values: Floats, weights: Floats | None
+    type: BlockType, packed: npt.NDArray[np.uint8], values: Floats, importance: Floats | None
 ) -> float:
-    """The root of the mean squared error, each column's times its weight."""
+    """The root of the mean squared error, each weight's times its column's importance."""
     off = Tensor(type, values.shape, packed).dequantise().astype(np.float64) - values
-    squares = off**2 if weights is None else off**2 * weights
+    squares = off**2 if importance is None else off**2 * importance
     return float(np.sqrt(squares.mean()))
+
+
+def sized_error_left(
+    type: BlockType, packed: npt.NDArray[np.uint8], values: Floats, importance: Floats | None
+) -> float:
+    """The same, with each square also times the size of its weight plus the root mean square of 32
+    neighbours, as quantisers weigh it."""
+    sizes = np.abs(values.astype(np.float64))
+    runs = np.sqrt((sizes**2).reshape(len(values), -1, 32).mean(axis=2)).repeat(32, axis=1)
+    weights = sizes + runs
+    return error_left(type, packed, values, weights if importance is None else weights * importance)

@@ -6,11 +6,14 @@ most 1.001 times that of exact, by the upper end of a 95 % interval, and generat
 round."""
 
 import argparse
+from pathlib import Path
+from typing import Any
 
 import hotcold
 from hotcold.commands import control_tokens, options
 from hotcold.commands.flags import in_flags
 from hotcold.commands.progress import phases
+from hotcold.errors import UserError
 from hotcold.sparse.fitting import INPUTS
 from hotcold.training.options import TrainOptions
 
@@ -32,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="svd",
         help="svd: a truncated SVD of the gate. train: the same, then trained with torch (pip install "
         "'hotcold[train]'). trained: the predictors in a PowerInfer file (default: svd)",
+    )
+    add(
+        "--measure",
+        type=path,
+        metavar="FILE",
+        help="measure the predictors in FILE on -f, and write them unchanged with the measurement",
     )
     add(
         "--recall",
@@ -116,9 +125,51 @@ def _training(args: argparse.Namespace) -> TrainOptions | None:
     return TrainOptions(**chosen) if chosen else None
 
 
+#: Options of making predictors, and their defaults.
+_MAKING: dict[str, Any] = {
+    "method": "svd",
+    "recall": None,
+    "weighted": False,
+    "type": None,
+    "max_share": 0.15,
+    "tokens": 8192,
+    "held_out": None,
+    "work": None,
+    "max_marked": None,
+    "epochs": None,
+    "rate": None,
+    "relu": None,
+}
+
+
+def _measure(args: argparse.Namespace, model: Path | None) -> int:
+    given = [name for name, default in _MAKING.items() if getattr(args, name) != default]
+    if given:
+        flag = f"--{given[0].replace('_', '-')}"
+        raise UserError(f"--measure does not change predictors: leave out {flag}, or --measure")
+    with phases() as advance:
+        cost = hotcold.measure_predictor(
+            model,
+            args.measure,
+            args.file,
+            special=args.special,
+            eval_tokens=args.eval_tokens,
+            context=args.ctx_size,
+            threads=args.threads,
+            cache_type=options.cache_type(args),
+            backend=args.backend,
+            output=args.output,
+            progress=advance,
+        )
+    print(in_flags("\n".join(cost.verdict)))
+    return options.end(args, cost.report() | {"output": str(args.output)})
+
+
 def run(args: argparse.Namespace) -> int:
     model = options.local_model(args.model)
     control_tokens.note_files(args, model, args.file, args.held_out)
+    if args.measure is not None:
+        return _measure(args, model)
     with phases() as advance:
         fitted = hotcold.fit_predictor(
             model,

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import glob
 import os
 import secrets
 import shutil
@@ -122,7 +123,12 @@ if sys.platform == "win32":
     def _read_at(fd: int, view: memoryview, offset: int) -> int:
         return read_at(kernel32(), msvcrt.get_osfhandle(fd), view, offset)
 
+    def _locked(path: Path) -> contextlib.AbstractContextManager[bool]:
+        """Needs no lock: a file that is open cannot be deleted."""
+        return contextlib.nullcontext(True)
+
 else:
+    import fcntl
 
     def _read_at(fd: int, view: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):
@@ -130,6 +136,17 @@ else:
         data = os.pread(fd, len(view), offset)  # macOS before 11
         view[: len(data)] = data
         return len(data)
+
+    @contextlib.contextmanager
+    def _locked(path: Path) -> Iterator[bool]:
+        """Locks a file. False: another process has the lock, or the disk has no locks."""
+        with path.open("r+b") as file:
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+            except OSError:
+                locked = False
+            yield locked
 
 
 def check_output(path: Path, nbytes: int, *, force: bool) -> None:
@@ -140,27 +157,41 @@ def check_output(path: Path, nbytes: int, *, force: bool) -> None:
         raise FileError("the file exists: give another name, or `force` to replace it")
     if not folder.is_dir():
         raise FileError(f"{printable(str(folder), 4096)} is not a folder: create it first")
+    _delete_abandoned(path)
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         raise FileError(f"it needs {nbytes} bytes, and {free} are free in {printable(str(folder), 4096)}")
 
 
+def _delete_abandoned(path: Path) -> None:
+    """Deletes the partial files that killed processes left of ``path``. A process that still writes locks its
+    file; where a disk has no locks, all stay."""
+    begin = glob.escape(f".{path.name[:200]}.")
+    for partial in path.parent.glob(f"{begin}{'[0-9a-f]' * 8}.partial"):
+        with contextlib.suppress(OSError), _locked(partial) as alone:
+            if alone:
+                partial.unlink()
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file beside ``path`` that takes its place at the end, and vanishes on any error or interrupt.
-    ``FileError``: ``path`` is something other than a regular file, or it cannot be written."""
+    """A new file beside ``path`` that takes its place at the end, and vanishes on any error or interrupt. The
+    next call for ``path`` deletes the file of a killed process. ``FileError``: ``path`` is something other
+    than a regular file, or it cannot be written."""
     try:
         if path.exists() and not path.is_file():
             raise _special(path.stat().st_mode)
+        _delete_abandoned(path)
         partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         fd = os.open(partial, flags, 0o666)
         try:
-            with os.fdopen(fd, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            _replace(partial, path)
+            with _locked(partial):
+                with os.fdopen(fd, "wb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                _replace(partial, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(partial)

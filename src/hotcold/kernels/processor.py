@@ -4,7 +4,7 @@ from hotcold.kernels import _native
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.gpu import StepShape
 
-STREAMS = (1, 2, 4, 8)  #: of a thread, that the read probe tries
+STREAMS = range(1, 9)  #: numbers of streams a thread that the read probe tries
 _BLOCK, _GROUP = 32, 512  # values of an input that share a scale; inputs end at whole groups
 
 

@@ -1,7 +1,7 @@
 """Packs float32 rows into any block type that ggml's quantiser writes, with importance per column.
 
-Types whose bytes follow from a rule alone are byte for byte the ``gguf`` package's. For the others one
-searches for scales that leave the least squared error."""
+Types whose bytes follow from a rule alone are byte for byte the ``gguf`` package's. For the others a search
+finds scales that leave the least squared error, in which large weights count more."""
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,11 @@ def quantise_rows(
 ) -> Bytes:
     """The blocks of float32 ``values`` ``[rows, n]`` as bytes ``[rows, row_bytes]``.
 
-    ``importance`` ``[n]`` weighs the squared error of each column (llama.cpp's ``quant_weights``); all count
-    alike without. The bytes do not depend on ``threads`` (None: what affinity and cgroup quota allow) or on
-    the processor. ``BlockTypeError``: the type cannot be written, a row is not a multiple of its block, or a
-    value does not fit, as in :func:`hotcold.formats.blocks.quantise`. ``UserError``: the importance is not
-    ``n`` finite numbers of 0 and more, or the threads cannot be started."""
+    ``importance`` ``[n]`` multiplies the squared error of each column (llama.cpp's ``quant_weights``). The
+    bytes do not depend on ``threads`` (None: what affinity and cgroup quota allow) or on the processor.
+    ``BlockTypeError``: the type cannot be written, a row is not a multiple of its block, or a value does not
+    fit, as in :func:`hotcold.formats.blocks.quantise`. ``UserError``: the importance is not ``n`` finite
+    numbers of 0 and more, or the threads cannot be started."""
     kind = ggml_type(type)
     if not _native.can_quantise(kind.id):
         choices = ", ".join(each.name for each in written_types())

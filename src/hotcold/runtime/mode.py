@@ -63,7 +63,7 @@ def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint:
     if predictor is not None:
         name = printable(predictor.name)
         if predictor == model:
-            notes = (_not_measured(model, name, " `method=trained`"),)
+            notes = (_not_measured(model, name, "`method=trained`"),)
         else:
             facts = _facts(predictor, config, fingerprint)
             measured = facts.measured
@@ -74,15 +74,17 @@ def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint:
                 figures = f"{measured.cost}, {measured.gain}"
                 notes = (f"sparsity auto does not use {name}: {measured.objection} ({figures})",)
             else:
-                notes = (_not_measured(model, name),)
+                notes = (_not_measured(model, name, f"`measure={name}`"),)
     if some and all(down for down, n in zip(config.whole_downs, config.neurons, strict=True) if n):
         return SparsityMode("off", (*notes, *(f"sparsity auto is off: {each}" for each in some)))
     return SparsityMode("exact", (*notes, *some))
 
 
-def _not_measured(model: Path, name: str, method: str = "") -> str:
-    command = f"hotcold fit-predictor -m {printable(model.name)}{method} -f TEXT -o NEW.predictor.gguf"
-    return f"sparsity auto is exact: {name} does not say what its predictor costs; this makes one: {command}"
+def _not_measured(model: Path, name: str, option: str) -> str:
+    command = f"hotcold fit-predictor -m {printable(model.name)} {option} -f TEXT -o NEW.predictor.gguf"
+    return (
+        f"sparsity auto is exact: {name} does not say what its predictor costs; this measures it: {command}"
+    )
 
 
 def _whole_downs(config: Config) -> tuple[str, ...]:

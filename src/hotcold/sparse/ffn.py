@@ -1,7 +1,7 @@
 """An FFN that computes the neurons a token needs: all whose gate fires, or the predicted ones of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt

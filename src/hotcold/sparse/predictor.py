@@ -17,7 +17,7 @@ import numpy as np
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockTypeError, Tensor, block_type, quantise
 from hotcold.formats.files import naming
-from hotcold.formats.gguf import GGUFFile, TensorInfo, write_gguf
+from hotcold.formats.gguf import GGUFFile, TensorInfo, open_gguf, write_gguf
 from hotcold.kernels.backend import Backend, PredictorTensors, PredictorWeights
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
@@ -185,6 +185,14 @@ def write_sidecar(
         tensors |= {f"blk.{i}.predictor.{part}": tensor for part, tensor in zip(_PARTS, parts, strict=True)}
     metadata = {"general.type": SIDECAR_TYPE} | {_KEY + key: value for key, value in keys.items()}
     write_gguf(path, metadata, tensors)
+
+
+def write_measured(sidecar: Path, output: Path, measured: Measurement) -> None:
+    """Writes a copy of a sidecar with this measurement."""
+    with open_gguf(sidecar) as file:
+        keys = {_KEY + key: value for key, value in measured.metadata().items()}
+        tensors = {name: file.load(name) for name in file.tensors}
+        write_gguf(output, file.stored_metadata() | keys, tensors)
 
 
 def load_predictors(

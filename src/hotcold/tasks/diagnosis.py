@@ -29,7 +29,7 @@ versions    hotcold {hotcold}, Python {python}, NumPy {numpy}"""
 
 _HEADING = f"""\
 GB/s, median of {RUNS} runs (and their range)
-memory: plain reads, the fastest of {", ".join(map(str, STREAMS))} streams a thread
+memory: plain reads, the fastest of {STREAMS[0]} to {STREAMS[-1]} streams a thread
 dense: an FFN of Q4_0 with all its neurons
 N B: an FFN with one neuron in ten, read in pieces of N bytes
 """

@@ -25,7 +25,7 @@ from hotcold.runtime.session import LoadedModel, Session
 from hotcold.sparse.expert_fitting import fit_experts
 from hotcold.sparse.fitting import INPUTS, Fit, FitOptions, Fitted, fit_layer
 from hotcold.sparse.measurement import MOST_RATIO, Measurement
-from hotcold.sparse.predictor import write_sidecar
+from hotcold.sparse.predictor import is_sidecar, write_measured, write_sidecar
 from hotcold.tasks.bench import measure, prompt_of
 from hotcold.tasks.ffn_inputs import ffn_inputs
 from hotcold.tasks.profiling import LONGEST_WINDOW, window_length
@@ -71,25 +71,14 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Predictors made from the same text by `svd`, for the same recall of what neurons add."""
+class Cost:
+    """The cost and the gain of predictors on text to which they were not fitted."""
 
-    layers: list[Fit]
     speed: Speed
     measured: Measurement
-    tensors: Sequence[PredictorTensors | None] = field(repr=False)
 
     def report(self) -> dict[str, Any]:
-        return {
-            **asdict(self.speed),
-            "ratio": self.speed.ratio,
-            "measured": self.measured.report(),
-            "layers": [asdict(fit) for fit in self.layers],
-        }
-
-    @property
-    def table(self) -> list[str]:
-        return [_HEADING, *(_ROW.format(layer=i, **asdict(fit)) for i, fit in enumerate(self.layers))]
+        return {**asdict(self.speed), "ratio": self.speed.ratio, "measured": self.measured.report()}
 
     @property
     def verdict(self) -> list[str]:
@@ -105,6 +94,21 @@ class Comparison:
                 else ("`sparsity=auto` uses these predictors",)
             ),
         ]
+
+
+@dataclass(frozen=True)
+class Comparison(Cost):
+    """Predictors made from the same text by `svd`, for the same recall of what neurons add."""
+
+    layers: list[Fit]
+    tensors: Sequence[PredictorTensors | None] = field(repr=False)
+
+    def report(self) -> dict[str, Any]:
+        return super().report() | {"layers": [asdict(fit) for fit in self.layers]}
+
+    @property
+    def table(self) -> list[str]:
+        return [_HEADING, *(_ROW.format(layer=i, **asdict(fit)) for i, fit in enumerate(self.layers))]
 
 
 @dataclass(frozen=True)
@@ -225,7 +229,7 @@ def fit_predictor(
     length = window_length(base.context, context)
     fit_to, unseen = _windows(base, texts, tokens, length, special=special)
     seen = evenly(unseen, max(1, tokens // (5 * length)))
-    judges = _shuffled(unseen)[: max(1, eval_tokens // (length - 1))]
+    judges = _judges(unseen, eval_tokens, length)
     if folder is None:
         best, frontier = _fit(base, settings, fit_to, seen, progress)
         return _measured(base, settings, best, frontier, judges, to_write, progress)
@@ -234,6 +238,47 @@ def fit_predictor(
     layers = trained(base, settings, training or TrainOptions(), fit_to, seen, folder, threads, progress)
     best, svd = [each.best for each in layers], [each.svd for each in layers]
     return _measured(base, settings, best, [each.tried for each in layers], judges, to_write, progress, svd)
+
+
+def measure_predictor(
+    model: Model,
+    predictor: str | os.PathLike[str],
+    text: str | Path,
+    *,
+    eval_tokens: int = 16384,
+    context: int | None = None,
+    special: bool = False,
+    threads: int | None = None,
+    cache_type: str | None = None,
+    backend: str | None = None,
+    output: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Cost:
+    """Measures the predictors of a file as they are, on a text to which they were not fitted.
+
+    ``output`` gets the same predictors with the measurement, by which ``sparsity="auto"`` decides. Other
+    arguments and errors are those of :func:`fit_predictor`."""
+    eval_tokens, path = whole("eval_tokens", eval_tokens, 1), Path(predictor)
+    to_write, read = None if output is None else new_file(output), text_of(text)
+    with open_gguf(path) as file:
+        if not is_sidecar(file):
+            fix = "the predictors in a PowerInfer file are measured by fit_predictor with `method=trained`"
+            raise UserError(f"{printable(path.name)} is no predictor file: {fix}")
+    load_options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}
+    source = source_of(model)
+    if not isinstance(source, LoadedModel):
+        load_options["context"] = context
+    more: dict[str, Any] = {"sparsity": "predicted", "predictor": path, "gpu": OFF}
+    more |= {"default_context": LONGEST_WINDOW, "state_copies": 0, "draft_max": 0}
+    base = opened(source, load_options, progress, **more)
+    base.mode("predicted", path)
+    length = window_length(base.context, context)
+    windows = text_windows(base.tokenizer, read, length, special=special)
+    with closing(base.session("exact")) as exact:
+        cost = _cost(exact, path, _judges(windows, eval_tokens, length), progress)
+    if to_write is not None:
+        write_measured(path, to_write, cost.measured)
+    return cost
 
 
 def _work_folder(
@@ -285,9 +330,10 @@ def _windows(
     return evenly(fit_to, max(1, tokens * 4 // (5 * length))), held_out
 
 
-def _shuffled(windows: Windows) -> Windows:
-    """The windows in an order in which the first ones already stand for the whole text."""
-    return [windows[at] for at in np.random.default_rng(0).permutation(len(windows))]
+def _judges(windows: Windows, tokens: int, length: int) -> Windows:
+    """Windows with so many tokens, in an order in which the first ones already stand for the whole text."""
+    order = np.random.default_rng(0).permutation(len(windows))
+    return [windows[at] for at in order[: max(1, tokens // (length - 1))]]
 
 
 def _fit(
@@ -363,9 +409,14 @@ def _compared(
     with tempfile.TemporaryDirectory(prefix="hotcold-") as folder:
         path = Path(folder, "predictor.gguf")
         write_sidecar(path, model.fingerprint, tensors, _metadata(settings, fits))
-        with closing(model.session("predicted", path)) as predicted:
-            divergence = _until_decided(Scorer(predicted), Scorer(exact), judges, progress)
-            speed = _speed(exact, predicted)
+        cost = _cost(exact, path, judges, progress)
+    return Comparison(cost.speed, cost.measured, fits, tensors)
+
+
+def _cost(exact: Session, sidecar: Path, judges: Windows, progress: Progress | None) -> Cost:
+    with closing(exact.model.session("predicted", sidecar)) as predicted:
+        divergence = _until_decided(Scorer(predicted), Scorer(exact), judges, progress)
+        speed = _speed(exact, predicted)
     low, high = divergence.ratio_interval() or (0.0, math.inf)
     measured = Measurement(
         tokens=len(divergence.kl),
@@ -377,7 +428,7 @@ def _compared(
         speed_low=speed.ratio_low,
         speed_high=speed.ratio_high,
     )
-    return Comparison(fits, speed, measured, tensors)
+    return Cost(speed, measured)
 
 
 def _until_decided(
