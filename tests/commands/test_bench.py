@@ -13,6 +13,7 @@ from support.file_sizes import file_sizes
 
 from hotcold.commands.cli import main
 from hotcold.demo import model_path
+from hotcold.engine.pace import Pace
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.placement.placement import Placement, write_placement
@@ -67,9 +68,10 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     [(1, 1), (3, 3), pytest.param(16, 16, marks=pytest.mark.full), (20, (16 * 6 + 4 * 6) / 12)],
 )
 def test_sequences_are_decoded_together(
-    capsys: pytest.CaptureFixture[str], parallel: int, together: float
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, parallel: int, together: float
 ) -> None:
     """Prompts longer than a chunk, so that sequences become ready one after the other."""
+    monkeypatch.setattr(Pace, "note", lambda self, rows, seconds: None)  # a slow step would shorten the next
     result = report(capsys, "-p", "130", "-n", "7", "-r", "1", "-np", str(parallel))
     assert result["rows_per_step"] == together and result["parallel"] == parallel
     assert result["tok_s_per_sequence"] == pytest.approx(result["tok_s"] / together)

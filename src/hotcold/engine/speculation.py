@@ -160,8 +160,8 @@ class Speculation:
     def _worth(
         self, rows: int, chances: Iterable[float], seconds_of: Callable[[int], float] = lambda n: 0.0
     ) -> int:
-        """How many tokens more than ``rows`` make the most of a step. ``chances`` are those that each is
-        right, and ``seconds_of`` is the time in which so many are guessed."""
+        """The number of guessed tokens that gives a step the most tokens per second. ``chances`` are the
+        chances of each to be right; ``seconds_of`` gives the time to guess a number of them."""
         tokens, best, worth = float(rows), _WORTH * rows / self.costs.of(rows), 0
         for n, chance in enumerate(chances, 1):
             tokens += chance

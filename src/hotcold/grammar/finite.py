@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-#: What an expression needs: conditions that must all hold. Each is a list of ways, of which one must hold. A
-#: way holds where all of its expressions end.
+#: Conditions under which an expression ends. All must hold. A condition is a list of ways, and one way must
+#: hold. A way holds where all of its expressions end.
 Needs = Iterable[Sequence[Sequence[Any]]]
 
 
