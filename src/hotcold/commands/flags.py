@@ -10,7 +10,7 @@ _NAME = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
 _SAME = (
     "activation again allow_requantize cache_positions cache_type dense device distil down draft draft_max "
     "epochs force format gpu hardware hot_backend hot_threads imatrix learning_rate max_marked "
-    "max_share method no_draft placement predictor_type predictors ram_budget rate recall sparsity "
+    "max_share method no_draft placement pooling predictor_type predictors ram_budget rate recall sparsity "
     "state_copies take_predictors tensor_type timeline tokens type vram_budget work"
 )
 #: By the option's name in Python.
