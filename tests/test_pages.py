@@ -141,3 +141,8 @@ def test_links_lead_somewhere(page: Path) -> None:
         other = (page.parent / path) if path else page
         assert other.exists(), target
         assert not anchor or anchor in anchors(other), target
+
+
+@pytest.mark.parametrize(("page", "lines"), [("README.md", 150), ("docs/results.md", 500)])
+def test_a_page_stays_short(page: str, lines: int) -> None:
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= lines
