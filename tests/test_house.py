@@ -1,4 +1,4 @@
-"""The house rules: names, how code is laid out, and what a README promises."""
+"""The house rules: names, how code is laid out, and the promises of README.md and CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -329,29 +329,33 @@ def test_documented_commands_are_understood(tmp_path: Path, monkeypatch: pytest.
     assert wrong == []
 
 
-def readme_python() -> str:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def run_python_of(page: str) -> dict[str, Any]:
+    """Runs the page's ``python`` block and returns its names."""
+    text = (ROOT / page).read_text(encoding="utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return str(block)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    return names
 
 
-def test_the_python_of_the_readme_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("page", ["README.md", "docs/embedding.md"])
+def test_the_python_of_a_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(readme_python(), names)
+    names = run_python_of(page)
     names["llm"].close()
     lines = capsys.readouterr().out
-    assert "tok/s (median" in lines and names["piece"].finish_reason in lines
-    assert names["king"].text in lines and str(names["plan"].gpu_bytes) in lines
+    if page == "README.md":
+        assert names["piece"].finish_reason in lines
+    else:
+        assert "tok/s (median" in lines and names["king"].text in lines
+        assert str(names["plan"].gpu_bytes) in lines
     assert not list(tmp_path.iterdir())
 
 
 def test_the_python_of_the_page_on_grammars_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "grammar.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    exec(block, {})
+    run_python_of("docs/grammar.md")
     notes, _, answer = capsys.readouterr().out.partition("\n")
     assert notes == "()"
     assert isinstance(json.loads(answer)["age"], int)
@@ -371,8 +375,8 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     assert script[-1].startswith("pytest --full ")
 
 
-def test_the_tree_of_the_readme_is_the_tree() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_map_of_the_folders_is_complete() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     block = re.search(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert block
     named: set[str] = set()

@@ -104,7 +104,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 TOKENS = 48  #: of each greedy continuation
-VOCABULARY = REPOSITORY / "tests/data/tiny-llama/tokenizer.model"  #: 288 tokens: bytes and the shortest words
+VOCABULARY = REPOSITORY / "tests/data/tiny_tokenizer.model"  #: 288 tokens: bytes and the shortest words
 #: Texts of TinyStories: one is learnt, one is scored.
 LESSONS, STORIES = "mines-opt-ml_decoding-gpt_tinystories_10k.txt", "smallGPT_tiny_stories.txt"
 
@@ -114,7 +114,7 @@ def write_checkpoint(folder: Path, config: dict[str, Any], seed: int) -> None:
     small beside it and routers are decided, as in trained models: else rounding grows from layer to layer."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    shutil.copy(VOCABULARY, folder)
+    shutil.copy(VOCABULARY, folder / "tokenizer.model")
     layout, facts = find_layout(Settings(folder / "config.json", config))
     rng, sizes = np.random.default_rng(seed), dimensions(facts)
     arrays = {}
@@ -200,7 +200,7 @@ def write_taught(
     """The family after so many steps of training; its loss."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    shutil.copy(VOCABULARY, folder)
+    shutil.copy(VOCABULARY, folder / "tokenizer.model")
     arrays, loss = taught.teach(config, texts, steps, seed)
     write_safetensors(folder / "model.safetensors", arrays)
     return loss

@@ -224,18 +224,6 @@ def test_a_bias_of_the_gate_makes_so_many_neurons_active() -> None:
     assert 0.08 < (gates > 0).mean() < 0.12
 
 
-def test_what_is_timed_of_small_models_chooses_and_multiplies() -> None:
-    script = importlib.import_module("cpu.small_models")
-    answer = script.answer_from(programs := {})
-    cases = script.cases(SimpleNamespace(vocab=[500], rows=[1]))
-    assert [case["op"] for case in cases] == ["top_k"] * 2 + ["draw"] * 3 + ["linear"] * 3
-    assert all(answer({**case, "repeat": 1}) >= 0 for case in cases)
-    logits = np.random.default_rng(0).normal(0, 3, 500).astype(np.float32)
-    most, best = (programs[json.dumps(case)]()[0].tolist() for case in cases[:2])
-    assert most == np.argsort(-logits)[:40].tolist() and best == most[:1]
-    assert {programs[json.dumps(case)]() for case in cases[2:5]} <= {*range(500)}
-
-
 def test_the_bytes_of_gathered_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

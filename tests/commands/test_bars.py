@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.golden import DATA
+from support.checkpoints import golden_checkpoint
 
 from hotcold.commands import cli
 from hotcold.commands.progress import progress
@@ -50,7 +50,7 @@ def test_the_line_is_erased_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_converting_counts_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     terminal = a_terminal(monkeypatch)
-    assert cli.main(["convert", str(DATA / "tiny-llama"), "-o", str(tmp_path / "x.gguf")]) == 0
+    assert cli.main(["convert", str(golden_checkpoint("tiny-llama")), "-o", str(tmp_path / "x.gguf")]) == 0
     assert "converting" in terminal.getvalue() and " kB" in terminal.getvalue()
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.golden import DATA
+from support.checkpoints import golden_checkpoint
 
 from hotcold.commands import cli
 from hotcold.formats.gguf import open_gguf
@@ -15,7 +15,7 @@ from hotcold.formats.gguf import open_gguf
 def test_the_summary_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out.gguf"
     options = ["--type", "q4_0", "--down", "by_neuron", "--name", "Tiny", "--license", "mit", "--json"]
-    assert cli.main(["convert", str(DATA / "tiny-drelu"), "-o", str(output), *options]) == 0
+    assert cli.main(["convert", str(golden_checkpoint("tiny-drelu")), "-o", str(output), *options]) == 0
     out, err = capsys.readouterr()
     summary = json.loads(out.splitlines()[-1])
     seconds = summary.pop("seconds")
@@ -35,7 +35,7 @@ def test_the_summary_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_without_json_stdout_stays_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["convert", str(DATA / "tiny-llama"), "-o", str(tmp_path / "out.gguf")]) == 0
+    assert cli.main(["convert", str(golden_checkpoint("tiny-llama")), "-o", str(tmp_path / "out.gguf")]) == 0
     assert capsys.readouterr().out == ""
 
 
@@ -43,6 +43,6 @@ def test_the_default_output_is_named_after_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["convert", str(DATA / "tiny-llama")]) == 0
+    assert cli.main(["convert", str(golden_checkpoint("tiny-llama"))]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["tiny-llama-f16.gguf"]
     assert open_gguf(tmp_path / "tiny-llama-f16.gguf").metadata["general.name"] == "tiny-llama"

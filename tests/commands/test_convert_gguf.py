@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints import golden_checkpoint
 from support.golden import DATA, golden
 
 from hotcold.commands.cli import main
@@ -78,7 +79,7 @@ def test_predictors_in_and_out(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 def test_mistakes(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path) -> None:
-    model, folder, out = str(model_path()), str(DATA / "tiny-drelu"), str(tmp_path / "out.gguf")
+    model, folder, out = str(model_path()), str(golden_checkpoint("tiny-drelu")), str(tmp_path / "out.gguf")
     for args, message in (
         ([model], "a GGUF file needs an output: hotcold convert IN.gguf OUT.gguf"),
         ([model, out, "-o", out], "two outputs"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.golden import DATA
+from support.checkpoints import golden_checkpoint
 
 import hotcold
 from hotcold.commands import cli, command_line
@@ -23,7 +23,7 @@ from hotcold.quantize import quantization
 from hotcold.runtime import loading
 from hotcold.runtime.session import Session
 
-CHECKPOINT = str(DATA / "tiny-drelu")
+CHECKPOINT = str(golden_checkpoint("tiny-drelu"))
 #: A relative PYTHONPATH would not lead anywhere from another folder.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(hotcold.__file__).resolve().parents[1])}
 

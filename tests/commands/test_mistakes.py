@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.golden import DATA
+from support.checkpoints import golden_checkpoint
 
 from hotcold.commands import cli
 from hotcold.commands.command_line import parser_of
@@ -28,7 +28,7 @@ from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.runtime import loading, memory
 from hotcold.tasks import doctor
 
-CHECKPOINT = str(DATA / "tiny-drelu")
+CHECKPOINT = str(golden_checkpoint("tiny-drelu"))
 PROMPT = "Once upon a time"
 
 #: A short run of each verb that ends well; ``{text}`` and others are made by ``places``.
@@ -211,8 +211,8 @@ def test_every_verb_is_in_the_table() -> None:
         ("convert", "the following arguments are required: IN"),
         ("convert missing", "missing is not a folder"),
         ("convert {text}", "GGUF or PWRI is needed; this is no GGUF file"),
-        ("info {checkpoint}", f"a regular file is needed; `hotcold convert {CHECKPOINT}` makes a GGUF file"),
-        ("convert {checkpoint}/model.safetensors", f"is no GGUF file; `hotcold convert {CHECKPOINT}` makes"),
+        ("info {checkpoint}", "a regular file is needed; `hotcold convert {checkpoint}` makes a GGUF file"),
+        ("convert {checkpoint}/model.safetensors", "is no GGUF file; `hotcold convert {checkpoint}` makes"),
         ("convert {text} a.gguf", "GGUF or PWRI is needed; this is no GGUF file"),
         ("convert {folder}", "has no config.json"),
         ("convert {checkpoint} -o {model}", "the file exists: give another name, or --force to replace it"),
@@ -234,7 +234,8 @@ def test_every_verb_is_in_the_table() -> None:
 def test_the_line_says_what_is_allowed(
     line: str, message: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mistake(line.format(**places, checkpoint=CHECKPOINT).split(" "), capsys, message)
+    given = places | {"checkpoint": CHECKPOINT}
+    mistake(line.format(**given).split(" "), capsys, message.format(**given))
 
 
 # --- paths and files ---

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -69,17 +68,3 @@ def test_ticks_stand_where_their_shares_are(svg: ElementTree.Element) -> None:
         assert x == pytest.approx(RIGHT + (RIGHT - LEFT) * np.log10(share) / np.log10(N), abs=1)
     grid = [path.attrib["d"] for path in svg.findall(".//{*}path")]
     assert sum(each.endswith(f"H{RIGHT}") for each in grid) == 5 and len(grid) == 9
-
-
-def test_every_layer_has_a_colour_and_everything_is_inside(svg: ElementTree.Element) -> None:
-    colours = [line.attrib["stroke"] for line in svg.findall(".//{*}polyline")]
-    assert len(set(colours)) == 6 and all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)
-    named = {words: more["fill"] for words, _, _, more in texts(svg) if words.startswith("layer ")}
-    assert named == {f"layer {i}": colour for i, colour in enumerate(colours)}
-    _, _, width, height = map(float, svg.attrib["viewBox"].split())
-    places = [(x, y) for _, x, y, more in texts(svg) if "rotate" not in more.get("transform", "")]
-    assert len(set(places)) == len(places), "no text lies on another"
-    for x, y in places:
-        assert 0 < x < width - 40 and 0 < y < height
-    (turned,) = (each for each in texts(svg) if "rotate(-90)" in each[3].get("transform", ""))
-    assert (-turned[1], turned[2]) == ((TOP + BOTTOM) / 2, 16)

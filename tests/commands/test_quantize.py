@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.golden import DATA
+from support.checkpoints import golden_checkpoint
 
 from hotcold.commands import cli
 from hotcold.convert import ConvertOptions, convert
@@ -16,7 +16,7 @@ from hotcold.formats.gguf import open_gguf
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    convert(DATA / "tiny-llama", path, ConvertOptions("F32"))
+    convert(golden_checkpoint("tiny-llama"), path, ConvertOptions("F32"))
     return path
 
 

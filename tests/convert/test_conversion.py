@@ -12,8 +12,14 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from support.checkpoints import change_config, change_tensors, copy_checkpoint, shard, tensors_of
-from support.golden import DATA
+from support.checkpoints import (
+    change_config,
+    change_tensors,
+    copy_checkpoint,
+    golden_checkpoint,
+    shard,
+    tensors_of,
+)
 
 from hotcold.convert import ConvertError, ConvertOptions, conversion, convert
 from hotcold.formats.blocks import BLOCK_TYPES
@@ -45,8 +51,8 @@ def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
 @pytest.mark.parametrize("down", ["by_neuron", "by_output"])
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-llama3"])
 def test_f32_holds_the_checkpoint_exactly(name: str, down: str, tmp_path: Path) -> None:
-    tensors = converted(DATA / name, ConvertOptions("F32", down), tmp_path)
-    source = {key: array.astype(np.float32) for key, array in tensors_of(DATA / name).items()}
+    tensors = converted(golden_checkpoint(name), ConvertOptions("F32", down), tmp_path)
+    source = {key: array.astype(np.float32) for key, array in tensors_of(golden_checkpoint(name)).items()}
     heads, kv_heads = (4, 2) if name == "tiny-llama" else (8, 1)
     layer, hf = "blk.1.", "model.layers.1."
     expected = {
@@ -76,9 +82,13 @@ def test_f32_holds_the_checkpoint_exactly(name: str, down: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("type", TYPES)
 def test_block_types_are_those_of_the_gguf_package(type: str, tmp_path: Path) -> None:
-    tensors = converted(DATA / "tiny-drelu", ConvertOptions(type), tmp_path)
+    tensors = converted(golden_checkpoint("tiny-drelu"), ConvertOptions(type), tmp_path)
     kind = gguf.GGMLQuantizationType[type]
-    source = tensors_of(DATA / "tiny-drelu")["model.layers.2.mlp.down_proj.weight"].astype(np.float32).T
+    source = (
+        tensors_of(golden_checkpoint("tiny-drelu"))["model.layers.2.mlp.down_proj.weight"]
+        .astype(np.float32)
+        .T
+    )
     assert tensors["blk.2.ffn_down.weight"].tensor_type == kind
     np.testing.assert_array_equal(
         values(tensors["blk.2.ffn_down.weight"]), gguf.dequantize(gguf.quantize(source, kind), kind)
@@ -93,7 +103,9 @@ def test_block_types_are_those_of_the_gguf_package(type: str, tmp_path: Path) ->
     [("tiny-llama", "silu", "by_output"), ("tiny-drelu", "drelu", "by_neuron")],
 )
 def test_facts_that_gguf_has_no_key_for(name: str, activation: str, down: str, tmp_path: Path) -> None:
-    done = convert(DATA / name, tmp_path / "out.gguf", ConvertOptions("Q8_0", name="A name", license="mit"))
+    done = convert(
+        golden_checkpoint(name), tmp_path / "out.gguf", ConvertOptions("Q8_0", name="A name", license="mit")
+    )
     metadata = open_gguf(tmp_path / "out.gguf").metadata
     assert metadata["hotcold.ffn.activation"] == done.activation == activation
     assert metadata["hotcold.ffn.down_layout"] == done.down_layout == down
@@ -136,7 +148,7 @@ def test_what_llama_cpp_cannot_load_is_not_called_dense(
     name: str, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConvertError, match=message):
-        convert(DATA / name, tmp_path / "out.gguf", ConvertOptions(dense=True, **options))
+        convert(golden_checkpoint(name), tmp_path / "out.gguf", ConvertOptions(dense=True, **options))
     assert left_over(tmp_path) == set()
 
 
@@ -209,7 +221,9 @@ def test_memory_holds_about_one_tensor(tmp_path: Path, monkeypatch: pytest.Monke
 def test_progress_counts_all_bytes(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     convert(
-        DATA / "tiny-llama3", tmp_path / "out.gguf", progress=lambda done, total: seen.append((done, total))
+        golden_checkpoint("tiny-llama3"),
+        tmp_path / "out.gguf",
+        progress=lambda done, total: seen.append((done, total)),
     )
     assert seen[0][0] == 0 and seen[-1][0] == seen[-1][1]
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -228,9 +242,9 @@ def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
     output = tmp_path / "out.gguf"
     output.write_text("precious")
     with pytest.raises(ConvertError, match=r"out\.gguf: the file exists: give another name, or `force`"):
-        convert(DATA / "tiny-llama", output)
+        convert(golden_checkpoint("tiny-llama"), output)
     assert output.read_text() == "precious"
-    convert(DATA / "tiny-llama", output, ConvertOptions(force=True))
+    convert(golden_checkpoint("tiny-llama"), output, ConvertOptions(force=True))
     assert open_gguf(output).tensors
     assert left_over(tmp_path) == {"out.gguf"}
 
@@ -248,7 +262,7 @@ def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
 )
 def test_bad_options(options: ConvertOptions, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConvertError, match=message):
-        convert(DATA / "tiny-llama", tmp_path / "out.gguf", options)
+        convert(golden_checkpoint("tiny-llama"), tmp_path / "out.gguf", options)
     assert left_over(tmp_path) == set()
 
 
@@ -288,7 +302,7 @@ def test_a_disk_that_is_too_small_is_noticed_before(tmp_path: Path, monkeypatch:
         shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000)
     )
     with pytest.raises(ConvertError, match="bytes, and 1000 are free"):
-        convert(DATA / "tiny-llama", tmp_path / "out.gguf")
+        convert(golden_checkpoint("tiny-llama"), tmp_path / "out.gguf")
     assert left_over(tmp_path) == set()
 
 
@@ -307,7 +321,7 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("os.fdopen", lambda fd, mode: Full(io.FileIO(fd, "w")))
     (tmp_path / "out.gguf").write_text("precious")
     with pytest.raises(GGUFError, match="cannot be written: No space left on device"):
-        convert(DATA / "tiny-llama", tmp_path / "out.gguf", ConvertOptions(force=True))
+        convert(golden_checkpoint("tiny-llama"), tmp_path / "out.gguf", ConvertOptions(force=True))
     assert written > 100_000
     assert left_over(tmp_path) == {"out.gguf"}
     assert (tmp_path / "out.gguf").read_text() == "precious"
@@ -315,4 +329,4 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 
 def test_a_missing_output_folder(tmp_path: Path) -> None:
     with pytest.raises(ConvertError, match="none is not a folder: create it first"):
-        convert(DATA / "tiny-llama", tmp_path / "none" / "out.gguf")
+        convert(golden_checkpoint("tiny-llama"), tmp_path / "none" / "out.gguf")

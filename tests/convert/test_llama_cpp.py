@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.changed_models import changed
+from support.checkpoints import golden_checkpoint
 from support.golden import DATA
 from support.runner import Runner
 
@@ -92,7 +93,9 @@ def converted(name: str, folder: Path) -> tuple[Path, list[str]]:
     path = folder / "out.gguf"
     try:
         # A name: llama.cpp looks for Phi-3's special tokens in files whose names say so.
-        return path, convert(DATA / name, path, ConvertOptions("F32", dense=True, name="tiny")).notes
+        return path, convert(
+            golden_checkpoint(name), path, ConvertOptions("F32", dense=True, name="tiny")
+        ).notes
     except ConvertError as error:
         pytest.skip(str(error))
 

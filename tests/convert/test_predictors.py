@@ -10,8 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from support.checkpoints import change_config, change_tensors, copy_checkpoint
-from support.golden import DATA
+from support.checkpoints import change_config, change_tensors, copy_checkpoint, golden_checkpoint
 from support.torch_files import write_state
 
 from hotcold.convert import ConvertError, ConvertOptions, convert
@@ -39,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 def with_predictors(folder: Path, type: str = "F16") -> Path:
     output = folder.parent / "out.gguf"
-    convert(DATA / "tiny-drelu", output, ConvertOptions(type, predictors=folder))
+    convert(golden_checkpoint("tiny-drelu"), output, ConvertOptions(type, predictors=folder))
     return output
 
 

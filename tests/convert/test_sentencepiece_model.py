@@ -10,13 +10,13 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
+from support.checkpoints import TINY_TOKENIZER
 
 from hotcold.convert import ConvertError
 from hotcold.convert.sentencepiece_model import read_sentencepiece_model
 from hotcold.tokenizer.vocabulary import TokenType
 
 DATA = Path(__file__).parent.parent / "data"
-TINY = DATA / "tiny-llama/tokenizer.model"
 
 
 def varint(value: int) -> bytes:
@@ -67,7 +67,7 @@ def assert_equals_the_package(path: Path) -> None:
 
 
 def test_tiny_model() -> None:
-    assert_equals_the_package(TINY)
+    assert_equals_the_package(TINY_TOKENIZER)
 
 
 def test_the_built_in_models_vocabulary() -> None:
@@ -148,7 +148,7 @@ def test_bad_models_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
 
 def test_a_truncated_model_never_gives_a_wrong_piece(tmp_path: Path) -> None:
     """Protobuf has no length of the whole: a cut between two pieces is a valid, shorter model."""
-    data, whole = TINY.read_bytes(), read_sentencepiece_model(TINY).pieces
+    data, whole = TINY_TOKENIZER.read_bytes(), read_sentencepiece_model(TINY_TOKENIZER).pieces
     refused = 0
     for length in range(600):
         try:
@@ -162,7 +162,7 @@ def test_a_truncated_model_never_gives_a_wrong_piece(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=5))
 def test_mutated_models_are_read_or_refused(tmp_path_factory: Any, changes: list[tuple[int, int]]) -> None:
-    data = bytearray(TINY.read_bytes())
+    data = bytearray(TINY_TOKENIZER.read_bytes())
     for position, value in changes:
         data[position] = value
     try:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from golden_configs import COMMON, VOCAB
-from make_goldens import STEPS, golden, tokenizer_model
+from make_goldens import STEPS, golden
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
@@ -254,7 +254,6 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         model = build(config, seed)
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-        (folder / "tokenizer.model").write_bytes(tokenizer_model())
         save_file(published(config, model), folder / "model.safetensors", metadata={"format": "pt"})
         arrays = golden(model, 40, seed)
         np.savez_compressed(folder / "golden.npz", **arrays)

@@ -4,8 +4,8 @@
     python tests/data/make_goldens.py [NAME ...]
 
 Weights are stored as F16 or BF16 to keep the repository small and computed with in float32, which holds them
-exactly. Each folder gets what a Hugging Face checkpoint has (config.json, model.safetensors, tokenizer.model)
-and golden.npz:
+exactly. Each folder gets the config.json and model.safetensors of a Hugging Face checkpoint; all share
+tiny_tokenizer.model. Its golden.npz holds:
 
     prompt         [P] int32       token ids, beginning with BOS
     prompt_logits  [P, V] float32  logits at every prompt position
@@ -181,6 +181,7 @@ def _varint(value: int) -> bytes:
 def main() -> None:
     torch.set_num_threads(1)
     chosen = sys.argv[1:] or GOLDENS
+    (Path(__file__).parent / "tiny_tokenizer.model").write_bytes(tokenizer_model())
     for seed, (name, (dtype, prompt_length, config)) in enumerate(GOLDENS.items(), start=1):
         if name not in chosen:
             continue
@@ -188,7 +189,6 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         model = build(copy.deepcopy(config), dtype, seed)  # which changes the settings of rotations
-        (folder / "tokenizer.model").write_bytes(tokenizer_model())
         tensors = published(model, dtype)
         if config["tie_word_embeddings"]:
             tensors.pop("lm_head.weight", None)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from golden_configs import COMMON
-from make_goldens import golden, tokenizer_model
+from make_goldens import golden
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -272,7 +272,6 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         model = build(config, seed)
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-        (folder / "tokenizer.model").write_bytes(tokenizer_model())
         save_file(published(model), folder / "model.safetensors", metadata={"format": "pt"})
         run = Anew(model) if config["model_type"] == "mamba2" else model
         arrays = golden(run, 20, seed, 12)

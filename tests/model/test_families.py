@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.checkpoints import golden_checkpoint
 from support.expert_models import expert_golden
 from support.golden import FAMILIES, Golden, golden
 from support.runner import ROWS, Runner, exact
@@ -138,7 +139,7 @@ def test_powerinfers_opt(tmp_path: Path, backend: Backend) -> None:
 
 def test_longrope_goes_by_the_most_positions_of_a_sequence(tmp_path: Path) -> None:
     """Up to the original context the short factors hold, as in transformers for a short sequence."""
-    convert(Path(__file__).parents[1] / "data/tiny-phi3", tmp_path / "phi.gguf", ConvertOptions("F32"))
+    convert(golden_checkpoint("tiny-phi3"), tmp_path / "phi.gguf", ConvertOptions("F32"))
     with open_gguf(tmp_path / "phi.gguf") as file:
         tensors = {name: file.load(name) for name in file.tensors}
         same = tensors | {"rope_factors_long.weight": tensors["rope_factors_short.weight"]}

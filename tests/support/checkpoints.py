@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.convert.tensor_files import open_safetensors
+
+DATA = Path(__file__).parent.parent / "data"
+
+#: The vocabulary of all golden checkpoints that have no file for it.
+TINY_TOKENIZER = DATA / "tiny_tokenizer.model"
 
 DTYPES = {
     "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16, "I64": "<i8", "U8": "u1",
@@ -42,10 +49,21 @@ def write_safetensors(path: Path, arrays: Arrays) -> None:
 
 
 def copy_checkpoint(folder: Path, name: str = "tiny-llama") -> Path:
-    """A copy of one of the golden checkpoints in a folder of its name."""
+    """Copies one of the golden checkpoints, with its vocabulary, to a folder of its name."""
     copy = folder / name
-    shutil.copytree(Path(__file__).parent.parent / "data" / name, copy)
+    shutil.copytree(DATA / name, copy)
+    if name != "tiny-rwkv7":  # which has a vocabulary of its own
+        shutil.copy(TINY_TOKENIZER, copy / "tokenizer.model")
     return copy
+
+
+_UNCHANGED = tempfile.TemporaryDirectory(prefix="hotcold-checkpoints-")
+
+
+@cache
+def golden_checkpoint(name: str) -> Path:
+    """Returns a copy of a golden checkpoint that all tests of this process share, and none changes."""
+    return copy_checkpoint(Path(_UNCHANGED.name), name)
 
 
 def change_config(checkpoint: Path, **changes: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.checkpoints import golden_checkpoint
 from support.golden import DATA, Golden
 
 from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
@@ -52,7 +53,7 @@ def expert_golden(
     name: str, folder: Path, *, type: str = "F32", down: str = "by_output", **more: Any
 ) -> Golden:
     """One of :data:`NAMES` with experts of this type, all else in F32; ``more`` is metadata."""
-    checkpoint = open_checkpoint(DATA / name)
+    checkpoint = open_checkpoint(golden_checkpoint(name))
     path = folder / f"{name}-{type}-{down}.gguf"
     values = arrays(checkpoint)
     if down == "by_neuron":

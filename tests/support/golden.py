@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from support.checkpoints import golden_checkpoint
 
 from hotcold.convert import ConvertOptions, convert
 
@@ -80,6 +81,6 @@ class Golden:
 def golden(name: str, folder: Path, *, type: str = "F32", down: str | None = None) -> Golden:
     """Converts one of :data:`NAMES` into ``folder`` (exactly, with the default type) and loads its logits."""
     path = folder / f"{name}-{type}-{down}.gguf"
-    convert(DATA / name, path, ConvertOptions(type, down, force=True))
+    convert(golden_checkpoint(name), path, ConvertOptions(type, down, force=True))
     with np.load(DATA / name / "golden.npz", allow_pickle=False) as arrays:
         return Golden(path, **{key: arrays[key] for key in arrays.files})

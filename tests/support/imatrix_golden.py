@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from support.checkpoints import golden_checkpoint
 from support.golden import DATA
 
 from hotcold.convert import ConvertOptions, convert
@@ -18,7 +19,7 @@ NAMES = ("tiny-llama", "tiny-falcon", "tiny-gemma3", "tiny-mixtral", "tiny-qwen2
 def model_of(name: str, folder: Path) -> tuple[Path, list[int]]:
     """The model, in a file that llama.cpp loads, and the tokens."""
     path = folder / f"{name}.gguf"
-    convert(DATA / name, path, ConvertOptions("F32", dense=True, name="tiny"))
+    convert(golden_checkpoint(name), path, ConvertOptions("F32", dense=True, name="tiny"))
     with np.load(DATA / name / "golden.npz", allow_pickle=False) as arrays:
         return path, [*arrays["prompt"].tolist(), *arrays["steps"].tolist()]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from support.checkpoints import golden_checkpoint
 from support.expert_models import ARCHITECTURES, arrays, metadata, packed
-from support.golden import DATA
 
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.formats.gguf import write_gguf
@@ -17,7 +17,7 @@ from hotcold.runtime.options import LoadOptions
 def many_experts(name: str, folder: Path, *, type: str, down: str, count: int, fused: bool = False) -> Path:
     """Experts are the model's own, over and over, each scaled by another factor; ``fused``: each one's gate
     and up are one tensor's."""
-    checkpoint = open_checkpoint(DATA / name)
+    checkpoint = open_checkpoint(golden_checkpoint(name))
     random = np.random.default_rng(8)
     values = arrays(checkpoint)
     if down == "by_neuron":

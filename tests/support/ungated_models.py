@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.checkpoints import golden_checkpoint
 from support.expert_models import arrays, metadata
-from support.golden import DATA
 
 from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.formats.blocks import block_type, quantise
@@ -25,7 +25,7 @@ def ungated_model(
     """A model with experts and shared experts of this block type, all else in F32. About a quarter of the
     neurons fires. Its ``twin`` has a gate that is a copy of up, and relu: relu(u) u is relu(u)^2. Without
     ``factor`` the shared expert has none."""
-    checkpoint = open_checkpoint(DATA / "tiny-qwen2moe")
+    checkpoint = open_checkpoint(golden_checkpoint("tiny-qwen2moe"))
     random = np.random.default_rng(7)
     values = {name: each for name, each in arrays(checkpoint).items() if factor or "inp_shexp" not in name}
     for layer in range(2):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.checkpoints import golden_checkpoint
 from support.golden import DATA
 
 from hotcold.convert.checkpoint import open_checkpoint
@@ -25,7 +26,7 @@ IDS = [275, 33, 120, 112, 115, 109, 101, 33, 272, 257, 258, 59, 33, 106, 117, 40
 
 @pytest.fixture(scope="module")
 def metadata() -> dict[str, Any]:
-    return vocabulary_metadata(open_checkpoint(DATA / "tiny-rwkv7"), 288)
+    return vocabulary_metadata(open_checkpoint(golden_checkpoint("tiny-rwkv7")), 288)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import change_config, change_tensors, copy_checkpoint
+from support.checkpoints import change_config, change_tensors, copy_checkpoint, golden_checkpoint
 from support.wrappers import make_wrapper
 
 from hotcold.errors import UserError
@@ -32,7 +32,7 @@ from hotcold.training.sparsifying import STAGES, SparsifyOptions, penalty_share,
 DATA = Path(__file__).parent.parent / "data"
 TEXT = NamedText("heidi", (DATA / "heidi.txt").read_text(encoding="utf-8")[:9000])
 OPTIONS = SparsifyOptions(tokens=40 * 128, learning_rate=1e-3, context=32, batch=4, distil=0.5)
-LLAMA = DATA / "tiny-llama"
+LLAMA = golden_checkpoint("tiny-llama")
 
 
 @pytest.fixture(autouse=True)
@@ -201,14 +201,14 @@ def test_mistakes_are_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_models_that_cannot_be_made_sparse(tmp_path: Path) -> None:
     for name in ("tiny-opt", "tiny-falcon", "tiny-gpt-oss"):
-        assert "is of an unknown form" in refused(tmp_path, DATA / name)
+        assert "is of an unknown form" in refused(tmp_path, golden_checkpoint(name))
     for name, kind, activation in (
         ("tiny-drelu", "bamboo", "drelu"),
         ("tiny-smallthinker", "smallthinker", "relu"),
         ("tiny-minicpm", "minicpm", "relu"),
     ):
         reason = f"has no class for model_type '{kind}', whose FFN computes {activation}: convert it as it is"
-        assert reason in refused(tmp_path, DATA / name)
+        assert reason in refused(tmp_path, golden_checkpoint(name))
     assert "has other parts" in refused(tmp_path, make_wrapper(tmp_path, "wrapped-gemma3"))
     change_config(folder := copy_checkpoint(tmp_path, "tiny-qwen3"), hidden_act=...)
     assert "names no activation: add hidden_act" in refused(tmp_path, folder)

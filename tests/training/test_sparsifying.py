@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import change_config, copy_checkpoint
+from support.checkpoints import TINY_TOKENIZER, change_config, copy_checkpoint, golden_checkpoint
 
 from hotcold.convert import ConvertOptions, convert
 from hotcold.errors import UserError
@@ -108,13 +108,15 @@ def with_up_cut(both: Any) -> Any:
 @pytest.mark.parametrize("kind", ["relu", "drelu"])
 def test_from_a_checkpoint_to_logits(kind: Any, tmp_path: Path) -> None:
     output = tmp_path / "sparse"
-    found = sparsify(DATA / "tiny-llama", [TEXT], output, SparsifyOptions(2048, kind, 3e-3, context=32))
+    found = sparsify(
+        golden_checkpoint("tiny-llama"), [TEXT], output, SparsifyOptions(2048, kind, 3e-3, context=32)
+    )
     assert not (tmp_path / "sparse.work").exists()
     assert found.perplexity < 200 < found.original_perplexity  # of 288 tokens: it has learnt something
     assert [report.tokens for report in found.reports][-1] == 2048
     config = json.loads((output / "config.json").read_text())
     assert (found.threshold > 0) == ("hidden_act_param" in config)
-    assert (output / "tokenizer.model").read_bytes() == (DATA / "tiny-llama/tokenizer.model").read_bytes()
+    assert (output / "tokenizer.model").read_bytes() == TINY_TOKENIZER.read_bytes()
     assert (output / "sparsity.svg").read_text().startswith("<svg")
     difference, deviation, activation = differences(output, tmp_path)
     assert activation == kind
@@ -142,7 +144,9 @@ def test_from_a_checkpoint_to_logits(kind: Any, tmp_path: Path) -> None:
 )
 def test_families_experts_and_fused_gates(name: str, kind: Any, tmp_path: Path) -> None:
     folder = tmp_path / "sparse"
-    found = sparsify(DATA / name, [TEXT], folder, SparsifyOptions(1024, kind, 3e-3, context=32, batch=4))
+    found = sparsify(
+        golden_checkpoint(name), [TEXT], folder, SparsifyOptions(1024, kind, 3e-3, context=32, batch=4)
+    )
     assert all(0.3 < share < 1 for share in found.zeros)
     difference, deviation, activation = differences(folder, tmp_path)
     assert activation == kind
@@ -152,7 +156,9 @@ def test_families_experts_and_fused_gates(name: str, kind: Any, tmp_path: Path) 
 def test_a_sparse_checkpoint_goes_on(tmp_path: Path) -> None:
     """It is loaded with its own activation and threshold."""
     first, second = tmp_path / "first", tmp_path / "second"
-    found = sparsify(DATA / "tiny-llama", [TEXT], first, SparsifyOptions(1024, "drelu", 3e-3, context=32))
+    found = sparsify(
+        golden_checkpoint("tiny-llama"), [TEXT], first, SparsifyOptions(1024, "drelu", 3e-3, context=32)
+    )
     assert found.threshold > 0
     again = sparsify(first, [TEXT], second, SparsifyOptions(256, "relu", 1e-5, context=32))
     assert again.original_perplexity == pytest.approx(found.perplexity, rel=1e-6)

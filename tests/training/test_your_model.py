@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
+from support.checkpoints import copy_checkpoint
 from support.served import served
 
 from hotcold.commands import cli
@@ -42,7 +42,7 @@ def test_the_commands_of_the_page_lead_to_a_server(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fitting, "_ROUNDS", 1)
     data = ROOT / "tests" / "data"
-    shutil.copytree(data / "tiny-llama", "CHECKPOINT")
+    copy_checkpoint(tmp_path).rename("CHECKPOINT")
     text = (data / "heidi.txt").read_text(encoding="utf-8")
     Path("text.txt").write_text(text[:20000], encoding="utf-8")
     Path("held_out.txt").write_text(text[-4000:], encoding="utf-8")

@@ -55,7 +55,7 @@ ROWS = (
     Row("--list-devices", "", NO, "hotcold doctor lists them"),
     Row("-sm --split-mode", "MODE", NOTHING, "one GPU at most is used"),
     Row("-ts --tensor-split", "N", NO, f"one GPU at most is used: {_CHOOSE}"),
-    Row("-ot --override-tensor", "PATTERN", NO, "hotcold plan decides what lies where: --placement FILE"),
+    Row("-ot --override-tensor", "PATTERN", NO, "hotcold plan places neurons: --placement FILE"),
     Row("-cmoe --cpu-moe", "", NOTHING, _GPU),
     Row("-ncmoe --n-cpu-moe -ncffn --n-cpu-ffn", "N", NOTHING, _GPU),
     Row("-kvo --kv-offload -nkvo --no-kv-offload", "", NOTHING, _GPU),

@@ -194,7 +194,7 @@ def table(fields: Fields) -> str:
             default = "required" if field.required else _shown(field)
             lines.append(f"| `{name}` | {_values(field.kind.schema())} | {default} | {field.note} |")
     if refused:
-        lines += ["", f"Refused, but for the values in brackets: {', '.join(refused)}."]
+        lines += ["", f"Refused, except for the values in brackets: {', '.join(refused)}."]
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """The ``vulkan`` backend's numerics as NumPy: every op adds and multiplies in the order of its shaders.
 
-Its results are those of any device whose arithmetic is that of IEEE 754, bit for bit. docs/design.md says in
-words what is computed here."""
+Its results are those of any device whose arithmetic is that of IEEE 754, bit for bit. docs/design/gpu.md says
+in words what is computed here."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ FIELDS: Fields = {
     **STREAMING,
     "logprobs": Field(Flag(), False, "Whether tokens come with log-probabilities."),
     "top_logprobs": Field(Whole(0, MAX_LOGPROBS), None, "The likeliest beside each; needs logprobs."),
-    "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "llama.cpp's name: logprobs, and so many."),
+    "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "llama.cpp's name of logprobs and top_logprobs."),
     **sampling.FIELDS,
     **constraints.FIELDS,
     "tools": Field(TOOLS, None, "Functions that the model may call."),

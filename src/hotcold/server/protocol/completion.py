@@ -71,7 +71,7 @@ FIELDS: Fields = {
     "n": Field(Whole(1, MAX_CHOICES), 1, "How many continuations of each prompt."),
     "best_of": Field(Whole(0, LARGEST), None, "No more than n: what is not returned is not generated."),
     "echo": Field(Flag(), False, "The prompt comes before its continuation, with logprobs of its own."),
-    "logprobs": Field(Whole(0, MAX_LOGPROBS), None, "So many of the likeliest tokens beside each one."),
+    "logprobs": Field(Whole(0, MAX_LOGPROBS), None, "The number of likeliest tokens beside each one."),
     **STREAMING,
     **sampling.FIELDS,
     **constraints.FIELDS,

@@ -35,7 +35,7 @@ FIELDS: Fields = {
     ),
     "max_tokens": Field(Whole(-1, LARGEST), None, "Another name of n_predict."),
     "stream": Field(Flag(), False, "Sends the text piece by piece, as server-sent events without a [DONE]."),
-    "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "So many of the likeliest tokens beside each one."),
+    "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "The number of likeliest tokens beside each one."),
     "return_tokens": Field(Flag(), False, "Gives token ids, too."),
     **sampling.FIELDS,
     **constraints.FIELDS,

@@ -116,7 +116,7 @@ def _fields() -> Fields:
         "samplers": Field(
             Items(Text(1, 32), 0, 32),
             None,
-            f"Those that are left out do nothing. The others run in this order, whatever order is asked for: "
+            "Samplers that the list lacks do nothing. The others always run in this order: "
             f"{', '.join(SAMPLERS)}.",
         ),
         "logit_bias": Field(BiasKind(), None, "Token ids and what to add to their logits, -100 to 100."),
