@@ -207,7 +207,7 @@ def test_a_stream_event_by_event_as_the_client_reads_it(reason: str) -> None:
     events = reply.first()
     for one in pieces_of("<why>Hi [look {}][look {}]", reason=reason):
         events += reply.add(0, one)
-        assert other.add(0, one) == []
+        other.add(0, one)
     events += reply.end()
     adapter = pydantic.TypeAdapter(types.ResponseStreamEvent)
     read = [adapter.validate_python(event) for event in events]
