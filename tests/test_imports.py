@@ -84,8 +84,6 @@ ALLOWED = {
 #: Any layer may ask for the version, raise what is meant for the user, show and bound values (values.py), and
 #: call Windows (windows.py).
 FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")
-#: Hands on, from old addresses, what the package exports.
-OLD_NAMES = ("hotcold.engine.old_names",)
 
 #: packages that only the named files, or the files of the named folders, may import
 ONLY_IN = {
@@ -149,8 +147,6 @@ def violations(module: str, imported: Iterable[str]) -> list[str]:
         if name.split(".")[0] != "hotcold" or name in FOR_ALL:
             continue
         if name.startswith(("hotcold.values.", "hotcold.windows.", "hotcold.extras.")):
-            continue
-        if module in OLD_NAMES and name == "hotcold":
             continue
         target = layer_of(name)
         if target != layer and target not in ALLOWED[layer]:

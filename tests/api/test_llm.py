@@ -14,7 +14,7 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Piece
 from hotcold.errors import UserError
 from hotcold.runtime.loading import load
-from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.options import LoadOptions, PrivateOptions
 from hotcold.tasks.scoring import Scorer, log_softmax
 
 PROMPT = "Once upon a time"
@@ -173,8 +173,9 @@ def test_wrong_options_are_refused(llm: LLM) -> None:
         llm.generate(PROMPT, logprobs=21)
     with pytest.raises(ValueError, match="stop holds a string of 0"):
         llm.stream(PROMPT, stop=["a", ""])
-    with pytest.raises(TypeError, match=r"^unknown option 'thread': allowed are sparsity, .*, draft$"):
+    with pytest.raises(TypeError, match=r"^unknown option 'thread': allowed are sparsity, .*, draft$") as caught:
         LLM(thread=3)  # type: ignore[call-arg]
+    assert not any(name in str(caught.value) for name in PrivateOptions.__annotations__)
     with pytest.raises(ValueError, match=r"threads is 1\.5: a whole number is needed"):
         LLM(threads=1.5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="threads is for loading, and the model is loaded already"):

@@ -18,7 +18,7 @@ from hotcold.engine.request import Constraint, Job, Request
 from hotcold.engine.speculation import speculation_of
 from hotcold.errors import UserError
 from hotcold.runtime.opening import Source, opened
-from hotcold.runtime.options import LoadOptions, Progress, check_names
+from hotcold.runtime.options import LoadOptions, Progress, check_loading
 from hotcold.runtime.session import LoadedModel, Session
 from hotcold.tokenizer.tokenizer import Tokenizer
 
@@ -53,7 +53,7 @@ class LLM:
         progress: Progress | None = None,
         **options: Unpack[LoadOptions],
     ) -> None:
-        check_names(options, LoadOptions)
+        check_loading(options, LoadOptions)
         self._engine: Engine | None = _engine(opened(model, options, progress).session())
         self._shared = isinstance(model, LoadedModel)
         self._making = threading.Lock()  # guards the next two, and closing

@@ -19,7 +19,7 @@ from hotcold.kernels import BACKENDS
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import TEMPLATES, template_text
-from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES, ModelOptions
+from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES
 from hotcold.runtime.pooling import POOLINGS
 from hotcold.tasks import texts as files
 from hotcold.tasks.reports import Setup
@@ -426,9 +426,9 @@ def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def model_options(args: argparse.Namespace) -> ModelOptions:
-    """The options of :func:`add_model_options`, as options of loading."""
-    found: ModelOptions = {
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options of :func:`add_model_options`, as options of loading."""
+    found = {
         "threads": args.threads,
         "context": args.ctx_size,
         "backend": args.backend,
@@ -459,7 +459,7 @@ def draft_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def load_session(args: argparse.Namespace, **more: Any) -> "Session":
     """Loads the given model with a progress bar, opens a session of it, and prints its notes to stderr.
-    ``more`` belongs to :class:`~hotcold.runtime.options.LoadOptions`."""
+    ``more`` belongs to :class:`~hotcold.runtime.options.AllOptions`."""
     from hotcold.runtime.loading import load
 
     if "draft_max" in args:
