@@ -173,7 +173,8 @@ def test_wrong_options_are_refused(llm: LLM) -> None:
         llm.generate(PROMPT, logprobs=21)
     with pytest.raises(ValueError, match="stop holds a string of 0"):
         llm.stream(PROMPT, stop=["a", ""])
-    with pytest.raises(TypeError, match=r"^unknown option 'thread': allowed are sparsity, .*, draft$") as caught:
+    public = r"^unknown option 'thread': allowed are sparsity, .*, draft$"
+    with pytest.raises(TypeError, match=public) as caught:
         LLM(thread=3)  # type: ignore[call-arg]
     assert not any(name in str(caught.value) for name in PrivateOptions.__annotations__)
     with pytest.raises(ValueError, match=r"threads is 1\.5: a whole number is needed"):
