@@ -79,7 +79,8 @@ class ResponsesReply(Reply):
         if piece.finish_reason is not None and self._kept is not None:
             for item in self._items:
                 self._facts.kept_items.add(item["id"], to_json(item))
-            kept = {name: value for name, value in self.whole().items() if name not in self._told}
+            response = self._response(_status(piece.finish_reason == "length"))
+            kept = {name: value for name, value in response.items() if name not in self._told}
             self._facts.kept_responses.keep(kept, self._kept)
         return events
 
