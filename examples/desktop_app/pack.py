@@ -1,6 +1,6 @@
 """Packs the app into one folder that needs no Python, and says what is in it.
 
-    pip install 'hotcold[serve]' pyinstaller        # pywebview too, on macOS and Windows
+    pip install . pyinstaller        # pywebview too, on macOS and Windows
     python examples/desktop_app/pack.py --out out   # out/Hotcold/Hotcold, and out/Hotcold.tar.xz
 
 A model of your own lies beside the program: give ``-m`` when it starts, or change ``app.py``."""

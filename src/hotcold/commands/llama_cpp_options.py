@@ -129,7 +129,7 @@ ROWS = (
     Row("--simple-io", "", IS, "--plain", verbs="generate chat"),
     Row("-co --color", "on|off|auto", NOTHING, "NO_COLOR=1 turns colours off"),
     Row("--perf --no-perf --show-timings --no-show-timings", "", NOTHING, _LOG),
-    Row("-v --verbose --log-verbose --log-disable --log-prefix --log-timestamps", "", NOTHING, _LOG),
+    Row("--log-verbose --log-disable --log-prefix --log-timestamps", "", NOTHING, _LOG),
     Row("--no-log-prefix --no-log-timestamps", "", NOTHING, _LOG),
     Row("-lv --verbosity --log-verbosity", "N", NOTHING, _LOG),
     Row("--log-colors", "on|off|auto", NOTHING, _LOG),
