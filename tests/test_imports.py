@@ -53,6 +53,7 @@ ALLOWED = {
         "engine",
         "api",
         "training",
+        "convert",
     },
     "convert": {"formats", "tokenizer", "model"},
     "server": {"formats", "tokenizer", "runtime", "engine", "grammar", "chat", "hosting", "api"},
@@ -79,7 +80,7 @@ ALLOWED = {
         "server",
         "",
     },
-    "": {"processes", "engine", "grammar", "hosting", "api", "tasks", "commands"},
+    "": {"formats", "processes", "engine", "grammar", "chat", "hosting", "api", "tasks", "commands"},
 }
 #: Any layer may ask for the version, raise what is meant for the user, show and bound values (values.py), and
 #: call Windows (windows.py).
@@ -92,7 +93,6 @@ ONLY_IN = {
     "socketserver": {"server"},
     "asyncio": {"server", "api", "hosting", "commands/serve.py"},
     "starlette": {"server"},
-    "uvicorn": {"server"},
     "h11": {"server/connections.py"},
     "msgspec": {"server/bodies.py"},
     "prometheus_client": {"server/metrics.py"},

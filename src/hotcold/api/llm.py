@@ -60,6 +60,13 @@ class LLM:
         self._template: Chat | None = None  # once it was asked for
         self._grammars: Grammars | None = None  # likewise
 
+    def __repr__(self) -> str:
+        if self._engine is None:
+            return "LLM(closed)"
+        model, session = self.model, self.session
+        threads = "" if model.threads is None else f", threads={model.threads}"
+        return f"LLM({model.name!r}, sparsity={session.sparsity!r}, context={model.context}{threads})"
+
     @property
     def engine(self) -> Engine:
         """The engine that runs the requests. A program that runs its steps itself uses the LLM from one
