@@ -30,7 +30,7 @@ RUN apt-get update \
 # What Hotcold's own downloads do not use, and NumPy's tests, are 18 MB.
 # hadolint ignore=DL3013
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --no-index --find-links /wheels 'hotcold[serve]' \
+    pip install --no-cache-dir --no-index --find-links /wheels hotcold \
     && pip uninstall --yes hf-xet \
     && find "$(python -c 'import numpy; print(numpy.__path__[0])')" -type d -name tests -prune -exec rm -r {} +
 RUN useradd --uid 10001 --home-dir /models --create-home --shell /usr/sbin/nologin hotcold

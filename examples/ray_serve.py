@@ -1,6 +1,6 @@
 """Several replicas of a model behind Ray Serve, on one machine or many, with the API of ``hotcold serve``.
 
-    pip install 'hotcold[ray]'
+    pip install '.[ray]'
     python examples/ray_serve.py -m model.gguf --replicas 2 --port 8000
 
 Requests whose answer had not begun when their replica died are sent to another. Streams that had begun, which

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from hotcold.commands import cli
-from hotcold.extras import EXTRAS, missing
+from hotcold.extras import EXTRAS
+from hotcold.extras import command as command_of
 from tests.test_imports import PACKAGE, ROOT, SOURCES, imports
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -20,8 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 MODULES = {"protobuf": "google.protobuf", "pytest_xdist": "xdist", "llama_cpp_python": "llama_cpp"}
 MODULES |= {"markdown_it_py": "markdown_it", "pydantic_ai_slim": "pydantic_ai", "pyyaml": "yaml"}
 #: The extra of each room that imports optional packages.
-ROOMS = {"server": "serve", "hub": "serve", "chat": "serve", "grammar": "serve", "convert": "convert"}
-ROOMS |= {"training": "train"}
+ROOMS = {"convert": "convert", "training": "train"}
 
 
 def modules(requirements: list[str]) -> set[str]:
@@ -36,10 +36,21 @@ def modules(requirements: list[str]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])
+@pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"].keys() - {"serve"}))
 def test_extras_have_all_their_packages(extra: str) -> None:
     listed = EXTRAS[extra].modules
     assert sorted(listed) == sorted(modules(PROJECT["optional-dependencies"][extra]))
+
+
+def test_the_old_extra_of_the_server_brings_nothing() -> None:
+    """Each installation has all packages of `chat` and `serve`. Older command lines name the extra."""
+    assert PROJECT["optional-dependencies"]["serve"] == []
+    needed = {"filelock", "h11", "huggingface_hub", "jinja2", "llguidance", "msgspec", "starlette"}
+    assert needed < modules(PROJECT["dependencies"])
+
+
+def test_the_command_is_for_the_source_folder() -> None:
+    assert command_of("train") == "pip install '.[train]' in Hotcold's source folder"
 
 
 def test_rooms_import_nothing_but_their_extras() -> None:
@@ -59,31 +70,9 @@ def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     return line
 
 
-@pytest.mark.parametrize("module", EXTRAS["serve"].modules)
-def test_serve_names_a_missing_package(
-    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    line = refused(capsys, "serve")
-    assert line == f"hotcold: error: serve needs pip install 'hotcold[serve]' (not installed: {module})"
-
-
-def test_serve_names_all_missing_packages(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("h11", "msgspec"):
-        monkeypatch.setitem(sys.modules, module, None)
-    assert missing("serve") == ["h11", "msgspec"]
-    assert "(not installed: h11, msgspec)" in refused(capsys, "serve")
-
-
 @pytest.mark.parametrize(
     ("module", "extra", "command"),
     [
-        ("huggingface_hub", "serve", ["pull", "OWNER/NAME:Q4_0"]),
-        ("filelock", "serve", ["pull", "OWNER/NAME:Q4_0"]),
-        ("filelock", "serve", ["generate", "-m", "hf:OWNER/NAME/a.gguf"]),
-        ("jinja2", "serve", ["chat", "--chat-template", "chatml"]),
         ("ml_dtypes", "convert", ["convert", "CHECKPOINT", "out.gguf"]),
         ("safetensors", "convert", ["convert", "CHECKPOINT", "out.gguf"]),
     ],
@@ -101,14 +90,13 @@ def test_commands_name_a_missing_package(
     monkeypatch.setenv("HOTCOLD_CACHE", str(tmp_path))
     monkeypatch.setitem(sys.modules, module, None)
     line = refused(capsys, *(str(tmp_path) if word == "CHECKPOINT" else word for word in command))
-    assert module in line and f"pip install 'hotcold[{extra}]'" in line
+    assert module in line and command_of(extra) in line
 
 
 @pytest.mark.parametrize(
     ("module", "extra", "command"),
     [
         ("torch", "train", ["sparsify", "-f", "text", "-o", "out", "--tokens", "1", "folder"]),
-        ("anyio", "serve", ["serve", "--port", "0"]),  # a package of a package
     ],
 )
 def test_packages_that_modules_import_at_their_top(
@@ -122,4 +110,4 @@ def test_packages_that_modules_import_at_their_top(
         [sys.executable, "-c", code, *command], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     (line,) = done.stderr.splitlines()
-    assert done.returncode == 2 and module in line and f"pip install 'hotcold[{extra}]'" in line
+    assert done.returncode == 2 and module in line and command_of(extra) in line

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from hotcold.commands.cli import ALIASES
 from hotcold.commands.command_line import parser_of
 from hotcold.errors import UserError
 
@@ -323,7 +324,7 @@ def test_documented_commands_are_understood(tmp_path: Path, monkeypatch: pytest.
     for line in documented_commands():
         _, verb, *arguments = shlex.split(line.partition(": ")[2], comments=True)
         try:
-            made(verb).parse_strictly(arguments)
+            made(ALIASES.get(verb, verb)).parse_strictly(arguments)
         except (UserError, SystemExit, ModuleNotFoundError) as error:
             wrong.append(f"{line}: {error!r}")
     assert wrong == []

@@ -54,6 +54,7 @@ ALLOWED = {
         "engine",
         "api",
         "training",
+        "convert",
     },
     "convert": {"formats", "tokenizer", "model"},
     "server": {"formats", "tokenizer", "runtime", "engine", "grammar", "chat", "hosting", "api"},
@@ -80,13 +81,11 @@ ALLOWED = {
         "server",
         "",
     },
-    "": {"processes", "engine", "grammar", "hosting", "api", "tasks", "commands"},
+    "": {"formats", "processes", "engine", "grammar", "chat", "hosting", "api", "tasks", "commands"},
 }
 #: Any layer may ask for the version, raise what is meant for the user, show and bound values (values.py), and
 #: call Windows (windows.py).
 FOR_ALL = ("hotcold.version.__version__", "hotcold.errors.UserError")
-#: Hands on, from old addresses, what the package exports.
-OLD_NAMES = ("hotcold.engine.old_names",)
 
 #: Modules of one backend: the layers above kernels/ ask the interface, whichever backend is behind it.
 OF_A_BACKEND = re.compile(r"hotcold\.kernels\.(_native|cpu|vulkan|reference)(_\w+)?\b")
@@ -98,7 +97,6 @@ ONLY_IN = {
     "socketserver": {"server"},
     "asyncio": {"server", "api", "hosting", "commands/serve.py"},
     "starlette": {"server"},
-    "uvicorn": {"server"},
     "h11": {"server/connections.py"},
     "msgspec": {"server/bodies.py"},
     "prometheus_client": {"server/metrics.py"},
@@ -153,8 +151,6 @@ def violations(module: str, imported: Iterable[str]) -> list[str]:
         if name.split(".")[0] != "hotcold" or name in FOR_ALL:
             continue
         if name.startswith(("hotcold.values.", "hotcold.windows.", "hotcold.extras.")):
-            continue
-        if module in OLD_NAMES and name == "hotcold":
             continue
         if layer != "kernels" and OF_A_BACKEND.match(name):
             found.append(f"{module} imports {name}: a backend's own module, which only kernels/ may import")

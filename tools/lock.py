@@ -11,7 +11,7 @@ LOCK = "requirements.lock"
 #: What scikit-build-core asks for where the system has none.
 BUILD_TOOLS = ["cmake", "ninja"]
 COMMAND = [
-    *("uv", "pip", "compile", "pyproject.toml", "-", "--extra", "serve", "--output-file", LOCK, "--upgrade"),
+    *("uv", "pip", "compile", "pyproject.toml", "-", "--output-file", LOCK, "--upgrade"),
     *("--generate-hashes", "--no-annotate", "--quiet", "--custom-compile-command", "python tools/lock.py"),
     *("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28"),  # of the Dockerfile's image
 ]

@@ -1,6 +1,6 @@
 """Makes a Hugging Face checkpoint of a GGUF file, where the original cannot be had; transformers reads it.
 
-    pip install 'hotcold[train]' gguf accelerate
+    pip install '.[train]' gguf accelerate
     python benchmarks/quality/gguf_to_checkpoint.py smollm2.gguf FOLDER
 
 The weights are those of the file, decoded to float32: as exact as its blocks are, no more.

@@ -1,6 +1,6 @@
 """Measures `hotcold sparsify` at a scale that two cores can train: zeros against perplexity.
 
-    pip install 'hotcold[train]'
+    pip install '.[train]'
     python benchmarks/quality/sparsified.py --tokenizer tokenizer.model --out FOLDER \
         -f stories.txt=0.5 -f books.txt=0.5 --tokens 3000000 --further 2000000
 

@@ -1,6 +1,6 @@
 """A window in which a model writes: Hotcold's page, with a server that answers this window alone.
 
-    pip install 'hotcold[serve]' pywebview
+    pip install . pywebview
     python examples/desktop_app/app.py -m model.gguf      # without -m: the built-in model
 
 Where there is a system web view that pywebview knows (macOS, Windows, GTK or Qt on Linux), it shows the page;

@@ -1,6 +1,6 @@
 """Packs the app into one folder that needs no Python, and says what is in it.
 
-    pip install 'hotcold[serve]' pyinstaller        # pywebview too, on macOS and Windows
+    pip install . pyinstaller        # pywebview too, on macOS and Windows
     python examples/desktop_app/pack.py --out out   # out/Hotcold/Hotcold, and out/Hotcold.tar.xz
 
 Where Hotcold is installed from source, HOTCOLD_ISAS=all must be in the environment of its installation.

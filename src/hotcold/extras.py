@@ -16,31 +16,29 @@ class Extra(NamedTuple):
 
 
 _CONVERT = ("google.protobuf", "ml_dtypes", "safetensors", "sentencepiece")
-_SERVE = (
-    *("filelock", "h11", "huggingface_hub", "jinja2", "llguidance", "msgspec", "prometheus_client"),
-    *("starlette", "uvicorn"),
-)
-_TEST = (*_CONVERT, *_SERVE, "gguf", "httpx", "hypothesis", "pytest", "scipy", "xdist")
+_TEST = (*_CONVERT, "gguf", "httpx", "hypothesis", "pytest", "scipy", "xdist")
 _TRAIN = (*_CONVERT, "torch", "transformers")
-_RAY = (*_SERVE, "ray")
+_RAY = ("ray",)
 _TEST_FULL = (
     *("anthropic", "flask", "jsonschema_rs", "langchain_ollama", "langchain_openai", "litellm", "ollama"),
     *("openai", "pydantic", "pydantic_ai", "schemathesis", "selenium", "yaml"),
 )
 EXTRAS = {
-    "serve": Extra(_SERVE, "hotcold serve, chat and pull"),
     "convert": Extra(_CONVERT, "hotcold convert"),
     "train": Extra(_TRAIN, "training"),
     "ray": Extra(_RAY, "examples/ray_serve.py"),
     "bench": Extra(("llama_cpp",), "benchmarks beside llama.cpp"),
     "test": Extra(_TEST, "the tests"),
     "test-full": Extra(tuple(dict.fromkeys((*_TEST_FULL, *_RAY, *_TRAIN))), "all tests"),
-    "test-instructor": Extra(
-        (*_SERVE, "httpx", "hypothesis", "instructor", "pytest"), "the tests of a client"
-    ),
+    "test-instructor": Extra(("httpx", "hypothesis", "instructor", "pytest"), "the tests of a client"),
     "lint": Extra(("clang_format", "mypy", "nanobind", "ruff"), "checks of the source"),
     "fuzz": Extra(("atheris",), "fuzzing"),
 }
+
+
+def command(extra: str) -> str:
+    """Returns the command that installs an extra. Hotcold is not on the package index."""
+    return f"pip install '.[{extra}]' in Hotcold's source folder"
 
 
 def missing(extra: str) -> list[str]:
@@ -52,7 +50,7 @@ def check(extra: str, purpose: str, *modules: str, kind: type[UserError] = UserE
     """Raises ``kind`` if modules of an extra are not installed: those that are named, or any."""
     if lacking := [name for name in missing(extra) if name in (modules or EXTRAS[extra].modules)]:
         names = ", ".join(lacking)
-        raise kind(f"{purpose} needs pip install 'hotcold[{extra}]' (not installed: {names})")
+        raise kind(f"{purpose} needs {command(extra)} (not installed: {names})")
 
 
 @contextlib.contextmanager
@@ -61,7 +59,7 @@ def importing(extra: str, purpose: str, kind: type[UserError] = UserError) -> It
     try:
         yield
     except ImportError as error:
-        raise kind(f"{error}: {purpose} needs pip install 'hotcold[{extra}]'") from None
+        raise kind(f"{error}: {purpose} needs {command(extra)}") from None
 
 
 def _installed(module: str) -> bool:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hotcold
 from hotcold import LLM
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Piece
 from hotcold.errors import UserError
 from hotcold.runtime.loading import load
-from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.options import LoadOptions, PrivateOptions
 from hotcold.tasks.scoring import Scorer, log_softmax
 
 PROMPT = "Once upon a time"
@@ -173,8 +174,10 @@ def test_wrong_options_are_refused(llm: LLM) -> None:
         llm.generate(PROMPT, logprobs=21)
     with pytest.raises(ValueError, match="stop holds a string of 0"):
         llm.stream(PROMPT, stop=["a", ""])
-    with pytest.raises(TypeError, match=r"^unknown option 'thread': allowed are sparsity, .*, draft$"):
+    public = r"^unknown option 'thread': allowed are sparsity, .*, draft$"
+    with pytest.raises(TypeError, match=public) as caught:
         LLM(thread=3)  # type: ignore[call-arg]
+    assert not any(name in str(caught.value) for name in PrivateOptions.__annotations__)
     with pytest.raises(ValueError, match=r"threads is 1\.5: a whole number is needed"):
         LLM(threads=1.5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="threads is for loading, and the model is loaded already"):
@@ -392,3 +395,25 @@ def test_loading_tells_what_it_is_at() -> None:
         pass
     assert {phase for phase, _, _ in seen} == {"loading"}
     assert seen[-1][1] == seen[-1][2] > 7e6
+
+
+def test_public_errors_and_what_an_llm_is(llm: LLM) -> None:
+    """A program needs no name beside those of the package."""
+    context = llm.model.context
+    threads = llm.model.threads
+    assert repr(llm) == f"LLM('fable-7m-q8_0', sparsity='exact', context={context}, threads={threads})"
+    with LLM(llm.model) as other:
+        pass
+    assert repr(other) == "LLM(closed)"
+    with pytest.raises(hotcold.MissingFileError) as missing:
+        LLM("no-such.gguf")
+    assert isinstance(missing.value, hotcold.UserError) and isinstance(missing.value, FileNotFoundError)
+    with pytest.raises(hotcold.PromptTooLongError) as long:
+        llm.generate([5] * context)
+    assert (long.value.tokens, long.value.context) == (context, context)
+    assert isinstance(long.value, hotcold.UserError)
+    with pytest.raises(hotcold.MessageError, match=r"messages\[0\]\.role is 'robot'") as bad:
+        llm.chat([{"role": "robot", "content": "Hello"}])
+    assert isinstance(bad.value, hotcold.UserError)
+    pieces = list(llm.stream(PROMPT, max_tokens=3, seed=1))
+    assert "".join(map(str, pieces)) == "".join(piece.text for piece in pieces)

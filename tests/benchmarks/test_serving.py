@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("uvicorn")
 pytestmark = pytest.mark.usefixtures("benchmarks")
 
 OPTIONS = argparse.Namespace(

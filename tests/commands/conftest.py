@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from functools import partial
 
 import pytest
@@ -15,3 +17,9 @@ def little_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """`hotcold bench` fills 256 MiB, and reads for a fifth of a second in each round: here a MiB, once."""
     monkeypatch.setattr(bench, "ReadProbe", partial(ReadProbe, nbytes=1 << 20))
     monkeypatch.setattr(bench, "_PROBE_S", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def standard_input_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hotcold generate` reads it where no text is given; pytest's own cannot be read."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))

@@ -56,6 +56,26 @@ def test_a_verb_gets_its_arguments_and_gives_the_exit_code(verb) -> None:
     assert seen == [7]
 
 
+def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("chat", "generate"):
+        assert cli.main([verb, "--help"]) == 0
+        expected = capsys.readouterr().out
+        assert cli.main(["help", verb]) == 0
+        assert capsys.readouterr().out == expected
+    for arguments in (["help"], ["help", "help"]):
+        assert cli.main(arguments) == 0
+        assert "commands:" in capsys.readouterr().out
+    for arguments, part in ((["help", "chta"], "did you mean chat?"), (["help", "a", "b"], "one command")):
+        assert cli.main(arguments) == 2
+        assert part in only_line(capsys)
+
+
+def test_run_is_chat(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (["help", "run"], ["run", "--help"]):
+        assert cli.main(line) == 0
+        assert capsys.readouterr().out.startswith("usage: hotcold chat [MODEL] [options]")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"hotcold {__version__}\n"
@@ -83,7 +103,7 @@ def test_help_fits_80_columns(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["genrate"], ["'genrate'", "did you mean generate?", *NAMES]),
+        (["genrate"], ["'genrate'", "did you mean generate?"]),
         (["frobnicate"], ["'frobnicate'", *NAMES]),
         (["-p", "hello"], ["'-p'", "generate"]),
         (["probe", "--row", "1"], ["'--row'", "did you mean --rows?", "hotcold probe --help"]),

@@ -96,7 +96,7 @@ def test_ctrl_c_at_each_stage(
     out, err = capsys.readouterr()
     if verb == "generate" and stage != "loading":
         assert out.startswith("Once upon a time") and out.endswith("\n")
-        assert err.endswith("| interrupted\n") and err.count("\n") == 1
+        assert err.endswith(", interrupted\n") and err.count("\n") == 1
     else:
         assert (out, err) == ("", "hotcold: interrupted\n")
     assert left() == []

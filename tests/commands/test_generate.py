@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.golden import golden
 
 from hotcold import LLM
 from hotcold.commands.cli import main
@@ -35,7 +36,10 @@ def test_the_text_goes_to_stdout_and_one_line_of_figures_to_stderr(
     captured = capsys.readouterr()
     with LLM() as llm:
         assert captured.out == PROMPT + llm.generate(PROMPT, max_tokens=30, seed=3).text + "\n"
-    assert captured.err.count("\n") == 1
+    assert re.fullmatch(r"30 tokens, [\d.]+ tokens/s\n", captured.err)
+    assert main(["generate", "-p", PROMPT, "-n", "30", "--seed", "3", "--verbose"]) == 0
+    told = capsys.readouterr()
+    assert told.out == captured.out and told.err.count("\n") == 1
     for figure in (
         "sparsity exact",
         r"prompt 5 tokens [\d.]+ tok/s",
@@ -45,7 +49,7 @@ def test_the_text_goes_to_stdout_and_one_line_of_figures_to_stderr(
         r"\d+\.\d% of neurons active",
         r"4\.\d+ M parameters per token",
     ):
-        assert re.search(figure, captured.err), figure
+        assert re.search(figure, told.err), figure
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,13 +92,36 @@ def test_the_prompt_from_a_file_and_from_standard_input(
     assert report(capsys, "-f", str(file), *args)["ids"] == expected
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode() + b"\n"), encoding="utf-8"))
     assert report(capsys, "-p", "-", *args)["ids"] == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode() + b"\n"), encoding="utf-8"))
+    assert report(capsys, *args)["ids"] == expected
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_is_not_read_for_a_prompt() -> None:
+    from support.terminal import PseudoTerminal
+
+    with PseudoTerminal([sys.executable, "-m", "hotcold", "generate", "-n", "3", "--seed", "1"]) as screen:
+        screen.wait_for("3 tokens, ")
+
+
+def test_of_a_model_without_zeros_nothing_is_said_until_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It computes all neurons for each token, so a share of neurons says nothing either."""
+    model = str(golden("tiny-llama", tmp_path).path)
+    assert main(["generate", model, "-n", "3", "--seed", "1"]) == 0
+    assert re.fullmatch(r"\d tokens, [\d.]+ tokens/s\n", capsys.readouterr().err)
+    assert main(["generate", "-m", model, "-n", "3", "--seed", "1", "-v"]) == 0
+    note, figures = capsys.readouterr().err.splitlines()
+    assert note == "note: sparsity auto is off: activation silu gives no zeros"
+    assert "sparsity off" in figures and "GB/s read" in figures and "neurons active" not in figures
 
 
 def test_the_end_of_the_context_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "-p", PROMPT, "-c", "20", "-n", "100", "--ignore-eos"]) == 0
     note, figures = capsys.readouterr().err.splitlines()
-    assert note == "note: stopped at the end of the context, 20 positions (see -c)"
-    assert "generation 15 tokens" in figures
+    assert note == "note: stopped at the end of the context, 20 tokens (see -c)"
+    assert figures.startswith("15 tokens, ")
 
 
 def test_sampling_flags_reach_the_sampler(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +214,7 @@ def test_ctrl_c_ends_with_the_figures_and_exit_code_130() -> None:
     assert process.returncode == 130
     assert start.decode().startswith(PROMPT) and rest.endswith(b"\n")
     assert b"Traceback" not in errors and errors.count(b"\n") == 1
-    assert errors.rstrip().endswith(b"| interrupted") and b"tok/s" in errors
+    assert errors.rstrip().endswith(b", interrupted") and b"tokens/s" in errors
 
 
 def test_guesses_change_no_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from support.llama_cpp_vectors import write_vocabulary
 
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor, quantise
 from hotcold.formats.gguf import GGUFError, open_gguf, write_gguf
-from hotcold.formats.gguf_values import Cursor
+from hotcold.formats.gguf_values import Cursor, MissingFileError
 
 SCALARS = [
     (np.uint8(255), "UINT8"),
@@ -437,3 +438,40 @@ def test_a_small_ffn_tensor_is_sampled_whole(tmp_path: Path) -> None:
         fingerprint(path, {"blk.0.ffn_up.bias": quantise(bias + np.eye(4)[i], "F32")}) for i in range(4)
     }
     assert len(prints) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Qwen2.5-coder-q4_k_m.gguf", "; did you mean {folder}/qwen2.5-coder-q4_k_m.gguf?"),
+        ("qwen2.5-coder-q4_k.gguf", "; did you mean {folder}/qwen2.5-coder-q4_k_m.gguf?"),
+        ("another.gguf", ""),
+        ("Qwen/Coder-GGUF:Q4_K_M", ""),  # an absolute path is no name of the hub
+    ],
+)
+def test_a_missing_file_is_a_kind_of_its_own(name: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "qwen2.5-coder-q4_k_m.gguf").write_bytes(b"")
+    path = tmp_path / name
+    with pytest.raises(FileNotFoundError) as caught:
+        open_gguf(path)
+    expected = f"{path}: cannot be opened: No such file or directory{hint.format(folder=tmp_path)}"
+    assert str(caught.value) == expected
+    assert isinstance(caught.value, GGUFError) and isinstance(
+        pickle.loads(pickle.dumps(caught.value)), GGUFError
+    )
+
+
+@pytest.mark.parametrize("name", ["Qwen/Coder-GGUF:Q4_K_M", "Qwen/Coder-GGUF"])
+def test_a_name_of_the_hub_is_shown_in_full(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingFileError, match=f"; a model of the Hugging Face hub is hf.co/{name}$"):
+        open_gguf(name)
+
+
+def test_other_paths_that_cannot_be_opened_are_no_missing_files(tmp_path: Path) -> None:
+    for path in (tmp_path, "x" * 300, "a\0b"):
+        with pytest.raises(GGUFError) as caught:
+            open_gguf(path)
+        assert not isinstance(caught.value, FileNotFoundError)

@@ -21,7 +21,6 @@ from support.split_models import split_model
 
 from hotcold import LLM, AsyncLLM
 from hotcold.demo import model_path
-from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.hub import cache as hub_cache
 from hotcold.hub import download as hub
@@ -346,15 +345,6 @@ def test_a_commit_that_is_none(remote: FakeHub) -> None:
     remote.commit = "../../../evil"
     with pytest.raises(HubError, match=r"is at commit '../../../evil': this is none"):
         hub.pull(parse("own/name"))
-
-
-def test_without_the_extra(remote: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote.add("own/name", **{"m.gguf": DATA})
-    hub.pull(parse("own/name"))
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert hub.located("hf:own/name").read_bytes() == DATA
-    with pytest.raises(UserError, match=r"pip install 'hotcold\[serve\]'"):
-        hub.located("hf:own/other")
 
 
 def test_for_an_event_loop_the_engine_process_downloads(

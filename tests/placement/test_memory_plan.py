@@ -24,7 +24,7 @@ from hotcold.placement.memory_plan import MemoryPlan, MemoryRequest, WeightBytes
 from hotcold.placement.placement import Placement, write_placement
 from hotcold.runtime import loading, memory
 from hotcold.runtime.loading import load, plan_memory
-from hotcold.runtime.options import LoadError, LoadOptions
+from hotcold.runtime.options import AllOptions, LoadError, LoadOptions
 from hotcold.watch.memory_use import memory_use
 
 OPTIONS: dict[str, Any] = {"context": 64, "chunk": 16}
@@ -136,7 +136,7 @@ def test_a_block_that_does_not_run_takes_no_memory(hybrid: Path, tmp_path: Path,
         hot = [np.ones(n, np.bool_) for n in config.neurons]
         placed = tmp_path / f"{path.stem}.gpuidx"
         write_placement(placed, sizes, Placement.on_one(hot, range(config.layers), head=head))
-        model = load(path, LoadOptions(threads=1, hot_backend="cpu", placement=placed, **OPTIONS))
+        model = load(path, AllOptions(threads=1, hot_backend="cpu", placement=placed, **OPTIONS))
         needed.append(model.plan.cpu_bytes())
     without, block = needed
     if head:

@@ -17,14 +17,14 @@ from hotcold.placement import sizes
 from hotcold.placement.sizes import Sizes
 from hotcold.runtime import memory
 from hotcold.runtime.loading import load
-from hotcold.runtime.options import LoadError, LoadOptions
+from hotcold.runtime.options import AllOptions, LoadError, LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.sparse.timeline import Timeline
 
 
 @pytest.mark.parametrize("budget", [0, 8 << 20, 1 << 30])
 def test_the_hot_side_computes_where_it_has_a_budget(budget: int) -> None:
-    session = load(None, LoadOptions(vram_budget=budget, hot_backend="cpu", threads=1)).session()
+    session = load(None, AllOptions(vram_budget=budget, hot_backend="cpu", threads=1)).session()
     session.trace(timeline := Timeline(session.model.backend))
     Engine(session).run([Request(Job([1, 400], SamplingParams(temperature=0), max_tokens=3))])
     session.close()
@@ -70,5 +70,5 @@ def test_a_budget_counts_the_prompt_rows_of_a_step(monkeypatch: pytest.MonkeyPat
         return sizes.sizes_of_file(file, config, limits, *args, **more)
 
     monkeypatch.setattr("hotcold.placement.memory_plan.sizes_of_file", sizes_of_file)
-    load(None, LoadOptions(vram_budget=8 << 20, hot_backend="cpu", threads=1, chunk=48)).close()
+    load(None, AllOptions(vram_budget=8 << 20, hot_backend="cpu", threads=1, chunk=48)).close()
     assert counted == [48]

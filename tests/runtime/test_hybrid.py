@@ -34,7 +34,7 @@ from hotcold.placement.profiles import Profile, write_profile
 from hotcold.placement.sizes import Sizes
 from hotcold.runtime import placing
 from hotcold.runtime.loading import load
-from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.options import AllOptions, LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
 from hotcold.sparse.ffn import SplitWeights
@@ -146,7 +146,7 @@ def test_a_hot_side_whose_buffers_nobody_can_see(
         opened.append(OpaqueBackend(inner))
         return opened[-1]
 
-    options = LoadOptions(
+    options = AllOptions(
         placement=path, hot_backend="reference", backend="cpu", threads=1, sparsity=sparsity, sequences=2
     )
     texts = []
@@ -350,10 +350,10 @@ def test_a_damaged_sidecar_does_not_matter_without_prediction(half: Path, tmp_pa
     shutil.copy(model_path(), path)
     (tmp_path / "model.predictor.gguf").write_bytes(b"GGUF but damaged")
     for sparsity in ("off", "exact"):
-        options = LoadOptions(placement=half, hot_backend="cpu", threads=1, sparsity=sparsity)
+        options = AllOptions(placement=half, hot_backend="cpu", threads=1, sparsity=sparsity)
         assert load(path, options).session().sparsity == sparsity
     with pytest.raises(GGUFError):
-        load(path, LoadOptions(placement=half, hot_backend="cpu", sparsity="predicted")).session()
+        load(path, AllOptions(placement=half, hot_backend="cpu", sparsity="predicted")).session()
 
 
 def test_a_profile_beside_the_model_is_used(
@@ -369,7 +369,7 @@ def test_a_profile_beside_the_model_is_used(
             super().__init__(sizes, profile, costs)
 
     monkeypatch.setattr(placing, "Solver", Watched)
-    options = LoadOptions(vram_budget=6 << 20, hot_backend="cpu", threads=1)
+    options = AllOptions(vram_budget=6 << 20, hot_backend="cpu", threads=1)
     assert "a power law" in load(path, options).session().notes[0]
     firing = [np.where(np.arange(n) >= n // 2, 0.75, 0.0625) for n in sizes.neurons]
     facts = {"model_fingerprint": sizes.fingerprint}
@@ -388,7 +388,7 @@ def test_the_preset_is_the_one_that_is_told(half: Path, monkeypatch: pytest.Monk
         return inner(name)
 
     monkeypatch.setattr(placing, "find_hardware", find)
-    session = load(None, LoadOptions(vram_budget=6 << 20, hot_backend="cpu", threads=1)).session()
+    session = load(None, AllOptions(vram_budget=6 << 20, hot_backend="cpu", threads=1)).session()
     assert asked == ["rtx4090-i9"] and "the preset rtx4090-i9" in session.notes[0]
     assert "preset" not in " ".join(on_two(half).notes) and asked == ["rtx4090-i9"]
 

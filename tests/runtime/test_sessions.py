@@ -23,7 +23,7 @@ from hotcold.placement.placement import Placement, write_placement
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime import memory
 from hotcold.runtime.loading import load
-from hotcold.runtime.options import LoadError, LoadOptions
+from hotcold.runtime.options import AllOptions, LoadError, LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel, Session
 
@@ -36,7 +36,7 @@ def half(tmp_path: Path) -> Iterator[LoadedModel]:
         sizes = file_sizes(file, config, 256, "f16")
     hot = [np.arange(n) < n // 2 for n in sizes.neurons]
     write_placement(tmp_path / "half.gpuidx", sizes, Placement.on_one(hot, range(config.layers), True))
-    model = load(None, LoadOptions(placement=tmp_path / "half.gpuidx", hot_backend="cpu", threads=1))
+    model = load(None, AllOptions(placement=tmp_path / "half.gpuidx", hot_backend="cpu", threads=1))
     yield model
     model.close()
 

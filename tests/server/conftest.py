@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from support.made_up_llm import MadeUpLLM
 
 from hotcold.server.app import make_app
-from hotcold.server.run import http_server
+from hotcold.server.run import HTTPServer, http_server
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings, listening_sockets
 
@@ -61,10 +61,10 @@ class Live:
     service: Service
     llm: MadeUpLLM
     loop: asyncio.AbstractEventLoop
-    server: Any  #: uvicorn's
+    server: HTTPServer
 
     def connections(self) -> int:
-        return len(self.server.server_state.connections)
+        return len(self.server.connections)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Runs it in the server's thread."""
@@ -81,23 +81,16 @@ def live_server(**values: Any) -> Iterator[Live]:
     sockets = listening_sockets(settings)
     found: list[Live] = []
     started = threading.Event()
-    servers = []
     stop = asyncio.Event()
-
-    async def until_stopped() -> None:
-        """As uvicorn's loop, which looks ten times a second whether it shall end."""
-        await servers[0].on_tick(0)
-        await stop.wait()
 
     async def run() -> None:
         llm = MadeUpLLM()
         service = Service(llm, settings)  # type: ignore[arg-type]
         await service.load()
-        servers.append(http_server(service, None))
-        servers[0].main_loop = until_stopped
-        found.append(Live(sockets[0].getsockname()[1], service, llm, asyncio.get_running_loop(), servers[0]))
+        server = http_server(service, None)
+        found.append(Live(sockets[0].getsockname()[1], service, llm, asyncio.get_running_loop(), server))
         started.set()
-        await servers[0].serve(sockets)
+        await server.serve(sockets, stop)
         service.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from support.api_pieces import Marked, facts, piece, pieces_of
+from support.api_pieces import Marked, Part, facts, piece, pieces_of
 
 from hotcold.chat.messages import CUT_OFF
 from hotcold.server.protocol import anthropic, chat
@@ -193,10 +193,14 @@ def test_why_an_answer_ended(last: dict[str, Any], reason: tuple[str, str | None
 
 @pytest.mark.parametrize("cut", ['{"a": ', "[1]", '{"a": 1e999}', '{"a": NaN}', "[" * 100_000])
 def test_arguments_that_are_no_object(cut: str) -> None:
-    reply = parse().reply(Marked)
-    reply.add(0, piece("[look ", [1]))
-    reply._texts[-1] = cut  # what a model may write where nothing holds it
-    reply.add(0, piece("", [], "length"))
+    class Calling(Marked):
+        """Finds a call with these arguments, as a model may write them without a grammar."""
+
+        def push(self, text: str) -> list[Part]:
+            return [Part("call_start", name="look"), Part("call_arguments", cut)]
+
+    reply = parse().reply(Calling)
+    reply.add(0, piece("a", [1], "length"))
     (call,) = reply.whole()["content"]
     assert call["input"] == {CUT_OFF: cut}
 

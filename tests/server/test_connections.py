@@ -347,7 +347,7 @@ def test_a_thousand_connections_that_drop(live: Any, connect: Connect) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("following", [b"", get(), b"x" * 1000], ids=["alone", "followed", "nonsense"])
 def test_a_client_that_goes(live: Any, connect: Connect, stream: bool, following: bytes) -> None:
-    """Also one that had sent its next request, after which uvicorn reads no more."""
+    """Also one that had sent its next request, which is read before the answer is complete."""
     server = live()
     server.llm.words, server.llm.pace_s = ("word ",) * 100_000, 0.001
     connection = connect(server)

@@ -136,12 +136,12 @@ def test_broken_chunks(server: Live, name: str) -> None:
         with connected(server) as connection:
             connection.send(HEAD + CHUNKED + EMPTY + BROKEN[name] * at_once)
             if not at_once:
-                until(lambda: server.server.server_state.tasks)
+                until(lambda: server.server.running)
                 connection.send(BROKEN[name])
             answer = connection.rest()
             check_error(answer, 400, "invalid_http")
             assert b"chunks" in answer and answer.count(b"HTTP/1.1") == 1
-    until(lambda: not server.server.server_state.tasks)
+    until(lambda: not server.server.running)
     assert len(server.llm.jobs) == before
 
 
@@ -173,7 +173,7 @@ def test_a_refusal_is_not_counted_as_the_answer_before_it(server: Live) -> None:
             good + good + HEAD.replace(b"/v1/completions", b"/tokenize") + CHUNKED + LENGTH + EMPTY
         )
         assert [connection.answer()[0] for _ in range(3)] == [200, 200, 400]
-    until(lambda: not server.server.server_state.tasks)
+    until(lambda: not server.server.running)
     assert counted(server, "/tokenize", 200) == before + 2 and counted(server, "/tokenize", 400) == 0
 
 

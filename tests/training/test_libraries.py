@@ -10,7 +10,7 @@ from hotcold.commands import cli
 from hotcold.errors import UserError
 
 NAME = "hotcold.training.libraries"
-FIX = r"pip install 'hotcold\[train\]'"
+FIX = r"pip install '\.\[train\]'"
 
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ def test_the_command_without_torch(
     Path("text.txt").write_text("Once upon a time there was a hen. " * 40, encoding="utf-8")
     assert cli.main("fit-predictor --method train -f text.txt -o new.gguf".split()) == 2  # noqa: SIM905
     error = capsys.readouterr().err
-    assert "torch" in error and "pip install 'hotcold[train]'" in error and error.count("\n") == 1
+    assert "torch" in error and "pip install '.[train]'" in error and error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 

@@ -27,7 +27,7 @@ from hotcold.kernels.gpu import GPUMemoryError
 from hotcold.model.config import Config
 from hotcold.placement.placement import Placement, write_placement
 from hotcold.runtime.loading import load
-from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.options import AllOptions, LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel, Session
 from hotcold.tasks.scoring import Scorer
@@ -56,7 +56,7 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     random = np.random.default_rng(3)
     hot = [random.random(1024) < share for share in (0, 1, 0, 0.3, 0.7, 0)]
     write_placement(path, sizes, Placement.on_one(hot, range(1, 5), True))
-    options = LoadOptions(placement=path, hot_backend="cpu", threads=1, hot_threads=1, sparsity="exact")
+    options = AllOptions(placement=path, hot_backend="cpu", threads=1, hot_threads=1, sparsity="exact")
     return load(None, options)
 
 

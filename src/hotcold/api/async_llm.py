@@ -50,6 +50,12 @@ class AsyncLLM:
         self._grammars: Grammars | None = None  # once one was to be checked
         self._template: Chat | None = None  # once it was asked for
 
+    def __repr__(self) -> str:
+        if self.status != "ready":
+            return f"AsyncLLM(status={self.status!r})"
+        info = self.info
+        return f"AsyncLLM({info.name!r}, sparsity={info.sparsity!r}, context={info.context})"
+
     @property
     def status(self) -> Status:
         return self.front.status

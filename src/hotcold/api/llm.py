@@ -18,7 +18,7 @@ from hotcold.engine.request import Constraint, Job, Request
 from hotcold.engine.speculation import speculation_of
 from hotcold.errors import UserError
 from hotcold.runtime.opening import Source, opened
-from hotcold.runtime.options import LoadOptions, Progress, check_names
+from hotcold.runtime.options import LoadOptions, Progress, check_loading
 from hotcold.runtime.session import LoadedModel, Session
 from hotcold.tokenizer.tokenizer import Tokenizer
 
@@ -53,12 +53,19 @@ class LLM:
         progress: Progress | None = None,
         **options: Unpack[LoadOptions],
     ) -> None:
-        check_names(options, LoadOptions)
+        check_loading(options, LoadOptions)
         self._engine: Engine | None = _engine(opened(model, options, progress).session())
         self._shared = isinstance(model, LoadedModel)
         self._making = threading.Lock()  # guards the next two, and closing
         self._template: Chat | None = None  # once it was asked for
         self._grammars: Grammars | None = None  # likewise
+
+    def __repr__(self) -> str:
+        if self._engine is None:
+            return "LLM(closed)"
+        model, session = self.model, self.session
+        threads = "" if model.threads is None else f", threads={model.threads}"
+        return f"LLM({model.name!r}, sparsity={session.sparsity!r}, context={model.context}{threads})"
 
     @property
     def engine(self) -> Engine:

@@ -37,7 +37,7 @@ class Options(TypedDict, total=False):
     #: states each token's log-probability and those of the likeliest, so many (0 to 20); None states nothing
     logprobs: int | None
     echo: bool  #: with ``logprobs``: the prompt's tokens get them, too (False)
-    grammar: Grammar | None  #: what the text must match; needs the extra ``serve``
+    grammar: Grammar | None  #: what the text must match
     constraint: Constraint | None  #: asked before each token which may come next; for :class:`LLM` alone
     cache: bool  #: whether pages of the KV cache are shared with other requests (True)
     deadline_s: float | None  #: the request ends with an error after so many seconds, waiting included (None)

@@ -9,7 +9,7 @@ from hotcold.chat.call_ids import CallIds, call_ids_of
 from hotcold.chat.harmony import EFFORTS, HarmonyStream
 from hotcold.chat.messages import Message, TemplateValue, content_text
 from hotcold.chat.prompt import CALL_MARKS, fitted
-from hotcold.chat.rendering import TemplateError, TemplateProcess, TemplateStopped, check_extra
+from hotcold.chat.rendering import TemplateError, TemplateProcess, TemplateStopped
 from hotcold.chat.stand_ins import StandIns, encode_rendered, stand_ins, texts_of, unused
 from hotcold.chat.stream import AnswerStream as AnswerStream
 from hotcold.chat.stream import ChatStream as ChatStream
@@ -86,11 +86,6 @@ class Chat:
     @property
     def has_template(self) -> bool:
         return self.template is not None
-
-    def check(self) -> None:
-        """TemplateError: templates cannot be rendered here, since packages are missing."""
-        if self.has_template:
-            check_extra()
 
     @property
     def template_note(self) -> str | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from hotcold.engine.request import RequestError
 from hotcold.errors import UserError
-from hotcold.extras import check
 from hotcold.processes.guarded import GuardedProcess, ProcessDied, ProcessLost
 
 MODULE = "hotcold.chat.renderer"
@@ -99,11 +98,5 @@ class TemplateProcess:
         process.close()
 
 
-def check_extra() -> None:
-    """Raises TemplateError if Jinja is not installed."""
-    check("serve", "a chat template", "jinja2", kind=TemplateError)
-
-
 def _new_process(seconds: float) -> GuardedProcess:
-    check_extra()
     return GuardedProcess(MODULE, seconds=seconds, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES)

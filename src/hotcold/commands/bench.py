@@ -61,6 +61,6 @@ def run(args: argparse.Namespace) -> int:
             progress=advance,
             **options.model_options(args),
         )
-    options.print_notes(benchmark.setup.notes)
+    options.print_notes_of(benchmark.setup, verbose=args.verbose)
     print(benchmark)
     return options.end(args, benchmark.report())

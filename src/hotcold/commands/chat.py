@@ -56,9 +56,8 @@ def run(args: argparse.Namespace) -> int:
         terminal = Terminal(
             session, conversation, params, interrupts, max_tokens=max_tokens, plain=args.plain
         )
-        terminal.figures = not args.no_figures
+        terminal.figures, terminal.verbose = not args.no_figures, args.verbose
         try:
-            terminal.chat.check()
             terminal.greet(lines.interactive)
             return _talk(terminal, lines)
         finally:

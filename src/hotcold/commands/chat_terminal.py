@@ -8,7 +8,7 @@ from hotcold.chat.messages import Message, TemplateValue, check_messages
 from hotcold.commands.conversation import Conversation
 from hotcold.commands.display import Display, display
 from hotcold.commands.echo import unseen_typing
-from hotcold.commands.figures import figures_of, print_figures
+from hotcold.commands.figures import figures_of, print_figures, short_figures
 from hotcold.commands.interrupts import Interrupts
 from hotcold.commands.options import note_left_out
 from hotcold.engine.engine import Engine
@@ -44,6 +44,7 @@ class Terminal:
         self.values: dict[str, TemplateValue] = {}  #: values for the template
         self.interrupted = False  #: whether Ctrl-C ended the last answer
         self.figures = True  #: whether a line of figures follows each answer
+        self.verbose = False  #: whether it has all figures
         self.chat = Chat(model.tokenizer, model.chat_metadata, model.name)
         self._engine = Engine(session, speculation=speculation_of(session))
         self._interrupts = interrupts
@@ -58,7 +59,8 @@ class Terminal:
             say(f"note: {self.chat.template_note}")
         if interactive:
             session = self.session
-            say(f"{session.model.name}, sparsity {session.sparsity}, context {session.model.context}")
+            sparsity = f", sparsity {session.sparsity}" if session.sparsity != "off" else ""
+            say(f"{session.model.name}{sparsity}, context of {session.model.context} tokens")
             say("/help lists commands, Ctrl-C stops an answer, Ctrl-D ends\n")
 
     def ask(self, text: str) -> None:
@@ -96,7 +98,9 @@ class Terminal:
         self._answer(go_on=True)
 
     def stats(self) -> None:
-        say(f"{self._used} of {self.session.model.context} positions of the context are in use")
+        say(f"{self._used} of {self.session.model.context} tokens of the context are in use")
+        for detail in self.session.details:
+            say(detail)
         if self._last:
             print_figures(self._last, plain=self._plain)
 
@@ -142,9 +146,10 @@ class Terminal:
         figures = Figures.of(self.session.counters.since(before), self.session.footprint)
         self._last, self._used = figures_of(request, figures), request.length
         if self.figures:
-            print_figures(self._last, plain=self._plain)
+            shown = self._last if self.verbose else short_figures(request, figures)
+            print_figures(shown, plain=self._plain)
         if request.context_full:
-            say(f"note: the context of {self.session.model.context} positions is full: /clear, or see -c")
+            say(f"note: the context of {self.session.model.context} tokens is full: /clear, or see -c")
         elif request.finish_reason == "length":
             say(f"note: cut after {self.max_tokens} tokens: /more goes on, /set n sets another length")
 

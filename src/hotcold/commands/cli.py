@@ -40,6 +40,9 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("remove", "delete a downloaded model"),
 )
 
+#: Other names of verbs, as other programs have them.
+ALIASES = {"run": "chat"}
+
 #: Errors that a user can mend. All others are defects of this program.
 FOR_THE_USER = (UserError, OSError, MemoryError)
 
@@ -89,13 +92,25 @@ def _dispatch(argv: list[str]) -> int:
             raise UserError(f"--completion takes the name of a shell: {', '.join(SHELLS)}")
         print(script(argv[1], VERBS), end="")
         return 0
-    names = [name for name, _ in VERBS]
-    if argv[0] not in names:
-        if argv[0].startswith("-"):
-            raise UserError(f"a command comes before {argv[0]!r}: {', '.join(names)}")
-        hint = nearest(argv[0], names)
-        raise UserError(f"unknown command {argv[0]!r}{hint}; commands: {', '.join(names)}")
-    return _run_verb(argv[0], argv[1:])
+    names = [*(name for name, _ in VERBS), *ALIASES, "help"]
+    if argv[0].startswith("-"):
+        raise UserError(f"a command comes before {argv[0]!r}: {', '.join(names)}")
+    _check_verb(argv[0], names)
+    if argv[0] != "help":
+        return _run_verb(ALIASES.get(argv[0], argv[0]), argv[1:])
+    if len(argv) > 2:
+        raise UserError(f"help is for one command, not {len(argv) - 1}: hotcold help {argv[1]}")
+    if len(argv) == 1 or argv[1] == "help":
+        print(_overview())
+        return 0
+    _check_verb(argv[1], names)
+    return _run_verb(ALIASES.get(argv[1], argv[1]), ["--help"])
+
+
+def _check_verb(word: str, names: Sequence[str]) -> None:
+    if word not in names:
+        hint = nearest(word, names) or f"; commands: {', '.join(names)}"
+        raise UserError(f"unknown command {word!r}{hint}")
 
 
 def _run_verb(name: str, argv: list[str]) -> int:
@@ -113,10 +128,11 @@ def _run_verb(name: str, argv: list[str]) -> int:
 def _overview() -> str:
     lines = ["usage: hotcold COMMAND [options]", ""]
     lines += ["Runs large language models by computing only the neurons that a token needs.", ""]
-    lines += ["commands:", *(f"  {name:<14}{summary}" for name, summary in VERBS), ""]
+    lines += ["commands:", *(f"  {name:<14}{summary}" for name, summary in VERBS)]
+    lines += [*(f"  {name:<14}the same as {verb}" for name, verb in ALIASES.items()), ""]
     lines += ["options:", "  -h, --help    show this text", "  --version     show the version"]
     lines += ["  --completion bash|zsh|fish", "                print a script that completes commands", ""]
-    lines += ["`hotcold COMMAND --help` describes one command. The first to try:", ""]
+    lines += ["`hotcold help COMMAND` describes one command. The first to try:", ""]
     lines += ['  hotcold generate -p "Once upon a time"']
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from hotcold.commands.llama_cpp_options import IS, NO, ROWS, Row
 from hotcold.errors import UserError
 
+MODEL_ARGUMENT = "model_argument"  #: where argparse keeps a model that is given without ``-m``
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
@@ -33,6 +34,10 @@ class OneLineParser(argparse.ArgumentParser):
         args, unknown = self.parse_known_args(words)
         if unknown:
             self.unknown(unknown[0])
+        if (model := getattr(args, MODEL_ARGUMENT, None)) is not None:
+            if args.model is not None:
+                self.error(f"the model is given twice, as {str(model)!r} and -m {args.model}: give it once")
+            args.model = model
         return args
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:

@@ -36,6 +36,14 @@ def disk_figures(figures: Figures) -> list[str]:
     ]
 
 
+def short_figures(request: Request, figures: Figures) -> list[str]:
+    """Returns the figures that each answer ends with: its tokens, their speed, and whether it was cut off."""
+    n = len(request.output)
+    speed = f", {figures.tok_s:.1f} tokens/s" if figures.tok_s else ""
+    cancelled = ", interrupted" if request.finish_reason == "cancelled" else ""
+    return [f"{n} token{'s' * (n != 1)}{speed}{cancelled}"]
+
+
 def figures_of(request: Request, figures: Figures) -> list[str]:
     """The figures of a request, without those for which the run was too short."""
     parts = []
@@ -47,8 +55,9 @@ def figures_of(request: Request, figures: Figures) -> list[str]:
     if figures.tok_s and figures.params_per_token:
         parts.append(f"generation {len(request.output)} tokens {figures.tok_s:.1f} tok/s")
         parts.append(f"{figures.gb_s:.2f} GB/s read")
-        parts.append(f"{figures.active_share:.1%} of neurons active")
-        parts.append(f"{options.scaled(figures.params_per_token)} parameters per token")
+        if figures.active_share is not None and figures.active_share < 1:
+            parts.append(f"{figures.active_share:.1%} of neurons active")
+            parts.append(f"{options.scaled(figures.params_per_token)} parameters per token")
     parts += disk_figures(figures)
     if request.guessed:
         parts.append(f"{request.accepted} of {request.guessed} guessed tokens right")

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=tuple(INPUTS),
         default="svd",
         help="svd: a truncated SVD of the gate. train: the same, then trained with torch (pip install "
-        "'hotcold[train]'). trained: the predictors in a PowerInfer file (default: svd)",
+        "'.[train]'). trained: the predictors in a PowerInfer file (default: svd)",
     )
     add(
         "--measure",

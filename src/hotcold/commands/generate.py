@@ -9,7 +9,7 @@ from hotcold.commands import control_tokens, options
 from hotcold.commands.cli import EXIT_INTERRUPTED
 from hotcold.commands.display import display
 from hotcold.commands.echo import unseen_typing
-from hotcold.commands.figures import figures_of, print_figures
+from hotcold.commands.figures import figures_of, print_figures, short_figures
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Piece, stream
 from hotcold.engine.request import Job, Request
@@ -19,7 +19,12 @@ from hotcold.runtime.counters import Figures
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue; - reads standard input")
+    prompt.add_argument(
+        "-p",
+        "--prompt",
+        metavar="TEXT",
+        help="text to continue; - is standard input (default: what a pipe or a file brings there)",
+    )
     prompt.add_argument(
         "-f", "--file", type=options.file_path, metavar="FILE", help="file with the text to continue"
     )
@@ -55,9 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     given = options.sampling_given(args)
     job = Job(max_tokens=args.n_predict, stop=tuple(args.stop), ignore_eos=args.ignore_eos)
-    prompt = args.prompt or ""
-    if args.file is not None or prompt == "-":
+    prompt = args.prompt
+    if args.file is not None or prompt == "-" or (prompt is None and options.is_piped()):
         prompt = options.read_text(args.file).removesuffix("\n")
+    prompt = prompt or ""
     session = options.load_session(args, state_copies=0)
     tokenizer = session.model.tokenizer
     ids = tokenizer.encode(prompt, parse_special=args.special)
@@ -82,11 +88,12 @@ def run(args: argparse.Namespace) -> int:
         if shown is not None:
             shown.end(always=True)
     if request.context_full:
-        note = f"note: stopped at the end of the context, {session.model.context} positions (see -c)"
+        note = f"note: stopped at the end of the context, {session.model.context} tokens (see -c)"
         print(note, file=sys.stderr)
     figures = Figures.of(session.counters, session.footprint)
-    told = [session.model.name, f"sparsity {session.sparsity}", *figures_of(request, figures)]
-    print_figures(told, plain=args.plain)
+    model = [session.model.name, f"sparsity {session.sparsity}"] if args.verbose else []
+    shown_figures = figures_of if args.verbose else short_figures
+    print_figures([*model, *shown_figures(request, figures)], plain=args.plain)
     report = {
         "text": "".join(map(str, pieces)),
         "ids": [id for piece in pieces for id in piece.ids],

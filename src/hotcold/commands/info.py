@@ -35,13 +35,13 @@ _NUMBERS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="?", type=options.model_file, metavar="FILE", help=options.MODEL_HELP)
+    options.add_model(parser)
     parser.add_argument("--tensors", action="store_true", help="list the tensors as well")
     options.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    with open_gguf(options.local_model(args.file) or model_path()) as file:
+    with open_gguf(options.local_model(args.model) or model_path()) as file:
         report = describe(file)
         tensors = list(file.tensors.values()) if args.tensors else []
     if not args.json:

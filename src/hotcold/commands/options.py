@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotcold.commands.command_line import MODEL_ARGUMENT
 from hotcold.commands.flags import in_flags
 from hotcold.commands.progress import DOWNLOADING, LOADING, progress
 from hotcold.errors import UserError
@@ -19,7 +20,7 @@ from hotcold.kernels import BACKENDS
 from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import TEMPLATES, template_text
-from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES, ModelOptions
+from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES
 from hotcold.runtime.pooling import POOLINGS
 from hotcold.tasks import texts as files
 from hotcold.tasks.reports import Setup
@@ -29,13 +30,14 @@ from hotcold.values import scaled as scaled
 from hotcold.values import size as size
 
 if TYPE_CHECKING:
+    from hotcold.hosting.state import ModelInfo
     from hotcold.runtime.session import Session
     from hotcold.tokenizer.tokenizer import Tokenizer
 
 _LARGEST = 2**31 - 1
 _CACHE_TYPE = "f16"
 TEXT_WINDOW = 512  #: the most positions of a window, where a command cuts a text into some and no -c is given
-MODEL_HELP = "GGUF file, or hf:REPO/FILE of the Hugging Face hub (default: the built-in model)"
+MODEL_HELP = "GGUF file, or hf.co/OWNER/NAME:QUANT of the Hugging Face hub (default: the built-in model)"
 
 
 def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
@@ -150,12 +152,20 @@ def local_model(model: Path | None) -> Path | None:
         return located(model, advance, lambda line: print_notes([line]))
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds the model, which is given as an argument or with ``-m``."""
+    parser.add_argument(MODEL_ARGUMENT, nargs="?", type=model_file, metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("-m", "--model", type=model_file, metavar="FILE", help="the model, as MODEL gives it")
+
+
 def add_model_options(
     parser: argparse.ArgumentParser, *, sparsity: bool = True, context: int = 32768
 ) -> None:
-    """``context``: the most positions of the command where no size is given."""
+    """Adds the model and the options of loading. ``context``: the most tokens of a sequence where no size is
+    given."""
+    add_model(parser)
     add = parser.add_argument_group("model").add_argument
-    add("-m", "--model", type=model_file, metavar="FILE", help=MODEL_HELP)
+    add("-v", "--verbose", action="store_true", help="print all notes, and all figures after an answer")
     add(
         "-t",
         "--threads",
@@ -429,9 +439,9 @@ def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def model_options(args: argparse.Namespace) -> ModelOptions:
-    """The options of :func:`add_model_options`, as options of loading."""
-    found: ModelOptions = {
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options of :func:`add_model_options`, as options of loading."""
+    found = {
         "threads": args.threads,
         "context": args.ctx_size,
         "backend": args.backend,
@@ -462,7 +472,7 @@ def draft_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def load_session(args: argparse.Namespace, **more: Any) -> "Session":
     """Loads the given model with a progress bar, opens a session of it, and prints its notes to stderr.
-    ``more`` belongs to :class:`~hotcold.runtime.options.LoadOptions`."""
+    ``more`` belongs to :class:`~hotcold.runtime.options.AllOptions`."""
     from hotcold.runtime.loading import load
 
     if "draft_max" in args:
@@ -471,13 +481,23 @@ def load_session(args: argparse.Namespace, **more: Any) -> "Session":
     with progress(LOADING, in_bytes=True) as advance:
         model = load(path, {**model_options(args), **more}, advance)
     session = model.session()
-    print_notes(session.notes)
+    print_notes_of(session, verbose=args.verbose)
     return session
 
 
 def print_notes(notes: Iterable[str]) -> None:
     for note in notes:
         print(f"note: {printable(in_flags(note), 4096)}", file=sys.stderr)
+
+
+def print_notes_of(model: "Session | ModelInfo | Setup", *, verbose: bool) -> None:
+    """Prints the notes on how a model runs, its details with ``--verbose`` alone."""
+    print_notes(note for note in model.notes if verbose or note not in model.details)
+
+
+def is_piped() -> bool:
+    """True if standard input is open, and no terminal: a pipe or a file brings a text."""
+    return not sys.stdin.closed and not sys.stdin.isatty()
 
 
 def note_left_out(tokenizer: "Tokenizer", *texts: str) -> None:

@@ -7,10 +7,10 @@ that cannot be loaded; 70 the engine process died."""
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hotcold.commands import options
-from hotcold.extras import check, importing
 from hotcold.formats.gguf import open_gguf
 from hotcold.hub.names import is_hub_name, parse
 from hotcold.runtime.opening import file_of
@@ -178,7 +178,6 @@ def _body_size(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    check("serve", "serve")
     found: Any = {
         **options.model_options(args),
         **options.draft_options(args),
@@ -193,12 +192,10 @@ def run(args: argparse.Namespace) -> int:
         pass
 
     from hotcold.api.async_llm import AsyncLLM
-
-    with importing("serve", "serve"):
-        from hotcold.server.run import serve
+    from hotcold.server.run import serve
 
     llm = AsyncLLM(model, max_waiting=args.max_waiting, **found)
-    return serve(llm, settings, args.alias, _say_ready)
+    return serve(llm, settings, args.alias, partial(_say_ready, verbose=args.verbose))
 
 
 def _settings(args: argparse.Namespace) -> "Settings":
@@ -225,11 +222,11 @@ def _settings(args: argparse.Namespace) -> "Settings":
     )
 
 
-def _say_ready(listening: "Listening") -> None:
-    options.print_notes(listening.service.llm.info.notes)
+def _say_ready(listening: "Listening", *, verbose: bool) -> None:
+    options.print_notes_of(listening.service.llm.info, verbose=verbose)
     facts = listening.service.facts
     print(
-        f"{facts.name} at {listening.url} ({facts.slots} at a time, {facts.context} positions each)",
+        f"{facts.name} at {listening.url} ({facts.slots} at a time, {facts.context} tokens each)",
         flush=True,
     )
     sys.stdout.flush()

@@ -8,7 +8,7 @@ from hotcold.commands import options
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-m", "--model", type=options.model_file, metavar="FILE", help=options.MODEL_HELP)
+    options.add_model(parser)
     add("-p", "--prompt", default="-", metavar="TEXT", help="the text (default: all of standard input)")
     add("--no-bos", action="store_true", help="add no BOS and no EOS, even if the model expects them")
     add(

@@ -42,7 +42,7 @@ def read_sentencepiece_model(path: Path) -> SentencePieceModel:
 
         schema = import_module("sentencepiece.sentencepiece_model_pb2")
     except Exception as error:  # missing, or protobuf is older than what SentencePiece was made with
-        fix = "conversion needs pip install -U protobuf 'hotcold[convert]'"
+        fix = "conversion needs pip install -U protobuf '.[convert]' in Hotcold's source folder"
         raise ConvertError(f"{printable(str(error))}: {fix}") from None
     try:
         return _model(schema.ModelProto.FromString(path.read_bytes()))

@@ -7,9 +7,11 @@ hostile: see ``gguf_values`` for the bounds, and docs/formats.md for the layout.
 import hashlib
 import math
 import os
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -21,7 +23,7 @@ from hotcold.formats import gguf_values as values
 from hotcold.formats.blocks import GGML_TYPES, BlockType, BlockTypeError, Bytes, Tensor, block_type
 from hotcold.formats.files import FileError, RegularFile, naming, replacing
 from hotcold.formats.gguf_split import Split
-from hotcold.formats.gguf_values import Cursor, GGUFError, StoredValue
+from hotcold.formats.gguf_values import Cursor, GGUFError, MissingFileError, StoredValue
 from hotcold.formats.stored import StoredTensor
 from hotcold.formats.words import SIDE_BY_SIDE, SIDE_BY_SIDE_KEY
 from hotcold.formats.written import PIECE_BYTES, Writable
@@ -33,6 +35,7 @@ MAGICS = ("GGUF", "PWRI")
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")
 _SAMPLES, _SAMPLE_BYTES = 8, 64  # samples of each FFN tensor for the fingerprint, and their bytes
 _KEY_BYTES = 8 + 1 + 4 + 1  # the smallest key with its value
 _INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # the smallest tensor entry
@@ -253,7 +256,10 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     try:
         first = _Part(Path(path), 0)
     except GGUFError as error:
-        raise GGUFError(f"{error}{_of_checkpoint(Path(path))}") from None
+        place = Path(path)
+        if _is_missing(place):
+            raise MissingFileError(f"{error}{_similar(place)}") from None
+        raise GGUFError(f"{error}{_of_checkpoint(place)}") from None
     split = first.split
     if split is None:
         return GGUFFile(first)
@@ -265,6 +271,27 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
         with naming(first.path, GGUFError):
             raise GGUFError(f"{seen}, and split.tensors.count is {split.tensors}: download them again")
     return file
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):  # another error, or no path
+        pass
+    return False
+
+
+def _similar(path: Path) -> str:
+    """A hint for the path of no file: a file whose name is like it, or a name of the Hugging Face hub."""
+    names = [each.name for each in path.parent.glob("*.gguf")] if path.parent.is_dir() else []
+    in_lower_case = {name.lower(): name for name in names}
+    if match := get_close_matches(path.name.lower(), in_lower_case, 1, 0.8):
+        return f"; did you mean {printable(str(path.with_name(in_lower_case[match[0]])), 4096)}?"
+    if _HUB_NAME.fullmatch(path.as_posix()) and not path.parent.exists():
+        return f"; a model of the Hugging Face hub is hf.co/{path.as_posix()}"
+    return ""
 
 
 def _of_checkpoint(path: Path) -> str:

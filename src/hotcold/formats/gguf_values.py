@@ -37,6 +37,11 @@ class GGUFError(UserError):
     """Raised for a file that cannot be read as GGUF, or content that cannot be written as one. One line."""
 
 
+class MissingFileError(GGUFError, FileNotFoundError):
+    """Raised for a model's file that does not exist. The message names a similar file, or a model of the
+    hub."""
+
+
 #: The types of values; GGUF's number for a type is its position.
 TYPES = (
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.extras import importing
 from hotcold.grammar.error import GrammarError
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import printable
@@ -122,8 +121,8 @@ def escaped_regex(regex: str) -> str:
 
 
 def _llguidance() -> ModuleType:
-    with importing("serve", "constrained output"):
-        import llguidance
+    import llguidance  # here, so that other commands start without it
+
     return llguidance
 
 

@@ -40,6 +40,7 @@ class ModelInfo:
     size_bytes: int = 0  #: of the file
     title: str | None = None  #: the name that the file gives itself
     template: str | None = None  #: the chat template that it has
+    details: tuple[str, ...] = ()  #: the last of ``notes``: how a model without predictors is computed
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def model_info(engine: Engine) -> ModelInfo:
         family=model.config.architecture,
         sparsity=session.sparsity,
         notes=tuple(session.notes),
+        details=session.details,
         slots=model.limits.sequences,
         chunk=model.limits.chunk,
         cache_type=model.plan.request.cache_type,

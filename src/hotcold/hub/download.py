@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hotcold.errors import UserError
-from hotcold.extras import importing
 from hotcold.hub import cache as hub_cache
 from hotcold.hub.cache import COMMIT, PARTIAL, repository
 from hotcold.hub.names import HubError, HubName, choose, is_hub_name, parse
@@ -110,10 +109,10 @@ class _Hub:
     """The library's public functions, their answers checked: no path or number of a hub is trusted."""
 
     def __init__(self) -> None:
-        with importing("serve", "a download"):
-            import filelock
-            import huggingface_hub
-            from huggingface_hub import utils
+        import filelock  # here, so that other commands start without them
+        import huggingface_hub
+        from huggingface_hub import utils
+
         self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
         self.library: Any = huggingface_hub
         self.parts: Any = utils

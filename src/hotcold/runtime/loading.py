@@ -27,7 +27,7 @@ from hotcold.runtime.drafts import check_draft
 from hotcold.runtime.memory import MemoryShortError
 from hotcold.runtime.mode import SparsityMode, choose_mode
 from hotcold.runtime.named_templates import with_template
-from hotcold.runtime.options import LoadError, LoadOptions, complete, ram_budget
+from hotcold.runtime.options import AllOptions, LoadError, complete, ram_budget
 from hotcold.runtime.placing import Decision, ToLoad, beside_ram_budget, decide
 from hotcold.runtime.sampling import sampling_of_file
 from hotcold.runtime.session import LoadedModel
@@ -45,7 +45,7 @@ _SHORT_CONTEXT = 4096
 
 
 def load(path: Path | None, options: Mapping[str, Any], progress: Progress | None = None) -> LoadedModel:
-    """Loads a GGUF file, ``hf:...`` of the hub, or the built-in model; ``options`` are :class:`LoadOptions`;
+    """Loads a GGUF file, ``hf:...`` of the hub, or the built-in model; ``options`` are :class:`AllOptions`;
     ``progress`` is called with bytes read so far and in all.
 
     ValueError: not a model file (GGUFError), a model that is not supported (ModelError), or options that do
@@ -91,7 +91,7 @@ class _Model:
     """A parsed file and its options: all that does not depend on memory."""
 
     file: GGUFFile
-    options: LoadOptions
+    options: AllOptions
     config: Config  #: with the block that drafts tokens, where the options use it
     block_note: str  #: why they do not use it
     weights: WeightBytes
@@ -99,12 +99,12 @@ class _Model:
     mode: SparsityMode
     predictors: Path | None  #: the same file, where a session uses it
     request: MemoryRequest
-    draft: tuple[Path, LoadOptions] | None = None  #: the smaller model that drafts tokens
+    draft: tuple[Path, AllOptions] | None = None  #: the smaller model that drafts tokens
     budget_note: str = ""  #: about a ``ram_budget`` that the options did not give
     context_note: str = ""  #: about a context that memory made smaller
 
     @classmethod
-    def parse(cls, file: GGUFFile, options: LoadOptions) -> Self:
+    def parse(cls, file: GGUFFile, options: AllOptions) -> Self:
         """Parses and checks the model's file and its predictors; not the tokenizer, nor a draft model."""
         named = None if options["predictor"] is None else Path(options["predictor"])
         predictor = find_predictors(file, named)
@@ -136,7 +136,7 @@ class _Model:
         chosen = f"memory does not suffice for all of it: `ram_budget={exact_size(budget)}` was chosen"
         yield from replace(
             self,
-            options=LoadOptions(**{**options, "ram_budget": budget}),
+            options=AllOptions(**{**options, "ram_budget": budget}),
             request=replace(self.short().request, ram_budget=budget),
             budget_note=f"{chosen}, which leaves {size(reserve)} of what is free to others",
         ).forms()
@@ -218,7 +218,7 @@ class _Choice:
         return tuple(note for note in (self.budget_note, *self.plan.notes, *others) if note)
 
 
-def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> LoadedModel:
+def _load(file: GGUFFile, options: AllOptions, progress: Progress | None) -> LoadedModel:
     model = _Model.parse(file, options)
     tokenizer = Tokenizer.from_metadata(file.metadata)
     if options["draft"] is not None:
@@ -261,10 +261,10 @@ def _load(file: GGUFFile, options: LoadOptions, progress: Progress | None) -> Lo
     )
 
 
-def _draft_options(options: LoadOptions, context: int) -> LoadOptions:
+def _draft_options(options: AllOptions, context: int) -> AllOptions:
     """How the smaller model is loaded that drafts tokens for one with these options."""
     return complete(
-        LoadOptions(
+        AllOptions(
             threads=options["threads"],
             backend=options["backend"],
             sequences=options["sequences"],
@@ -276,7 +276,7 @@ def _draft_options(options: LoadOptions, context: int) -> LoadOptions:
     )
 
 
-def _bytes_of(path: Path, options: LoadOptions) -> int:
+def _bytes_of(path: Path, options: AllOptions) -> int:
     """Counts the memory that a draft model takes."""
     with open_gguf(path) as file:
         model = _Model.parse(file, options)
@@ -284,7 +284,7 @@ def _bytes_of(path: Path, options: LoadOptions) -> int:
     return sum(plan.cpu_bytes().values())
 
 
-def _load_draft(path: Path, options: LoadOptions) -> tuple[LoadedModel, str]:
+def _load_draft(path: Path, options: AllOptions) -> tuple[LoadedModel, str]:
     """Loads the smaller model that drafts tokens; and the note about it."""
     try:
         draft = load(path, options)
@@ -335,7 +335,7 @@ def _less(allocated: int, planned: int) -> int:
     return round_size(max(allocated * 19 // 20, planned // 2))
 
 
-def _request(file: GGUFFile, config: Config, options: LoadOptions) -> MemoryRequest:
+def _request(file: GGUFFile, config: Config, options: AllOptions) -> MemoryRequest:
     """The memory that options ask for. LoadError: the model does not have so long a context, or the KV cache
     does not hold one."""
     asked, most = options["context"], config.context
@@ -365,11 +365,11 @@ def _request(file: GGUFFile, config: Config, options: LoadOptions) -> MemoryRequ
     )
 
 
-def _limits(context: int, options: LoadOptions) -> BatchLimits:
+def _limits(context: int, options: AllOptions) -> BatchLimits:
     return BatchLimits.from_context(context, options["sequences"], min(options["chunk"], context))
 
 
-def _default_context(file: GGUFFile, config: Config, options: LoadOptions) -> int:
+def _default_context(file: GGUFFile, config: Config, options: AllOptions) -> int:
     """Tokens of a context that nobody asked for. LongRoPE's model keeps its original length, since another
     rotation applies beyond it (arXiv 2402.13753)."""
     default = options["default_context"]

@@ -36,11 +36,6 @@ def cache_path(gpu: GPU | None) -> Path:
     return Path(folder, "hotcold", f"hardware{own}.json")
 
 
-def measured_processor() -> Hardware | None:
-    """The figures of this machine without a GPU; None if it was not measured yet."""
-    return measured_hardware(None)
-
-
 def measured_hardware(gpu: GPU | None) -> Hardware | None:
     """The figures of this machine with this GPU and driver, or with none; None if it was not measured yet."""
     try:

@@ -13,8 +13,11 @@ from hotcold.values import printable
 @dataclass(frozen=True)
 class SparsityMode:
     name: str  #: ``exact``, ``predicted`` or ``off``
-    notes: tuple[str, ...] = ()  #: what ``auto`` chose and why
+    notes: tuple[
+        str, ...
+    ] = ()  #: what was asked for and cannot be had, and what ``auto`` does with predictors
     predictors: PredictorFacts | None = None  #: None where none is used
+    details: tuple[str, ...] = ()  #: how ``auto`` computes a model without predictors, and why
 
 
 def choose_mode(
@@ -26,20 +29,23 @@ def choose_mode(
         raise LoadError(f"sparsity {requested!r}: choose from {', '.join(SPARSITY_MODES)}")
     if requested == "off":
         return SparsityMode("off")
+    auto = requested == "auto"
     if config.whole and any(config.skips):
         if requested == "predicted":
             cut = "in this model all gates of a token decide which are 0, so none can be predicted alone"
             why = config.whole if config.normed else cut
             raise LoadError(f"`sparsity=predicted`: {why}: use exact, off or auto")
-        if config.normed:
-            return SparsityMode("exact", (f"rows of up are skipped, on CPUs alone: {config.whole}",))
         layers = f"{sum(config.skips)} of {config.layers} layers"
-        return SparsityMode("exact", (f"zeros are skipped in {layers}, whose gates are cut",))
+        note = (
+            f"rows of up are skipped, on CPUs alone: {config.whole}"
+            if config.normed
+            else f"zeros are skipped in {layers}, whose gates are cut"
+        )
+        return SparsityMode("exact", details=(note,)) if auto else SparsityMode("exact", (note,))
     if config.whole:
-        if requested == "auto":
+        if auto:
             whole = ", so chosen experts are computed whole" if config.experts else ""
-            seen = f"sparsity auto is off: {config.whole}"
-            return SparsityMode("off", (seen + whole,))
+            return SparsityMode("off", details=(f"sparsity auto is off: {config.whole}{whole}",))
         seen = f"`sparsity={requested}`: {config.whole}"
         raise LoadError(f"{seen}, so no neuron can be left out: use off or auto")
     some = _whole_downs(config)
@@ -69,15 +75,15 @@ def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint:
             measured = facts.measured
             if measured and not measured.objection:
                 note = f"sparsity auto is predicted, by {name}: {measured.cost}, {measured.gain}"
-                return SparsityMode("predicted", (note, *some), facts)
+                return SparsityMode("predicted", (note,), facts, some)
             if measured:
                 figures = f"{measured.cost}, {measured.gain}"
                 notes = (f"sparsity auto does not use {name}: {measured.objection} ({figures})",)
             else:
                 notes = (_not_measured(model, name, f"`measure={name}`"),)
     if some and all(down for down, n in zip(config.whole_downs, config.neurons, strict=True) if n):
-        return SparsityMode("off", (*notes, *(f"sparsity auto is off: {each}" for each in some)))
-    return SparsityMode("exact", (*notes, *some))
+        return SparsityMode("off", notes, details=tuple(f"sparsity auto is off: {each}" for each in some))
+    return SparsityMode("exact", notes, details=some)
 
 
 def _not_measured(model: Path, name: str, option: str) -> str:

@@ -30,7 +30,7 @@ def file_of(model: Source, progress: Progress | None = None) -> Path:
 def opened(
     model: Source, options: Mapping[str, Any], progress: Progress | None = None, **more: Any
 ) -> LoadedModel:
-    """The model, loaded now if it is a file. ``options`` and ``more`` are of :class:`LoadOptions`; those of
+    """The model, loaded now if it is a file. ``options`` and ``more`` are of :class:`AllOptions`; those of
     ``options`` that are None were not given. UserError: options for a model that is loaded already; others
     are those of :func:`~hotcold.runtime.loading.load`."""
     given = {name: value for name, value in options.items() if value is not None}

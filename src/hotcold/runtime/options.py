@@ -42,8 +42,6 @@ class ModelOptions(TypedDict, total=False):
     #: instead: bytes that may be allocated on the GPU, or a size such as ``"8GiB"``, for the placement of
     #: ``plan`` (what is free); of several GPUs on each, or one size for each
     vram_budget: int | str | Sequence[int | str] | None
-    hot_backend: str | None  #: for checks, in the GPU's place: ``cpu`` or ``reference``
-    hot_threads: int | None  #: of that (as many as ``threads``)
     #: bytes, or a size such as ``"8GiB"``, that weights, KV cache and steps may take in RAM: experts that
     #: do not fit stay in the model's file and are read when they are named (all are in memory if they
     #: fit, else as many as do)
@@ -57,9 +55,6 @@ class LoadOptions(ModelOptions, total=False):
     """Keyword arguments of :class:`LLM` and :class:`AsyncLLM` besides the file."""
 
     chunk: int  #: the most prompt tokens of a step (128)
-    default_context: int  #: the most positions of a sequence where ``context`` is not given (32,768)
-    #: the mode of a second session opened beside the first: its GPU memory is planned, too
-    second_sparsity: str | None
     sequences: int  #: how many run at the same time (1; 4 of ``AsyncLLM``)
     cache_positions: int | None  #: of the KV cache, which they share (``context`` for each)
     #: states that recurrent layers keep, for prompts that begin alike (as many as an eighth of free memory
@@ -72,7 +67,20 @@ class LoadOptions(ModelOptions, total=False):
     draft: str | os.PathLike[str] | None
 
 
-_DEFAULTS = LoadOptions(
+class PrivateOptions(TypedDict, total=False):
+    """Options that Hotcold's commands, tasks and tests give, and no other program."""
+
+    hot_backend: str | None  #: backend in place of a GPU, for checks: ``cpu`` or ``reference``
+    hot_threads: int | None  #: threads of ``hot_backend`` (as many as ``threads``)
+    default_context: int  #: the most positions of a sequence where ``context`` is not given (32,768)
+    second_sparsity: str | None  #: mode of a second session, whose GPU memory is planned, too
+
+
+class AllOptions(LoadOptions, PrivateOptions, total=False):
+    """All options of loading a model."""
+
+
+_DEFAULTS = AllOptions(
     sparsity="auto",
     backend="cpu",
     cache_type="f16",
@@ -83,12 +91,12 @@ _DEFAULTS = LoadOptions(
 )
 
 
-def complete(options: Mapping[str, Any]) -> LoadOptions:
-    """All of :class:`LoadOptions`: those given, and the defaults of others and of those that are None.
+def complete(options: Mapping[str, Any]) -> AllOptions:
+    """Returns :class:`AllOptions`: the given values, and the defaults in place of the others and of None.
     UserError: a value that cannot be right; TypeError: an unknown option."""
-    check_names(options, LoadOptions)
+    check_loading(options, LoadOptions)
     given = {name: value for name, value in options.items() if value is not None}
-    for name, kind in get_type_hints(LoadOptions).items():
+    for name, kind in get_type_hints(AllOptions).items():
         if name in given and int in (kind, *get_args(kind)) and str not in get_args(kind):
             given[name] = integer(name, given[name])
     for name in ("vram_budget", "ram_budget"):
@@ -96,7 +104,7 @@ def complete(options: Mapping[str, Any]) -> LoadOptions:
             given[name] = tuple(bytes_of(name, each) for each in value)
         elif name in given:
             given[name] = bytes_of(name, value)
-    found: Any = {**dict.fromkeys(get_type_hints(LoadOptions)), **_DEFAULTS, **given}
+    found: Any = {**dict.fromkeys(get_type_hints(AllOptions)), **_DEFAULTS, **given}
     if found["sparsity"] not in SPARSITY_MODES:
         raise LoadError(f"sparsity {found['sparsity']!r}: choose from {', '.join(SPARSITY_MODES)}")
     if found["cache_type"] not in CACHE_TYPES:
@@ -118,10 +126,16 @@ def complete(options: Mapping[str, Any]) -> LoadOptions:
     return found  # type: ignore[no-any-return]
 
 
-def ram_budget(options: LoadOptions) -> int | None:
+def ram_budget(options: AllOptions) -> int | None:
     """The bytes of ``ram_budget`` in options that :func:`complete` returned."""
     budget = options["ram_budget"]
     return None if budget is None else int(budget)
+
+
+def check_loading(options: Mapping[str, Any], allowed: type[ModelOptions]) -> None:
+    """Raises TypeError for an option that is neither allowed nor private."""
+    private = get_type_hints(PrivateOptions)
+    check_names({name: value for name, value in options.items() if name not in private}, allowed)
 
 
 def check_names(options: Mapping[str, Any], allowed: type[Any]) -> None:

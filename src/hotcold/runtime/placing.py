@@ -34,7 +34,7 @@ from hotcold.placement.sizes import Sizes
 from hotcold.placement.solver import Solver
 from hotcold.placement.split import SplitDevices
 from hotcold.runtime.machine import measured_hardware
-from hotcold.runtime.options import LoadOptions
+from hotcold.runtime.options import AllOptions
 from hotcold.values import exact_size, round_size, size
 
 _BESIDES_S = 5e-5  # of a handshake, of a step, and of a layer's kernels
@@ -46,7 +46,7 @@ class ToLoad:
     """A model's file, and how it is to be loaded."""
 
     file: GGUFFile
-    options: LoadOptions
+    options: AllOptions
     plan: MemoryPlan  #: for the CPU alone
     predictors: Path | None  #: the file of the predictors that sessions use; None: they use none
 
@@ -127,7 +127,7 @@ class Decision:
         on_gpus = [each.nbytes for each in self.on_gpus if not each.gpu.shares_memory]
         return replace(plan, config=config, placement=self.placement, slots=slots, gpu_bytes=on_gpus)
 
-    def open(self, options: LoadOptions, layers: int) -> Devices:
+    def open(self, options: AllOptions, layers: int) -> Devices:
         """GPUMemoryError: a GPU has no room for this. GPUError: it cannot be used."""
         cold = open_backend(options["backend"], options["threads"])
         if self.placement is None:
@@ -138,7 +138,7 @@ class Decision:
         played = {gpu: self._open_hot(options, cold) for gpu in self.placement.gpus or [0]}
         return SplitDevices.place(self.placement, cold, played)
 
-    def _open_hot(self, options: LoadOptions, cold: Backend) -> Backend:
+    def _open_hot(self, options: AllOptions, cold: Backend) -> Backend:
         assert options["hot_backend"] is not None
         threads = options["hot_threads"]
         if threads is None and options["hot_backend"] == "cpu":
@@ -181,7 +181,7 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
     return Decision((note,) if note else ())
 
 
-def beside_ram_budget(options: LoadOptions) -> str | None:
+def beside_ram_budget(options: AllOptions) -> str | None:
     """Names an option that does not go with a budget of RAM; None where there is none."""
     if options["backend"] != "cpu":
         return "backend"
@@ -192,7 +192,7 @@ def beside_ram_budget(options: LoadOptions) -> str | None:
     return given
 
 
-def _in_ram(options: LoadOptions) -> Decision:
+def _in_ram(options: AllOptions) -> Decision:
     """The CPU alone, whose memory has a budget."""
     given = beside_ram_budget(options)
     if given == "backend":
@@ -203,7 +203,7 @@ def _in_ram(options: LoadOptions) -> Decision:
     return Decision(() if options["gpu"] == OFF else (note,))
 
 
-def _check(options: LoadOptions, *, wanted: bool) -> None:
+def _check(options: AllOptions, *, wanted: bool) -> None:
     hot = options["hot_backend"]
     if options["placement"] is not None and options["vram_budget"] is not None:
         raise UserError("`placement` and `vram_budget`: give one of them")
@@ -272,7 +272,7 @@ def _favourable() -> Hardware:
     return replace(find_hardware(DEFAULT), name=f"{DEFAULT} without handshakes", handshake_s=1e-9)
 
 
-def _budgets(options: LoadOptions, free: Sequence[int]) -> list[int]:
+def _budgets(options: AllOptions, free: Sequence[int]) -> list[int]:
     """Returns the budget of each GPU; ``free`` is what each has where no budget is given."""
     asked: Any = options["vram_budget"]
     each = asked if isinstance(asked, Sequence) else free if asked is None else [asked] * len(free)

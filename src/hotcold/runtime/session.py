@@ -67,7 +67,8 @@ class Session:
 
     def __init__(self, model: "LoadedModel", mode: SparsityMode, wrap: Wrap = list) -> None:
         self.model, self._mode = model, mode
-        self.sparsity, self.notes = mode.name, [*model.notes, *mode.notes]
+        self.sparsity, self.notes = mode.name, [*model.notes, *mode.notes, *mode.details]
+        self.details = mode.details  #: the last ``notes``: commands print them with --verbose alone
         config, limits, devices = model.config, model.limits, model.devices
         extra = mode.predictors.nbytes if mode.predictors else 0
         check_memory(model.plan, extra)

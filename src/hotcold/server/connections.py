@@ -1,13 +1,16 @@
-"""uvicorn's connection, with bounds against clients that open many, send slowly or stop reading, and with a
-strict reading of where each request ends."""
+"""A connection of the server, with bounds against clients that open many, send slowly or stop reading, and
+with a strict reading of where each request ends."""
 
 import asyncio
 import re
 from collections.abc import Callable
+from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Message
 
 from hotcold.server.protocol.dialects import error_body
 from hotcold.server.protocol.errors import APIError
@@ -29,7 +32,9 @@ _EMPTY_LINES = 8
 _CHUNK_LINE = re.compile(rb"[0-9A-Fa-f]{1,20}[ \t]*(;[^\n]*)?\r?")
 #: Refused connections that stay open for a moment, so that their clients read the answer.
 REFUSED = 32
-_MOST_PIPELINED = 64 << 10
+_MOST_PIPELINED = 64 << 10  # bytes of further requests that are read before an answer is complete
+_UNREAD = 64 << 10  # bytes of a body that wait for the application
+_STATUSES = frozenset(HTTPStatus)
 _LINGER_S = 1.0
 _READ = 16 << 10  # bytes of a connection in one turn of the event loop
 _CHUNKS, _CHUNK = 4096, 64  # so many chunks of a body may be smaller than so many bytes
@@ -37,13 +42,9 @@ _PHRASES = {
     400: "Bad Request",
     408: "Request Timeout",
     431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
     503: "Service Unavailable",
 }
-
-
-def bounded(settings: Settings, rare: RareLines) -> type[H11Protocol]:
-    """The class of connections, for uvicorn's ``http``. Refused ones are noted in ``rare``."""
-    return type("BoundedConnection", (_Connection,), {"settings": settings, "rare": rare})
 
 
 class _Framing(h11.Connection):
@@ -101,18 +102,34 @@ class _Framing(h11.Connection):
         return not waiting or in_trailers or _CHUNK_LINE.fullmatch(waiting) is not None
 
 
-class _Connection(H11Protocol):
-    settings: Settings
-    rare: RareLines
-    _timer: asyncio.TimerHandle | None = None
-    _refused = False
+class Connection(asyncio.Protocol):
+    """One client's connection: reads its requests one after the other, and has the application answer each.
+    ``connections`` has all of the server, and ``running`` the tasks that answer."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.conn: _Framing = _Framing(h11.SERVER, self.settings.head_bytes)
+    transport: asyncio.Transport
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        rare: RareLines,
+        connections: "set[Connection]",
+        running: set[asyncio.Task[None]],
+    ) -> None:
+        self.app, self.settings, self.rare = app, settings, rare
+        self.connections, self.running = connections, running
+        self.conn = _Framing(h11.SERVER, settings.head_bytes)
+        self.writable = asyncio.Event()  #: whether the transport takes data now
+        self.writable.set()
+        self._exchange: Exchange | None = None  # the last request, and its answer
+        self._timer: asyncio.TimerHandle | None = None
+        self._limits_idle = False  # whether the timer is for the time between two requests
+        self._refused = self._closing = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.connections.add(self)
         if hasattr(transport, "max_size"):  # asyncio's own: others get their turn between two reads
             transport.max_size = _READ
         if len(self.connections) > self.settings.connections:
@@ -130,8 +147,17 @@ class _Connection(H11Protocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.connections.discard(self)
         self._stop_timer()
-        super().connection_lost(exc)
+        self.writable.set()
+        if self._exchange is not None:
+            self._exchange.disconnect()
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -140,10 +166,8 @@ class _Connection(H11Protocol):
             message = f"the request's head is too long: {self.settings.head_bytes} bytes are allowed"
             self._refuse(APIError(message, status=431, code="head_too_large"))
             return
-        try:
-            super().data_received(data)
-        except h11.LocalProtocolError:  # uvicorn answers nonsense amid an answer
-            self.transport.abort()
+        self.conn.receive_data(data)
+        self._read_events()
         self._watch()
 
     def _head_too_long(self, data: bytes) -> bool:
@@ -152,44 +176,101 @@ class _Connection(H11Protocol):
         head = (self.conn.trailing_data[0] + data).lstrip(b"\r\n")
         return len(head) > allowed and b"\r\n\r\n" not in head[: allowed + 4]
 
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self.scope is not None:
-            self.scope[DROP] = self.transport.abort  # type: ignore[literal-required]
-            self.scope.setdefault(_REFUSED, [])  # type: ignore[misc]
-        # uvicorn stops reading where another request follows, and would not see that the client goes.
-        if self.flow.read_paused and len(self.conn.trailing_data[0]) <= _MOST_PIPELINED:
-            self.flow.resume_reading()
+    def _read_events(self) -> None:
+        """Passes on what the client has sent so far."""
+        while not self._refused:
+            try:
+                event = self.conn.next_event()
+            except h11.RemoteProtocolError:
+                self._refuse(APIError(self.conn.reason, code="invalid_http"))
+                return
+            if isinstance(event, h11.Request):
+                self._begin(event)
+            elif isinstance(event, h11.Data) and self._exchange is not None:
+                self._exchange.add(event.data)
+            elif isinstance(event, h11.EndOfMessage) and self._exchange is not None:
+                if self._exchange.complete:  # before the body was
+                    self._next_request()
+                    continue
+                self._exchange.end_body()
+                if self.conn.their_state is h11.MUST_CLOSE:
+                    return
+            else:
+                # Another request may follow. It is read, to a bound, to notice that the client goes.
+                if event is h11.PAUSED and len(self.conn.trailing_data[0]) > _MOST_PIPELINED:
+                    self.transport.pause_reading()
+                return
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
+    def _begin(self, request: h11.Request) -> None:
+        path, _, query = request.target.partition(b"?")
+        refused: list[int] = []
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": request.http_version.decode("ascii"),
+            "server": self.transport.get_extra_info("sockname")[:2],
+            "client": (self.transport.get_extra_info("peername") or ("", 0))[:2],
+            "scheme": "http",
+            "method": request.method.decode("ascii"),
+            "root_path": "",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "headers": [(name.lower(), value) for name, value in request.headers],
+            DROP: self.transport.abort,
+            _REFUSED: refused,
+        }
+        self._exchange = Exchange(self, scope)
+        task = asyncio.get_running_loop().create_task(self._exchange.run(self.app))
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+
+    def answered(self) -> None:
+        """Goes on after a complete answer: closes, or reads the next request."""
+        if self.transport.is_closing() or self._refused:
+            return
+        if self._closing or self.conn.our_state is h11.MUST_CLOSE:
+            self.transport.close()
+            return
+        self.transport.resume_reading()
+        if self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE:
+            self._next_request()
+            self._read_events()
         self._watch()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(APIError(self.conn.reason, code="invalid_http"))
+    def _next_request(self) -> None:
+        self.transport.resume_reading()
+        self.conn.start_next_cycle()
 
-    def shutdown(self) -> None:
+    def shut(self) -> None:
+        """Closes the connection, after the answer that has begun."""
         if self._refused:
             self.transport.abort()
+        elif self._exchange is None or self._exchange.complete:
+            self.transport.close()
         else:
-            super().shutdown()
+            self._closing = True
 
     def _watch(self) -> None:
-        """A client that has the word must use it in time."""
+        """Limits the time until the client sends what it owes: the rest of a head or of a body, or the next
+        request."""
         if self._refused:
             return
-        answered = self.cycle is None or self.cycle.response_complete
-        if not answered or self.transport.is_closing() or self._between_requests():
+        state, answered = self.conn.their_state, self._exchange is None or self._exchange.complete
+        if not answered or self.transport.is_closing() or state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_timer()
-        elif self._timer is None and self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-            self._timer = self.loop.call_later(self.settings.head_s, self._late)
-
-    def _between_requests(self) -> bool:
-        """True while uvicorn's own timer runs, which any data stops."""
-        idle = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
-        return idle and self.timeout_keep_alive_task is not None
+            return
+        idle = state is h11.IDLE and self._exchange is not None and not self.conn.trailing_data[0]
+        if self._timer is None or idle is not self._limits_idle:
+            self._stop_timer()
+            self._limits_idle = idle
+            seconds = self.settings.idle_s if idle else self.settings.head_s
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._late)
 
     def _late(self) -> None:
+        if self._limits_idle:
+            self.transport.close()
+            return
         if self.conn.our_state is not h11.IDLE or not self.conn.trailing_data[0]:
             self.transport.abort()  # it said nothing, or goes on with a body that nobody wants
             return
@@ -202,10 +283,10 @@ class _Connection(H11Protocol):
         self._stop_timer()
         path = ""
         if self.conn.our_state is h11.SEND_RESPONSE:  # the application still reads the request
-            path = self.scope["path"]
-            self.scope.setdefault(_REFUSED, []).append(error.status)  # type: ignore[misc]
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            assert self._exchange is not None
+            path = self._exchange.scope["path"]
+            self._exchange.scope[_REFUSED].append(error.status)
+            self._exchange.disconnect()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(_response(error, path))
         elif self.conn.our_state is not h11.DONE:  # a part of an answer must not look whole
@@ -217,12 +298,92 @@ class _Connection(H11Protocol):
         # Closing while the client still sends would take the answer away from it.
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._timer = self.loop.call_later(_LINGER_S, self.transport.abort)
+        self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self.transport.abort)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class Exchange:
+    """A request and its answer, for an ASGI application."""
+
+    def __init__(self, connection: Connection, scope: dict[str, Any]) -> None:
+        self.scope = scope
+        self.complete = False  #: whether the whole answer was sent
+        self._connection, self._conn = connection, connection.conn
+        self._body = bytearray()  # that the application has not read
+        self._more_body = True
+        self._begun = self._disconnected = False
+        self._news = asyncio.Event()  # for the application
+
+    async def run(self, app: ASGIApp) -> None:
+        """Calls the application. An answer that it leaves incomplete must not look whole."""
+        try:
+            await app(self.scope, self._receive, self._send)
+        except BaseException as error:  # the application has logged it
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+        transport = self._connection.transport
+        if self.complete or self._disconnected or transport.is_closing():
+            return
+        if not self._begun:
+            error_500 = APIError("an internal error: the server's log has more", status=500)
+            transport.write(_response(error_500, self.scope["path"]))
+        transport.close()
+
+    def add(self, data: bytes) -> None:
+        """Takes a part of the request's body, which a complete answer needs no more."""
+        if self.complete:
+            return
+        self._body += data
+        if len(self._body) > _UNREAD:
+            self._connection.transport.pause_reading()
+        self._news.set()
+
+    def end_body(self) -> None:
+        self._more_body = False
+        self._news.set()
+
+    def disconnect(self) -> None:
+        """Lets the application know that the client has gone."""
+        self._disconnected = self._disconnected or not self.complete
+        self._news.set()
+
+    async def _receive(self) -> Message:
+        if self._conn.they_are_waiting_for_100_continue and not self._connection.transport.is_closing():
+            self._write(h11.InformationalResponse(status_code=100, headers=[]))
+        if not self._disconnected and not self.complete:
+            self._connection.transport.resume_reading()
+            await self._news.wait()
+            self._news.clear()
+        if self._disconnected or self.complete:
+            return {"type": "http.disconnect"}
+        body, self._body = bytes(self._body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": self._more_body}
+
+    async def _send(self, message: Message) -> None:
+        await self._connection.writable.wait()
+        if self._disconnected:
+            return
+        if message["type"] == "http.response.start":
+            self._begun = True
+            headers = [(b"date", formatdate(usegmt=True).encode()), *message.get("headers", ())]
+            status = message["status"]
+            reason = HTTPStatus(status).phrase.encode() if status in _STATUSES else b""
+            self._write(h11.Response(status_code=status, headers=headers, reason=reason))
+            return
+        body = b"" if self.scope["method"] == "HEAD" else message.get("body", b"")
+        self._write(h11.Data(data=body))
+        if not message.get("more_body", False):
+            self._write(h11.EndOfMessage())
+            self.complete = True
+            self._news.set()
+            self._connection.answered()
+
+    def _write(self, event: h11.Event) -> None:
+        self._connection.transport.write(self._conn.send(event) or b"")
 
 
 def _response(error: APIError, path: str) -> bytes:

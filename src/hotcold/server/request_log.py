@@ -109,7 +109,7 @@ class Logged:
         except Exception as error:
             failure = defect(error, scope)
             if status and not complete:
-                raise _Ended from None  # uvicorn closes the connection: the answer must not look whole
+                raise _Ended from None  # the connection is closed: the answer must not look whole
             if not complete:
                 await error_reply(failure, scope["path"])(scope, receive, with_id)
         finally:

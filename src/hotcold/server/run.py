@@ -10,15 +10,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import uvicorn
+from starlette.types import ASGIApp
 
 from hotcold.api.async_llm import AsyncLLM
 from hotcold.server.app import make_app
-from hotcold.server.connections import REFUSED, bounded
+from hotcold.server.connections import REFUSED, Connection
 from hotcold.server.descriptors import most_connections, raise_limit
 from hotcold.server.pages import is_page, page_routes
 from hotcold.server.picture import picture_routes
@@ -36,6 +37,7 @@ _SWITCH_S = 0.001  # the event loop gets Python's lock so soon, whatever other t
 _ACCEPTED = 16  # connections in one turn of the event loop: those that are refused are closed in the next
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LAST_ANSWERS_S = 5.0  # time to tell requests that the engine died
+_LAST_BYTES_S = 1.0  # time that clients have to read the ends of answers
 
 
 @dataclass(frozen=True)
@@ -72,18 +74,32 @@ def _with_possible_connections(settings: Settings) -> Settings:
     return replace(settings, connections=connections)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, with our own handling of signals, and with many connections that wait to be
-    accepted, of which few are accepted at a time."""
+class HTTPServer:
+    """Accepts connections and has an ASGI application answer their requests."""
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for each in sockets or ():
-            each.listen(BACKLOG)
+    def __init__(self, app: ASGIApp, settings: Settings, rare: RareLines) -> None:
+        self.connections: set[Connection] = set()  #: that are open
+        self.running: set[asyncio.Task[None]] = set()  #: tasks of requests
+        self._make = partial(Connection, app, settings, rare, self.connections, self.running)
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    async def serve(self, sockets: Iterable[socket.socket], stop: asyncio.Event) -> None:
+        """Serves until ``stop`` is set; then answers that have begun have a second to end."""
+        loop = asyncio.get_running_loop()
+        servers = []
+        for each in sockets:
+            servers.append(await loop.create_server(self._make, sock=each, backlog=_ACCEPTED))
+            each.listen(BACKLOG)  # many connections wait to be accepted, of which few are in one turn
+        await stop.wait()
+        for server in servers:
+            server.close()
+        for connection in [*self.connections]:
+            connection.shut()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_BYTES_S):
+                while self.connections or self.running:
+                    await asyncio.sleep(_LOOK_S / 10)
+        for task in self.running:
+            task.cancel()
 
 
 class _Run:
@@ -107,11 +123,12 @@ class _Run:
         loop.set_exception_handler(lambda _, told: _note_error(service.rare, told))
         server = http_server(service, log if self._settings.log else None)
         with self._caught_signals(loop):
-            serving = asyncio.create_task(server.serve(self._sockets))
+            ended = asyncio.Event()
+            serving = asyncio.create_task(server.serve(self._sockets, ended))
             try:
                 return await self._until_stopped(service)
             finally:
-                server.should_exit = True
+                ended.set()
                 await serving
                 await self._llm.close()
                 service.close()
@@ -161,26 +178,11 @@ class _Run:
                 signal.signal(each, old)
 
 
-def http_server(service: Service, log: RequestLog | None) -> uvicorn.Server:
-    """A server that :meth:`serve` runs on sockets until ``should_exit`` is set."""
-    for name in ("uvicorn.error", "uvicorn.access", "asyncio"):
-        logging.getLogger(name).disabled = True  # they would write tracebacks and clients' data
-    settings = service.settings
-    config = uvicorn.Config(
-        make_app(service, log, [*page_routes(), *picture_routes(service)], is_page),
-        http=bounded(settings, service.rare),
-        backlog=_ACCEPTED,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=max(1, round(settings.idle_s)),
-        timeout_graceful_shutdown=1,
-        h11_max_incomplete_event_size=settings.head_bytes,
-    )
-    return _Server(config)
+def http_server(service: Service, log: RequestLog | None) -> HTTPServer:
+    """Makes the server of a service, with its pages."""
+    logging.getLogger("asyncio").disabled = True  # it would write tracebacks and clients' data
+    app = make_app(service, log, [*page_routes(), *picture_routes(service)], is_page)
+    return HTTPServer(app, service.settings, service.rare)
 
 
 def _url(listening: socket.socket) -> str:

@@ -20,7 +20,7 @@ from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, ReadProbe
 from hotcold.runtime.counters import DiskFigures, Figures
 from hotcold.runtime.opening import opened
-from hotcold.runtime.options import DRAFT_MAX, ModelOptions, Progress, check_names
+from hotcold.runtime.options import DRAFT_MAX, ModelOptions, Progress, check_loading
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import LoadedModel, Session
 from hotcold.sparse.timeline import Handshake, Timeline
@@ -170,7 +170,7 @@ def bench(
         options: as in :class:`LLM`, for a model that is not loaded yet.
 
     UserError: a number is not allowed, the context is too small, or loading fails."""
-    check_names(options, ModelOptions)
+    check_loading(options, ModelOptions)
     n_prompt, n_gen = whole("n_prompt", n_prompt, 1), whole("n_gen", n_gen, 2)
     parallel = whole("parallel", parallel, 1, MOST_SEQUENCES)
     repetitions = whole("repetitions", repetitions, 1)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hotcold.extras import EXTRAS
+from hotcold.extras import EXTRAS, command
 from hotcold.kernels.gpu import GPU
 from hotcold.kernels.processor import STREAMS
 from hotcold.placement.disk_speed import DiskSpeed
@@ -80,8 +80,7 @@ def facts(machine: dict[str, Any], gpus: Sequence[GPU], gpu: GPU | None, gpu_rea
     if gpu_reason:
         wrapped.append(f"{'GPU':<12}{gpu_reason}")
     for extra, modules in machine["missing_extras"].items():
-        command = f"pip install 'hotcold[{extra}]'"
-        wrapped.append(f"{'missing':<12}{command}, for {EXTRAS[extra].purpose}: {', '.join(modules)}")
+        wrapped.append(f"{'missing':<12}{command(extra)}, for {EXTRAS[extra].purpose}: {', '.join(modules)}")
     for line in wrapped:
         lines += textwrap.wrap(line, 80, subsequent_indent=12 * " ", break_on_hyphens=False)
     return _section(lines)

@@ -15,6 +15,7 @@ class Setup:
 
     sparsity: str  #: the mode in force
     notes: tuple[str, ...]  #: what ``auto`` chose and why, and what ran in a slower way
+    details: tuple[str, ...]  #: the last of them, which commands print with --verbose alone
     threads: int | None  #: None if the backend has no pool
     context: int  #: positions per sequence
     cache_type: str
@@ -32,6 +33,7 @@ class Setup:
         return cls(
             sparsity=session.sparsity,
             notes=tuple(session.notes),
+            details=session.details,
             threads=model.threads,
             context=model.context,
             cache_type=model.plan.request.cache_type,

@@ -3,6 +3,7 @@
 import codecs
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from hotcold.errors import UserError
@@ -15,7 +16,7 @@ def read_text(path: Path | None) -> str:
     """The text of a UTF-8 file without a byte order mark; None reads standard input. UserError: it is too
     large, or not UTF-8. OSError: it cannot be read."""
     name = "standard input" if path is None else str(path)
-    with sys.stdin.buffer if path is None else path.open("rb") as file:
+    with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as file:
         data = file.read(_LONGEST_TEXT + 1)
     if len(data) > _LONGEST_TEXT:
         raise UserError(f"{name} is longer than {_LONGEST_TEXT} bytes: use a part of it")

@@ -143,7 +143,7 @@ class MessagesCall(ChatCall):
     """The job and options of one request."""
 
     def reply(self, parts: Callable[[], AnswerStream]) -> MessagesReply:
-        return MessagesReply(self.facts, parts(), stream=self.stream)
+        return MessagesReply(self.facts, parts())
 
 
 def parse(body: object, facts: Facts) -> MessagesCall:

@@ -2,79 +2,52 @@
 
 from typing import Any, ClassVar
 
-from hotcold.chat.call_ids import new_call_id
-from hotcold.chat.stream import AnswerStream, Part
+from hotcold.chat.stream import AnswerStream
 from hotcold.engine.generation import Piece
+from hotcold.server.protocol.answers import Block
 from hotcold.server.protocol.arguments import input_of
 from hotcold.server.protocol.dialects import anthropic_error
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
-from hotcold.server.protocol.replies import Framing, Reply
+from hotcold.server.protocol.replies import Event, Framing, Reply
 
-#: The kind of a part -> the type of its block.
-_BLOCKS = {
-    "content": "text",
-    "reasoning": "thinking",
-    "call_start": "tool_use",
-    "call_arguments": "tool_use",
+#: The kind of a block -> its type, the type of its deltas, and the field that these have.
+_TYPES = {
+    "content": ("text", "text_delta", "text"),
+    "reasoning": ("thinking", "thinking_delta", "thinking"),
+    "call": ("tool_use", "input_json_delta", "partial_json"),
 }
-#: The type of a block -> the type of its deltas, and the field that they have.
-_DELTAS = {
-    "text": ("text_delta", "text"),
-    "thinking": ("thinking_delta", "thinking"),
-    "tool_use": ("input_json_delta", "partial_json"),
-}
+_NOTHING = {"stop_reason": None, "stop_sequence": None}
 
 
 class MessagesReply(Reply):
     """See :class:`Reply`; of one job."""
 
+    prefix: ClassVar[str] = "msg_"
     framing: ClassVar[Framing] = "anthropic"
 
-    def __init__(self, facts: Facts, splitter: AnswerStream, *, stream: bool) -> None:
-        super().__init__(facts, 1, prefix="msg_")
-        self._splitter = splitter
-        self._stream = stream
-        self._blocks: list[dict[str, Any]] = []  # as they are begun
-        self._texts: list[str] = []  # of each block, so far
-        self._open = False  # whether the last block may go on
+    def __init__(self, facts: Facts, splitter: AnswerStream) -> None:
+        super().__init__(facts, [splitter])
         self._started = False  # whether the message has begun
 
-    def waiting(self) -> list[dict[str, Any]]:
+    def waiting(self) -> list[Event]:
         """Claude Code gives up after five minutes without an event; pings are none to it."""
         if not self._started:
             return [self._begun()]
-        nothing = {"stop_reason": None, "stop_sequence": None}
-        return [{"type": "message_delta", "delta": nothing, "usage": self._usage()}]
+        return [{"type": "message_delta", "delta": _NOTHING, "usage": self._usage()}]
 
-    def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
-        (tally,) = self._tallies
-        reason = piece.finish_reason
-        tally.add(piece)
-        events = [] if self._started else [self._begun()]
-        parts = self._splitter.push(piece.text) if piece.text else []
-        if reason is not None:
-            parts += self._splitter.finish()
-        for part in parts:
-            events += self._add(part)
-        if reason is not None:
-            events += self._closed()
-        return events if self._stream else []
-
-    def end(self) -> list[dict[str, Any]]:
-        if not self._stream:
-            return []
+    def end(self) -> list[Event]:
         delta = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
         return [delta, {"type": "message_stop"}]
 
-    def fail(self, error: APIError) -> list[dict[str, Any]]:
+    def fail(self, error: APIError) -> list[Event]:
         return [anthropic_error(error)]
 
     def whole(self) -> dict[str, Any]:
-        content = [self._whole(*each) for each in zip(self._blocks, self._texts, strict=True)]
-        return {**self._head_of(content), **self._stop(), "usage": self._usage()}
+        content = [_content(block) for block in self._answers[0].blocks]
+        return {**self._head(content), **self._stop(), "usage": self._usage()}
 
-    def _head_of(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def _head(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self.id,
             "type": "message",
@@ -83,61 +56,44 @@ class MessagesReply(Reply):
             "content": content,
         }
 
-    def _begun(self) -> dict[str, Any]:
+    def _begun(self) -> Event:
         self._started = True
-        nothing = {"stop_reason": None, "stop_sequence": None}
         usage = {**self._usage(), "output_tokens": 0}
-        return {"type": "message_start", "message": {**self._head_of([]), **nothing, "usage": usage}}
+        return {"type": "message_start", "message": {**self._head([]), **_NOTHING, "usage": usage}}
 
-    def _add(self, part: Part) -> list[dict[str, Any]]:
-        kind = _BLOCKS[part.kind]
-        events = []
-        if part.kind == "call_start" or (part.text and not (self._open and self._blocks[-1]["type"] == kind)):
-            events = [*self._closed(), self._opened(kind, part)]
-        if part.text:
-            self._texts[-1] += part.text
-            name, field = _DELTAS[kind]
-            events.append(self._delta({"type": name, field: part.text}))
-        return events
+    def _piece(self, i: int, piece: Piece, events: list[Event]) -> list[Event]:
+        return events if self._started else [self._begun(), *events]
 
-    def _opened(self, kind: str, part: Part) -> dict[str, Any]:
-        if kind == "tool_use":
-            id = new_call_id(self._facts.call_ids, part.name, part.index).replace("call_", "toolu_", 1)
-            block: dict[str, Any] = {"type": kind, "id": id, "name": part.name, "input": {}}
-        elif kind == "thinking":
-            block = {"type": kind, "thinking": "", "signature": ""}
-        else:
-            block = {"type": kind, "text": ""}
-        self._blocks.append(block)
-        self._texts.append("")
-        self._open = True
-        return {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": block}
+    def _opened(self, i: int, block: Block) -> list[Event]:
+        return [{"type": "content_block_start", "index": self._index, "content_block": _content(block)}]
 
-    def _closed(self) -> list[dict[str, Any]]:
-        if not self._open:
-            return []
-        self._open = False
-        events = []
-        if self._blocks[-1]["type"] == "thinking":
-            events.append(self._delta({"type": "signature_delta", "signature": ""}))
-        return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
+    def _text(self, i: int, block: Block, text: str) -> list[Event]:
+        _, type, field = _TYPES[block.kind]
+        return [self._delta({"type": type, field: text})]
 
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+    def _closed(self, i: int, block: Block, cut: bool) -> list[Event]:
+        stop = {"type": "content_block_stop", "index": self._index}
+        if block.kind != "reasoning":
+            return [stop]
+        return [self._delta({"type": "signature_delta", "signature": ""}), stop]
 
-    def _whole(self, block: dict[str, Any], text: str) -> dict[str, Any]:
-        if block["type"] != "tool_use":
-            return {**block, block["type"]: text}
-        return {**block, "input": input_of(text)}
+    @property
+    def _index(self) -> int:
+        """The index of the last block."""
+        return len(self._answers[0].blocks) - 1
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _stop(self) -> dict[str, Any]:
         """Why the answer ended."""
-        piece = self._tallies[0].last
+        (answer,) = self._answers
+        piece = answer.last
         assert piece is not None
         reason = "end_turn"
         if piece.finish_reason == "length":
             reason = "max_tokens"
-        elif any(block["type"] == "tool_use" for block in self._blocks):
+        elif answer.calls:
             reason = "tool_use"
         elif piece.stop is not None:
             reason = "stop_sequence"
@@ -146,11 +102,21 @@ class MessagesReply(Reply):
     def _usage(self) -> dict[str, Any]:
         """Counts of tokens; those of the prompt that were not computed anew are counted apart. They are 0
         while the prompt is read."""
-        (tally,) = self._tallies
-        piece = tally.last
+        (answer,) = self._answers
+        piece = answer.last
         return {
             "input_tokens": piece.prompt_tokens - piece.reused if piece else 0,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": piece.reused if piece else 0,
-            "output_tokens": tally.tokens,
+            "output_tokens": answer.tokens,
         }
+
+
+def _content(block: Block) -> dict[str, Any]:
+    """The block as it is so far."""
+    if block.kind == "call":
+        id = block.id.replace("call_", "toolu_", 1)
+        return {"type": "tool_use", "id": id, "name": block.name, "input": input_of(block.text)}
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
+    return {"type": "text", "text": block.text}

@@ -134,7 +134,6 @@ class ChatCall:
         return ChatReply(
             self.facts,
             [parts() for _ in range(self.n)],
-            stream=self.stream,
             include_usage=self.include_usage,
             logprobs=self.job.logprobs is not None,
             every_timings=self.timings_per_token,

@@ -131,7 +131,6 @@ class CompletionCall:
             echo=self.echo,
             silent=self.silent,
             logprobs=self.job.logprobs is not None,
-            stream=self.stream,
             include_usage=self.include_usage,
             every_timings=self.timings_per_token,
         )

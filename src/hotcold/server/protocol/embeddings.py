@@ -3,11 +3,10 @@
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from hotcold.engine.generation import Piece
 from hotcold.engine.request import Job
 from hotcold.server.protocol.chat import MODEL
 from hotcold.server.protocol.completion import Prompt, Prompts
@@ -57,15 +56,13 @@ class EmbeddingsCall:
 
 
 class EmbeddingsReply(Reply):
+    prefix: ClassVar[str] = "embd-"
+
     def __init__(self, facts: Facts, jobs: int, dimensions: int | None, *, in_base64: bool = False) -> None:
-        super().__init__(facts, jobs, prefix="embd-")
+        super().__init__(facts, [None] * jobs)
         self.at_once = 2 * facts.slots
         self._dimensions = dimensions
         self._in_base64 = in_base64
-
-    def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
-        self._tallies[i].add(piece)
-        return []
 
     def whole(self) -> dict[str, Any]:
         tokens = self._prompt_tokens()
@@ -80,11 +77,11 @@ class EmbeddingsReply(Reply):
         }
 
     def _prompt_tokens(self) -> int:
-        return sum(each.last.prompt_tokens for each in self._tallies if each.last is not None)
+        return sum(each.last.prompt_tokens for each in self._answers if each.last is not None)
 
     def _vectors(self) -> list[Sequence[float]]:
         """The vector of each job."""
-        pieces = [each.last for each in self._tallies]
+        pieces = [each.last for each in self._answers]
         return [shortened(each.vector or (), self._dimensions) for each in pieces if each is not None]
 
     def _shown(self, vector: Sequence[float]) -> list[float] | str:

@@ -179,7 +179,7 @@ class TemplateKwargs:
     """Plain values under names that the template asks for, such as ``enable_thinking``."""
 
     _NAME = r"[A-Za-z][A-Za-z0-9_]{0,63}"
-    _NAMES = Text(1, 64, _NAME, "names of letters, digits and _ are needed")
+    _KEY = Text(1, 64, _NAME, "names of letters, digits and _ are needed")
     _VALUE = Either(
         {bool: Flag(), int: Whole(-(1 << 53), 1 << 53), float: Real(-1e308, 1e308), str: Text(0, 1024)},
         "a boolean, a number or a string",
@@ -192,9 +192,7 @@ class TemplateKwargs:
             refuse(param, value, f"at most {MAX_TEMPLATE_KWARGS} entries are allowed")
         found = {}
         for name, each in value.items():
-            Text(1, 64, self._NAME, "names of letters, digits and _ are needed").read(
-                name, f"a name of {param}"
-            )
+            self._KEY.read(name, f"a name of {param}")
             if name in RESERVED:
                 raise APIError(
                     f"{param}.{name}: this name is taken, use another", param=param, code="invalid_value"

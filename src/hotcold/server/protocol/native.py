@@ -103,7 +103,6 @@ class NativeCall:
             silent=self.silent,
             logprobs=self.job.logprobs is not None,
             return_tokens=self.return_tokens,
-            stream=self.stream,
             every_timings=self.timings_per_token,
             fields=self.response_fields,
         )

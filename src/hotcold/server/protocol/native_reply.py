@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from hotcold.engine.generation import Piece
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import finite
-from hotcold.server.protocol.replies import Framing, Reply
+from hotcold.server.protocol.replies import Event, Framing, Reply
 from hotcold.server.protocol.usage import timings
 
 _MISSING = object()
@@ -15,6 +15,7 @@ _MISSING = object()
 class NativeReply(Reply):
     """See :class:`Reply`; of one job. ``prompt`` is the prompt's text."""
 
+    prefix: ClassVar[str] = "cmpl-"
     framing: ClassVar[Framing] = "llama.cpp"
 
     def __init__(
@@ -26,56 +27,49 @@ class NativeReply(Reply):
         silent: bool,
         logprobs: bool,
         return_tokens: bool,
-        stream: bool,
         every_timings: bool,
         fields: Sequence[str],
     ) -> None:
-        super().__init__(facts, 1, prefix="cmpl-")
+        super().__init__(facts, [None], silent=silent)
         self._prompt = prompt
         self._settings = settings
-        self._silent = silent
         self._logprobs = logprobs
         self._return_tokens = return_tokens
-        self._stream = stream
         self._every_timings = every_timings
         self._fields = fields
-        self._content = ""
         self._tokens: list[int] = []
         self._probabilities: list[dict[str, Any]] = []
 
-    def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
-        (tally,) = self._tallies
-        tally.add(piece, silent=self._silent)
-        ids = () if self._silent else piece.ids
-        text = "" if self._silent else piece.text
-        found = self._found(piece) if self._logprobs and not self._silent else []
-        self._content += text
+    def _piece(self, i: int, piece: Piece, events: list[Event]) -> list[Event]:
+        (answer,) = self._answers
+        text, ids = ("", ()) if answer.silent else (piece.text, piece.ids)
+        found = self._found(piece) if self._logprobs and not answer.silent else []
         self._tokens += ids
         self._probabilities += found
-        if not self._stream:
+        if not text and not ids:
             return []
-        event: dict[str, Any] = {
+        event: Event = {
             "index": 0,
             "content": text,
             "tokens": list(ids),
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": tally.tokens,
+            "tokens_predicted": answer.tokens,
             "tokens_evaluated": piece.prompt_tokens,
         }
         if self._logprobs:
             event["completion_probabilities"] = found
         if self._every_timings:
-            event["timings"] = timings([tally], 1, self._facts.sparsity)
-        return [event] if text or ids else []
+            event["timings"] = timings([answer], 1, self._facts.sparsity)
+        return [event]
 
-    def end(self) -> list[dict[str, Any]]:
-        return [self._chosen({**self._last(), "content": "", "tokens": []})] if self._stream else []
+    def end(self) -> list[Event]:
+        return [self._chosen({**self._last(), "content": "", "tokens": []})]
 
     def whole(self) -> dict[str, Any]:
         whole = {
             **self._last(),
-            "content": self._content,
+            "content": self._answers[0].text(),
             "tokens": self._tokens if self._return_tokens else [],
         }
         if self._logprobs:
@@ -97,24 +91,24 @@ class NativeReply(Reply):
         return found
 
     def _last(self) -> dict[str, Any]:
-        (tally,) = self._tallies
-        piece = tally.last
+        (answer,) = self._answers
+        piece = answer.last
         assert piece is not None
         return {
             "index": 0,
             "id_slot": -1,
             "stop": True,
             "model": self._facts.name,
-            "tokens_predicted": tally.tokens,
+            "tokens_predicted": answer.tokens,
             "tokens_evaluated": piece.prompt_tokens,
-            "tokens_cached": piece.prompt_tokens + tally.tokens,
+            "tokens_cached": piece.prompt_tokens + answer.tokens,
             "generation_settings": {**self._settings, "seed": piece.seed},
             "prompt": self._prompt,
-            "has_new_line": "\n" in self._content,
+            "has_new_line": "\n" in answer.text(),
             "truncated": False,
-            "stop_type": _stop_type(piece, self._silent),
+            "stop_type": _stop_type(piece, answer.silent),
             "stopping_word": piece.stop or "",
-            "timings": timings([tally], 1, self._facts.sparsity),
+            "timings": timings([answer], 1, self._facts.sparsity),
         }
 
     def _found(self, piece: Piece) -> list[dict[str, Any]]:

@@ -125,7 +125,7 @@ class OllamaChat(ChatCall):
     key: str = "message"  #: where the reply has its text: ``message`` or ``response``
 
     def reply(self, parts: Callable[[], AnswerStream]) -> OllamaReply:
-        return OllamaReply(self.facts, parts(), stream=self.stream, key=self.key)
+        return OllamaReply(self.facts, parts(), key=self.key)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class RawCall(NativeCall):
         return super().encode()
 
     def reply(self, prompts: Sequence[Sequence[int]]) -> OllamaReply:
-        return OllamaReply(self.facts, ChatStream(), stream=self.stream, key="response")
+        return OllamaReply(self.facts, ChatStream(), key="response")
 
 
 @dataclass(frozen=True)

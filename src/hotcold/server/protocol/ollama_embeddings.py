@@ -67,7 +67,7 @@ class OllamaEmbeddingsReply(EmbeddingsReply):
 
     def _seconds(self) -> float:
         """Seconds from the first text's arrival to the last one's end."""
-        timings = [each.last.timings for each in self._tallies if each.last is not None]
+        timings = [each.last.timings for each in self._answers if each.last is not None]
         begun = [each.added for each in timings if each.added is not None]
         ended = [each.finished for each in timings if each.finished is not None]
         return max(ended) - min(begun) if begun and ended else 0.0

@@ -3,79 +3,44 @@
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from hotcold.chat.call_ids import new_call_id
-from hotcold.chat.stream import AnswerStream, Part
-from hotcold.engine.generation import Piece
+from hotcold.chat.stream import AnswerStream
+from hotcold.server.protocol.answers import Block
 from hotcold.server.protocol.arguments import input_of
 from hotcold.server.protocol.dialects import ollama_error
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
-from hotcold.server.protocol.replies import Framing, Reply
+from hotcold.server.protocol.replies import Event, Framing, Reply
 
 
 class OllamaReply(Reply):
     """See :class:`Reply`; of one job. ``key`` is ``message`` in a conversation, else ``response``."""
 
+    prefix: ClassVar[str] = "ollama-"
     framing: ClassVar[Framing] = "ollama"
 
-    def __init__(self, facts: Facts, splitter: AnswerStream, *, stream: bool, key: str) -> None:
-        super().__init__(facts, 1, prefix="ollama-")
-        self._splitter = splitter
-        self._stream = stream
+    def __init__(self, facts: Facts, splitter: AnswerStream, *, key: str) -> None:
+        super().__init__(facts, [splitter])
         self._key = key
-        self._texts = {"content": "", "reasoning": ""}
-        self._calls: list[dict[str, Any]] = []
-        self._call: Part | None = None  # that has begun
-        self._arguments = ""  # its, so far
 
-    def add(self, i: int, piece: Piece) -> list[dict[str, Any]]:
-        (tally,) = self._tallies
-        reason = piece.finish_reason
-        tally.add(piece)
-        parts = self._splitter.push(piece.text) if piece.text else []
-        if reason is not None:
-            parts += self._splitter.finish()
-        lines = []
-        for part in parts:
-            lines += self._add(part)
-        if reason is not None:
-            lines += self._called()
-        return lines if self._stream else []
+    def end(self) -> list[Event]:
+        return [{**self._line(), **self._last()}]
 
-    def end(self) -> list[dict[str, Any]]:
-        return [{**self._line(), **self._last()}] if self._stream else []
-
-    def fail(self, error: APIError) -> list[dict[str, Any]]:
+    def fail(self, error: APIError) -> list[Event]:
         return [ollama_error(error)]
 
     def whole(self) -> dict[str, Any]:
-        line = self._line(self._texts["content"], self._texts["reasoning"], self._calls)
+        (answer,) = self._answers
+        line = self._line(answer.text(), answer.text("reasoning"), [_call(block) for block in answer.calls])
         return {**line, **self._last()}
 
-    def _add(self, part: Part) -> list[dict[str, Any]]:
-        """Lines of a part; a call is told as a whole, when it has ended."""
-        if part.kind == "call_arguments":
-            self._arguments += part.text
+    def _text(self, i: int, block: Block, text: str) -> list[Event]:
+        if block.kind == "call":
             return []
-        lines = self._called()
-        if part.kind == "call_start":
-            self._call, self._arguments = part, part.text
-        elif part.text:
-            self._texts[part.kind] += part.text
-            lines.append(self._line(part.text) if part.kind == "content" else self._line(reasoning=part.text))
-        return lines
+        return [self._line(text) if block.kind == "content" else self._line(reasoning=text)]
 
-    def _called(self) -> list[dict[str, Any]]:
-        if self._call is None:
-            return []
-        name, index = self._call.name, self._call.index
-        call = {
-            "id": new_call_id(self._facts.call_ids, name, index),
-            "function": {"index": index, "name": name, "arguments": input_of(self._arguments)},
-        }
-        self._calls.append(call)
-        self._call = None
-        return [self._line(calls=[call])]
+    def _closed(self, i: int, block: Block, cut: bool) -> list[Event]:
+        """A line has a whole call."""
+        return [self._line(calls=[_call(block)])] if block.kind == "call" else []
 
     def _line(
         self, content: str = "", reasoning: str = "", calls: list[dict[str, Any]] | None = None
@@ -90,8 +55,8 @@ class OllamaReply(Reply):
 
     def _last(self) -> dict[str, Any]:
         """The fields that only the last line has; times are in nanoseconds."""
-        (tally,) = self._tallies
-        piece = tally.last
+        (answer,) = self._answers
+        piece = answer.last
         assert piece is not None
         begun, ended = piece.timings.added or 0.0, piece.timings.finished or 0.0
         first = piece.timings.first_token or ended
@@ -102,9 +67,14 @@ class OllamaReply(Reply):
             "load_duration": 0,
             "prompt_eval_count": piece.prompt_tokens,
             "prompt_eval_duration": nanoseconds(first - begun),
-            "eval_count": tally.tokens,
+            "eval_count": answer.tokens,
             "eval_duration": nanoseconds(ended - first),
         }
+
+
+def _call(block: Block) -> dict[str, Any]:
+    function = {"index": block.index, "name": block.name, "arguments": input_of(block.text)}
+    return {"id": block.id, "function": function}
 
 
 def loaded(facts: Facts, key: str) -> dict[str, Any]:

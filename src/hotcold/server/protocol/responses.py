@@ -171,7 +171,7 @@ class ResponsesCall(ChatCall):
     kept: RequestTexts | None = None  #: what is kept with the response; None: nothing of it is kept
 
     def reply(self, parts: Callable[[], AnswerStream]) -> ResponsesReply:
-        return ResponsesReply(self.facts, parts(), self.told, self.names, stream=self.stream, kept=self.kept)
+        return ResponsesReply(self.facts, parts(), self.told, self.names, kept=self.kept)
 
 
 def parse(body: object, facts: Facts) -> ResponsesCall:

@@ -208,6 +208,7 @@ class InputText:
     """Reads the input of a custom tool from the arguments of its function, as they come."""
 
     def __init__(self) -> None:
+        self.text = ""  #: so far
         self._unread = ""
         self._begun = False
 
@@ -222,7 +223,9 @@ class InputText:
         found = _CHARACTERS.match(self._unread)
         assert found is not None  # it matches an empty text, too
         self._unread = self._unread[found.end() :]
-        return str(json.loads(f'"{found[0]}"', strict=False))
+        text: str = json.loads(f'"{found[0]}"', strict=False)
+        self.text += text
+        return text
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,49 +1,34 @@
 """Counts tokens and times of a request's texts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from hotcold.engine.generation import Piece
+from hotcold.server.protocol.answers import Answer
 
 
-@dataclass
-class Tally:
-    """Tokens and times of one text so far."""
-
-    tokens: int = 0
-    reasoning_tokens: int = 0  #: part of them; exact to a piece, which may hold both kinds
-    last: Piece | None = field(default=None, repr=False)
-
-    def add(self, piece: Piece, silent: bool = False) -> None:
-        """Adds a piece. ``silent``: its tokens are not shown, and do not count."""
-        self.tokens += 0 if silent else len(piece.ids)
-        self.last = piece
-
-
-def usage(tallies: Sequence[Tally], n: int = 1) -> dict[str, Any]:
+def usage(answers: Sequence[Answer], n: int = 1) -> dict[str, Any]:
     """OpenAI's ``usage``. ``n`` texts each continue the same prompt, which counts once."""
-    firsts = [each.last for each in tallies[::n] if each.last is not None]
+    firsts = [each.last for each in answers[::n] if each.last is not None]
     prompt = sum(each.prompt_tokens for each in firsts)
-    completion = sum(each.tokens for each in tallies)
+    completion = sum(each.tokens for each in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(each.reused for each in firsts)},
-        "completion_tokens_details": {"reasoning_tokens": sum(each.reasoning_tokens for each in tallies)},
+        "completion_tokens_details": {"reasoning_tokens": sum(each.reasoning_tokens for each in answers)},
     }
 
 
-def timings(tallies: Sequence[Tally], n: int = 1, sparsity: str = "") -> dict[str, Any]:
+def timings(answers: Sequence[Answer], n: int = 1, sparsity: str = "") -> dict[str, Any]:
     """llama.cpp's ``timings``, in milliseconds, of texts that ran at the same time. ``prompt_ms`` is the time
     to the first token, waiting included. Rates of answers exclude the first token, which comes with the
     prompt. ``draft_n`` is there where tokens were guessed. ``sparsity`` is a field of our own: the mode."""
-    pieces = [each.last for each in tallies if each.last is not None]
-    firsts = [each.last for each in tallies[::n] if each.last is not None]
+    pieces = [each.last for each in answers if each.last is not None]
+    firsts = [each.last for each in answers[::n] if each.last is not None]
     reused = sum(each.reused for each in firsts)
     prompt_n = sum(each.prompt_tokens for each in firsts) - reused
-    predicted_n = sum(each.tokens for each in tallies)
+    predicted_n = sum(each.tokens for each in answers)
     begun = [t for each in pieces if (t := each.timings.added) is not None]
     first = [t for each in pieces if (t := each.timings.first_token) is not None]
     ended = [t for each in pieces if (t := each.timings.finished) is not None]
