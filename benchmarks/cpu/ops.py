@@ -70,8 +70,9 @@ class Timed:
 
 def name_of(op: str, kept: Sequence[object]) -> tuple[str, int]:
     """The op with the shapes of its weights, and their bytes; of a table a row alone is read."""
-    matrices = [each for each in kept if isinstance(each, PackedMatrix)]
-    ffns = [each for each in kept if isinstance(each, PackedFFN)]
+    parts = [*kept, *(getattr(each, "weights", None) for each in kept)]  # of a call
+    matrices = [each for each in parts if isinstance(each, PackedMatrix)]
+    ffns = [each for each in parts if isinstance(each, PackedFFN)]
     if op == "embed" or not (matrices or ffns):
         return op, 0
     nbytes = sum(each.nbytes for each in (*matrices, *ffns))

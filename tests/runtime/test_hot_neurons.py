@@ -203,8 +203,8 @@ def test_predicted_neurons_are_the_same_at_every_budget(predicted: Path, ordered
         shares.append(counts.hits / (counts.hits + counts.misses))
         assert "gate, up and down of" in "\n".join(session.notes)
         without = load(predicted, LoadOptions(threads=1, ram_budget=1 << 30, sparsity="exact", **OPTIONS))
-        assert without.shelves is not None
-        more = own.bill["weights"] - without.shelves.bill["weights"]
+        assert without.plan.experts is not None
+        more = own.bill["weights"] - without.plan.experts.bill["weights"]
         assert 0.8 * nbytes < more <= nbytes  # what the predictor takes
     assert shares == sorted(shares, reverse=True)
 
@@ -212,7 +212,9 @@ def test_predicted_neurons_are_the_same_at_every_budget(predicted: Path, ordered
 def test_without_the_predictor_such_a_budget_is_refused(predicted: Path) -> None:
     """It has no room for two experts of each layer, nor for all gates."""
     ram = budget(predicted, 0.1, **OPTIONS) - 1
-    assert isinstance(load(predicted, LoadOptions(threads=1, ram_budget=ram, **OPTIONS)).shelves, HotNeurons)
+    assert isinstance(
+        load(predicted, LoadOptions(threads=1, ram_budget=ram, **OPTIONS)).plan.experts, HotNeurons
+    )
     ram = budget(predicted, 0.1, sparsity="exact", **OPTIONS) - 1
     with pytest.raises(UserError, match=r"2 experts of each layer.*with a predictor .* less will do"):
         load(predicted, LoadOptions(threads=1, ram_budget=ram, sparsity="exact", **OPTIONS))
@@ -252,7 +254,7 @@ def test_a_cut_file_and_an_interrupt_of_named_rows(predicted: Path, tmp_path: Pa
 def test_the_plan_knows_predictors(predicted: Path) -> None:
     ram = budget(predicted, 0.25, context=128)
     plan = plan_ram(predicted, ram, context=128)
-    assert plan.shelves == load(predicted, LoadOptions(threads=1, ram_budget=ram, context=128)).shelves
+    assert plan.shelves == load(predicted, LoadOptions(threads=1, ram_budget=ram, context=128)).plan.experts
     assert isinstance(plan.shelves, HotNeurons)
     assert "neurons that predictors name for a token are in memory" in str(plan) and json.dumps(plan.report())
     with open_gguf(predicted) as file:
@@ -273,7 +275,7 @@ def test_the_plan_has_the_mode_of_the_run(predicted: Path) -> None:
         ram = budget(predicted, 0.6, context=128, sparsity=sparsity)
         own = LoadOptions(threads=1, ram_budget=ram, context=128, sparsity=sparsity)
         plan = plan_ram(predicted, ram, context=128, sparsity=sparsity)
-        assert plan.shelves == load(predicted, own).shelves and isinstance(plan.shelves, HotNeurons)
+        assert plan.shelves == load(predicted, own).plan.experts and isinstance(plan.shelves, HotNeurons)
         assert any(plan.shelves.gate_bytes) == (sparsity == "exact")
         with open_gguf(predicted) as file:
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)
@@ -338,7 +340,7 @@ def test_the_plan_is_what_loading_does(ordered: Path) -> None:
     for share in (0.45, 0.7):
         ram = budget(ordered, share, context=128)
         plan = plan_ram(ordered, ram, context=128)
-        assert plan.shelves == load(ordered, LoadOptions(threads=1, ram_budget=ram, context=128)).shelves
+        assert plan.shelves == load(ordered, LoadOptions(threads=1, ram_budget=ram, context=128)).plan.experts
         assert 0 < plan.hit_share < 1 and plan.disk_bytes_per_token > 0
         assert "neurons that fire for a token" in str(plan) and json.dumps(plan.report())
         found.append(plan)

@@ -351,7 +351,7 @@ def test_a_model_that_guesses_lies_within_the_budget(tmp_path: Path) -> None:
     ram = budget(path, 0.5, **OPTIONS) + whole.bill["draft"]
     options = LoadOptions(threads=1, ram_budget=ram, **OPTIONS, draft=draft)
     half = load(path, options)
-    assert half.shelves is not None and half.shelves.places == (10, 10)
+    assert half.plan.experts is not None and half.plan.experts.places == (10, 10)
     assert texts(half.session()) == texts(opened(path, None))
 
 
@@ -372,7 +372,7 @@ def test_a_block_that_guesses_lies_within_the_budget(tmp_path: Path, monkeypatch
     assert any(note.endswith("is left out: `ram_budget` has no room for it") for note in tight.notes)
     free_memory(monkeypatch, budget(path, 1.0, **OPTIONS, draft_max=0) + 100)
     without = load(path, LoadOptions(threads=2, **OPTIONS))
-    assert without.config.draft is None and without.shelves is None
+    assert without.config.draft is None and without.plan.experts is None
     assert any(note.endswith("is left out: memory has no room for it") for note in without.notes)
 
 
@@ -401,7 +401,7 @@ def test_a_model_that_does_not_fit_gets_a_budget_by_itself(
     (note,) = [each for each in session.notes if each.startswith("memory does not suffice for all of it: ")]
     chosen = note.split("`ram_budget=")[1].split("`")[0]
     assert "of what is free to others" in note and read_size(chosen) == shelves.budget_bytes
-    again = load(path, LoadOptions(threads=1, ram_budget=chosen, **alone)).shelves
+    again = load(path, LoadOptions(threads=1, ram_budget=chosen, **alone)).plan.experts
     assert again == shelves
     assert texts(session) == expected
 

@@ -147,7 +147,7 @@ def test_a_placement_keeps_as_many_copies_as_an_eighth_of_its_budget_holds(
     states = next(use for use in memory_use(session) if use.kind == "states")
     assert states.cpu_bytes + states.gpu_bytes == model.plan.slots * SLOT
     asked = loaded(path, sequences=3, hot_backend="reference", vram_budget=budget, state_copies=7)
-    assert asked.slots == 3 + 7 + 4
+    assert asked.plan.slots == 3 + 7 + 4
 
 
 @pytest.mark.parametrize(("budget", "copies"), [(24 * SLOT, 3), (1 << 30, 8)])

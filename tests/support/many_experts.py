@@ -48,7 +48,7 @@ def budget(path: Path, share: float, **options: object) -> int:
     """So many bytes that this share of the experts fits, two of each layer at least, where the threads that
     read take no memory."""
     ample = LoadOptions(threads=1, ram_budget=1 << 30, **options)  # type: ignore[typeddict-item]
-    needed = load(path, ample).shelves
+    needed = load(path, ample).plan.experts
     assert needed is not None and needed.all_fit
     places = max(2, round(share * needed.experts))
     return sum(needed.bill.values()) + places * sum(needed.unit_bytes)

@@ -49,7 +49,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_plan_is_what_loading_does(model: Path) -> None:
     ram = budget(model, 0.4, context=128)
     plan = plan_ram(model, ram, context=128)
-    loaded = load(model, LoadOptions(threads=1, ram_budget=ram, context=128)).shelves
+    loaded = load(model, LoadOptions(threads=1, ram_budget=ram, context=128)).plan.experts
     assert plan.shelves == loaded and loaded is not None and not loaded.all_fit
     read = plan.missed_per_token * loaded.unit_bytes[0]  # all layers are alike
     assert 0 < plan.hit_share < 1 and plan.disk_bytes_per_token == pytest.approx(read)
