@@ -11,7 +11,6 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -258,7 +257,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     except GGUFError as error:
         place = Path(path)
         if _is_missing(place):
-            raise MissingFileError(f"{error}{_similar(place)}") from None
+            raise MissingFileError(f"{error}{_hub_hint(place)}") from None
         raise GGUFError(f"{error}{_of_checkpoint(place)}") from None
     split = first.split
     if split is None:
@@ -283,12 +282,8 @@ def _is_missing(path: Path) -> bool:
     return False
 
 
-def _similar(path: Path) -> str:
-    """A hint for the path of no file: a file whose name is like it, or a name of the Hugging Face hub."""
-    names = [each.name for each in path.parent.glob("*.gguf")] if path.parent.is_dir() else []
-    in_lower_case = {name.lower(): name for name in names}
-    if match := get_close_matches(path.name.lower(), in_lower_case, 1, 0.8):
-        return f"; did you mean {printable(str(path.with_name(in_lower_case[match[0]])), 4096)}?"
+def _hub_hint(path: Path) -> str:
+    """A hint at a name of the Hugging Face hub, where the path of no file looks like one."""
     if _HUB_NAME.fullmatch(path.as_posix()) and not path.parent.exists():
         return f"; a model of the Hugging Face hub is hf.co/{path.as_posix()}"
     return ""
