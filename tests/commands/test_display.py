@@ -202,7 +202,7 @@ def test_other_streams_get_the_text_itself(capsys: pytest.CaptureFixture[str]) -
 def test_the_width_changes_in_the_middle_of_an_answer(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is drawn after a change has no broken word, and all of the answer from there on."""
+    """The text that is drawn after a change has no broken word, and nothing is missing from there on."""
     words = [f"word{i}x{'y' * (i % 17)}" for i in range(2400)]
     paragraphs = [" ".join(words[i : i + 40]) for i in range(0, len(words), 40)]
     text = "\n\n".join([*paragraphs[:30], "- " + "\n- ".join(paragraphs[30:33]), *paragraphs[33:]])

@@ -443,8 +443,8 @@ def test_a_small_ffn_tensor_is_sampled_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("Qwen2.5-coder-q4_k_m.gguf", "; did you mean {folder}/qwen2.5-coder-q4_k_m.gguf?"),
-        ("qwen2.5-coder-q4_k.gguf", "; did you mean {folder}/qwen2.5-coder-q4_k_m.gguf?"),
+        ("Qwen2.5-coder-q4_k_m.gguf", "; did you mean qwen2.5-coder-q4_k_m.gguf?"),
+        ("qwen2.5-coder-q4_k.gguf", "; did you mean qwen2.5-coder-q4_k_m.gguf?"),
         ("another.gguf", ""),
         ("Qwen/Coder-GGUF:Q4_K_M", ""),  # an absolute path is no name of the hub
     ],
