@@ -10,12 +10,12 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from lib import dialects
-from lib.dialects import CHAT, COMPLETIONS, NATIVE
+from lib.dialects import CHAT, COMPLETIONS, NATIVE, Answer
 
 __all__ = ["CHAT", "COMPLETIONS", "NATIVE", "Answer", "Ask", "Connection", "Server", "ask"]
 
@@ -34,19 +34,6 @@ class Ask:
         if stream and self.route in (CHAT, COMPLETIONS):
             body["stream_options"] = {"include_usage": True}
         return body
-
-
-@dataclass
-class Answer:
-    status: int = 0
-    texts: dict[int, str] = field(default_factory=dict)  #: by choice
-    reasons: dict[int, str] = field(default_factory=dict)  #: why each ended
-    tokens: int = 0  #: as the server says, or how many pieces came
-    moments: dict[int, list[float]] = field(default_factory=dict)  #: seconds from the request to each piece
-    seconds: float = 0.0
-    whole: bool = False
-    error: str = ""
-    retry_after_s: float | None = None
 
 
 class Server:

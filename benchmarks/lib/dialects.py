@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lib.client import Answer
+from dataclasses import dataclass, field
+from typing import Any
 
 CHAT, COMPLETIONS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 RESPONSES, MESSAGES, OLLAMA = "/v1/responses", "/v1/messages", "/api/chat"
 #: Routes that continue a conversation.
 CONVERSATIONS = (CHAT, RESPONSES, MESSAGES, OLLAMA)
+
+
+@dataclass
+class Answer:
+    """An answer as it arrived."""
+
+    status: int = 0
+    texts: dict[int, str] = field(default_factory=dict)  #: by choice
+    reasons: dict[int, str] = field(default_factory=dict)  #: why each ended
+    tokens: int = 0  #: as the server says, or how many pieces came
+    moments: dict[int, list[float]] = field(default_factory=dict)  #: seconds from the request to each piece
+    seconds: float = 0.0
+    whole: bool = False
+    error: str = ""
+    retry_after_s: float | None = None
 
 
 def conversation(route: str, text: str, length: int, sampling: dict[str, Any]) -> dict[str, Any]:
