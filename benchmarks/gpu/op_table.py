@@ -16,8 +16,8 @@ apart, since cards may divide less exactly than the software drivers that CI use
 ``--seen FILE`` keeps each result as a line, and a case that has one there is not run again: a software driver
 takes hours for the whole table, which need not be hours in a row.
 
-Each failure is a line; the last line of stdout is one JSON object, which also has the pipelines that took
-longest to make. The exit code is 0 if nothing failed, 1 if something did, and 2 where there is no such device.
+Each failure is a line; the last line of stdout is one JSON object, which also names the pipelines that took
+longest to make. The exit code is 0 if nothing failed, 1 if something did, and 2 if there is no such device.
 """
 
 from __future__ import annotations
@@ -149,18 +149,26 @@ def reader(file: Path | None) -> Expected:
     )
 
 
-def write_expected(file: Path, part: slice = slice(None)) -> Row:
-    """Writes the model's results of the cases of ``part``."""
-    arrays: dict[str, Any] = {}
-    counts: dict[str, int] = {}
+def write_expected(file: Path, part: slice = slice(None), most_bytes: float = np.inf) -> Row:
+    """Writes the model's results of the cases of ``part``; within ``most_bytes`` those of the cases that take
+    the model longest for a byte."""
+    results: list[tuple[float, str, list[Any]]] = []
     for case in cases()[part]:
-        results = expected(case)
-        counts[str(case)] = len(results)
-        arrays |= {f"{case} {i}": array for i, array in enumerate(results)}
-    names = np.array([*counts])
+        start = time.perf_counter()
+        arrays = expected(case)
+        nbytes = sum(array.nbytes for array in arrays) + 1
+        results.append(((time.perf_counter() - start) / nbytes, str(case), arrays))
+        expected.cache_clear()
+    chosen: dict[str, list[Any]] = {}
+    for _, name, arrays in sorted(results, key=lambda each: -each[0]):
+        most_bytes -= sum(array.nbytes for array in arrays)
+        if most_bytes >= 0:
+            chosen[name] = arrays
+    named = {f"{name} {i}": array for name, arrays in chosen.items() for i, array in enumerate(arrays)}
+    counts = np.array([len(arrays) for arrays in chosen.values()])
     with file.open("wb") as opened:
-        np.savez_compressed(opened, cases=names, counts=np.array([*counts.values()]), **arrays)
-    return {"cases": len(counts), "bytes": file.stat().st_size}
+        np.savez_compressed(opened, cases=np.array([*chosen]), counts=counts, **named)
+    return {"cases": len(chosen), "bytes": file.stat().st_size}
 
 
 def join_expected(files: Sequence[Path], file: Path) -> Row:
@@ -227,6 +235,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the cases (1)")
     parser.add_argument("--expected", type=Path, metavar="FILE", help="the model's results")
     parser.add_argument("--write-expected", type=Path, metavar="FILE", help="write them, and use no GPU")
+    parser.add_argument("--most-mb", type=float, default=np.inf, help="of --write-expected: so large (all)")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if (args.gpu is None) == (args.write_expected is None):
@@ -242,10 +251,12 @@ def expected_by_jobs(args: argparse.Namespace) -> int:
         processes = [
             subprocess.Popen(
                 [sys.executable, __file__, "--write-expected", str(file), "--part", f"{i}/{args.jobs}"]
+                + ["--most-mb", str(args.most_mb / args.jobs)]
             )
             for i, file in enumerate(files)
         ]
-        if any([process.wait() for process in processes]):
+        codes = [process.wait() for process in processes]
+        if any(codes):
             return 1
         print(json.dumps(join_expected(files, args.write_expected)))
     return 0
@@ -258,7 +269,7 @@ def main(arguments: Sequence[str]) -> int:
     if args.write_expected:
         if args.jobs > 1:
             return expected_by_jobs(args)
-        found = write_expected(args.write_expected, part)
+        found = write_expected(args.write_expected, part, 1e6 * args.most_mb)
         if not args.part:
             print(json.dumps(found))
         return 0

@@ -53,7 +53,19 @@ class Goal:
 
 
 def key_of(row: Row) -> str:
-    names = ("part", "model", "type", "share", "contestant", "case", "side", "decode", "prompt", "name")
+    names = (
+        "part",
+        "model",
+        "type",
+        "share",
+        "contestant",
+        "case",
+        "side",
+        "decode",
+        "prompt",
+        "name",
+        "shader",
+    )
     return "/".join(str(row.get(name, "")) for name in names)
 
 
@@ -70,7 +82,7 @@ def rounded(value: Any) -> Any:
 
 def line_of(row: Row) -> str:
     """One line while things run."""
-    case = row.get("case") or row.get("contestant") or row.get("name") or ""
+    case = row.get("shader") or row.get("case") or row.get("contestant") or row.get("name") or ""
     where = " ".join(str(row[name]) for name in ("model", "type") if name in row)
     if "share" in row:
         where += f" {row['share']:.0%}"

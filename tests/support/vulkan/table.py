@@ -61,9 +61,7 @@ def expected(case: Case) -> list[Array]:
     return case.run(OrderedReference())
 
 
-def difference(
-    case: Case, actual: list[Array], wanted: list[Array] | None = None
-) -> tuple[str, float]:
+def difference(case: Case, actual: list[Array], wanted: list[Array] | None = None) -> tuple[str, float]:
     """Says where the results are not those of the model, "" if nowhere; and the largest difference of floats
     as a share of their row's largest value (of other numbers, infinity). ``wanted``: the model's results, if
     they have been computed before."""

@@ -1,0 +1,303 @@
+"""The stages of day.sh: each is a process with a limit, and its result is in $OUT/day.json when it ends.
+
+$OUT/day.json has a row for each stage, $OUT/day.log has what they printed, $OUT/table.txt the last table, and
+$OUT/why.txt, only where there is no device, what is needed to find out why. The exit code is 3 without a device
+and 0 otherwise: a stage that fails is a row, and the next one begins.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+DAY = ROOT / ".day"
+OUT, WORK = (Path(os.environ.get(name, ".")) for name in ("OUT", "WORK"))
+SMALL = os.environ.get("SMALL", "") not in ("", "0")
+GPU = os.environ.get("GPU", "")
+JOBS = min(8, os.cpu_count() or 1)
+NO_DEVICE = 3
+TABLE_LINES = 60
+FIRST, SECOND = ("device", "table", "model", "doctor", "kernels", "cuda", "llama2-70b", "falcon-40b"), (
+    "device", "doctor", "llama2-7b", "llama2-13b", "experts", "validated",
+)  # fmt: skip
+GROUPS = {"first": FIRST, "second": SECOND}
+#: Stages of SMALL=1: all kinds, one slice.
+SMALL_GROUPS = {"first": (*FIRST[:6], "small"), "second": ("device", "experts", "validated")}
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A process: its name, its most seconds, its most seconds with small shapes, and its command."""
+
+    name: str
+    limit_s: float
+    small_s: float
+    command: Callable[[float], list[str]]
+
+    @property
+    def most_s(self) -> float:
+        return self.small_s if SMALL else self.limit_s
+
+
+def python(*arguments: object) -> list[str]:
+    return [sys.executable, *map(str, arguments)]
+
+
+def own(step: str) -> Callable[[float], list[str]]:
+    return lambda seconds: python(__file__, "--step", step)
+
+
+def compare(*arguments: str) -> Callable[[float], list[str]]:
+    """benchmarks/gpu/compare.py with some of its parts, in three quarters of a stage's seconds: a part may
+    take 15 s more to end."""
+
+    def command(seconds: float) -> list[str]:
+        found = python(HERE.parent / "compare.py", "--json", WORK / "report.json", *arguments)
+        found += ["--minutes", f"{max(seconds - 16, 0.75 * seconds) / 60:.3f}", "--hardware", str(hardware())]
+        found += ["--gpu", GPU] if GPU else []
+        if (WORK / "llama").exists():
+            found += ["--llama-bench", str(llama_program())]
+        return found + ["--small"] * SMALL
+
+    return command
+
+
+def slice_of(model: str) -> Callable[[float], list[str]]:
+    return compare("--parts", "slices", "--models", model)
+
+
+def op_table(seconds: float) -> list[str]:
+    found = python(HERE.parent / "op_table.py", "--gpu", GPU or "0", "--seconds", 0.7 * seconds)
+    found += ["--jobs", str(JOBS)]
+    if (DAY / "expected.npz").exists():
+        found += ["--expected", str(DAY / "expected.npz")]
+    return found
+
+
+def doctor(seconds: float) -> list[str]:
+    found = python("-m", "hotcold", "doctor", "--again", "--json", "-o", hardware())
+    return found + (["--gpu", GPU] if GPU else [])
+
+
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage("device", 20, 20, own("device")),
+        Stage("table", 60, 60, op_table),
+        Stage("model", 45, 60, compare("--parts", "built-in model")),
+        Stage("doctor", 40, 75, doctor),
+        Stage("kernels", 75, 90, compare("--parts", "matrices", "kernels")),
+        Stage("cuda", 30, 10, own("cuda")),
+        Stage("llama2-70b", 130, 0, slice_of("llama2-70b")),
+        Stage("falcon-40b", 90, 0, compare("--parts", "slices", "--models", "falcon-40b", "--published")),
+        Stage("llama2-7b", 90, 0, slice_of("llama2-7b")),
+        Stage("llama2-13b", 70, 0, slice_of("llama2-13b")),
+        Stage("small", 0, 150, compare("--parts", "slices", "--quick")),
+        Stage("experts", 60, 45, compare("--parts", "experts")),
+        Stage("validated", 60, 90, own("validated")),
+    )
+}
+
+
+def hardware() -> Path:
+    """Doctor's figures, which later stages take."""
+    return WORK / "hardware.json"
+
+
+def llama_program() -> Path:
+    """A program with llama-bench's options, of the libraries that pack.sh put into .day/."""
+    program = WORK / "llama-bench"
+    lines = ["#!/bin/sh", f"export PYTHONPATH='{WORK / 'llama'}'"]
+    lines += ["export GGML_VK_VISIBLE_DEVICES=0"] * SMALL  # it uses no software driver that is not named
+    program.write_text("\n".join([*lines, f"exec '{sys.executable}' '{HERE / 'llama_bench.py'}' \"$@\"", ""]))
+    program.chmod(0o755)
+    return program
+
+
+def run_stage(stage: Stage) -> Row:
+    """A failure is a row, too."""
+    report = WORK / "report.json"
+    report.unlink(missing_ok=True)
+    start, log = time.monotonic(), WORK / f"{stage.name}.txt"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            stage.command(stage.most_s), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+            cwd=ROOT, env=os.environ | {"XDG_CACHE_HOME": str(WORK)}, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code: int | None = process.wait(stage.most_s)
+        except subprocess.TimeoutExpired:
+            code = None
+            os.killpg(process.pid, 9)  # its own children, too
+            process.wait()
+    printed = log.read_text(encoding="utf-8", errors="replace")
+    with (OUT / "day.log").open("a", encoding="utf-8") as whole:
+        whole.write(f"=== {stage.name}\n{printed}\n")
+    row: Row = {"stage": stage.name, "seconds": round(time.monotonic() - start, 1), "exit": code}
+    row["result"] = json.loads(report.read_text()) if report.exists() else last_object(printed)
+    if code != 0:
+        lines = [line for line in printed.strip().splitlines() if not line.startswith("{")]
+        row["problem"] = (
+            f"{'ran out of time' if code is None else f'exit {code}'}: {(lines or ['no output'])[-1]}"
+        )
+    return row
+
+
+def last_object(printed: str) -> Any:
+    """The JSON object in the last line; None if there is none."""
+    try:
+        return json.loads((printed.strip().splitlines() or [""])[-1])
+    except ValueError:
+        return None
+
+
+def table(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """At most 60 lines: each stage, then the first measurements of each."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from gpu.report import line_of
+
+    lines = [
+        f"{row['stage']:12} {row['seconds']:6.1f} s  {str(row.get('problem', 'done'))[:80]}" for row in rows
+    ]
+    lines += [f"{name:12}           not begun" for name in names[len(rows) :]]
+    details = []
+    for row in rows:
+        result = row["result"] or {}
+        measured = [line_of(each) for each in result.get("rows", []) if not each.get("provisional")]
+        if row["stage"] == "table" and "checked" in result:
+            measured = [f"{name}: {result[name]}" for name in ("checked", "failed", "same_bits", "left_out")]
+        details += [f"  {row['stage']}: {line}"[:100] for line in measured]
+    left = TABLE_LINES - len(lines) - 1
+    more = [f"  and {len(details) - left} more in day.json"] if len(details) > left else []
+    return [*lines, *details[:left], *more]
+
+
+def main(arguments: Sequence[str]) -> int:
+    groups = SMALL_GROUPS if SMALL else GROUPS
+    names = [name for each in arguments or ["first"] for name in groups.get(each, (each,))]
+    if unknown := [name for name in names if name not in STAGES]:
+        print(f"day.sh: no stage {unknown[0]}: choose from {', '.join([*groups, *STAGES])}", file=sys.stderr)
+        return 2
+    names = ["device", *dict.fromkeys(name for name in names if name != "device")]
+    rows: list[Row] = []
+    for name in names:
+        rows.append(run_stage(STAGES[name]))
+        (OUT / "day.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        print(f"{name}: {rows[-1].get('problem', 'done')} in {rows[-1]['seconds']} s", flush=True)
+        if name == "device" and rows[-1]["exit"] != 0:
+            write_why()
+            return NO_DEVICE
+    text = "\n".join(table(rows, names))
+    (OUT / "table.txt").write_text(text + "\n", encoding="utf-8")
+    print(text)
+    return 0
+
+
+# Steps, each in a process of its own
+
+
+def device() -> int:
+    """Prints the device that the other stages use, as JSON, after facts about the machine."""
+    for command in (["nvidia-smi"], ["lscpu"], ["free", "-g"]):
+        print(output_of(command, 5))
+    from hotcold.errors import UserError
+    from hotcold.kernels.gpus import choose_gpu
+    from lib.machine import commit
+
+    try:
+        gpu, _ = choose_gpu(GPU or None, needed=True)
+    except UserError as error:
+        print(f"error: {error}")
+        return NO_DEVICE
+    assert gpu is not None
+    facts = {"index": gpu.index, "name": gpu.name, "driver": gpu.driver, "kind": gpu.kind}
+    print(json.dumps(facts | {"commit": commit(), "python": sys.version.split()[0]}))
+    return 0
+
+
+def cuda() -> int:
+    program = DAY / "cuda_bounds"
+    if not program.exists():
+        print(json.dumps({"skipped": "cuda_bounds: pack.sh found no nvcc"}))
+        return 0
+    return subprocess.run([program], check=False).returncode
+
+
+def validated() -> int:
+    """Runs the op table's first cases under the validation layer; its messages are the result."""
+    layer = WORK / "layer" / "libVkLayer_khronos_validation.so"
+    if not layer.exists():
+        print(json.dumps({"skipped": "validation layer: pack.sh did not find it"}))
+        return 0
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support.vulkan import layers
+
+    layers.NEWER = layer
+    seconds = 20 if SMALL else 30
+    command = python(HERE.parent / "op_table.py", "--gpu", GPU or "0", "--seconds", seconds)
+    done = subprocess.run(
+        command, env=layers.environment("newer", layer.parent), capture_output=True, text=True, check=False
+    )
+    said = layers.messages(layer.parent)
+    print(done.stdout[-2000:], done.stderr[-2000:], said[:100_000], sep="\n")
+    ids = {each.split("]")[0].strip(" []") for each in said.split("Validation ")[1:]}
+    found = {"messages": said.count("Validation "), "kinds": sorted(ids)[:20]}
+    print(json.dumps(found | {"table": last_object(done.stdout)}))
+    return done.returncode or bool(said)
+
+
+def output_of(command: Sequence[str], seconds: float, **more: str) -> str:
+    """What a program prints, or why it does not run."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False,
+            env=os.environ | more,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"$ {' '.join(command)}\n{error}\n"
+    return f"$ {' '.join(command)}\n{done.stdout}{done.stderr}\n"
+
+
+def write_why() -> None:
+    """Notes what is needed to find out why there is no device, in a few seconds."""
+    manifests = [
+        each for folder in ("/etc", "/usr/share", "/usr/local/share", "/usr/local/nvidia/share")
+        for each in glob.glob(f"{folder}/vulkan/icd.d/*.json")
+    ]  # fmt: skip
+    parts = [(WORK / "device.txt").read_text(encoding="utf-8", errors="replace")]
+    parts += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name[:3] in ("VK_", "LD_")]
+    parts += [f"manifests: {manifests}", f"devices: {glob.glob('/dev/nvidia*') + glob.glob('/dev/dri/*')}"]
+    parts.append(output_of(["sh", "-c", "ldconfig -p | grep -E 'vulkan|nvidia|GLX|EGL'"], 2))
+    listing = "from hotcold.kernels.gpus import find_gpus; print(find_gpus())"
+    parts.append(output_of(python("-c", listing), 4, VK_LOADER_DEBUG="all"))
+    for manifest in manifests[:4]:
+        text = Path(manifest).read_text(encoding="utf-8", errors="replace")
+        parts.append(f"{manifest}: {text}")
+        try:
+            library = json.loads(text)["ICD"]["library_path"]
+        except (ValueError, KeyError):
+            continue
+        parts.append(
+            output_of(["sh", "-c", f"ldd $(ldconfig -p | grep -m1 -o '/.*{Path(library).name}')"], 2)
+        )
+    (OUT / "why.txt").write_text("\n".join(parts), encoding="utf-8")
+    print(f"no device: {OUT / 'why.txt'} has what is needed to find out why")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    if sys.argv[1:2] == ["--step"]:
+        sys.exit({"device": device, "cuda": cuda, "validated": validated}[sys.argv[2]]())
+    sys.exit(main(sys.argv[1:]))
