@@ -161,8 +161,9 @@ def write_expected(file: Path, part: slice = slice(None), most_bytes: float = np
         expected.cache_clear()
     chosen: dict[str, list[Any]] = {}
     for _, name, arrays in sorted(results, key=lambda each: -each[0]):
-        most_bytes -= sum(array.nbytes for array in arrays)
-        if most_bytes >= 0:
+        nbytes = sum(array.nbytes for array in arrays)
+        if nbytes <= most_bytes:
+            most_bytes -= nbytes
             chosen[name] = arrays
     named = {f"{name} {i}": array for name, arrays in chosen.items() for i, array in enumerate(arrays)}
     counts = np.array([len(arrays) for arrays in chosen.values()])

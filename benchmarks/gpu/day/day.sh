@@ -5,14 +5,14 @@
 #     GPU=llvmpipe SMALL=1 benchmarks/gpu/day/day.sh first # a software driver, small shapes
 #     benchmarks/gpu/day/day.sh device table               # named stages
 #
-# It needs no network and no git. What pack.sh put into .day/ is used; without it, what is installed here:
+# It needs no network and no git. What pack.sh put into .day/ ($DAY) is used; without it, what is installed here:
 # Vulkan's loader, and Hotcold in $PYTHON. Results are in $OUT (default: out/day), written after every stage.
 # If there is no device, it ends in the first stage with 3, and $OUT/why.txt has what is needed to find out why.
 set -uo pipefail
 cd "$(dirname "$0")/../../.."
 export PYTHON=${PYTHON:-python3} OUT=${OUT:-$PWD/out/day} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 mkdir -p "$OUT"
-day=$PWD/.day
+day=${DAY:-$PWD/.day}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export WORK=$work

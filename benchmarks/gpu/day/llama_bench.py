@@ -3,8 +3,8 @@
 
     PYTHONPATH=FOLDER python benchmarks/gpu/day/llama_bench.py -m model.gguf -p 64 -n 32 -r 3 -ngl 99
 
-FOLDER is the unpacked wheel (Python 3.12 or later). Options and report are llama-bench's, so that this file is
-also an argument of ``compare.py --llama-bench``. The report also names the devices and has the first tokens
+FOLDER is the unpacked wheel (Python 3.12 or later). Options and report are llama-bench's, so that
+``compare.py --llama-bench`` takes this file, too. The report also names the devices and has the first tokens
 that greedy decoding continues with.
 """
 

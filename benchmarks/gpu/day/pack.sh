@@ -79,7 +79,7 @@ fi
 if command -v nvcc >/dev/null; then
     targets=()
     for each in 75 80 86 89 90 120; do targets+=(-gencode "arch=compute_$each,code=sm_$each"); done
-    nvcc -O3 -std=c++17 -cudart static "${targets[@]}" -o "$day/cuda_bounds" benchmarks/gpu/day/cuda_bounds.cu -lcuda \
+    nvcc -O3 -std=c++17 -cudart static "${targets[@]}" -o "$day/cuda_bounds" benchmarks/gpu/day/cuda_bounds.cu \
         >"$temporary/nvcc" 2>&1 || left_out+=("cuda_bounds: $(tail -1 "$temporary/nvcc")")
 else
     left_out+=("cuda_bounds: nvcc is not installed")
