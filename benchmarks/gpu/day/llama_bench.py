@@ -28,7 +28,8 @@ def main() -> None:
     cpp.ggml_backend_load_all()
     model_params, params = cpp.LlamaModelParams(), cpp.LlamaContextParams()
     model_params.n_gpu_layers = args.ngl
-    params.n_ctx, params.n_batch = args.p + args.n + 32, max(args.p, 32)
+    for name, value in (("n_ctx", args.p + args.n + 32), ("n_batch", max(args.p, 32))):
+        setattr(params, name, value)
     if args.t:
         params.n_threads = params.n_threads_batch = args.t
     model = cpp.LlamaModel(args.m, model_params)

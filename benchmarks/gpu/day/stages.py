@@ -261,7 +261,7 @@ def validated() -> int:
 
 
 def output_of(command: Sequence[str], seconds: float, **more: str) -> str:
-    """What a program prints, or why it does not run."""
+    """Returns a program's output, or the reason why it does not run."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False,
