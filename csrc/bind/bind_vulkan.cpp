@@ -256,6 +256,8 @@ void bind_vulkan(nb::module_& m) {
         .def_prop_ro("allocated_bytes", [](OpenDevice& self) { return self.heap->allocated(); })
         .def_prop_ro("host_bytes", [](OpenDevice& self) { return self.heap->host_allocated(); })
         .def(
+            "check_budget", [](OpenDevice& self) { self.heap->check_budget(); }, Release())
+        .def(
             "allocate",
             [](OpenDevice& self, uint64_t nbytes, const std::string& where) {
                 return self.heap->allocate(nbytes, where_of(where));
