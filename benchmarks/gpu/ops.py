@@ -347,6 +347,26 @@ def continuations(model: LoadedModel, prompts: Sequence[str], tokens: int) -> li
     return found
 
 
+def continued(task: OpsTask, path: Path, prompt: int, tokens: int) -> Row:
+    """Greedy decoding of a dense file, all of it on the device, from the prompt of day/llama_bench.py."""
+    options = {"context": 512, "sparsity": "off", "chunk": max(prompt, 32)}
+    model = load(path, LoadOptions(**options, **gpu_options(task.gpu)))
+    vocab = model.config.vocab
+    asked = [3 + 37 * i % (vocab - 3) for i in range(prompt)]
+    contestant = Placed("", "off", model, None, 0.0)
+    seconds, outputs = [], []
+    for count in (1, 1, tokens + 1):  # the first one warms
+        params = SamplingParams(temperature=0.0)
+        request = Request(Job(asked, params, max_tokens=count, ignore_eos=True))
+        start = time.perf_counter()
+        contestant.engine.run([request])
+        seconds.append(time.perf_counter() - start)
+        outputs = [*request.output]
+    model.close()
+    speeds = {"prompt_tok_s": prompt / seconds[1], "tok_s": tokens / max(1e-9, seconds[2] - seconds[1])}
+    return speeds | {"first_tokens": outputs[:8]}
+
+
 def _options(name: str, task: OpsTask, folder: Path) -> LoadOptions:
     options: dict[str, Any] = {"threads": task.threads, "context": 256, "sparsity": "exact"}
     if name == "CPU":

@@ -82,7 +82,12 @@ def rounded(value: Any) -> Any:
 
 def line_of(row: Row) -> str:
     """One line while things run."""
-    case = row.get("shader") or row.get("case") or row.get("contestant") or row.get("name") or ""
+    case = (
+        " ".join(filter(None, (row.get("case"), row.get("shader"))))
+        or row.get("contestant")
+        or row.get("name")
+        or ""
+    )
     where = " ".join(str(row[name]) for name in ("model", "type") if name in row)
     if "share" in row:
         where += f" {row['share']:.0%}"
@@ -91,6 +96,7 @@ def line_of(row: Row) -> str:
         return f"{title}: {row['failed']}"
     told = {
         "full_tok_s": "{:.4g} tok/s",
+        "tok_s": "{:.4g} tok/s",
         "gb_s": "{:.4g} GB/s",
         "equal": "{} equal",
         "us": "{:.4g} us",

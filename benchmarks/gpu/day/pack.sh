@@ -56,6 +56,8 @@ import zipfile
 unused = ("cyllama/sd/", "cyllama/whisper/", "cyllama/rag/vector", "cyllama/llama/server/embedded")
 with zipfile.ZipFile(sys.argv[1]) as wheel, tarfile.open(sys.argv[2], "w:xz") as packed:
     for item in wheel.infolist():
+        if item.is_dir():
+            continue
         binary = item.filename.endswith(".so") or ".so." in item.filename
         if item.filename.startswith(unused) and (binary or "/sd/" in item.filename):
             continue

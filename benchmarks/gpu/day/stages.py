@@ -30,11 +30,11 @@ JOBS = min(8, os.cpu_count() or 1)
 NO_DEVICE = 3
 TABLE_LINES = 60
 FIRST, SECOND = ("device", "table", "model", "doctor", "kernels", "cuda", "llama2-70b", "falcon-40b"), (
-    "device", "doctor", "llama2-7b", "llama2-13b", "experts", "validated",
+    "device", "doctor", "llama", "llama2-7b", "llama2-13b", "experts", "validated",
 )  # fmt: skip
 GROUPS = {"first": FIRST, "second": SECOND}
 #: Stages of SMALL=1: all kinds, one slice.
-SMALL_GROUPS = {"first": (*FIRST[:6], "small"), "second": ("device", "experts", "validated")}
+SMALL_GROUPS = {"first": (*FIRST[:6], "small"), "second": ("device", "llama", "experts", "validated")}
 
 Row = dict[str, Any]
 
@@ -104,6 +104,7 @@ STAGES = {
         Stage("cuda", 30, 10, own("cuda")),
         Stage("llama2-70b", 130, 0, slice_of("llama2-70b")),
         Stage("falcon-40b", 90, 0, compare("--parts", "slices", "--models", "falcon-40b", "--published")),
+        Stage("llama", 90, 240, own("llama")),
         Stage("llama2-7b", 90, 0, slice_of("llama2-7b")),
         Stage("llama2-13b", 70, 0, slice_of("llama2-13b")),
         Stage("small", 0, 150, compare("--parts", "slices", "--quick")),
@@ -237,6 +238,38 @@ def cuda() -> int:
     return subprocess.run([program], check=False).returncode
 
 
+def llama() -> int:
+    """One dense file on both engines, all of it on the device: speeds, and the first greedy tokens."""
+    if not (WORK / "llama").exists():
+        print(json.dumps({"skipped": "llama.cpp: pack.sh did not find its libraries"}))
+        return 0
+    from gpu.ops import OpsTask, continued
+    from gpu.parts import MODELS, SMALL_MODELS
+    from gpu.slices import Slice, write_dense
+
+    shape = SMALL_MODELS["small"] if SMALL else MODELS["llama2-7b"]
+    path, prompt, tokens = WORK / "dense.gguf", *((8, 8) if SMALL else (128, 64))
+    write_dense(path, Slice(shape, shape.layers, "Q4_0"), 512)
+    rows = [{"part": "llama", "case": "Hotcold", **continued(OpsTask(GPU or "0", 0.0), path, prompt, tokens)}]
+    numbers = ["-p", str(prompt), "-n", str(tokens), "-r", "1" if SMALL else "3", "-ngl", "99"]
+    done = subprocess.run(
+        [llama_program(), "-m", path, *numbers], capture_output=True, text=True, check=False
+    )
+    path.unlink()
+    tests = last_object(done.stdout)
+    if tests is None:
+        print(done.stderr[-3000:], json.dumps({"rows": rows}), sep="\n")
+        return 1
+    names = {False: "prompt_tok_s", True: "tok_s"}
+    speeds = {
+        names[bool(test["n_gen"])]: sorted(test["samples_ts"])[len(test["samples_ts"]) // 2] for test in tests
+    }
+    rows.append({"part": "llama", "case": "llama.cpp", **speeds, "first_tokens": tests[0]["first_tokens"]})
+    equal = sum(a == b for a, b in zip(*(row["first_tokens"] for row in rows), strict=False))
+    print(json.dumps({"rows": rows, "devices": tests[0]["devices"], "first_tokens_equal": equal}))
+    return 0
+
+
 def validated() -> int:
     """Runs the op table's first cases under the validation layer; its messages are the result."""
     layer = WORK / "layer" / "libVkLayer_khronos_validation.so"
@@ -301,5 +334,5 @@ def write_why() -> None:
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "benchmarks"))
     if sys.argv[1:2] == ["--step"]:
-        sys.exit({"device": device, "cuda": cuda, "validated": validated}[sys.argv[2]]())
+        sys.exit({"device": device, "cuda": cuda, "llama": llama, "validated": validated}[sys.argv[2]]())
     sys.exit(main(sys.argv[1:]))

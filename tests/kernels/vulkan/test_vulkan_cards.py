@@ -3,12 +3,17 @@ drivers that give more memory than they have. A layer makes lavapipe behave like
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.golden import golden
 from support.vulkan import cards
-from support.vulkan.devices import device_index, need
+from support.vulkan.devices import absent, device_index, need
+from support.vulkan.frozen import problem
+
+from hotcold.kernels import vulkan
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +35,25 @@ def test_a_model_on_a_card(layer: Path, model: str, types: int) -> None:
     assert found["tokens"] == found["expected"]
 
 
-def test_ops_read_no_memory_that_nobody_wrote(layer: Path) -> None:
-    found = cards.run(layer, "table", TYPES=1, DIRTY=1)
-    assert found["wrong"] == {} and found["ops"] > 15
+@pytest.fixture(scope="module")
+def table(layer: Path) -> dict[str, Any]:
+    return cards.run(layer, "table", TYPES=1, DIRTY=1)
+
+
+def test_ops_read_no_unwritten_memory(table: dict[str, Any]) -> None:
+    assert table["wrong"] == {} and table["ops"] > 15
+
+
+def test_shaders_are_valid_with_the_constants_of_pipelines(table: dict[str, Any], tmp_path: Path) -> None:
+    for tool in ("spirv-opt", "spirv-val"):
+        if not shutil.which(tool):
+            absent(f"no {tool}: install spirv-tools")
+    folder = Path(vulkan.__path__[0]) / "spirv"
+    made = {(shader, tuple(constants)) for shader, constants in table["made"]}
+    assert len(made) > 30
+    problems = [problem(folder / f"{shader}.spv", constants, tmp_path) for shader, constants in sorted(made)]
+    assert [each for each in problems if each] == []
+    assert "must be at least 1" in problem(folder / "gemv.spv", (2, 0), tmp_path)  # an array without elements
 
 
 def test_scratch_that_is_read_before_it_was_written_shows(layer: Path) -> None:

@@ -134,7 +134,7 @@ def budget(device: int, path: str) -> dict[str, Any]:
 
 
 def table(device: int) -> dict[str, Any]:
-    """The first case of each op; each with scratch that was allocated for it."""
+    """The first case of each op, with scratch that was allocated for it; and the pipelines that they made."""
     from support.mirrored_backend import MirroredBackend
     from support.vulkan.table import cases, difference
 
@@ -146,7 +146,8 @@ def table(device: int) -> dict[str, Any]:
     for op, case in first.items():
         backend._scratch = None
         wrong[op] = difference(case, case.run(MirroredBackend(backend)))[0]
-    return {"wrong": {op: said for op, said in wrong.items() if said}, "ops": len(first)}
+    pipelines = sorted((shader, constants) for shader, constants, *_ in backend._pipelines)
+    return {"wrong": {op: said for op, said in wrong.items() if said}, "ops": len(first), "made": pipelines}
 
 
 TASKS = {each.__name__: each for each in (model, lost, scratch, budget, table)}

@@ -89,6 +89,13 @@ def difference(case: Case, actual: list[Array], wanted: list[Array] | None = Non
     return said, worst
 
 
+def wrong(case: Case, actual: list[Array], *, exact: bool) -> str:
+    """Says how results differ from the model's, "" if they do not. A device that is not ``exact`` divides
+    less exactly: its results may differ by what the case tolerates."""
+    said, share = difference(case, actual)
+    return said if exact or share > case.tolerance else ""
+
+
 # --- linear, embed ---
 
 MATRICES = ((100, 64), (33, 256), (40, 4352), (172, 96), (20, 768), (7, 33), (5, 172), (300, 1056))
