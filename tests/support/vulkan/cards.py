@@ -87,7 +87,7 @@ def model(device: int, path: str) -> dict[str, Any]:
 
 
 def lost(device: int, path: str) -> dict[str, Any]:
-    """What comes of a model whose card is lost within a run."""
+    """Returns the error of a model whose card is lost within a run."""
     from support.placed import on_two
 
     from hotcold.kernels.vulkan.backend import VulkanBackend
@@ -122,7 +122,7 @@ def scratch(device: int) -> dict[str, Any]:
 
 
 def budget(device: int, path: str) -> dict[str, Any]:
-    """What loading makes of a driver that gives more memory than it has."""
+    """Loads a model with a driver that gives more memory than it has."""
     from hotcold.runtime.loading import load
     from hotcold.runtime.options import LoadOptions
 

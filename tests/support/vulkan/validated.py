@@ -1,7 +1,7 @@
 """A process that runs what it is told under Vulkan's validation layer; test_vulkan_validation.py starts it.
 
-``python validated.py DRIVER sample MODEL``; ``without_barrier``, ``ops`` and ``behind_range`` take the place of
-the last two. Its last line says whether the layer was loaded."""
+``python validated.py DRIVER sample MODEL``. In place of the last two: ``without_barrier``, ``ops`` or
+``behind_range``. Its last line says whether the layer was loaded."""
 
 from __future__ import annotations
 
