@@ -452,6 +452,9 @@ class VulkanDeviceInfo:
     def problem(self) -> str: ...
 
 def vulkan_devices() -> list[VulkanDeviceInfo]: ...
+def vulkan_open_rows(
+    type: str, data: NDArray[numpy.uint8], codes: NDArray[numpy.uint8], scales: NDArray[numpy.uint8]
+) -> None: ...
 
 class VulkanMemory:
     @property

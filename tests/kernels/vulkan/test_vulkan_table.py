@@ -32,7 +32,7 @@ def test_every_bit(vulkan: Any, case: Case) -> None:
 
 
 def test_a_device_that_divides_less_exactly_has_a_tolerance() -> None:
-    """Of floats alone, and no more than a hundred thousandth of a row."""
+    """It is for floats alone, and no more than a hundred thousandth of a row."""
     case = next(each for each in CASES if each.op == "norm")
     right = expected(case)
     near = [array * np.float32(1 + 2e-6) for array in right]

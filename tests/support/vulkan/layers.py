@@ -29,7 +29,8 @@ SYNCHRONISATION = {
     "older": {"enables": "VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT"},
 }
 #: Of the newer one: shaders are instrumented, so that they report what lies outside the range that they have.
-RANGES = {"gpuav_enable": "true"}
+#: It warns of its own settings, so errors alone are reported.
+RANGES = {"gpuav_enable": "true", "validate_core": "false", "report_flags": "error"}
 
 
 def environment(layer: str, folder: Path, *, ranges: bool = False) -> dict[str, str]:
