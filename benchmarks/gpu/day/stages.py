@@ -24,7 +24,6 @@ ROOT = HERE.parents[2]
 DAY = Path(os.environ.get("DAY", ROOT / ".day"))
 OUT, WORK = (Path(os.environ.get(name, ".")) for name in ("OUT", "WORK"))
 SMALL = os.environ.get("SMALL", "") not in ("", "0")
-GPU = os.environ.get("GPU", "")
 SHARE = float(os.environ.get("SHARE", "1"))
 JOBS = min(8, os.cpu_count() or 1)
 NO_DEVICE = 3
@@ -53,6 +52,11 @@ class Stage:
         return (self.small_s if SMALL else self.limit_s) * (1 if self.name == "device" else SHARE)
 
 
+def chosen_gpu() -> str:
+    """The device that is asked for; after the first stage, the number of the one that was found. "": none."""
+    return os.environ.get("GPU", "")
+
+
 def python(*arguments: object) -> list[str]:
     return [sys.executable, *map(str, arguments)]
 
@@ -68,7 +72,7 @@ def compare(*arguments: str) -> Callable[[float], list[str]]:
     def command(seconds: float) -> list[str]:
         found = python(HERE.parent / "compare.py", "--json", WORK / "report.json", *arguments)
         found += ["--minutes", f"{max(seconds - 16, 0.75 * seconds) / 60:.3f}", "--hardware", str(hardware())]
-        found += ["--gpu", GPU] if GPU else []
+        found += ["--gpu", chosen_gpu()]
         if (WORK / "llama").exists():
             found += ["--llama-bench", str(llama_program())]
         return found + ["--small"] * SMALL
@@ -81,7 +85,7 @@ def slice_of(model: str) -> Callable[[float], list[str]]:
 
 
 def op_table(seconds: float) -> list[str]:
-    found = python(HERE.parent / "op_table.py", "--gpu", GPU or "0", "--seconds", 0.7 * seconds)
+    found = python(HERE.parent / "op_table.py", "--gpu", chosen_gpu(), "--seconds", 0.7 * seconds)
     found += ["--jobs", str(JOBS)]
     if (DAY / "expected.npz").exists():
         found += ["--expected", str(DAY / "expected.npz")]
@@ -89,8 +93,9 @@ def op_table(seconds: float) -> list[str]:
 
 
 def doctor(seconds: float) -> list[str]:
-    found = python("-m", "hotcold", "doctor", "--again", "--json", "-o", hardware())
-    return found + (["--gpu", GPU] if GPU else [])
+    return python(
+        "-m", "hotcold", "doctor", "--again", "--json", "-o", hardware(), "--gpu", chosen_gpu()
+    )  # fmt: skip
 
 
 STAGES = {
@@ -149,7 +154,7 @@ def run_stage(stage: Stage) -> Row:
     with (OUT / "day.log").open("a", encoding="utf-8") as whole:
         whole.write(f"=== {stage.name}\n{printed}\n")
     row: Row = {"stage": stage.name, "seconds": round(time.monotonic() - start, 1), "exit": code}
-    row["result"] = json.loads(report.read_text()) if report.exists() else last_object(printed)
+    row["result"] = parsed(report.read_text()) if report.exists() else last_object(printed)
     if code != 0:
         lines = [line for line in printed.strip().splitlines() if not line.startswith("{")]
         row["problem"] = (
@@ -160,8 +165,13 @@ def run_stage(stage: Stage) -> Row:
 
 def last_object(printed: str) -> Any:
     """The JSON object in the last line; None if there is none."""
+    return parsed((printed.strip().splitlines() or [""])[-1])
+
+
+def parsed(text: str) -> Any:
+    """Returns None for a report that was cut short."""
     try:
-        return json.loads((printed.strip().splitlines() or [""])[-1])
+        return json.loads(text)
     except ValueError:
         return None
 
@@ -202,6 +212,8 @@ def main(arguments: Sequence[str]) -> int:
         if name == "device" and rows[-1]["exit"] != 0:
             write_why()
             return NO_DEVICE
+        if name == "device":
+            os.environ["GPU"] = str(rows[-1]["result"]["index"])
     text = "\n".join(table(rows, names))
     (OUT / "table.txt").write_text(text + "\n", encoding="utf-8")
     print(text)
@@ -220,7 +232,7 @@ def device() -> int:
     from lib.machine import commit
 
     try:
-        gpu, _ = choose_gpu(GPU or None, needed=True)
+        gpu, _ = choose_gpu(chosen_gpu() or None, needed=True)
     except UserError as error:
         print(f"error: {error}")
         return NO_DEVICE
@@ -250,7 +262,9 @@ def llama() -> int:
     shape = SMALL_MODELS["small"] if SMALL else MODELS["llama2-7b"]
     path, prompt, tokens = WORK / "dense.gguf", *((8, 8) if SMALL else (128, 64))
     write_dense(path, Slice(shape, shape.layers, "Q4_0"), 512)
-    rows = [{"part": "llama", "case": "Hotcold", **continued(OpsTask(GPU or "0", 0.0), path, prompt, tokens)}]
+    rows = [
+        {"part": "llama", "case": "Hotcold", **continued(OpsTask(chosen_gpu(), 0.0), path, prompt, tokens)}
+    ]
     numbers = ["-p", str(prompt), "-n", str(tokens), "-r", "1" if SMALL else "3", "-ngl", "99"]
     done = subprocess.run(
         [llama_program(), "-m", path, *numbers], capture_output=True, text=True, check=False
@@ -281,7 +295,7 @@ def validated() -> int:
 
     layers.NEWER = layer
     seconds = 20 if SMALL else 30
-    command = python(HERE.parent / "op_table.py", "--gpu", GPU or "0", "--seconds", seconds)
+    command = python(HERE.parent / "op_table.py", "--gpu", chosen_gpu(), "--seconds", seconds)
     done = subprocess.run(
         command, env=layers.environment("newer", layer.parent), capture_output=True, text=True, check=False
     )
@@ -317,16 +331,15 @@ def write_why() -> None:
     parts.append(output_of(["sh", "-c", "ldconfig -p | grep -E 'vulkan|nvidia|GLX|EGL'"], 2))
     listing = "from hotcold.kernels.gpus import find_gpus; print(find_gpus())"
     parts.append(output_of(python("-c", listing), 4, VK_LOADER_DEBUG="all"))
-    for manifest in manifests[:4]:
+    for manifest in manifests[:3]:
         text = Path(manifest).read_text(encoding="utf-8", errors="replace")
         parts.append(f"{manifest}: {text}")
         try:
             library = json.loads(text)["ICD"]["library_path"]
         except (ValueError, KeyError):
             continue
-        parts.append(
-            output_of(["sh", "-c", f"ldd $(ldconfig -p | grep -m1 -o '/.*{Path(library).name}')"], 2)
-        )
+        found = library if "/" in library else f"$(ldconfig -p | grep -m1 -o '/.*{library}')"
+        parts.append(output_of(["sh", "-c", f"ldd {found}"], 1))
     (OUT / "why.txt").write_text("\n".join(parts), encoding="utf-8")
     print(f"no device: {OUT / 'why.txt'} has what is needed to find out why")
 
