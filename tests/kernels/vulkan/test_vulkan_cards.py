@@ -14,6 +14,7 @@ from support.vulkan.devices import absent, device_index, need
 from support.vulkan.frozen import problem
 
 from hotcold.kernels import vulkan
+from hotcold.kernels.gpus import find_gpus
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,21 @@ def test_a_model_on_a_card(layer: Path, model: str, types: int) -> None:
     """The card's own memory cannot be mapped, the family of queues is the second one, and nothing is zero."""
     found = cards.run(layer, "model", model, TYPES=types, QUEUES=1, DIRTY=1)
     assert found["tokens"] == found["expected"]
+
+
+@pytest.mark.parametrize(("wanted", "family"), [("", 1), ("compute", 1), ("graphics", 0)])
+def test_the_kind_of_queue_can_be_chosen(
+    layer: Path, wanted: str, family: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOTCOLD_VULKAN_QUEUE", wanted)
+    assert cards.run(layer, "scratch", TYPES=1, QUEUES=1)["family"] == family
+
+
+def test_another_kind_of_queue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device_index("lavapipe")
+    monkeypatch.setenv("HOTCOLD_VULKAN_QUEUE", "copy")
+    found, why = find_gpus()
+    assert found == [] and "HOTCOLD_VULKAN_QUEUE is 'copy': choose compute or graphics" in why
 
 
 @pytest.fixture(scope="module")

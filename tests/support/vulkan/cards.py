@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,16 +37,18 @@ def build(folder: Path) -> Path:
 
 
 def run(layer: Path, *task: str, **fakes: object) -> dict[str, Any]:
-    """The result of a task in a process under the layer."""
+    """The result of a task in a process under the layer, and the family of queues that the device was asked
+    for."""
     environment = os.environ | {"VK_INSTANCE_LAYERS": LAYER, "VK_LAYER_PATH": str(layer)}
     environment |= {f"FAKE_{name}": str(value) for name, value in fakes.items()}
     done = subprocess.run(
         [sys.executable, __file__, *task], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    assert "fakecard" in done.stderr, "the layer was not loaded"
+    families = re.findall("fakecard: family ([0-9])", done.stderr)
+    assert families, "the layer was not loaded"
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return found | {"family": int(families[0])}
 
 
 def main(task: str, *arguments: str) -> dict[str, Any]:

@@ -149,6 +149,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL fake_vkCreateDevice(VkPhysicalDevice physi
     const PFN_vkCreateDevice create = (PFN_vkCreateDevice)link->get_instance(instance, "vkCreateDevice");
     VkDeviceQueueCreateInfo queue = info->pQueueCreateInfos[0];
     VkDeviceCreateInfo own = *info;
+    fprintf(stderr, "fakecard: family %u\n", queue.queueFamilyIndex); /* cards.py looks for it */
     if (option("FAKE_QUEUES")) {
         queue.queueFamilyIndex = 0;
         own.pQueueCreateInfos = &queue;
@@ -256,7 +257,6 @@ static VKAPI_ATTR VkResult VKAPI_CALL fake_vkCreateInstance(const VkInstanceCrea
     next_instance = link->get_instance;
 #define FIND_NEXT(name) next_##name = (PFN_##name)next_instance(instance, #name);
     INSTANCE_FUNCTIONS(FIND_NEXT)
-    fputs("fakecard\n", stderr); /* cards.py looks for it */
     return result;
 }
 
