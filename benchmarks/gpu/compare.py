@@ -62,6 +62,7 @@ def run_part(kind: str, task: dict[str, Any], emit: Callable[[Row], None]) -> No
     else:
         measure = {
             "matrices": ops.matrices,
+            "kernels": ops.kernels,
             "experts": ops.expert_layers,
             "built-in model": ops.built_in_model,
         }[kind]
@@ -126,7 +127,10 @@ class Comparison:
         self.settings |= {"gpu": facts["name"], "driver": facts["driver"], "small": small}
         if gpu not in BACKENDS:
             self._op_table(gpu)
-        self._doctor(gpu, 30.0 if small else 75.0)
+        if self.args.hardware is None:
+            self._doctor(gpu, 30.0 if small else 75.0)
+        elif self.args.hardware.exists():
+            self.hardware = self.args.hardware
         for part in planned(self.args, gpu, small, self.hardware, self.folder):
             if not self.args.parts or part.kind in self.args.parts:
                 self._own(part)
@@ -261,6 +265,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--models", nargs="+", choices=MODELS, metavar="NAME", help=f"of {', '.join(MODELS)} (all)")
     add("--published", action="store_true", help="activity as published of each model, not 10 %% in all")
     add("--parts", nargs="+", metavar="KIND", help="only these: op table, built-in model, matrices, ...")
+    add("--hardware", type=Path, metavar="FILE", help="what doctor wrote there, in place of measuring again")
     add("--threads", type=int, help="of the processor (default: as loading chooses)")
     add("--llama-bench", type=Path, metavar="FILE", help="llama.cpp's program, of a build for this GPU")
     add("--work", type=Path, help="folder for the model files (default: in memory, or temporary)")

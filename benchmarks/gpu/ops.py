@@ -12,10 +12,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hotcold.kernels.reference_ffn import pack_mask
 
 from cpu.expert_layers import Layer, Shape, random_tensor
 from gpu.placed import Placed, gpu_options, hottest, sizes_of
@@ -23,7 +25,8 @@ from hotcold.demo import model_path
 from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import Tensor, block_type
 from hotcold.kernels import BACKENDS, open_backend
-from hotcold.kernels.backend import Backend, Batch, BatchLimits, Program
+from hotcold.kernels.backend import PAGE, Backend, Batch, BatchLimits, FFNTensors, Norm, Program
+from hotcold.kernels.vulkan.backend import VulkanBackend
 from hotcold.placement.placement import write_placement
 from hotcold.placement.profiles import read_profile
 from hotcold.runtime.loading import load
@@ -139,6 +142,115 @@ class MatrixProbe:
         return self.backend.record(ops, rows)
 
 
+#: Of the kernels beside matrices: block types, width, neurons, heads, KV heads, positions.
+KERNELS = (("F16", "Q4_0"), 8192, 28672, 64, 8, 4096)
+SMALL_KERNELS = (("F16", "Q4_0"), 512, 1408, 8, 4, 256)
+HEAD_DIM = 128
+#: Shaders of a sparse FFN, in order, with how often each reads a listed row: half of the gates are positive.
+FFN_SHADERS = {"ffn_candidates": 0, "ffn_rows": 1.5, "ffn_down": 0.5, "ffn_sum": 0}
+LISTED_SHARE = 0.1
+
+
+def kernels(task: OpsTask, emit: Emit) -> None:
+    """A decode row of a sparse FFN, shader by shader; attention; a norm."""
+    backend = open_device(task.gpu, task.threads)
+    types, dim, neurons, heads, kv_heads, positions = SMALL_KERNELS if task.small else KERNELS
+    measures: list[tuple[str, Callable[[], list[Row]]]] = [
+        (f"ffn {type} {neurons} x {dim}", partial(ffn_rows_of, backend, type, dim, neurons)) for type in types
+    ]
+    attended = partial(attention_row, backend, heads, kv_heads, positions)
+    measures += [(f"attention {positions} positions", attended)]
+    measures += [(f"norm {dim}", partial(norm_row, backend, dim))]
+    until = time.monotonic() + task.seconds
+    for name, measure in measures:
+        key = {"part": "kernels", "case": name}
+        try:
+            if time.monotonic() > until:
+                raise TimeoutError("left out: time ran out")
+            for row in measure():
+                emit(key | row)
+        except Exception as error:
+            emit(key | {"failed": f"{type_name(error)}: {error}"[:400]})
+
+
+def one_row(positions: int = 1) -> Batch:
+    """A decode row at the last of so many positions, whose pages follow one another."""
+    pages = -(-positions // PAGE)
+    batch = Batch(BatchLimits(1, 1, pages, 1))
+    batch.counts[:] = 1, 1, 0, 1
+    batch.positions[:] = positions - 1
+    batch.lengths[:] = positions
+    batch.pages[:] = np.arange(pages).reshape(batch.pages.shape)
+    return batch
+
+
+def ffn_rows_of(backend: Backend, type: str, dim: int, neurons: int) -> list[Row]:
+    """A tenth of the neurons is listed, and half of these are active. ``listed``: the whole op; then each of
+    its shaders alone, on the lists that the whole op left."""
+    kind, random = block_type(type), np.random.default_rng(0)
+    pool = random_rows(random, kind, 256, dim, 0.02)
+    data = np.resize(pool, (neurons, pool.shape[1]))
+    matrix = Tensor(kind, (neurons, dim), data)
+    weights = backend.ffn_weights(FFNTensors(matrix, matrix, matrix, "by_neuron", "relu"))
+    x, out, batch = backend.zeros((1, dim)), backend.zeros((1, dim)), one_row()
+    backend.write(x, random.standard_normal((1, dim), np.float32))
+    listed = random.permutation(neurons) < LISTED_SHARE * neurons
+    words = pack_mask(listed[None])
+    mask = backend.zeros(words.shape, words.dtype)
+    backend.write(mask, words)
+    read = matrix.nbytes * LISTED_SHARE
+
+    def ffn() -> None:
+        backend.ffn(x, weights, batch, out, skip=True, mask=mask)
+
+    rows = []
+    for shader, share in {"listed": 2, **FFN_SHADERS}.items():
+        if shader != "listed" and not isinstance(backend, VulkanBackend):
+            break
+        seconds = slope([repeated(backend, ffn, count, shader) for count in (FEW, MANY)], MANY)
+        row: Row = {"shader": shader, "us": seconds * 1e6}
+        rows.append(row | ({"gb_s": share * read / seconds / 1e9} if share else {}))
+    return rows
+
+
+def repeated(backend: Backend, op: Callable[[], None], count: int, shader: str = "listed") -> Program:
+    """A program of an op so many times, or once and then of one of its shaders so many times."""
+    if not isinstance(backend, VulkanBackend) or shader == "listed":
+        return backend.record(lambda: [op() for _ in range(count)][-1], 1)
+
+    def record() -> None:
+        op()
+        recording = backend._recording
+        assert recording is not None
+        steps = [each for each in recording.steps if getattr(each, "shader", "").startswith(shader)]
+        recording.steps += steps * count
+
+    return backend.record(record, 1)
+
+
+def attention_row(backend: Backend, heads: int, kv_heads: int, positions: int) -> list[Row]:
+    shape = (-(-positions // PAGE), kv_heads, PAGE, HEAD_DIM)
+    k, v = (backend.zeros(shape, np.float16) for _ in range(2))
+    q, out = (backend.zeros((1, heads, HEAD_DIM)) for _ in range(2))
+    batch = one_row(positions)
+
+    def attend() -> None:
+        backend.attention(q, k, v, batch, out, HEAD_DIM**-0.5)
+
+    seconds = slope([repeated(backend, attend, count) for count in (FEW, MANY)], MANY)
+    return [{"us": seconds * 1e6, "gb_s": 4 * positions * kv_heads * HEAD_DIM / seconds / 1e9}]
+
+
+def norm_row(backend: Backend, dim: int) -> list[Row]:
+    weight, x, batch = backend.zeros((dim,)), backend.zeros((1, dim)), one_row()
+
+    def normalise() -> None:
+        backend.norm(x, Norm(weight, None, 1e-5), batch, x)
+
+    seconds = slope([repeated(backend, normalise, count) for count in (FEW, MANY)], MANY)
+    return [{"us": seconds * 1e6}]
+
+
 def slope(programs: Sequence[Program], many: int) -> float:
     """Seconds of an op, of programs with FEW and ``many`` of them."""
     few, more = (run_seconds(program) for program in programs)
@@ -233,6 +345,26 @@ def continuations(model: LoadedModel, prompts: Sequence[str], tokens: int) -> li
         contestant.engine.run([request])
         found.append([*request.output])
     return found
+
+
+def continued(task: OpsTask, path: Path, prompt: int, tokens: int) -> Row:
+    """Greedy decoding of a dense file, all of it on the device, from the prompt of day/llama_bench.py."""
+    options = {"context": 512, "sparsity": "off", "chunk": max(prompt, 32)}
+    model = load(path, LoadOptions(**options, **gpu_options(task.gpu)))
+    vocab = model.config.vocab
+    asked = [3 + 37 * i % (vocab - 3) for i in range(prompt)]
+    contestant = Placed("", "off", model, None, 0.0)
+    seconds, outputs = [], []
+    for count in (1, 1, tokens + 1):  # the first one warms
+        params = SamplingParams(temperature=0.0)
+        request = Request(Job(asked, params, max_tokens=count, ignore_eos=True))
+        start = time.perf_counter()
+        contestant.engine.run([request])
+        seconds.append(time.perf_counter() - start)
+        outputs = [*request.output]
+    model.close()
+    speeds = {"prompt_tok_s": prompt / seconds[1], "tok_s": tokens / max(1e-9, seconds[2] - seconds[1])}
+    return speeds | {"first_tokens": outputs[:8]}
 
 
 def _options(name: str, task: OpsTask, folder: Path) -> LoadOptions:

@@ -75,6 +75,7 @@ def planned(
     yield Part("built-in model", "built-in model", facts, 25.0 if small else 40.0)
     yield Part("matrices", "matrices", facts, 12.0 if args.quick else 25.0)
     yield from slice_parts(args, gpu, small, hardware, folder)
+    yield Part("kernels", "kernels", facts, 20.0)
     yield Part("Mixtral", "experts", facts, 30.0)
 
 

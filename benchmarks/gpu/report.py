@@ -53,7 +53,19 @@ class Goal:
 
 
 def key_of(row: Row) -> str:
-    names = ("part", "model", "type", "share", "contestant", "case", "side", "decode", "prompt", "name")
+    names = (
+        "part",
+        "model",
+        "type",
+        "share",
+        "contestant",
+        "case",
+        "side",
+        "decode",
+        "prompt",
+        "name",
+        "shader",
+    )
     return "/".join(str(row.get(name, "")) for name in names)
 
 
@@ -70,7 +82,12 @@ def rounded(value: Any) -> Any:
 
 def line_of(row: Row) -> str:
     """One line while things run."""
-    case = row.get("case") or row.get("contestant") or row.get("name") or ""
+    case = (
+        " ".join(filter(None, (row.get("case"), row.get("shader"))))
+        or row.get("contestant")
+        or row.get("name")
+        or ""
+    )
     where = " ".join(str(row[name]) for name in ("model", "type") if name in row)
     if "share" in row:
         where += f" {row['share']:.0%}"
@@ -79,6 +96,7 @@ def line_of(row: Row) -> str:
         return f"{title}: {row['failed']}"
     told = {
         "full_tok_s": "{:.4g} tok/s",
+        "tok_s": "{:.4g} tok/s",
         "gb_s": "{:.4g} GB/s",
         "equal": "{} equal",
         "us": "{:.4g} us",

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "bind/bind.h"
+#include "vulkan/open_rows.h"
 #include "vulkan/program.h"
 #include "vulkan/staging.h"
 
@@ -166,6 +167,25 @@ std::optional<nb::ndarray<nb::numpy, uint8_t>> bind_host(std::shared_ptr<Memory>
     return nb::ndarray<nb::numpy, uint8_t>(memory->host(), 1, shape, owner);
 }
 
+void bind_open_rows(const std::string& type, const Array<const uint8_t>& data, const Array<uint8_t>& codes,
+                    const Array<uint8_t>& scales) {
+    static const std::map<std::string, OpenedType> types{
+        {"Q2_K", OpenedType::kQ2K}, {"Q3_K", OpenedType::kQ3K}, {"IQ4_XS", OpenedType::kIQ4XS}};
+    const auto found = types.find(type);
+    if (found == types.end()) refuse("rows of " + type + ": choose Q2_K, Q3_K or IQ4_XS");
+    if (data.ndim() != 2 || codes.ndim() != 2 || scales.ndim() != 2)
+        refuse("open_rows: [rows, bytes] are needed");
+    const int64_t rows = int64_t(data.shape(0)),
+                  supers = int64_t(data.shape(1)) / bytes_of_256(found->second);
+    if (supers < 1 || int64_t(data.shape(1)) != supers * bytes_of_256(found->second))
+        refuse("a row of " + std::to_string(data.shape(1)) + " bytes: whole blocks of " + type +
+               " are needed");
+    data_of(codes, "codes", rows, 128 * supers);
+    data_of(scales, "scales", rows, 64 * supers);
+    nb::gil_scoped_release release;
+    open_rows(found->second, data.data(), rows, 8 * supers, codes.data(), scales.data());
+}
+
 void bind_info(nb::module_& m) {
     nb::class_<DeviceInfo>(m, "VulkanDeviceInfo")
         .def_ro("index", &DeviceInfo::index)
@@ -184,6 +204,7 @@ void bind_info(nb::module_& m) {
         .def_ro("shared_bytes", &DeviceInfo::shared_bytes)
         .def_ro("problem", &DeviceInfo::problem);
     m.def("vulkan_devices", &list_devices, nb::call_guard<nb::gil_scoped_release>());
+    m.def("vulkan_open_rows", &bind_open_rows, "type"_a, "data"_exact, "codes"_exact, "scales"_exact);
 }
 
 }  // namespace
@@ -255,6 +276,8 @@ void bind_vulkan(nb::module_& m) {
         .def_prop_ro("info", [](OpenDevice& self) { return self.device->info(); })
         .def_prop_ro("allocated_bytes", [](OpenDevice& self) { return self.heap->allocated(); })
         .def_prop_ro("host_bytes", [](OpenDevice& self) { return self.heap->host_allocated(); })
+        .def(
+            "check_budget", [](OpenDevice& self) { self.heap->check_budget(); }, Release())
         .def(
             "allocate",
             [](OpenDevice& self, uint64_t nbytes, const std::string& where) {

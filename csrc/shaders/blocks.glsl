@@ -82,6 +82,21 @@ uint chunk_blocks(Layout m, uint chunk) {
     return chunk + 1 < m.chunks ? m.chunk : chunk + 1 == m.chunks ? m.last : 0;
 }
 
+// Which four weights of a row (4 q to 4 q + 3) are the i-th as units are stored: neighbours read neighbouring
+// bytes. Behind a row's last unit: i.
+uint stored_quad(uint type, Layout m, uint i) {
+    const uint units = units_of(type), quads = 8 / units;  // of a block; of a unit
+    uint unit = i / quads;
+    if (unit >= units * m.blocks) return i;
+    const uint whole = m.last * m.chunks * units;  // units of the numbers that blocks have in all chunks
+    const bool beyond = unit >= whole;
+    const uint width = units * (beyond ? m.chunks - 1 : m.chunks);
+    if (beyond) unit -= whole;
+    const uint number = unit / width + (beyond ? m.last : 0), within = unit % width;
+    const uint chunk = within % (width / units);
+    return 8 * (chunk * m.chunk + number) + within / (width / units) * quads + i % quads;
+}
+
 // Index of unit u of a block's codes in NAME4.
 uint unit_at(uint type, Layout m, uint row, Place at, uint u) {
     return units_of(type) * (row * m.blocks + at.start) + u * at.width + at.chunk;

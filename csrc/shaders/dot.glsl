@@ -11,6 +11,19 @@
 #define INPUTS T
 #endif
 
+// Adds the products of four weights, of number q in the block that begins with column `first`.
+void add_quad(vec4 w, uint q, uint first, uint columns, inout float sums[T]) {
+    [[unroll]] for (uint t = 0; t < T; ++t) {
+        if (t >= INPUTS) break;
+        const vec4 x = x_values4[(input_row(t) * columns + first) / 4 + q];
+        precise float sum = sums[t] + w.x * x.x;
+        sum = sum + w.y * x.y;
+        sum = sum + w.z * x.z;
+        sum = sum + w.w * x.w;
+        sums[t] = sum;
+    }
+}
+
 void chunk_dots(Layout m, uint columns, uint row, uint chunk, inout float sums[T]) {
     const uint blocks = chunk_blocks(m, chunk);
     if (is_quantised(TYPE)) {
@@ -36,21 +49,17 @@ void chunk_dots(Layout m, uint columns, uint row, uint chunk, inout float sums[T
         const uint first = 32 * at.block, end = min(columns - first, 32);
         if ((columns & 3) == 0) {
             const uint quads = TYPE == F32 ? 1 : 2;  // of a unit
-            for (uint u = 0; u < units_of(TYPE); ++u) {
-                const uvec4 unit = weights4[unit_at(TYPE, m, row, at, u)];
-                [[unroll]] for (uint q = u * quads; q < (u + 1) * quads; ++q) {
-                    if (4 * q >= end) break;
-                    const vec4 w = unit_values(TYPE, unit, q);
-                    [[unroll]] for (uint t = 0; t < T; ++t) {
-                        if (t >= INPUTS) break;
-                        const vec4 x = x_values4[(input_row(t) * columns + first) / 4 + q];
-                        precise float sum = sums[t] + w.x * x.x;
-                        sum = sum + w.y * x.y;
-                        sum = sum + w.z * x.z;
-                        sum = sum + w.w * x.w;
-                        sums[t] = sum;
-                    }
+            if (end == 32) {  // a whole block: without a way out of the loops, compilers unroll them
+                [[unroll]] for (uint u = 0; u < units_of(TYPE); ++u) {
+                    const uvec4 unit = weights4[unit_at(TYPE, m, row, at, u)];
+                    [[unroll]] for (uint q = 0; q < quads; ++q)
+                        add_quad(unit_values(TYPE, unit, q), u * quads + q, first, columns, sums);
                 }
+                continue;
+            }
+            for (uint q = 0; 4 * q < end; ++q) {
+                const uvec4 unit = weights4[unit_at(TYPE, m, row, at, unit_of(TYPE, q))];
+                add_quad(unit_values(TYPE, unit, q), q, first, columns, sums);
             }
         } else {  // rows of x are not whole vec4s
             for (uint k = 0; k < end; ++k) {

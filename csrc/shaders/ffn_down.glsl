@@ -1,6 +1,7 @@
 // Down by neuron for decode rows: the sum of a few leaves, of the neurons whose coefficient is not zero.
 //
-// A workgroup takes 256 outputs of up to AT_ONCE choices of a tile; an invocation 4 outputs of each.
+// A workgroup takes 256 outputs of up to AT_ONCE choices of a tile; an invocation 4 outputs of each. Rows of
+// blocks are read in the order in which they are stored, so that neighbours read neighbouring bytes.
 #include "ffn.glsl"
 #include "ffn_weights.glsl"
 layout(local_size_x = 64) in;
@@ -77,10 +78,15 @@ void main() {
     const uint leaf_count = leaves_of(e), first_leaf = gl_WorkGroupID.y * together;
     if (first_leaf >= leaf_count || e.end == e.begin) return;
     if (e.begin + leaf_begin(e, first_leaf) - first >= rows) return;  // another part's
-    const uint tokens = min(AT_ONCE, tile.count - share), quad = gl_GlobalInvocationID.x;
+    const uint tokens = min(AT_ONCE, tile.count - share);
     for (uint t = 0; t < AT_ONCE; ++t) choices[t] = choice_of(tile, share + min(t, tokens - 1));
 
     const Layout rows_layout = layout_of(rows, dim);
+#ifdef PANELS
+    const uint quad = gl_GlobalInvocationID.x;
+#else
+    const uint quad = stored_quad(TYPE, rows_layout, gl_GlobalInvocationID.x);
+#endif
     const Place at = place_of(rows_layout, quad / 8);
     vec4 levels[LEVELS][AT_ONCE];
     const uint last_leaf = min(first_leaf + together, leaf_count);

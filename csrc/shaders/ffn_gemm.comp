@@ -43,7 +43,7 @@ void store(uint o, uint j, float total) {
 #include "gemm.glsl"
 
 void main() {
-    tile = tile_of(gl_WorkGroupID.y);
+    tile = tile_of(gl_WorkGroupID.x);  // tiles of the same weights are neighbours, as in gemm.comp
     if (tile.count == 0) return;
     expert = expert_of(tile.expert);
     const uint neurons = expert.end - expert.begin, columns = STAGE == OUTPUT ? neurons : dim;
@@ -53,7 +53,7 @@ void main() {
     first_row_of_expert = begin - first;
     // The expert's neurons that the part has.
     const uint start = max(begin, first) - begin, end = min(begin + count, first + rows);
-    const uint first_output = start + gl_WorkGroupID.x * TILE_OUTPUTS;
+    const uint first_output = start + gl_WorkGroupID.y * TILE_OUTPUTS;
     if (begin + first_output >= end) return;
     gemm_tile(layout_of(rows, columns), columns, first_output, end - begin, 0, tile.count);
 }

@@ -43,9 +43,10 @@ void store(uint o, uint j, float v) {
 #include "gemm.glsl"
 
 void main() {
-    const uint inputs = min(count_of(count), input_rows), first_input = gl_WorkGroupID.y * TILE_INPUTS;
+    // Groups of the same weights are neighbours: a matrix that no cache holds is read once.
+    const uint inputs = min(count_of(count), input_rows), first_input = gl_WorkGroupID.x * TILE_INPUTS;
     if (first_input >= inputs) return;
-    uint first = start + gl_WorkGroupID.x * 64, end = rows;
+    uint first = start + gl_WorkGroupID.y * 64, end = rows;
     if (HEADS > 1) {  // those rows of the head that are bound
         const uint each = out_columns / HEADS, begin = gl_WorkGroupID.z * each;
         first += max(begin, out_first) - out_first;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #if defined(_WIN32)
@@ -58,8 +59,13 @@ struct Features {
     Features& operator=(const Features&) = delete;
 };
 
-// A queue that computes, and if possible does not draw, so that it does not wait for the desktop.
+// A queue that computes, and if possible does not draw, so that it does not wait for the desktop. On some
+// cards the other one is faster: HOTCOLD_VULKAN_QUEUE=graphics takes it.
 std::optional<uint32_t> compute_family(const Functions& f, VkPhysicalDevice device) {
+    const char* const name = std::getenv("HOTCOLD_VULKAN_QUEUE");
+    const std::string wanted = name && *name ? name : "compute";
+    if (wanted != "compute" && wanted != "graphics")
+        throw VulkanError("HOTCOLD_VULKAN_QUEUE is '" + wanted + "': choose compute or graphics");
     uint32_t count = 0;
     f.vkGetPhysicalDeviceQueueFamilyProperties(device, &count, nullptr);
     std::vector<VkQueueFamilyProperties> families(count);
@@ -69,7 +75,7 @@ std::optional<uint32_t> compute_family(const Functions& f, VkPhysicalDevice devi
         const VkQueueFlags flags = families[i].queueFlags;
         if (!(flags & VK_QUEUE_COMPUTE_BIT)) continue;
         if (!found) found = i;
-        if (!(flags & VK_QUEUE_GRAPHICS_BIT)) return i;
+        if (bool(flags & VK_QUEUE_GRAPHICS_BIT) == (wanted == "graphics")) return i;
     }
     return found;
 }
@@ -129,6 +135,7 @@ std::string problem_of(const Functions& f, VkPhysicalDevice device, const VkPhys
 struct Heaps {
     uint64_t own = 0;
     std::optional<uint64_t> free;
+    uint64_t over_budget = 0;
 };
 
 Heaps heaps_of(const Functions& f, VkPhysicalDevice device, bool tells_budget) {
@@ -144,8 +151,10 @@ Heaps heaps_of(const Functions& f, VkPhysicalDevice device, bool tells_budget) {
         if (!(m.memoryHeaps[i].flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT) || m.memoryHeaps[i].size < found.own)
             continue;
         found.own = m.memoryHeaps[i].size;
-        if (tells_budget)
-            found.free = budget.heapBudget[i] - std::min(budget.heapBudget[i], budget.heapUsage[i]);
+        if (!tells_budget) continue;
+        const uint64_t most = budget.heapBudget[i], used = budget.heapUsage[i];
+        found.free = most - std::min(most, used);
+        found.over_budget = used - std::min(most, used);
     }
     return found;
 }
@@ -239,7 +248,9 @@ Device::Device(int index) : process_(process_id()) {
     info_ = info_of(f(), all[size_t(index)], index);
     if (!info_.problem.empty()) throw VulkanError(info_.name + " cannot be used: " + info_.problem);
     if (info_.kind == "software") patience_ = 600;  // as long as the largest submit may take
-    open(all[size_t(index)]);
+    physical_ = all[size_t(index)];
+    tells_budget_ = has_extension(f(), physical_, VK_EXT_MEMORY_BUDGET_EXTENSION_NAME);
+    open(physical_);
 }
 
 void Device::open(VkPhysicalDevice device) {
@@ -382,6 +393,10 @@ uint64_t Device::submitted() noexcept {
 uint64_t Device::done() {
     uint64_t value = 0;
     call(f().vkGetSemaphoreCounterValue, handle_, timeline_, &value);
+    // Drivers of NVIDIA and AMD return success for a lost device, and a value of 2^64 - 1. Another thread may
+    // be within submit(), which has the lock until it has counted.
+    if (value > submitted_ && value > submitted())
+        raise(f().vkGetSemaphoreCounterValue.id(), VK_ERROR_DEVICE_LOST);
     return value;
 }
 
@@ -415,8 +430,10 @@ bool Device::wait_for(uint64_t value, uint64_t nanoseconds) {
     wait.semaphoreCount = 1;
     wait.pSemaphores = &timeline_;
     wait.pValues = &value;
-    return call(f().vkWaitSemaphores, handle_, &wait, nanoseconds) != VK_TIMEOUT;
+    return call(f().vkWaitSemaphores, handle_, &wait, nanoseconds) != VK_TIMEOUT && done() >= value;
 }
+
+uint64_t Device::over_budget() const { return heaps_of(f(), physical_, tells_budget_).over_budget; }
 
 void Device::wait_idle() noexcept {
     if (!usable()) return;

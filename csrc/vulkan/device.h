@@ -80,7 +80,7 @@ class Device {
     // One vkQueueSubmit with a batch for each of these, which raises by one what done() returns once it is
     // executed. Returns the last one's value.
     uint64_t submit(const std::vector<VkCommandBuffer>& batches);
-    uint64_t done();
+    uint64_t done();  // VulkanError: the device is lost, whatever the driver returns
     void wait(uint64_t value, const CheckInterrupt& check = {});
     bool wait_for(uint64_t value, uint64_t nanoseconds);  // whether it was reached
     void wait_idle() noexcept;                            // whatever happens
@@ -95,6 +95,9 @@ class Device {
 
     // Whether timestamps of the device can be told in the host's time.
     bool has_clock() const { return has_clock_; }
+    // Bytes that this process has of the device's own memory beyond what the driver has for it; 0: none, or
+    // the driver does not tell. Drivers of Windows give them, and move others to the processor's memory.
+    uint64_t over_budget() const;
     // Nanoseconds of std::chrono::steady_clock.
     std::vector<int64_t> host_times(const std::vector<uint64_t>& timestamps);
 
@@ -106,6 +109,8 @@ class Device {
     Instance instance_;
     int64_t process_;
     DeviceInfo info_;
+    VkPhysicalDevice physical_ = VK_NULL_HANDLE;
+    bool tells_budget_ = false;
     VkPhysicalDeviceMemoryProperties memory_{};
     VkPhysicalDeviceLimits limits_{};
     VkDevice handle_ = VK_NULL_HANDLE;
@@ -114,7 +119,7 @@ class Device {
     VkQueue queue_ = VK_NULL_HANDLE;
     VkSemaphore timeline_ = VK_NULL_HANDLE;
     std::mutex mutex_;  // of the queue
-    uint64_t submitted_ = 0;
+    std::atomic<uint64_t> submitted_{0};
     // The parts of one submit; kept, so that a step allocates nothing.
     std::vector<VkSubmitInfo> submits_;
     std::vector<VkTimelineSemaphoreSubmitInfo> signals_;

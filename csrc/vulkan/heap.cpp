@@ -73,6 +73,17 @@ uint64_t Heap::host_allocated() const {
     return kinds_[1].given + kinds_[2].given;
 }
 
+void Heap::check_budget() const {
+    const uint64_t over = device_->over_budget();
+    if (!over) return;
+    const uint64_t given = allocated();
+    throw VulkanMemoryError(
+        device_->info().name + " has " + std::to_string(over) +
+            " bytes less memory than its driver gave: these are the processor's memory: choose "
+            "a smaller --vram-budget",
+        over, given - std::min(over, given), budget_.value_or(0));
+}
+
 std::shared_ptr<Memory> Heap::allocate(uint64_t bytes, Where where) {
     device_->check_usable();
     const uint64_t taken = std::max(aligned(bytes), kAlignment);

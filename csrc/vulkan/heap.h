@@ -49,6 +49,8 @@ class Heap : public std::enable_shared_from_this<Heap> {
     std::shared_ptr<Memory> allocate(uint64_t bytes, Where where);
     uint64_t allocated() const;  // of the device's own memory
     uint64_t host_allocated() const;
+    // VulkanMemoryError: the driver has given more of the device's memory than it has for this process.
+    void check_budget() const;
     const std::shared_ptr<Device>& device() const { return device_; }
 
   private:

@@ -233,4 +233,4 @@ def test_what_is_wanted_most_is_planned_first(compare: ModuleType, tmp_path: Pat
         names[options] = [part.name for part in plan.planned(args, "0", False, None, tmp_path)]
     assert names[()][2] == names[("--quick",)][2] == "llama2-70b F16 25%"
     assert set(names[("--quick",)]) < set(names[()])
-    assert names[("--models", "mistral-7b")][2:-1] == ["mistral-7b F16 25%", "mistral-7b Q4_0 25%"]
+    assert names[("--models", "mistral-7b")][2:-2] == ["mistral-7b F16 25%", "mistral-7b Q4_0 25%"]

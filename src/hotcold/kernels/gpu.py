@@ -91,6 +91,9 @@ class GPUBackend(Backend, Protocol):
     def check_room(self, nbytes: int) -> None:
         """GPUMemoryError: so many bytes, which are let go at once, cannot be allocated now."""
 
+    def check_budget(self) -> None:
+        """GPUMemoryError: the driver has given more memory than it has: some of it is not the GPU's."""
+
     def link_speed(self, nbytes: int, runs: int) -> LinkSpeed:
         """Measured with copies of ``nbytes``."""
 

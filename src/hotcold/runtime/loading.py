@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from hotcold.demo import model_path
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.hub.download import located
 from hotcold.kernels.backend import BatchLimits
-from hotcold.kernels.gpu import GPU, GPUError, GPUMemoryError
+from hotcold.kernels.gpu import GPU, GPUBackend, GPUError, GPUMemoryError
 from hotcold.kernels.instruction_sets import slow_build
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
@@ -299,6 +299,8 @@ def _read(model: _Model, choice: _Choice, progress: Progress | None) -> tuple[De
     if plan.experts is not None:
         devices = plan.experts.devices(devices, file.path.name)
     weights = load_weights(file, plan.config, devices, progress, plan.weights.read)
+    for gpu in devices.gpus if choice.decision.on_gpus else ():
+        cast(GPUBackend, gpu).check_budget()
     if plan.config.draft:
         weights = replace(weights, draft=load_draft(file, plan.config, devices, weights))
     return devices, weights

@@ -17,6 +17,7 @@ from support.vulkan.cases import TYPES
 from hotcold.formats.blocks import BLOCK_TYPES, Tensor
 from hotcold.formats.files import RegularFile
 from hotcold.formats.stored import AnyTensor, StoredTensor
+from hotcold.kernels import _native
 from hotcold.kernels.vulkan import packing
 from hotcold.kernels.vulkan.packing import RowLayout, pack, row_chunks, section_bytes
 
@@ -67,6 +68,41 @@ def test_types_that_are_opened_keep_their_values(type: str) -> None:
         values = table[np.stack([pairs & 15, pairs >> 4], axis=-2)] * scales.view("<f4").reshape(5, -1, 2, 1)
         expected = replace(tensor, factors=given).dequantise()
         np.testing.assert_allclose(values.reshape(5, 512), expected, rtol=2e-7)
+
+
+@pytest.mark.parametrize("columns", [256, 1280, 2048, 8448])
+@pytest.mark.parametrize("type", packing._OPENED_NATIVELY)
+def test_the_extension_opens_rows_as_numpy_does(type: str, columns: int) -> None:
+    """Any bytes, so that scales are also denormal, infinite and NaN."""
+    kind = BLOCK_TYPES[type]
+    data = rng("native", type, columns).integers(0, 256, (7, kind.row_bytes(columns)), np.uint8)
+    for own, plain in zip(
+        packing.pack_rows(kind, data, columns), packing.pack_plainly(kind, data, columns), strict=True
+    ):
+        np.testing.assert_array_equal(own, plain)
+
+
+def test_the_extension_refuses_other_rows() -> None:
+    data, codes, scales = (np.zeros((2, n), np.uint8) for n in (110, 128, 64))
+    for type, given, match in (
+        ("Q4_0", (data, codes, scales), "choose Q2_K, Q3_K or IQ4_XS"),
+        ("Q3_K", (data[:, 1:].copy(), codes, scales), "whole blocks of Q3_K"),
+        ("Q3_K", (data, codes[:1], scales), "codes: expected at least 2 rows"),
+        ("Q3_K", (data, codes, scales[:, 1:].copy()), "scales: expected at least 2 rows of 64"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            _native.vulkan_open_rows(type, *given)
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_threads_pack_parts_of_rows(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = random_tensor(rng("threads", type), type, 11, 512)
+    factors = np.linspace(-1, 1, 11, dtype=np.float32) if type in OPENED and type != "Q2_K" else None
+    expected = packing.pack_plainly(tensor.type, tensor.data, 512, factors)
+    monkeypatch.setattr(packing, "PART_BYTES", 1)
+    monkeypatch.setattr(packing.os, "cpu_count", lambda: 4)
+    for own, plain in zip(pack(tensor.type, tensor.data, 512, factors), expected, strict=True):
+        np.testing.assert_array_equal(own, plain)
 
 
 def test_tables_are_those_of_the_shaders() -> None:

@@ -1,4 +1,5 @@
-"""Vulkan's validation layer around a process, with its checks of synchronisation.
+"""Vulkan's validation layer around a process, with its checks of synchronisation, or of reads and writes
+outside ranges (GPU-assisted validation).
 
 Tests run a sample under it. Anything else runs by hand:
 
@@ -27,11 +28,16 @@ SYNCHRONISATION = {
     "newer": {"validate_sync": "true", "syncval_shader_accesses_heuristic": "true"},
     "older": {"enables": "VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT"},
 }
+#: Of the newer one: shaders are instrumented, so that they report what lies outside the range that they have.
+#: It warns of its own settings, so errors alone are reported.
+RANGES = {"gpuav_enable": "true", "validate_core": "false", "report_flags": "error"}
 
 
-def environment(layer: str, folder: Path) -> dict[str, str]:
-    """The environment of a process that loads the layer, which writes to :func:`messages`."""
-    settings = SETTINGS | SYNCHRONISATION[layer] | {"log_filename": str(folder / "messages.txt")}
+def environment(layer: str, folder: Path, *, ranges: bool = False) -> dict[str, str]:
+    """The environment of a process that loads the layer, which writes to :func:`messages`. ``ranges``: it
+    checks these in place of synchronisation."""
+    checks = RANGES if ranges else SYNCHRONISATION[layer]
+    settings = SETTINGS | checks | {"log_filename": str(folder / "messages.txt")}
     lines = [f"khronos_validation.{key} = {value}" for key, value in settings.items()]
     (folder / "vk_layer_settings.txt").write_text("\n".join(lines) + "\n")
     found = {**os.environ, "VK_INSTANCE_LAYERS": LAYER, "VK_LAYER_SETTINGS_PATH": str(folder)}

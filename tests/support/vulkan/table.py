@@ -62,11 +62,12 @@ def expected(case: Case) -> list[Array]:
     return case.run(OrderedReference())
 
 
-def difference(case: Case, actual: list[Array]) -> tuple[str, float]:
+def difference(case: Case, actual: list[Array], wanted: list[Array] | None = None) -> tuple[str, float]:
     """Says where the results are not those of the model, "" if nowhere; and the largest difference of floats
-    as a share of their row's largest value (of other numbers, infinity)."""
+    as a share of their row's largest value (of other numbers, infinity). ``wanted``: the model's results, if
+    they have been computed before."""
     said, worst = "", 0.0
-    for at, (a, b) in enumerate(zip(actual, expected(case), strict=True)):
+    for at, (a, b) in enumerate(zip(actual, expected(case) if wanted is None else wanted, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"result {at}: {a.dtype} {a.shape} and not {b.dtype} {b.shape}", np.inf
         bytes_a, bytes_b = (np.ascontiguousarray(each).view(np.uint8) for each in (a, b))
@@ -87,6 +88,13 @@ def difference(case: Case, actual: list[Array]) -> tuple[str, float]:
             share = float((np.abs(wide_a - wide_b) / size)[differ].max())
         worst = max(worst, np.inf if np.isnan(share) else share)
     return said, worst
+
+
+def wrong(case: Case, actual: list[Array], *, exact: bool) -> str:
+    """Says how results differ from the model's, "" if they do not. A device that is not ``exact`` divides
+    less exactly: its results may differ by what the case tolerates."""
+    said, share = difference(case, actual)
+    return said if exact or share > case.tolerance else ""
 
 
 # --- linear, embed ---

@@ -1,7 +1,7 @@
 """A process that runs what it is told under Vulkan's validation layer; test_vulkan_validation.py starts it.
 
-``python validated.py DRIVER sample MODEL`` or ``... DRIVER without_barrier``. Its last line says
-whether the layer was loaded."""
+``python validated.py DRIVER sample MODEL``. In place of the last two: ``without_barrier``, ``ops`` or
+``behind_range``. Its last line says whether the layer was loaded."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from hotcold.engine.engine import Engine  # noqa: E402
 from hotcold.engine.request import Job, Request  # noqa: E402
 from hotcold.engine.sampler import SamplingParams  # noqa: E402
 from hotcold.kernels.backend import Batch, BatchLimits  # noqa: E402
+from hotcold.kernels.vulkan.recording import Written  # noqa: E402
 
 #: Each op, with what else makes other dispatches of it.
 SAMPLE = (
@@ -67,12 +68,31 @@ def without_barrier(backend: Any) -> None:
     backend.record(lambda: backend.linear(x, [matrix], batch, [out])).run()
 
 
+def ops(backend: Any) -> None:
+    """The first case of each op."""
+    for case in {case.op: case for case in reversed(cases())}.values():
+        case.run(MirroredBackend(backend))
+
+
+def behind_range(backend: Any) -> None:
+    """A planted fault: a sum of 64 values in a range that has room for 16."""
+    batch, x, y = Batch(BatchLimits(1, 1, 1, 1)), backend.zeros((1, 64)), backend.zeros((1, 64))
+    batch.counts[:2] = 1, 1
+
+    def add(recording: Any) -> None:
+        short = Written(backend.own(x).range.part(0, 64))
+        recording.run("add", [short, backend.own(y).range], [64, 1.0, 1.0], (1, 1, 1))
+
+    backend.op(batch, add)
+
+
 if __name__ == "__main__":
     driver, what, *more = sys.argv[1:]
     opened = open_vulkan(driver)
+    tasks = {"without_barrier": without_barrier, "ops": ops, "behind_range": behind_range}
     if what == "sample":
         sample(opened, Path(more[0]))
     else:
-        without_barrier(opened)
+        tasks[what](opened)
     maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     print("layer loaded" if "libVkLayer_khronos_validation" in maps else "no layer")

@@ -5,8 +5,10 @@ list of commands that a step submits. docs/design/gpu.md says in which order eve
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from hotcold.errors import UserError
 from hotcold.formats.stored import AnyTensor
@@ -51,6 +53,9 @@ from hotcold.kernels.vulkan.probe import rounds_exactly
 from hotcold.kernels.vulkan.recording import PROGRAM_ROWS, Dispatch, Recording, Status, Written, batch_bytes
 from hotcold.kernels.vulkan.shaders import spirv
 
+#: A shader, its specialisation constants, its number of ranges, and the bytes of its push constants.
+_PipelineKey = tuple[str, tuple[int, ...], int, int]
+
 _NO_RWKV = "GPUs do not compute the ops of RWKV yet"
 
 
@@ -69,7 +74,7 @@ class VulkanBackend(DeviceMemory):
         super().__init__(_native.VulkanDevice(device, budget))
         self.spin = spin
         self.exact = rounds_exactly(self.device)  #: results are every such device's, to the last bit
-        self._pipelines: dict[tuple[str, tuple[int, ...], int, int], _native.VulkanPipeline] = {}
+        self._pipelines: dict[_PipelineKey, _native.VulkanPipeline] = {}
         self._batches: weakref.WeakKeyDictionary[Batch, Range] = weakref.WeakKeyDictionary()
         self._scratch: Range | None = None
         self._recording: Recording | None = None
@@ -287,6 +292,7 @@ class VulkanBackend(DeviceMemory):
         if self._scratch is None or self._scratch.nbytes < recording.scratch_bytes:
             self._scratch = self.allocate(recording.scratch_bytes)  # programs recorded before keep theirs
         batch, device_batch = recording.batch, self._batch(recording.batch)
+        self._make_pipelines([_pipeline_key(each) for each in recording.steps if isinstance(each, Dispatch)])
         recorder = self.device.recorder()
         recorder.batch(device_batch.held, batch, recording.rows, recording.bounds)
         for step in recording.steps:
@@ -307,21 +313,36 @@ class VulkanBackend(DeviceMemory):
             assert place is not None
             offset = of.offset + (place.offset if of.memory is None else 0)
             ranges.append((place.held, offset, aligned(of.nbytes, 4), isinstance(each, Written)))
-        pipeline = self._pipeline(step.shader, step.constants, len(ranges), len(step.push))
-        recorder.dispatch(pipeline, ranges, step.push, *step.groups)
+        recorder.dispatch(self._pipelines[_pipeline_key(step)], ranges, step.push, *step.groups)
+
+    def _make_pipelines(self, keys: Iterable[_PipelineKey]) -> None:
+        """Makes the missing ones on threads: a driver compiles one in 10 to 500 ms."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._pipelines]
+        if not missing:
+            return
+        with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as threads:
+            self._pipelines.update(zip(missing, threads.map(self._compile, missing), strict=True))
+
+    def _compile(self, key: _PipelineKey) -> _native.VulkanPipeline:
+        shader, constants, ranges, push = key
+        return self.device.pipeline(spirv(shader), ranges, push, list(constants))
 
     def _pipeline(
         self, shader: str, constants: tuple[int, ...], ranges: int, push: int
     ) -> _native.VulkanPipeline:
         key = shader, constants, ranges, push
-        if key not in self._pipelines:
-            self._pipelines[key] = self.device.pipeline(spirv(shader), ranges, push, list(constants))
+        self._make_pipelines([key])
         return self._pipelines[key]
 
     def _batch(self, batch: Batch) -> Range:
         if batch not in self._batches:
             self._batches[batch] = self.allocate(batch_bytes(batch.limits))
         return self._batches[batch]
+
+
+def _pipeline_key(step: Dispatch) -> _PipelineKey:
+    """Range 0 is the batch."""
+    return step.shader, step.constants, len(step.ranges) + 1, len(step.push)
 
 
 class _Program:

@@ -36,6 +36,9 @@ class DeviceMemory:
         taken = [self.device.allocate(min(piece, nbytes - at)) for at in range(0, nbytes, piece)]
         del taken
 
+    def check_budget(self) -> None:
+        self.device.check_budget()
+
     def allocate(self, nbytes: int) -> Range:
         """Device memory; its content is undefined."""
         return Range(self.device.allocate(aligned(max(nbytes, 4))), 0, nbytes)

@@ -358,7 +358,7 @@ class _Series:
             op.recording.work(self.rows.choices * min(part.rows, outputs) * columns)
             self.run(
                 "ffn_gemm",
-                (-(-outputs // 64), self.rows.tiles, 1),
+                (self.rows.tiles, -(-outputs // 64), 1),
                 [shader_type(type), stage, ACTIVATIONS.index(shape.activation)],
                 [part.range, source, Written(values)],
                 part=part,

@@ -115,14 +115,14 @@ def _many_rows(
     rows, columns, inputs = push[:3]
     if heads > 1:
         recording.work(rows * columns * inputs)
-        groups = -(-matrix.shape[0] // heads // _TILE), -(-inputs // _TILE_INPUTS), heads
+        groups = -(-inputs // _TILE_INPUTS), -(-matrix.shape[0] // heads // _TILE), heads
         recording.run("gemm", ranges, (*push, 0), groups, [shader_type(matrix.type), _TILE_INPUTS, heads])
         return
     step = max(1, Recording.MOST_WORK // (columns * inputs * _TILE)) * _TILE
     for start in range(0, rows, step):
         own = min(step, rows - start)
         recording.work(own * columns * inputs)
-        groups = -(-own // _TILE), -(-inputs // _TILE_INPUTS), 1
+        groups = -(-inputs // _TILE_INPUTS), -(-own // _TILE), 1
         recording.run("gemm", ranges, (*push, start), groups, [shader_type(matrix.type), _TILE_INPUTS])
 
 

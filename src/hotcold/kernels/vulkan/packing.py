@@ -10,7 +10,9 @@ weights get a float as their scale; of Q2_K each 32 weights get all scales and m
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TypeAlias
@@ -22,11 +24,13 @@ from hotcold.formats.blocks import BLOCK_TYPES, BlockType, BlockTypeError, Bytes
 from hotcold.formats.fields import fields
 from hotcold.formats.opened_blocks import FP4, IQ4_NL
 from hotcold.formats.stored import AnyTensor, StoredTensor
+from hotcold.kernels import _native
 
 BLOCK = 32  #: weights of a block here, whatever the file's blocks are
 CHUNKS = 32  #: of a row, at most: the invocations that share one
 UNIT = 16  #: bytes of codes that lie together
 CHUNK_BYTES = 8 << 20  #: of a tensor that are packed at a time
+PART_BYTES = 256 << 10  #: of these, the fewest for a thread
 
 #: Sections of some rows: ``[rows, ...]`` uint8 of each.
 Sections: TypeAlias = list[Bytes]
@@ -95,7 +99,33 @@ def section_bytes(type: BlockType, columns: int) -> tuple[int, ...]:
 
 
 def pack(type: BlockType, data: Bytes, columns: int, factors: Floats | None = None) -> Sections:
-    """Rows of a file, ``[rows, row_bytes]``, and what each is multiplied by, as in :class:`Tensor`."""
+    """Packs rows of a file, ``[rows, row_bytes]``, with what each is multiplied by, as in :class:`Tensor`.
+    Threads pack parts of many rows, but of types that are moved only: memory limits these."""
+    moved = type.weights == 1 or (type.panels and type.weights == BLOCK)
+    count = 1 if moved else min(os.cpu_count() or 1, data.nbytes // PART_BYTES, len(data))
+    if count < 2:
+        return pack_rows(type, data, columns, factors)
+    ends = [len(data) * (i + 1) // count for i in range(count)]
+    parts = [slice(first, end) for first, end in zip((0, *ends), ends, strict=False)]
+
+    def packed(part: slice) -> Sections:
+        return pack_rows(type, data[part], columns, None if factors is None else factors[part])
+
+    with ThreadPoolExecutor(count) as threads:
+        return [np.concatenate(each) for each in zip(*threads.map(packed, parts), strict=True)]
+
+
+def pack_rows(type: BlockType, data: Bytes, columns: int, factors: Floats | None = None) -> Sections:
+    """Packs rows on one thread; the extension does it for types that NumPy opens slowly."""
+    if type.name in _OPENED_NATIVELY and factors is None and len(data):
+        codes, scales = (np.empty((len(data), columns // BLOCK * n), np.uint8) for n in (UNIT, 8))
+        _native.vulkan_open_rows(type.name, np.ascontiguousarray(data), codes, scales)
+        return [codes, scales]
+    return pack_plainly(type, data, columns, factors)
+
+
+def pack_plainly(type: BlockType, data: Bytes, columns: int, factors: Floats | None = None) -> Sections:
+    """Packs rows with NumPy, which states the layout of all types."""
     rows = len(data)
     if type.weights == 1:
         padded = np.zeros((rows, RowLayout.of(columns).blocks * BLOCK * type.nbytes), np.uint8)
@@ -184,6 +214,7 @@ def _q6_k(blocks: Bytes) -> Sections:
 # --- types that are opened ---
 
 _OPENED = 64
+_OPENED_NATIVELY = ("Q2_K", "Q3_K", "IQ4_XS")  # by csrc/vulkan/open_rows.cpp
 
 
 def _plus_and_minus(*values: int) -> list[int]:
