@@ -12,6 +12,7 @@ import pytest
 from hotcold.commands import cli
 from hotcold.extras import EXTRAS
 from hotcold.kernels.cores import available_cores
+from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.processor import STREAMS
 from hotcold.placement import measuring
 from hotcold.placement.hardware import find_hardware
@@ -142,7 +143,7 @@ def test_a_measurement_that_fails_costs_a_line(
     def fails(*given: object) -> object:
         raise error
 
-    monkeypatch.setattr(measuring, "ReadProbe", fails)
+    monkeypatch.setattr(CPUBackend, "read_probe", fails)
     report, err = run()
     (line,) = [line for line in err.splitlines() if "note: only" not in line]
     assert line == f"note: memory was not measured: {str(error) or 'MemoryError'}"
