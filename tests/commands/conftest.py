@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.kernels.cpu import CPUBackend
 from hotcold.tasks import bench
 
 
 @pytest.fixture(autouse=True)
 def little_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """`hotcold bench` fills 256 MiB, and reads for a fifth of a second in each round: here a MiB, once."""
-    monkeypatch.setattr(CPUBackend, "read_probe", lambda backend, nbytes=1 << 20: ReadProbe(backend, nbytes))
+    monkeypatch.setattr(CPUBackend.read_probe, "__defaults__", (1 << 20,))
     monkeypatch.setattr(bench, "_PROBE_S", 0.0)
 
 

@@ -28,7 +28,7 @@ from hotcold.demo import model_path
 from hotcold.engine.speculation import StepCosts
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
-from hotcold.kernels.cpu import CPUBackend, ReadProbe
+from hotcold.kernels.cpu import CPUBackend
 from hotcold.placement.hardware import find_hardware
 from hotcold.placement.placement import read_placement
 from hotcold.placement.profiles import read_profile
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the test is, so that what is written without a question is seen. Benchmarks fill and read little
     memory: their figures are not looked at here."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(CPUBackend, "read_probe", lambda backend, nbytes=1 << 20: ReadProbe(backend, nbytes))
+    monkeypatch.setattr(CPUBackend.read_probe, "__defaults__", (1 << 20,))
     monkeypatch.setattr(bench, "_PROBE_S", 0.0)
     return tmp_path
 
