@@ -457,7 +457,7 @@ def test_generate_says_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixtu
     ram = budget(path, 0.3, context=128)
     size = f"{-(-ram // 1024)}KiB"
     args = ["generate", "-m", str(path), "-p", "the hen", "-n", "8", "-c", "128", "-t", "2"]
-    args += ["--ram-budget", size]
+    args += ["--verbose", "--ram-budget", size]
     assert cli.main(args) == 0
     told = capsys.readouterr().err
     assert "6 of 20 experts of each layer (30% of their bytes) fit in" in told

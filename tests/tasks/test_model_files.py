@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.checkpoints import golden_checkpoint
 from support.golden import DATA
 
 import hotcold
@@ -18,7 +19,7 @@ TEXT = "The goats had come down from the mountain, and Peter called them. " * 40
 
 
 def test_a_checkpoint_is_converted_as_by_the_command(tmp_path: Path) -> None:
-    checkpoint, files = DATA / "tiny-drelu", [tmp_path / "a.gguf", tmp_path / "b.gguf"]
+    checkpoint, files = golden_checkpoint("tiny-drelu"), [tmp_path / "a.gguf", tmp_path / "b.gguf"]
     done = hotcold.convert_checkpoint(str(checkpoint), files[0], type="Q8_0", name="tiny")
     assert cli.main(["convert", str(checkpoint), str(files[1]), "--type", "Q8_0", "--name", "tiny"]) == 0
     assert files[0].read_bytes() == files[1].read_bytes() and done.nbytes == files[0].stat().st_size

@@ -80,7 +80,7 @@ def unpacked(layout: MapLayout, frame: Frame) -> dict[int, Bools]:
     return dict(zip(frame.of, found, strict=True))
 
 
-def truth(model: LoadedModel, request: Request, told: str = "fired") -> dict[int, Bools]:
+def truth(model: LoadedModel, request: Request, told: str = "active") -> dict[int, Bools]:
     """By token, which of all neurons fired to choose it, in the order of the file: every token of the text
     once more by the decode rule, on one backend, with masks that the test itself gives to the FFNs."""
     found: list[Bools] = []

@@ -240,11 +240,8 @@ class MemoryPlan:
         """Says why ``free`` bytes of memory do not suffice, and what would; empty where they do.
         ``predictors`` are the bytes of a further session's, whose model is in memory."""
         needed = self.cpu_bytes(predictors)
-        if sum(needed.values()) <= free:
-            return ""
-        return self._advice(
-            needed, free, ("model", "weights") if predictors is None else ("session", "predictors")
-        )
+        names = ("model", "weights") if predictors is None else ("session", "predictors")
+        return self._advice(needed, free, names) if sum(needed.values()) > free else ""
 
     def _advice(self, needed: Mapping[str, int], free: int, names: tuple[str, str]) -> str:
         weights, limits = needed["weights"], self.request.limits

@@ -178,11 +178,14 @@ class _Run:
                 signal.signal(each, old)
 
 
-def http_server(service: Service, log: RequestLog | None) -> HTTPServer:
-    """Makes the server of a service, with its pages."""
+def http_server(
+    service: Service, log: RequestLog | None, wrap: Callable[[ASGIApp], ASGIApp] | None = None
+) -> HTTPServer:
+    """Makes the server of a service, with its pages. ``wrap`` gets the application, and returns the one that
+    answers."""
     logging.getLogger("asyncio").disabled = True  # it would write tracebacks and clients' data
     app = make_app(service, log, [*page_routes(), *picture_routes(service)], is_page)
-    return HTTPServer(app, service.settings, service.rare)
+    return HTTPServer(wrap(app) if wrap else app, service.settings, service.rare)
 
 
 def _url(listening: socket.socket) -> str:
