@@ -191,7 +191,7 @@ def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) ->
 def shared_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
     """One layer's shared expert, or its FFN beside the experts; otherwise as :func:`ffn_tensors`."""
     assert config.experts is not None
-    return ModelReader.of(file, config, backend).shared(f"blk.{layer}.", config.experts.shared_kind)
+    return ModelReader.of(file, config, backend).shared(layer, config.experts.shared_kind)
 
 
 def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
@@ -345,7 +345,7 @@ class ModelReader(TensorReader):
         experts = self.config.experts_of(index)
         if experts and experts.latent:
             latent = Latent(*(self.matrix(f"{blk}ffn_latent_{part}") for part in ("down", "up")))
-        shared = self._shared(blk, experts.shared_kind) if experts and experts.shared else None
+        shared = self._shared(index, experts.shared_kind) if experts and experts.shared else None
         apart = self._apart(blk) if experts and experts.beside else None
         cut, neurons = self.config.cut_of(index), self.config.neurons[index]
         gates = None if cut is None else read_cut(self, f"{blk}ffn_gate", neurons, cut)
@@ -372,25 +372,26 @@ class ModelReader(TensorReader):
             spread = made_matrix(self.backend, np.ones((self.config.dim, 1), np.float32))
         return Router(experts, self.matrix(f"blk.{index}.ffn_gate_inp"), bias, scale, spread)
 
-    def _shared(self, blk: str, kind: str) -> SharedExpert:
-        gate, name = None, f"{blk}ffn_gate_inp_shexp.weight"
+    def _shared(self, layer: int, kind: str) -> SharedExpert:
+        gate, name = None, f"blk.{layer}.ffn_gate_inp_shexp.weight"
         if name in self.file.tensors:
             row = self.file.stored(name)
             # One row, whichever way the file has it.
             dim, nbytes = self.config.dim, row.rows * row.row_bytes
             gate = self.backend.matrix(replace(row, shape=(1, dim), rows=1, row_bytes=nbytes))
             self.count(row)
-        tensors = self.shared(blk, kind)
+        tensors = self.shared(layer, kind)
         ffn = self.backend.ffn_weights(tensors)
         self.count(tensors.gate, tensors.up, tensors.down)
         return SharedExpert(gate, ffn)
 
-    def shared(self, blk: str, kind: str) -> FFNTensors:
+    def shared(self, layer: int, kind: str) -> FFNTensors:
         """Finds the tensors of a layer's shared expert."""
-        config = self.config
+        config, blk = self.config, f"blk.{layer}."
         gate = self.stored(f"{blk}ffn_gate{kind}") if config.gated else None
         up, down = (self.stored(f"{blk}ffn_{part}{kind}") for part in ("up", "down"))
-        return FFNTensors(gate, up, down, config.down_layout, config.activation, config.threshold)
+        threshold = config.threshold_of(layer)
+        return FFNTensors(gate, up, down, config.down_layout, config.activation, threshold)
 
     def rope_factors(self) -> dict[str, Floats]:
         found = {name: self.vector(f"{name}.weight") for name in FACTORS}
@@ -420,7 +421,7 @@ class ModelReader(TensorReader):
                 gated=config.gated,
                 down_layout=config.down_layout,
                 activation=config.activation,
-                threshold=config.threshold,
+                threshold=config.threshold_of(index),
             )
         gate, up, gate_bias, up_bias = self._gate_and_up(blk)
         name, layout = _down(config, blk, self.file.tensors)
@@ -428,7 +429,8 @@ class ModelReader(TensorReader):
         if config.cut_of(index) is not None:  # whoever reads the gate computes it before the others
             gate = gate_bias = None
         biases = gate_bias, up_bias, down_bias
-        return FFNTensors(gate, up, down, layout, config.activation_of(index), config.threshold, *biases)
+        threshold = config.threshold_of(index)
+        return FFNTensors(gate, up, down, layout, config.activation_of(index), threshold, *biases)
 
     def _gate_and_up(self, blk: str) -> tuple[AnyTensor | None, AnyTensor, Floats | None, Floats | None]:
         """Matrices, then biases."""

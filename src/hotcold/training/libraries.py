@@ -1,4 +1,4 @@
-"""The libraries of the extra `[train]`, imported here alone: without torch this is one line for the user.
+"""The libraries of the extra `[train]`: without torch, importing this is one line for the user.
 
 The other modules of the room take ``torch`` from here, so import them where a command first needs them."""
 
