@@ -13,7 +13,7 @@ import pytest
 from hotcold.convert import ConvertOptions, convert
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
-from hotcold.quantize import QuantizeOptions, quantize
+from hotcold.quantize.layouts import LayoutOptions, change_layout
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.scoring import Scorer
@@ -80,7 +80,7 @@ def test_saved_models_compute_the_same_everywhere(
     assert abs(rows - theirs).max() < 2e-3 * theirs.std()
     assert np.array_equal(rows, ours(path, "off"))
     if thresholds and len(set(thresholds)) > 1:
-        quantize(path, tmp_path / "again.gguf", QuantizeOptions("F16"))
+        change_layout(path, tmp_path / "again.gguf", LayoutOptions(down="by_neuron"))
         with open_gguf(tmp_path / "again.gguf") as file:
             assert list(file.metadata["hotcold.ffn.threshold"]) == pytest.approx(thresholds)
 

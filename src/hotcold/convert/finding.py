@@ -88,6 +88,6 @@ def _threshold(config: Settings) -> float | list[float]:
     if not isinstance(values, list):
         return config.number("hidden_act_param")
     layers = config.integer("num_hidden_layers")
-    if len(values) != layers or not all(is_number(value) and value >= 0 for value in values):
+    if len(values) != layers or not all(value == 0 or is_number(value) for value in values):
         raise config.error("hidden_act_param", f"a number, or {layers} numbers of at least 0")
     return [float(value) for value in values]

@@ -199,6 +199,7 @@ def _write(
     shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
     try:
         model.save_pretrained(partial, state_dict=state)
+        (partial / f"{_CODE}.py").unlink(missing_ok=True)  # of a model that was loaded with this code
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
         if original is not None:
