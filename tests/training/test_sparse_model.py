@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("transformers", reason="training needs transformers")
 
 from safetensors.torch import load_file  # noqa: E402
-from support import sparse_worker  # noqa: E402
+from support import sparse_processes  # noqa: E402
 
 from hotcold.training import SparsityPenalty, choose_thresholds, make_sparse, measure_sparsity  # noqa: E402
 from hotcold.training.sparse_model import WatchedActivation  # noqa: E402
@@ -72,7 +72,7 @@ def test_ffns_of_other_forms_are_refused() -> None:
 
 
 def inputs_of_down(model: Any) -> list[Any]:
-    """What down projections read in the forward passes that follow: another way to the activations."""
+    """Inputs of down projections in the forward passes that follow: another way to the activations."""
     kept: list[Any] = []
     for layer in model.model.layers:
         layer.mlp.down_proj.register_forward_pre_hook(lambda module, args: kept.append(args[0]))
@@ -103,7 +103,7 @@ def test_the_penalty_is_the_mean_of_layers_in_their_units() -> None:
 
 
 def gradients(model: Any) -> list[Any]:
-    """Of two steps of loss and penalty: what a pass leaves behind must not reach the next one."""
+    """Gradients of two steps: figures that one pass leaves behind must not reach the next one."""
     penalty = SparsityPenalty(model, 5.0)
     model.train()
     for ids in (IDS, IDS.flip(0, 1)):
@@ -205,19 +205,19 @@ def test_thresholds_stay_within_the_bound() -> None:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_processes_train_as_one(kind: str, tmp_path: Path) -> None:
     output = tmp_path / "sparse"
-    words = [sys.executable, sparse_worker.__file__, kind, DATA / "tiny-llama", output, tmp_path / "store"]
+    words = [sys.executable, sparse_processes.__file__, kind, DATA / "tiny-llama", output, tmp_path / "store"]
     environment = os.environ | {"WORLD_SIZE": "2"}
-    workers = [
+    processes = [
         subprocess.Popen(
             [*map(str, words)], env=environment | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
         )
         for rank in range(2)
     ]
-    errors = [worker.communicate()[1] for worker in workers]
-    assert not any(worker.returncode for worker in workers), errors
-    model = sparse_worker.sparse_model(DATA / "tiny-llama")
+    errors = [process.communicate()[1] for process in processes]
+    assert not any(process.returncode for process in processes), errors
+    model = sparse_processes.sparse_model(DATA / "tiny-llama")
     start = {name: weights.clone() for name, weights in model.state_dict().items()}
-    zeros = sparse_worker.train(model, 0, 1)
+    zeros = sparse_processes.train(model, 0, 1)
     saved = load_file(output / "model.safetensors")
     for name, weights in model.state_dict().items():
         if name in saved:

@@ -263,7 +263,11 @@ def _architecture(config: Config) -> str:
             return _WITH_GATE[activation]
         if not config.gated and name in _WITHOUT_GATE.get(activation, ()):
             return name
-    seen = f"{name} with {activation}" + f", threshold {config.threshold}" * bool(config.threshold)
+    seen = f"{name} with {activation}"
+    if isinstance(config.threshold, tuple):
+        seen += ", thresholds by layer"
+    elif config.threshold:
+        seen += f", threshold {config.threshold:g}"
     seen += f" and {config.experts.count} experts" if config.experts else ""
     raise QuantizeError(f"{seen}: PowerInfer computes llama with relu or drelu, falcon and opt with relu")
 

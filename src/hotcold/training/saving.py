@@ -10,7 +10,7 @@ from typing import Any
 
 from hotcold.errors import UserError
 from hotcold.extras import importing
-from hotcold.training.libraries import torch
+from hotcold.training.libraries import state_dict_functions, torch
 from hotcold.training.sparse_model import (
     Batch,
     WatchedActivation,
@@ -148,10 +148,9 @@ def _code(model: Any, layers: list[list[WatchedActivation]]) -> str:
 def _state(model: Any, inner: Any, dtype: Any) -> dict[str, Any]:
     """The whole weights, gathered from all processes where they are sharded."""
     if any(hasattr(each, "device_mesh") for each in inner.parameters()):
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_model_state_dict(inner, options=options)
+        library = state_dict_functions()
+        options = library.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = library.get_model_state_dict(inner, options=options)
     else:
         state = inner.state_dict()
     if dtype is None:

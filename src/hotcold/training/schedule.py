@@ -51,7 +51,7 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
         return self.weight * penalty_share(progress, self.stages)
 
     def state(self) -> dict[str, Any]:
-        """What the Trainer saves with a checkpoint."""
+        """The state that the Trainer saves with a checkpoint."""
         units = self._penalty.units if self._penalty else self._units
         return {"args": {"weight": self.weight, "stages": self.stages}, "attributes": {"_units": units}}
 

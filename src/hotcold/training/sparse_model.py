@@ -280,7 +280,7 @@ def _losses(logits: Any, others: Any, labels: Any) -> Any:
 
 
 def inputs_of(batch: Batch, device: Any) -> tuple[dict[str, Any], Any]:
-    """What a model's forward takes, without labels; and the labels."""
+    """Inputs of a model's forward pass without labels; and the labels."""
     if not isinstance(batch, dict):
         batch = {"input_ids": torch.as_tensor(batch)}
     inputs = {key: torch.as_tensor(value).to(device) for key, value in batch.items()}

@@ -72,7 +72,7 @@ def train_predictors(
 
 
 def _inputs(model: Any, layer: int, config: Config, batches: list[Batch]) -> Inputs:
-    """What a layer's FFN reads: ``normed``, and for experts the ``ids`` of the experts of each token."""
+    """Inputs of a layer's FFN: ``normed``, and for experts the ``ids`` of the experts of each token."""
     kept: dict[str, list[Any]] = {"normed": [], "ids": []}
     modules = [(module, form) for module, form, number in ffns(model) if number == layer]
     if config.experts_of(layer):

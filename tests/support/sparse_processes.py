@@ -1,4 +1,4 @@
-"""One of two processes that train a sparse model: `python sparse_worker.py ddp|fsdp CHECKPOINT OUTPUT STORE`
+"""One of two processes that train a sparse model: `python sparse_processes.py ddp|fsdp CHECKPOINT OUTPUT STORE`
 with RANK and WORLD_SIZE. The test beside compares with one process on whole batches."""
 
 from __future__ import annotations
