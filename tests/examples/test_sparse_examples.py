@@ -87,7 +87,7 @@ def test_from_a_dense_checkpoint_to_the_engine(example: str, checkpoint: Path, t
     tokenizer = transformers.AutoTokenizer.from_pretrained(output)
     total = 0.0
     for text in PASSAGES:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(text)["input_ids"]  # lm-eval puts BOS before the tokens that the tokenizer gives
         with torch.no_grad():
             logs = torch.log_softmax(model(torch.tensor([[tokenizer.bos_token_id, *ids]])).logits[0], -1)
         total += float(logs[torch.arange(len(ids)), torch.tensor(ids)].sum())
