@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -103,8 +104,8 @@ def encoder() -> Encoder:
 
 def rows_of(path: Path, rows: list[Any]) -> Path:
     if path.suffix == ".parquet":
-        parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet files need pyarrow")
-        parquet.write_table(parquet.Table.from_pylist(rows), path)
+        pyarrow = pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
+        importlib.import_module("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
     else:
         path.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
     return path
