@@ -35,11 +35,11 @@ from hotcold.commands.sparsify import source
 from hotcold.training.sparse_checkpoint import load_model, open_original
 from hotcold.training.sparsify_run import rate_share
 from hotcold.training.sparsifying import SparsifyOptions, sparsify
-from hotcold.training.sparsity_picture import Curve, sparsity_picture
 from hotcold.training.token_data import Encoder, Mixture
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.machine import commit
+from lib.sparsity_picture import Curve, sparsity_picture
 
 MASKED = (0.0, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)
 

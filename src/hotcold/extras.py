@@ -25,7 +25,17 @@ _TRAIN = (*_CONVERT, "torch", "transformers")
 _RAY = (*_SERVE, "ray")
 _TEST_FULL = (
     *("accelerate", "anthropic", "flask", "jsonschema_rs", "langchain_ollama", "langchain_openai", "litellm"),
-    *("lm_eval", "ollama", "openai", "peft", "pyarrow", "pydantic", "pydantic_ai", "schemathesis", "selenium"),
+    *(
+        "lm_eval",
+        "ollama",
+        "openai",
+        "peft",
+        "pyarrow",
+        "pydantic",
+        "pydantic_ai",
+        "schemathesis",
+        "selenium",
+    ),
     "yaml",
 )
 EXTRAS = {

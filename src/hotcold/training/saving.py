@@ -47,7 +47,6 @@ def save_sparse(
     max_divergence: float = MAX_DIVERGENCE,
     dtype: Any = None,
     report: Mapping[str, Any] | None = None,
-    files: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Writes a model of ``make_sparse`` as a checkpoint folder, whole or not at all; returns its report.
 
@@ -69,7 +68,6 @@ def save_sparse(
         max_divergence: bound on the divergence that thresholds may cause, nats.
         dtype: of the weights in the file; None keeps theirs.
         report: further entries of ``sparsity.json``.
-        files: further files of the folder, text by name.
 
     UserError: a value is not allowed, or the folder cannot be written."""
     output, inner = Path(output), unwrapped(model)
@@ -93,7 +91,7 @@ def save_sparse(
         found["code"] = f"{_CODE}.py"
     state = _state(model, inner, dtype)
     if _first_process():
-        texts = {**(files or {}), _REPORT: json.dumps(found, indent=1) + "\n"}
+        texts = {_REPORT: json.dumps(found, indent=1) + "\n"}
         if "code" in found:
             texts[f"{_CODE}.py"] = code
         _write(output, inner, state, _config(inner, layers, original), tokenizer, original, texts)

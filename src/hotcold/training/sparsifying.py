@@ -22,7 +22,6 @@ from hotcold.training.sparse_model import KINDS, Measured, several_processes
 from hotcold.training.sparsify_run import Report as Report
 from hotcold.training.sparsify_run import Run
 from hotcold.training.sparsify_run import SparsifyOptions as SparsifyOptions
-from hotcold.training.sparsity_picture import Curve, sparsity_picture
 from hotcold.training.thresholds import Thresholds, choose_thresholds
 from hotcold.training.token_data import Encoder, Mixture, Source, hash_of
 
@@ -106,9 +105,8 @@ def sparsify(
             chosen,
             time.monotonic() - start,
         )
-        files = {"sparsity.svg": _picture(original.folder.name, done)}
-        more = {"report": done.report(), "files": files, "dtype": stored_type(original)}
-        save_sparse(run.model, output, original=original.folder, **more)
+        dtype = stored_type(original)
+        save_sparse(run.model, output, original=original.folder, report=done.report(), dtype=dtype)
     return done
 
 
@@ -216,10 +214,3 @@ def _identity(original: Original, mixture: Mixture, options: SparsifyOptions) ->
         "weights": [hash_of(file) for file in files],
         "processes": torch.distributed.get_world_size() if several_processes() else 1,
     }
-
-
-def _picture(name: str, found: Sparsified) -> str:
-    trained = Curve("during training", [(each.mean_zeros, each.perplexity) for each in found.reports])
-    ended = Curve("with thresholds", [(found.measured.mean_zeros, found.measured.perplexity)])
-    level = "the original", found.original.perplexity
-    return sparsity_picture(f"Perplexity and zeros: {name}", [trained, ended], level)
