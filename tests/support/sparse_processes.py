@@ -1,5 +1,5 @@
-"""One of two processes that train a sparse model: `python sparse_processes.py ddp|fsdp CHECKPOINT OUTPUT STORE`
-with RANK and WORLD_SIZE. The test beside compares with one process on whole batches."""
+"""One of two processes that train a sparse model: `sparse_processes.py ddp|fsdp CHECKPOINT OUTPUT STORE` with
+RANK and WORLD_SIZE. A test compares the result with that of one process on whole batches."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ def stopping() -> Iterator[list[int]]:
     try:
         yield got
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
 def head_logits(model: Any, hidden: Any) -> Any:
