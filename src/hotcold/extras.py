@@ -24,19 +24,9 @@ _TEST = (*_CONVERT, *_SERVE, "gguf", "httpx", "hypothesis", "pytest", "scipy", "
 _TRAIN = (*_CONVERT, "torch", "transformers")
 _RAY = (*_SERVE, "ray")
 _TEST_FULL = (
-    *("accelerate", "anthropic", "flask", "jsonschema_rs", "langchain_ollama", "langchain_openai", "litellm"),
-    *(
-        "lm_eval",
-        "ollama",
-        "openai",
-        "peft",
-        "pyarrow",
-        "pydantic",
-        "pydantic_ai",
-        "schemathesis",
-        "selenium",
-    ),
-    "yaml",
+    *("accelerate", "anthropic", "flask", "jsonschema_rs", "langchain_ollama", "langchain_openai"),
+    *("litellm", "lm_eval", "ollama", "openai", "peft", "pyarrow", "pydantic", "pydantic_ai"),
+    *("schemathesis", "selenium", "yaml"),
 )
 EXTRAS = {
     "serve": Extra(_SERVE, "hotcold serve, chat and pull"),

@@ -119,7 +119,7 @@ def test_from_a_checkpoint_to_logits(kind: Any, text: Source, tmp_path: Path) ->
     assert found.measured.perplexity < 200 < found.original.perplexity  # of 288 tokens: it has learnt
     assert [report.tokens for report in found.reports][-1] == 2048
     config = json.loads((output / "config.json").read_text())
-    assert found.thresholds.thresholds == [config.get("hidden_act_param", 0.0)] * 3
+    assert found.choice.thresholds == [config.get("hidden_act_param", 0.0)] * 3
     assert json.loads((output / "sparsity.json").read_text())["measured"]["zeros"] == found.measured.zeros
     assert (output / "tokenizer.model").read_bytes() == (DATA / "tiny-llama/tokenizer.model").read_bytes()
     difference, deviation, activation = differences(output, tmp_path)
@@ -135,7 +135,7 @@ def test_the_control_and_the_held_out_text(text: Source, tmp_path: Path) -> None
     held_out.write_text(HEIDI[-3000:], encoding="utf-8")
     options = SparsifyOptions(2048, "drelu", 3e-3, context=32, control=True, threshold="none", loss_chunk=9)
     found = sparsify(DATA / "tiny-llama", [text], output, options, held_out=held_out)
-    assert found.thresholds.thresholds == [0.0] * 3
+    assert found.choice.thresholds == [0.0] * 3
     assert "hidden_act_param" not in json.loads((output / "config.json").read_text())
 
     original = open_original(DATA / "tiny-llama")
@@ -197,7 +197,7 @@ def test_a_sparse_checkpoint_is_trained_on(text: Source, tmp_path: Path) -> None
     first, second = tmp_path / "first", tmp_path / "second"
     options = SparsifyOptions(1024, "drelu", 3e-3, context=32, threshold="per-layer")
     found = sparsify(DATA / "tiny-llama", [text], first, options)
-    assert len(set(found.thresholds.thresholds)) == 3
+    assert len(set(found.choice.thresholds)) == 3
     again = sparsify(first, [text], second, SparsifyOptions(256, "relu", 1e-5, context=32))
     assert again.original.perplexity == pytest.approx(found.measured.perplexity, rel=1e-6)
 

@@ -186,7 +186,7 @@ def _print_end(args: argparse.Namespace, found: "Sparsified") -> None:
         print("  the control:  not trained; --control trains the original on the same tokens")
     print(f"  sparse:       {measured.perplexity:.2f}, {ratios}")
     print(f"divergence: {divergences}")
-    thresholds = sorted(found.thresholds.thresholds)
+    thresholds = sorted(found.choice.thresholds)
     print(f"zeros {measured.mean_zeros:.1%}, thresholds {thresholds[0]:.3g} to {thresholds[-1]:.3g}")
     _print_layers(measured.zeros)
     print(f"{args.work or f'{args.output}.work'}: its state trains on with more --tokens; or delete it")

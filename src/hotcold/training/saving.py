@@ -80,7 +80,7 @@ def save_sparse(
     if isinstance(threshold, str):
         if batches is None:
             raise UserError(f"threshold {threshold!r} needs held-out text: give `held_out`")
-        found |= choose_thresholds(model, batches, threshold, max_divergence).report()
+        found["choice"] = choose_thresholds(model, batches, threshold, max_divergence).report()
     elif threshold is not None:
         _set(layers, threshold)
     if batches is not None:

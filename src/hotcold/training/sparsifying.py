@@ -38,7 +38,7 @@ class Sparsified:
     control: Measured | None  #: the original, trained on the same tokens
     control_divergence: float | None  #: of the sparse model from the control, nats
     reports: list[Report]
-    thresholds: Thresholds
+    choice: Thresholds
     seconds: float = field(compare=False, default=0.0)  #: since the last start
 
     def report(self) -> dict[str, Any]:
