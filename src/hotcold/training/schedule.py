@@ -70,7 +70,9 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self._penalty is not None and self._penalty.zeros and logs is not None and "loss" in logs:
-            logs["sparsity_penalty"], logs["zeros"] = self._last, self._penalty.mean_zeros
+            figures = {"sparsity_penalty": self._last, "zeros": self._penalty.mean_zeros}
+            logs |= figures
+            state.log_history[-1] |= figures  # the Trainer has copied the logs by now
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._units = self._penalty.units if self._penalty else self._units
