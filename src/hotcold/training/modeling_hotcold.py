@@ -109,6 +109,17 @@ def put_in(model: Any, make: Callable[[int], SparseActivation]) -> list[SparseAc
     return activations
 
 
+def put_in_named(model: Any, name: str, given: float | list[float] | None) -> None:
+    """Puts in the activation of ``config.json``: ``fatrelu`` or ``drelu``, and its thresholds."""
+    kind, thresholds = "drelu" if name == "drelu" else "relu", given or 0.0
+
+    def make(layer: int) -> SparseActivation:
+        threshold = thresholds[layer] if isinstance(thresholds, list) else thresholds
+        return SparseActivation(kind, layer, threshold)
+
+    put_in(model, make)
+
+
 def _separate(module: Any, x: Any) -> Any:
     module.sparse_activation.begin()
     return module.down_proj(module.sparse_activation(module.gate_proj(x), module.up_proj(x)))
@@ -140,9 +151,4 @@ class SparseCausalLM:
         setattr(config, key, "relu")  # transformers has no function of these names
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         setattr(config, key, name)
-        given = getattr(config, "hidden_act_param", None) or 0.0
-        kind = "drelu" if name == "drelu" else "relu"
-        put_in(
-            self,
-            lambda layer: SparseActivation(kind, layer, given[layer] if isinstance(given, list) else given),
-        )
+        put_in_named(self, name, getattr(config, "hidden_act_param", None))

@@ -10,7 +10,7 @@ from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.errors import UserError
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.training.libraries import torch, transformers
-from hotcold.training.modeling_hotcold import SparseActivation, put_in
+from hotcold.training.modeling_hotcold import put_in_named
 from hotcold.values import printable, shown
 
 _ACTIVATION_KEYS = ("hidden_act", "hidden_activation")  #: config.json's key, by family
@@ -85,13 +85,7 @@ def load_model(original: Original, device: Any, dtype: Any = torch.float32) -> A
     if missing := sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}):
         raise UserError(f"{original.folder} has no tensor {shown(missing[0])} of the right shape")
     if own in ("fatrelu", "drelu"):
-        given = original.config.get("hidden_act_param") or 0.0
-        kind = "drelu" if own == "drelu" else "relu"
-
-        def activation_of(layer: int) -> SparseActivation:
-            return SparseActivation(kind, layer, given[layer] if isinstance(given, list) else given)
-
-        put_in(model, activation_of)
+        put_in_named(model, own, original.config.get("hidden_act_param"))
     return model.to(device)
 
 

@@ -287,13 +287,13 @@ class Run:
         rows = rows[self._rank :: self._processes]
         self.model.train()
         self._optimiser.zero_grad()
-        sums = torch.zeros(2, device=self._device)
+        sums = torch.zeros(3, device=self._device)
         for part in np.split(rows, options.accumulate):
             sums += self._backward(part, learned)
         for weights in self.model.parameters():
             if weights.grad is not None:
                 sum_of_processes(weights.grad)
-        loss, penalty = sum_of_processes(sums).tolist()
+        loss, penalty, zeros = sum_of_processes(sums).tolist()
         self._check_finite("the loss", loss + penalty)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
         self._check_finite("the gradient", norm)
@@ -301,20 +301,22 @@ class Run:
         self.loss = loss if math.isnan(self.loss) else self.loss + _NEWEST * (loss - self.loss)
         figures = {"loss": loss, "learning_rate": rate, "gradient_norm": float(norm)}
         if self._penalty is not None:
-            figures |= {"penalty": penalty, "zeros": self._penalty.mean_zeros}
+            figures |= {"penalty": penalty, "zeros": zeros}
         return figures
 
     def _backward(self, rows: Any, learned: int) -> Any:
-        """Adds the gradient of some windows; their parts of the step's loss and penalty."""
+        """Adds the gradient of some windows; their parts of the step's loss, penalty and share of zeros."""
         values = inputs_and_labels(rows).values()
         ids, labels = (torch.from_numpy(each).to(self._device) for each in values)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             loss, wanted = self._losses(ids, labels[:, 1:].flatten()) / learned
-        penalty = torch.zeros((), device=self._device)
+        penalty = zeros = torch.zeros((), device=self._device)
         if self._penalty is not None:
-            penalty = self._penalty() / (self._options.accumulate * self._processes)
+            parts = self._options.accumulate * self._processes
+            penalty = self._penalty() / parts
+            zeros = torch.stack(self._penalty.zeros).mean() / parts
         (wanted + penalty).backward()
-        return torch.stack([loss.detach(), penalty.detach()]).float()
+        return torch.stack([loss.detach(), penalty.detach(), zeros]).float()
 
     def _losses(self, ids: Any, labels: Any) -> Any:
         """Sums over tokens: the surprise, and the loss with its part that is the teacher's."""
