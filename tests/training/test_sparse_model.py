@@ -155,6 +155,8 @@ def test_adapters_before_and_after(first: bool) -> None:
     if not first:
         make_sparse(model)
     assert gradients(model)
+    frozen = peft.get_peft_model(make_sparse(dense()), peft.LoraConfig(target_modules=["down_proj"], r=4))
+    assert gradients(frozen)  # the activations of the first layer depend on no trained weight
     merged = model.merge_and_unload().eval()
     sparse = make_sparse(dense()).eval()
     with torch.no_grad():

@@ -144,11 +144,13 @@ def test_more_tokens_continue_an_ended_run(text: Source, tmp_path: Path) -> None
     sparsify(LLAMA, [text], tmp_path / "one", short, work=work)
     steps: list[int] = []
     more = replace(short, tokens=1024, threshold="none")
+    (tmp_path / "other.txt").write_text(HEIDI[-3000:], encoding="utf-8")
+    given = {"work": work, "held_out": tmp_path / "other.txt"}  # which changes nothing about the weights
     found = sparsify(
-        LLAMA, [text], tmp_path / "two", more, work=work, progress=lambda done, total: steps.append(done)
+        LLAMA, [text], tmp_path / "two", more, progress=lambda done, total: steps.append(done), **given
     )
     assert steps == [640, 768, 896, 1024] and found.reports[-1].tokens == 1024
-    assert found.reports[-1].perplexity < found.reports[3].perplexity
+    assert len(found.reports) == 8 and found.reports[-1].loss < found.reports[3].loss
     with pytest.raises(UserError, match=r"holds a run of 1024 tokens, 1024 done: end it with these"):
         sparsify(LLAMA, [text], tmp_path / "three", short, work=work)
 

@@ -70,7 +70,7 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self._penalty is not None and self._penalty.zeros and logs is not None and "loss" in logs:
-            figures = {"sparsity_penalty": self._last, "zeros": self._penalty.mean_zeros}
+            figures = {"sparsity_penalty": float(self._last), "zeros": self._penalty.mean_zeros}
             logs |= figures
             state.log_history[-1] |= figures  # the Trainer has copied the logs by now
 
@@ -90,7 +90,7 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
             fix = "add SparsityPenalty(model)() to the loss of your own compute_loss"
             raise UserError(f"the model gave no loss to add the penalty to: {fix}")
         penalty = self._penalty()
-        self._last = float(penalty.detach())
+        self._last = penalty.detach()
         output["loss"] = loss + self._share(inputs) * penalty
         return output
 

@@ -170,7 +170,7 @@ class SparsityPenalty:
         means, self.zeros = [], []
         for layer in self._layers:
             used = [each for each in layer if each.magnitude is not None]
-            if not used or not all(each.magnitude.requires_grad for each in used):
+            if not used:
                 raise UserError(
                     "no activations to penalise: call the penalty once after each forward pass in training; "
                     "activation checkpointing needs use_reentrant=False"

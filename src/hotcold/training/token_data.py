@@ -169,7 +169,7 @@ class Mixture:
     seed: int
     folder: Path  #: of token files
     held_out: Path | None = None
-    identity: list[str] = field(default_factory=list)  #: names of the token files
+    identity: list[str] = field(default_factory=list)  #: names of the token files to train on
 
     def __post_init__(self) -> None:
         tokenizer = self.encoder.tokenizer
@@ -180,7 +180,8 @@ class Mixture:
             raise UserError("some texts have a share and others have none: give all a share, or none")
         self._train, ends = [], []
         for source in self.sources:
-            ids = self._tokens(source.path, 3)
+            ids, name = self._tokens(source.path, 3)
+            self.identity.append(name)
             end = len(ids) - self._step * max(2, int(len(ids) * _HELD_OUT) // self._step)
             self._train.append(ids[:end])
             ends.append(ids[end:])
@@ -193,17 +194,16 @@ class Mixture:
         if self.held_out is None:
             self.choosing, self.judging = np.array(rows[::2]), np.array(rows[1::2])
         else:
-            judging = self._windows(self._tokens(self.held_out, 1))
+            judging = self._windows(self._tokens(self.held_out, 1)[0])
             self.choosing = np.array(rows)
             self.judging = np.array(judging[:: -(-len(judging) // _MOST_WINDOWS)])
 
-    def _tokens(self, path: Path, windows: int) -> Ids:
+    def _tokens(self, path: Path, windows: int) -> tuple[Ids, str]:
         ids, name = token_file(path, self.encoder, self.folder)
-        self.identity.append(name)
         if len(ids) < windows * self._step:
             needed = f"{windows * self._step} are needed, {windows} windows of {self.context}"
             raise UserError(f"{path} has {len(ids)} tokens: {needed}")
-        return ids
+        return ids, name
 
     def _windows(self, ids: Ids) -> list[npt.NDArray[np.int64]]:
         step = self._step
