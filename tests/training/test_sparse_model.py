@@ -24,6 +24,7 @@ from support import sparse_processes  # noqa: E402
 
 from hotcold.training import SparsityPenalty, choose_thresholds, make_sparse, measure_sparsity  # noqa: E402
 from hotcold.training.sparse_model import WatchedActivation  # noqa: E402
+from hotcold.training.thresholds import _Search  # noqa: E402
 
 DATA = Path(__file__).parent.parent / "data"
 IDS = torch.randint(3, 200, (2, 16), generator=torch.Generator().manual_seed(3))
@@ -201,6 +202,23 @@ def test_thresholds_stay_within_the_bound() -> None:
         assert zeros[mode] == pytest.approx(found.zeros)
         assert len(set(found.thresholds)) == (3 if mode == "per-layer" else 1)
     assert zeros["none"] < zeros["one"] < zeros["per-layer"]
+
+
+class Coupled(_Search):
+    """Two layers whose thresholds together cause more divergence than the sum of both."""
+
+    def __init__(self) -> None:
+        pass
+
+    def at(self, candidates: Any) -> list[tuple[float, float]]:
+        return [(sum(candidate) ** 2, sum(candidate) / 10) for candidate in candidates]
+
+
+def test_thresholds_by_layer_shrink_until_all_together_fit() -> None:
+    search = Coupled()
+    found = search.greedy([1.0, 1.0], 0.3, [0.1, 0.1])
+    assert 0.2 < sum(found) <= 0.3**0.5
+    assert search.greedy([1.0, 1.0], 0.3, [0.27, 0.27]) == [0.27, 0.27]  # more zeros than any found
 
 
 @pytest.mark.full

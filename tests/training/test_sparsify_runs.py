@@ -141,15 +141,23 @@ def test_sigterm_at_any_moment(moments: int, text: Source, tmp_path: Path) -> No
 
 def test_more_tokens_continue_an_ended_run(text: Source, tmp_path: Path) -> None:
     short, work = replace(OPTIONS, tokens=512, distil=0.0), tmp_path / "work"
-    sparsify(LLAMA, [text], tmp_path / "one", short, work=work)
+    log = tmp_path / "log.jsonl"
+    sparsify(LLAMA, [text], tmp_path / "one", short, work=work, log=log)
     steps: list[int] = []
     more = replace(short, tokens=1024, threshold="none")
     (tmp_path / "other.txt").write_text(HEIDI[-3000:], encoding="utf-8")
-    given = {"work": work, "held_out": tmp_path / "other.txt"}  # which changes nothing about the weights
+    given = {
+        "work": work,
+        "log": log,
+        "held_out": tmp_path / "other.txt",
+    }
     found = sparsify(
         LLAMA, [text], tmp_path / "two", more, progress=lambda done, total: steps.append(done), **given
     )
     assert steps == [640, 768, 896, 1024] and found.reports[-1].tokens == 1024
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    rates = [line["learning_rate"] for line in lines if "loss" in line]
+    assert rates[:4] == rates[4:] and len(set(rates)) == 4  # rises and falls once more
     assert len(found.reports) == 8 and found.reports[-1].loss < found.reports[3].loss
     with pytest.raises(UserError, match=r"holds a run of 1024 tokens, 1024 done: end it with these"):
         sparsify(LLAMA, [text], tmp_path / "three", short, work=work)
