@@ -139,10 +139,10 @@ def test_answers_alone_have_labels(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_read(encoder: Encoder, tmp_path: Path) -> None:
     for rows, message in (
-        ([{"text": "a"}, {"content": "b"}], r"row 2 has keys 'content': `text` or `messages` is needed"),
-        ([["text"]], r"row 1 has \['text'\]: `text` or"),
-        ([{"text": 3}], r"row 1: a string of `text` or a list of `messages` is needed"),
-        ([{"messages": []}], r"row 1: a string of `text`"),
+        ([{"text": "a"}, {"content": "b"}], r"row 2 has keys 'content': text or messages is needed"),
+        ([["text"]], r"row 1 has \['text'\]: text or"),
+        ([{"text": 3}], r"row 1: a string as text or a list as messages is needed"),
+        ([{"messages": []}], r"row 1: a string as text"),
     ):
         path = rows_of(tmp_path / "rows.jsonl", rows)
         with pytest.raises(UserError, match=message):

@@ -126,7 +126,7 @@ def _batch(given: Batch | str, tokenizer: Any) -> Batch:
     if not isinstance(given, str):
         return given
     if tokenizer is None:
-        raise UserError("held-out texts need a tokenizer: give `tokenizer`, or batches of token ids")
+        raise UserError("held-out texts need a tokenizer: give one, or batches of token ids")
     ids = tokenizer(given, truncation=True, max_length=_HELD_OUT_CONTEXT)["input_ids"]
     return torch.tensor([ids])
 
