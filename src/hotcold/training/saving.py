@@ -79,7 +79,7 @@ def save_sparse(
     found: dict[str, Any] = {"activation": layers[0][0].kind}
     if isinstance(threshold, str):
         if batches is None:
-            raise UserError(f"threshold {threshold!r} needs held-out text: give `held_out`")
+            raise UserError(f"threshold {threshold!r} needs held-out text: give texts or batches as held_out")
         found["choice"] = choose_thresholds(model, batches, threshold, max_divergence).report()
     elif threshold is not None:
         _set(layers, threshold)
