@@ -100,7 +100,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     for output in (tmp_path / "there", tmp_path / "no" / "such"):
         with pytest.raises(UserError, match="a new folder in one that exists is needed"):
             save_sparse(model, output)
-    with pytest.raises(UserError, match="threshold .one. needs held-out text: give texts or batches"):
+    with pytest.raises(UserError, match=r"threshold .one. needs held-out text: give texts or batches"):
         save_sparse(model, tmp_path / "sparse", threshold="one")
     with pytest.raises(UserError, match=r"3 numbers of at least 0 are needed"):
         save_sparse(model, tmp_path / "sparse", threshold=[0.1])

@@ -186,7 +186,7 @@ def _memory() -> Any:
     try:
         yield
     except torch.OutOfMemoryError:
-        fix = "a smaller batch, a shorter context or `checkpointing` takes less"
+        fix = "a smaller batch, a shorter context or checkpointing takes less"
         raise UserError(f"out of memory: {fix}") from None
 
 
