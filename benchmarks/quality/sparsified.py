@@ -31,14 +31,15 @@ from typing import Any
 import torch
 import transformers
 
-from hotcold.commands.sparsify import named_text
-from hotcold.training.mixture import Mixture
+from hotcold.commands.sparsify import source
 from hotcold.training.sparse_checkpoint import load_model, open_original
-from hotcold.training.sparsifying import SparsifyOptions, rate_share, sparsify
-from hotcold.training.sparsity_picture import Curve, sparsity_picture
+from hotcold.training.sparsify_run import rate_share
+from hotcold.training.sparsifying import SparsifyOptions, sparsify
+from hotcold.training.token_data import Encoder, Mixture
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.machine import commit
+from lib.sparsity_picture import Curve, sparsity_picture
 
 MASKED = (0.0, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)
 
@@ -73,10 +74,15 @@ def make_twin(folder: Path, args: argparse.Namespace) -> None:
     shutil.copyfile(args.tokenizer, folder / "tokenizer.model")
 
 
+def mixture_of(original: Any, args: argparse.Namespace) -> Mixture:
+    encoder = Encoder(original.tokenizer, original.folder, int(original.config["vocab_size"]))
+    return Mixture(args.texts, encoder, args.context, args.seed, args.out / "tokens")
+
+
 def train(start: Path, end: Path, tokens: int, rate: float, args: argparse.Namespace) -> None:
     """Trains a checkpoint as it is; windows and learning rates are those of `sparsify` with this seed."""
     original = open_original(start)
-    mixture = Mixture(args.texts, original.tokenizer, args.context, args.seed)
+    mixture = mixture_of(original, args)
     model = load_model(original, torch.device("cpu")).train()
     optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     steps = tokens // (args.context * args.batch)
@@ -105,7 +111,7 @@ def judge(folder: Path, args: argparse.Namespace) -> tuple[Callable[[float], flo
     share of zeros of the last such pass before anything was left out."""
     original = open_original(folder)
     model = load_model(original, torch.device("cpu")).eval()
-    held_out = torch.from_numpy(Mixture(args.texts, original.tokenizer, args.context, args.seed).held_out)
+    held_out = torch.from_numpy(mixture_of(original, args).judging)
     left_out, zeros = 0.0, []
 
     def leave_out(module: Any, inputs: tuple[Any]) -> tuple[Any]:
@@ -157,7 +163,7 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.start is None and args.tokenizer is None:
         parser.error("--tokenizer or --start is needed")
-    args.texts = [named_text(each) for each in args.file]
+    args.texts = [source(each) for each in args.file]
     return args
 
 
@@ -184,7 +190,7 @@ def checkpoints(args: argparse.Namespace) -> dict[str, Path]:
             batch=args.batch,
             seed=args.seed,
         )
-        sparsify(twin, args.texts, folder, options, told=lambda report: print(report, flush=True))
+        sparsify(twin, args.texts, folder, options, report=lambda report: print(report, flush=True))
     return folders
 
 

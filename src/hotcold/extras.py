@@ -20,8 +20,9 @@ _TEST = (*_CONVERT, "gguf", "httpx", "hypothesis", "pytest", "scipy", "xdist")
 _TRAIN = (*_CONVERT, "torch", "transformers")
 _RAY = ("ray",)
 _TEST_FULL = (
-    *("anthropic", "flask", "jsonschema_rs", "langchain_ollama", "langchain_openai", "litellm", "ollama"),
-    *("openai", "pydantic", "pydantic_ai", "schemathesis", "selenium", "yaml"),
+    *("accelerate", "anthropic", "flask", "jsonschema_rs", "langchain_ollama", "langchain_openai"),
+    *("litellm", "lm_eval", "ollama", "openai", "peft", "pyarrow", "pydantic", "pydantic_ai"),
+    *("schemathesis", "selenium", "yaml"),
 )
 EXTRAS = {
     "convert": Extra(_CONVERT, "hotcold convert"),

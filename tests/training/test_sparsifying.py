@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +23,14 @@ from hotcold.tasks.scoring import Scorer
 torch = pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("transformers", reason="training needs transformers")
 
-from hotcold.training.mixture import Mixture, NamedText  # noqa: E402
 from hotcold.training.sparse_checkpoint import load_model, open_original  # noqa: E402
-from hotcold.training.sparsifying import (  # noqa: E402
-    SparsifyOptions,
-    sparsify,
-)
+from hotcold.training.sparsify_run import rate_share  # noqa: E402
+from hotcold.training.sparsifying import SparsifyOptions, sparsify  # noqa: E402
+from hotcold.training.token_data import Encoder, Mixture, Source  # noqa: E402
 
 DATA = Path(__file__).parent.parent / "data"
-TEXT = NamedText("heidi", (DATA / "heidi.txt").read_text(encoding="utf-8")[:12000])
-OPTIONS = SparsifyOptions(tokens=2048, learning_rate=1e-3, context=32, batch=8)
+LLAMA = golden_checkpoint("tiny-llama")
+HEIDI = (DATA / "heidi.txt").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +40,13 @@ def few_threads() -> Any:
     yield
     torch.set_num_threads(before)
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    path = tmp_path_factory.mktemp("texts") / "heidi.txt"
+    path.write_text(HEIDI[:12000], encoding="utf-8")
+    return Source(path)
 
 
 def differences(folder: Path, tmp_path: Path) -> tuple[float, float, str]:
@@ -106,23 +114,57 @@ def with_up_cut(both: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["relu", "drelu"])
-def test_from_a_checkpoint_to_logits(kind: Any, tmp_path: Path) -> None:
+def test_from_a_checkpoint_to_logits(kind: Any, text: Source, tmp_path: Path) -> None:
     output = tmp_path / "sparse"
-    found = sparsify(
-        golden_checkpoint("tiny-llama"), [TEXT], output, SparsifyOptions(2048, kind, 3e-3, context=32)
-    )
-    assert not (tmp_path / "sparse.work").exists()
-    assert found.perplexity < 200 < found.original_perplexity  # of 288 tokens: it has learnt something
+    found = sparsify(LLAMA, [text], output, SparsifyOptions(2048, kind, 3e-3, context=32))
+    assert found.measured.perplexity < 200 < found.original.perplexity  # of 288 tokens: it has learnt
     assert [report.tokens for report in found.reports][-1] == 2048
     config = json.loads((output / "config.json").read_text())
-    assert (found.threshold > 0) == ("hidden_act_param" in config)
+    assert found.choice.thresholds == [config.get("hidden_act_param", 0.0)] * 3
+    assert json.loads((output / "sparsity.json").read_text())["measured"]["zeros"] == found.measured.zeros
     assert (output / "tokenizer.model").read_bytes() == TINY_TOKENIZER.read_bytes()
-    assert (output / "sparsity.svg").read_text().startswith("<svg")
     difference, deviation, activation = differences(output, tmp_path)
     assert activation == kind
     assert difference < 2e-3 * deviation
     # The same model of this package's own code: what was trained is what was written.
-    assert perplexity(output, 32) == pytest.approx(found.perplexity, rel=1e-6)
+    assert perplexity(output, text) == pytest.approx(found.measured.perplexity, rel=1e-6)
+
+
+def test_the_control_and_the_held_out_text(text: Source, tmp_path: Path) -> None:
+    """The control is what plain training by transformers and PyTorch makes of the same windows."""
+    held_out, output = tmp_path / "held-out.txt", tmp_path / "sparse"
+    held_out.write_text(HEIDI[-3000:], encoding="utf-8")
+    options = SparsifyOptions(2048, "drelu", 3e-3, context=32, control=True, threshold="none", loss_chunk=9)
+    found = sparsify(LLAMA, [text], output, options, held_out=held_out)
+    assert found.choice.thresholds == [0.0] * 3
+    assert "hidden_act_param" not in json.loads((output / "config.json").read_text())
+
+    original = open_original(LLAMA)
+    windows = mixture(original, text, tmp_path, held_out)
+    control = load_model(original, torch.device("cpu")).train()
+    optimiser = torch.optim.AdamW(control.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(8):
+        optimiser.param_groups[0]["lr"] = 3e-3 * rate_share((step + 1) / 8)
+        ids = torch.from_numpy(windows.batch(step, 8))
+        optimiser.zero_grad()
+        control(ids, labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(control.parameters(), 1.0)
+        optimiser.step()
+    judging = torch.from_numpy(windows.judging)
+    models = {"original": load_model(original, torch.device("cpu")), "control": control}
+    models["measured"] = load_model(open_original(output), torch.device("cpu"))
+    logs = {}
+    for name, model in models.items():
+        with torch.no_grad():
+            logs[name] = torch.log_softmax(model.eval()(judging).logits[:, :-1].double(), -1)
+        loss = -logs[name].gather(2, judging[:, 1:, None]).mean()
+        assert getattr(found, name).perplexity == pytest.approx(math.exp(loss), rel=1e-3)
+    for other, value in (
+        ("original", found.measured.divergence),
+        ("control", found.control_divergence),
+    ):
+        p, q = logs[other], logs["measured"]
+        assert value == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -142,32 +184,87 @@ def test_from_a_checkpoint_to_logits(kind: Any, tmp_path: Path) -> None:
         pytest.param("tiny-smollm3", "drelu", marks=pytest.mark.full),
     ],
 )
-def test_families_experts_and_fused_gates(name: str, kind: Any, tmp_path: Path) -> None:
+def test_families_experts_and_fused_gates(name: str, kind: Any, text: Source, tmp_path: Path) -> None:
     folder = tmp_path / "sparse"
     found = sparsify(
-        golden_checkpoint(name), [TEXT], folder, SparsifyOptions(1024, kind, 3e-3, context=32, batch=4)
+        golden_checkpoint(name), [text], folder, SparsifyOptions(1024, kind, 3e-3, context=32, batch=4)
     )
-    assert all(0.3 < share < 1 for share in found.zeros)
+    assert all(0.3 < share < 1 for share in found.measured.zeros)
     difference, deviation, activation = differences(folder, tmp_path)
     assert activation == kind
     assert difference < 2e-3 * deviation
 
 
-def test_a_sparse_checkpoint_goes_on(tmp_path: Path) -> None:
-    """It is loaded with its own activation and threshold."""
+def test_a_sparse_checkpoint_is_trained_on(text: Source, tmp_path: Path) -> None:
+    """It is loaded with its own activation and its thresholds."""
     first, second = tmp_path / "first", tmp_path / "second"
-    found = sparsify(
-        golden_checkpoint("tiny-llama"), [TEXT], first, SparsifyOptions(1024, "drelu", 3e-3, context=32)
+    options = SparsifyOptions(1024, "drelu", 3e-3, context=32, threshold="per-layer")
+    found = sparsify(LLAMA, [text], first, options)
+    assert len(set(found.choice.thresholds)) == 3
+    again = sparsify(first, [text], second, SparsifyOptions(256, "relu", 1e-5, context=32))
+    assert again.original.perplexity == pytest.approx(found.measured.perplexity, rel=1e-6)
+
+
+def test_parts_of_a_step_give_its_gradient(text: Source, tmp_path: Path) -> None:
+    """Accumulation, checkpointing and logits in chunks change nothing but rounding."""
+    steps = []
+    options = SparsifyOptions(512, "drelu", 1e-3, context=32)
+    for name, changes in {
+        "whole": {},
+        "parts": {"batch": 2, "accumulate": 4, "checkpointing": True, "loss_chunk": 20},
+    }.items():
+        log = tmp_path / f"{name}.jsonl"
+        sparsify(LLAMA, [text], tmp_path / name, replace(options, **changes), log=log)
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        steps.append([line for line in lines if "loss" in line])
+    for first, second in zip(*steps, strict=True):
+        for key in ("step", "tokens", "loss", "gradient_norm", "zeros", "learning_rate"):
+            assert first[key] == pytest.approx(second[key], rel=1e-4)
+
+
+@pytest.mark.full
+def test_processes_of_torchrun_train_one_model(text: Source, tmp_path: Path) -> None:
+    """Each takes half of the windows of a step; the first writes and prints."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    sparsify(
+        golden_checkpoint("tiny-llama"),
+        [text],
+        one,
+        SparsifyOptions(1024, "drelu", 1e-3, context=32),
+        device="cpu",
     )
-    assert found.threshold > 0
-    again = sparsify(first, [TEXT], second, SparsifyOptions(256, "relu", 1e-5, context=32))
-    assert again.original_perplexity == pytest.approx(found.perplexity, rel=1e-6)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hotcold"]
+    words += [
+        "sparsify",
+        golden_checkpoint("tiny-llama"),
+        "-f",
+        text.path,
+        "-o",
+        two,
+        "--tokens",
+        "1024",
+        "-c",
+        "32",
+    ]
+    words += ["--batch", "4", "--learning-rate", "1e-3", "--device", "cpu", "-t", "1"]
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("perplexity of") == 1
+    first, second = (json.loads((folder / "sparsity.json").read_text()) for folder in (one, two))
+    for key in ("original", "measured"):
+        assert first[key]["tokens"] == second[key]["tokens"]
+        assert first[key]["perplexity"] == pytest.approx(second[key]["perplexity"], rel=2e-3)
 
 
-def perplexity(folder: Path, context: int) -> float:
+def mixture(original: Any, text: Source, folder: Path, held_out: Path | None = None) -> Mixture:
+    encoder = Encoder(original.tokenizer, original.folder, 288)
+    return Mixture([text], encoder, 32, 0, folder / "tokens", held_out)
+
+
+def perplexity(folder: Path, text: Source) -> float:
     original = open_original(folder)
     model = load_model(original, torch.device("cpu")).eval()
-    held_out = torch.from_numpy(Mixture([TEXT], original.tokenizer, context, 0).held_out)
+    held_out = torch.from_numpy(mixture(original, text, folder.parent).judging)
     with torch.no_grad():
         logits = model(held_out).logits[:, :-1]
     return math.exp(torch.nn.functional.cross_entropy(logits.flatten(0, 1), held_out[:, 1:].flatten()))

@@ -1,10 +1,12 @@
 """Trains a checkpoint until most of its neurons are zero, so that it runs fast: its activation becomes dReLU
 or ReLU, and a growing penalty empties the neurons.
 
-A run that was ended goes on where it was when the same command is given again. What comes out is a checkpoint
-for `hotcold convert`. docs/your_model.md says how many tokens it takes."""
+SIGTERM and Ctrl-C save the state of the run; the same command then continues. The output is a checkpoint for
+`hotcold convert`, transformers and lm-eval. Several processes: torchrun --nproc-per-node 2 -m hotcold
+sparsify ... docs/your_model.md says how many tokens a model needs."""
 
 import argparse
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -15,8 +17,8 @@ from hotcold.commands.progress import progress
 from hotcold.errors import UserError
 
 if TYPE_CHECKING:
-    from hotcold.training.mixture import NamedText
     from hotcold.training.sparsifying import Report, Sparsified
+    from hotcold.training.token_data import Source
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="TEXT[=SHARE]",
-        help="file of text to train on, UTF-8; several are mixed by their shares (default: by their lengths)",
+        help="file to train on: text in UTF-8, or rows with text or messages (.jsonl, .parquet); several are "
+        "mixed by their shares (default: by their lengths)",
     )
     add("-o", "--output", type=path, required=True, metavar="OUT", help="folder to write")
     add("--tokens", type=whole(1), required=True, metavar="N", help="tokens to train on")
@@ -47,7 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="weight of the penalty on activations: more gives more zeros (default: 0.3)",
     )
     add("-c", "--context", type=whole(2), default=512, metavar="N", help="tokens of a window (default: 512)")
-    add("--batch", type=whole(1), default=8, metavar="N", help="windows of a step (default: 8)")
+    add("--batch", type=whole(1), default=8, metavar="N", help="windows of a forward pass (default: 8)")
+    add("--accumulate", type=whole(1), default=1, metavar="N", help="forward passes of a step (default: 1)")
+    add(
+        "--checkpointing",
+        action="store_true",
+        help="compute activations again in the backward pass: less memory, a third more time",
+    )
+    add(
+        "--loss-chunk",
+        type=whole(1),
+        default=1024,
+        metavar="N",
+        help="tokens whose logits are in memory together (default: 1024)",
+    )
     add(
         "--distil",
         type=number,
@@ -60,53 +76,87 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read names of control tokens in texts, such as <|im_end|>, as characters, not as these tokens",
     )
+    _add_ending(parser)
     add("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
-    add(
-        "--work",
-        type=path,
-        metavar="FOLDER",
-        help="folder of the run's state, deleted at the end (default: OUT.work)",
-    )
+    add("-t", "--threads", type=whole(1), metavar="N", help="threads of the processor (default: PyTorch's)")
+    add("--work", type=path, metavar="FOLDER", help="folder of the run's state (default: OUT.work)")
+    add("--cache", type=path, metavar="FOLDER", help="folder of token files (default: tokens in --work)")
+    add("--save-every", type=number, default=300, metavar="S", help="seconds between states (default: 300)")
+    add("--log", type=path, metavar="FILE.jsonl", help="file that gets a JSON object for each step")
     add("--seed", type=whole(0, 2**31 - 1), default=0, metavar="N", help="seed of the random numbers (0)")
     options.add_json_option(parser)
 
 
+def _add_ending(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the end of a run")
+    group.add_argument(
+        "--held-out",
+        type=options.file_path,
+        metavar="TEXT",
+        help="file to judge by (default: half of the windows at the ends of -f, which are not trained on)",
+    )
+    group.add_argument(
+        "--control", action="store_true", help="train the original on the same tokens, too, and compare"
+    )
+    group.add_argument(
+        "--threshold",
+        choices=("one", "per-layer"),
+        default="one",
+        help="threshold of gates: one for all layers, or one for each (default: one)",
+    )
+    group.add_argument(
+        "--no-threshold", dest="threshold", action="store_const", const="none", help="no threshold of gates"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
-    texts = [named_text(each) for each in args.file]
+    sources = [source(each) for each in args.file]
+    from hotcold.training.libraries import torch
     from hotcold.training.sparsifying import SparsifyOptions, sparsify
 
-    names = ("tokens", "activation", "learning_rate", "l1", "context", "batch", "distil", "seed")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    names = (
+        *("tokens", "activation", "learning_rate", "l1", "context", "batch", "accumulate", "checkpointing"),
+        *("loss_chunk", "distil", "threshold", "control", "seed"),
+    )
     settings = SparsifyOptions(**{name: getattr(args, name) for name in names}, special=not args.no_special)
     with progress("training") as advance:
         found = sparsify(
             args.checkpoint,
-            texts,
+            sources,
             args.output,
             settings,
             device=args.device,
             work=args.work,
-            told=_print_report,
+            held_out=args.held_out,
+            cache=args.cache,
+            log=args.log,
+            report=_print_report,
             progress=advance,
+            note=lambda text: print(text, file=sys.stderr),
+            save_seconds=args.save_every,
         )
-    _print_end(args.output, found)
+    if os.environ.get("RANK", "0") != "0":  # the first process of torchrun prints
+        return 0
+    _print_end(args, found)
     return options.end(args, found.report() | {"output": str(args.output)})
 
 
-def named_text(given: str) -> "NamedText":
-    """A text of ``FILE`` or ``FILE=SHARE``."""
-    from hotcold.tasks.texts import read_text
-    from hotcold.training.mixture import NamedText
+def source(given: str) -> "Source":
+    """A file to train on, of ``FILE`` or ``FILE=SHARE``."""
+    from hotcold.training.token_data import Source
 
     name, equals, tail = given.rpartition("=")
     if not equals or Path(given).exists():
-        return NamedText(given, read_text(Path(given)))
+        return Source(Path(given))
     try:
         share = float(tail)
     except ValueError:
         share = -1.0
     if not 0 < share < float("inf"):
         raise UserError(f"-f {given}: the share {tail!r} is not a number above 0")
-    return NamedText(name, read_text(Path(name)), share)
+    return Source(Path(name), share)
 
 
 def _print_report(report: "Report") -> None:
@@ -122,9 +172,22 @@ def _print_layers(zeros: list[float]) -> None:
     print(indented, file=sys.stderr)
 
 
-def _print_end(output: Path, found: "Sparsified") -> None:
-    zeros = sum(found.zeros) / len(found.zeros)
-    print(f"zeros {zeros:.1%}, perplexity {found.perplexity:.2f}", end="")
-    print(f" (the original: {found.original_perplexity:.2f}), threshold {found.threshold:.3g}")
-    _print_layers(found.zeros)
-    print(f"{output} (and sparsity.svg there); next: hotcold convert {output}")
+def _print_end(args: argparse.Namespace, found: "Sparsified") -> None:
+    measured, control = found.measured, found.control
+    ratios = f"{measured.perplexity / found.original.perplexity:.3f} of the original's"
+    divergences = f"{measured.divergence:.3f} nats from the original"
+    print(f"perplexity of {measured.tokens} tokens of {args.held_out or 'held-out text'}:")
+    print(f"  the original: {found.original.perplexity:.2f}")
+    if control is not None:
+        print(f"  the control:  {control.perplexity:.2f}, the original trained on the same tokens")
+        ratios += f", {measured.perplexity / control.perplexity:.3f} of the control's"
+        divergences += f", {found.control_divergence:.3f} from the control"
+    else:
+        print("  the control:  not trained; --control trains the original on the same tokens")
+    print(f"  sparse:       {measured.perplexity:.2f}, {ratios}")
+    print(f"divergence: {divergences}")
+    thresholds = sorted(found.choice.thresholds)
+    print(f"zeros {measured.mean_zeros:.1%}, thresholds {thresholds[0]:.3g} to {thresholds[-1]:.3g}")
+    _print_layers(measured.zeros)
+    print(f"{args.work or f'{args.output}.work'}: its state trains on with more --tokens; or delete it")
+    print(f"{args.output}; next: hotcold convert {args.output}")

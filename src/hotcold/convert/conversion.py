@@ -150,7 +150,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
         "general.file_type": FILE_TYPES[options.type],
         "general.quantization_version": 2 if block_type(options.type).weights > 1 else None,
         "hotcold.ffn.activation": kind,
-        "hotcold.ffn.threshold": np.float32(threshold) if threshold else None,
+        "hotcold.ffn.threshold": np.asarray(threshold, np.float32)[()] if np.any(threshold) else None,
         "hotcold.ffn.down_layout": down_layout,
         **(predictor_metadata(options.predictors) if options.predictors else {}),
         **vocabulary_metadata(checkpoint, config.integer("vocab_size"), notes, general),

@@ -7,7 +7,7 @@ from hotcold.convert import gemma4
 from hotcold.convert.known_keys import complete
 from hotcold.convert.layouts import LAYOUTS, Layout
 from hotcold.convert.quantised import read_method
-from hotcold.convert.settings import ConvertError, Settings
+from hotcold.convert.settings import ConvertError, Settings, is_number
 from hotcold.formats.words import MAX_EXPERTS
 from hotcold.model.config import MAX_LAYERS, MAX_VOCAB
 from hotcold.model.refused import reason_of
@@ -73,11 +73,21 @@ def _of_text(config: Settings, layout: Layout) -> tuple[Layout, Settings]:
     return own, config.having({"model_type": row})
 
 
-def activation(config: Settings, layout: Layout) -> tuple[str, float]:
-    """The FFN's activation, and the threshold that a gate must exceed."""
+def activation(config: Settings, layout: Layout) -> tuple[str, float | list[float]]:
+    """The FFN's activation, and the threshold that a gate must exceed: one, or a list of one by layer."""
     hidden_act = config.text("hidden_act")
     if hidden_act not in layout.activations:
         key = next((key for key in _ACTIVATION_KEYS if key in config), "hidden_act")
         raise config.error(key, f"one of {', '.join(layout.activations)}")
     has_threshold = hidden_act == "fatrelu" or (hidden_act == "drelu" and "hidden_act_param" in config)
-    return layout.activations[hidden_act], config.number("hidden_act_param") if has_threshold else 0.0
+    return layout.activations[hidden_act], _threshold(config) if has_threshold else 0.0
+
+
+def _threshold(config: Settings) -> float | list[float]:
+    values = config.get("hidden_act_param")
+    if not isinstance(values, list):
+        return config.number("hidden_act_param")
+    layers = config.integer("num_hidden_layers")
+    if len(values) != layers or not all(value == 0 or is_number(value) for value in values):
+        raise config.error("hidden_act_param", f"a number, or {layers} numbers of at least 0")
+    return [float(value) for value in values]

@@ -120,7 +120,7 @@ _SILU = {"silu": "silu"} | _SPARSE
 #: Where a class computes states with hidden_act, too, a plain ReLU would be that of both.
 _SILU_STATES = {name: each for name, each in _SILU.items() if name != "relu"}
 _TANH = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu")
-_GELU = {"gelu": "gelu_erf", **_TANH, "relu": "relu"}
+_GELU = {"gelu": "gelu_erf", **_TANH, "relu": "relu", "fatrelu": "relu"}
 _RELU2 = {"relu2": "relu2"}
 
 _PLAIN: dict[str, bool | str] = {

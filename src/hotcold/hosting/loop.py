@@ -133,7 +133,7 @@ class EngineThread:
         """The request is queued when its grammar is ready: steps of others go on meanwhile."""
         make = self._constraint
         if make is None:
-            raise RequestError("grammars need the extra: pip install 'hotcold[serve]'")
+            raise RequestError("grammars need the package llguidance: install it")
         if self._compilers is None:
             self._compilers = ThreadPoolExecutor(1, "hotcold-grammar")
 

@@ -65,7 +65,7 @@ class Config:
     context: int  #: positions that the model was trained for, or that it may have here
     norm_eps: float
     activation: str
-    threshold: float  #: a gate fires when it is greater than this (FATReLU)
+    threshold: float | tuple[float, ...]  #: a gate fires when it is greater (FATReLU); one, or one by layer
     gated: bool
     down_layout: str  #: of ``ffn_down``: ``by_output`` (D, N), or ``by_neuron`` as ``ffn_down_t`` always is
     scales: Scales = field(default_factory=Scales)
@@ -139,6 +139,12 @@ class Config:
         through the family's before."""
         return self.activation if self.cut_of(layer) is None else "relu"
 
+    def threshold_of(self, layer: int) -> float:
+        """The threshold of a layer's gates. A draft block after the last layer has that layer's."""
+        if isinstance(self.threshold, tuple):
+            return self.threshold[min(layer, len(self.threshold) - 1)]
+        return self.threshold
+
     def page_bytes(self, cache_type: str) -> int:
         """Bytes of a page in all layers, that of :attr:`draft` among them; ModelError: the type's blocks do
         not fit the model's heads."""
@@ -203,7 +209,7 @@ class Config:
         experts = read_experts(keys, family, layers, MAX_NEURONS, tensors)
         dense = dense_layers(keys, layers) if experts else frozenset()
         neurons = layer_neurons(keys, family, layers, experts, dense, MAX_NEURONS)
-        activation, threshold, guesses = _ffn(keys, family, magic, gated)
+        activation, threshold, guesses = _ffn(keys, family, magic, gated, layers)
         if family.streams and activation != family.activation:
             raise ModelError(
                 f"hotcold.ffn.activation is {activation}: {family.name} needs {family.activation}"
@@ -459,7 +465,9 @@ def _scales(keys: Keys, family: Family, implied: Scales) -> Scales:
     )
 
 
-def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, float, tuple[str, ...]]:
+def _ffn(
+    keys: Keys, family: Family, magic: str, gated: bool, layers: int
+) -> tuple[str, float | tuple[float, ...], tuple[str, ...]]:
     """Activation, threshold and notes: our own keys if a file has them, else what its magic implies."""
     own = Keys(keys.metadata, "hotcold")
     notes: tuple[str, ...] = ()
@@ -469,14 +477,18 @@ def _ffn(keys: Keys, family: Family, magic: str, gated: bool) -> tuple[str, floa
     if family.norms_inside and "ffn.activation" not in own:
         implied, notes = read_activation(keys)
     activation = own.choice("ffn.activation", ACTIVATIONS, implied)
-    threshold = own.get("ffn.threshold", 0.0)
-    if not is_number(threshold):
-        raise ModelError(f"{own.name('ffn.threshold')} is {shown(threshold)}: a number is needed")
+    value = own.get("ffn.threshold", 0.0)
+    several = hasattr(value, "__len__") and not isinstance(value, str)
+    thresholds = list(value) if several else [value]
+    if not all(map(is_number, thresholds)) or (several and len(thresholds) != layers):
+        seen = f"{own.name('ffn.threshold')} is {shown(value)}"
+        raise ModelError(f"{seen}: a number is needed, or an array of {layers}, one for each layer")
     try:
-        check_activation(activation, float(threshold), gated=gated)
+        for threshold in thresholds:
+            check_activation(activation, float(threshold), gated=gated)
     except ValueError as error:
         raise ModelError(f"{own.name('ffn')}: {error}") from None
-    return activation, float(threshold), notes
+    return activation, tuple(map(float, thresholds)) if several else float(value), notes
 
 
 def _implied_layout(tensors: Mapping[str, TensorInfo]) -> str:

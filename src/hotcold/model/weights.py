@@ -184,7 +184,7 @@ def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) ->
 
 def shared_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
     """One layer's shared expert, or its FFN beside the experts; otherwise as :func:`ffn_tensors`."""
-    return read_shared_tensors(ModelReader.of(file, config, backend), config, f"blk.{layer}.")
+    return read_shared_tensors(ModelReader.of(file, config, backend), config, layer)
 
 
 def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:

@@ -240,7 +240,7 @@ def _metadata(source: GGUFFile, config: Config, wanted: _Wanted) -> Mapping[str,
     if wanted.format == "gguf":
         kept["hotcold.ffn.activation"] = config.activation
         if config.threshold:
-            kept["hotcold.ffn.threshold"] = np.float32(config.threshold)
+            kept["hotcold.ffn.threshold"] = np.asarray(config.threshold, np.float32)[()]
         kept["hotcold.ffn.down_layout"] = wanted.down
         if wanted.order:
             kept[HOT_FIRST_KEY] = True
@@ -263,7 +263,11 @@ def _architecture(config: Config) -> str:
             return _WITH_GATE[activation]
         if not config.gated and name in _WITHOUT_GATE.get(activation, ()):
             return name
-    seen = f"{name} with {activation}" + f", threshold {config.threshold:g}" * bool(config.threshold)
+    seen = f"{name} with {activation}"
+    if isinstance(config.threshold, tuple):
+        seen += ", thresholds by layer"
+    elif config.threshold:
+        seen += f", threshold {config.threshold:g}"
     seen += f" and {config.experts.count} experts" if config.experts else ""
     raise QuantizeError(f"{seen}: PowerInfer computes llama with relu or drelu, falcon and opt with relu")
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hotcold.convert.conversion import Conversion, ConvertOptions, convert
 from hotcold.quantize.quantization import Quantization, QuantizeOptions, quantize
-from hotcold.tasks.texts import text_of
 
 if TYPE_CHECKING:
     from hotcold.training.sparsifying import Sparsified
@@ -51,7 +50,7 @@ def quantize_file(
 
 def sparsify_checkpoint(
     checkpoint: _Place,
-    texts: Sequence[str | Path],
+    files: Sequence[_Place],
     output: _Place,
     *,
     tokens: int,
@@ -64,7 +63,7 @@ def sparsify_checkpoint(
 
     Args:
         checkpoint: folder of a Hugging Face checkpoint.
-        texts: texts, or the ``Path`` of a file each.
+        files: texts to train on: UTF-8, or rows in ``.jsonl`` and ``.parquet``.
         output: folder to write.
         tokens: tokens to train on.
         device: torch's name of it; None is a GPU if there is one.
@@ -73,12 +72,12 @@ def sparsify_checkpoint(
         options: other fields of :class:`~hotcold.training.sparsifying.SparsifyOptions`.
 
     UserError: torch is missing, a value is not allowed, or memory or disk do not suffice."""
-    from hotcold.training.mixture import NamedText
     from hotcold.training.sparsifying import SparsifyOptions, sparsify
+    from hotcold.training.token_data import Source
 
-    named = [NamedText(f"text {i}", text_of(text)) for i, text in enumerate(texts)]
+    sources = [Source(Path(file)) for file in files]
     settings = SparsifyOptions(tokens, **options)
     folder = None if work is None else Path(work)
     advance = progress or (lambda done, total: None)
     place = Path(checkpoint)
-    return sparsify(place, named, Path(output), settings, device=device, work=folder, progress=advance)
+    return sparsify(place, sources, Path(output), settings, device=device, work=folder, progress=advance)

@@ -1,4 +1,4 @@
-"""The libraries of the extra `[train]`, imported here alone: without torch this is one line for the user.
+"""The libraries of the extra `[train]`: without torch, importing this is one line for the user.
 
 The other modules of the room take ``torch`` from here, so import them where a command first needs them."""
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from hotcold.extras import importing
 
-__all__ = ["torch", "transformers"]
+__all__ = ["state_dict_functions", "torch", "transformers"]
 
 with importing("train", "training"):
     import torch
@@ -17,3 +17,10 @@ def transformers() -> Any:
     with importing("train", "training"):
         import transformers as package
     return package
+
+
+def state_dict_functions() -> Any:
+    """The functions of torch that gather and spread the weights of sharded models."""
+    import torch.distributed.checkpoint.state_dict as functions
+
+    return functions

@@ -42,7 +42,7 @@ class RunState:
         """UserError: it cannot be written; the state before it is still there."""
         path = self.folder / _STATE
         try:
-            self.folder.mkdir(exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 torch.save({**state, "identity": json.dumps(self._identity)}, file)
         except (OSError, RuntimeError, FileError) as error:  # torch has an error of its own for a full disk
@@ -55,8 +55,9 @@ class RunState:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def delete(self) -> None:
-        with contextlib.suppress(OSError):
-            self._remove_partial()
-            (self.folder / _STATE).unlink()
-            self.folder.rmdir()
+    def exists(self) -> bool:
+        return (self.folder / _STATE).exists()
+
+    def beside(self, name: str) -> "RunState":
+        """The state of another run with the same inputs, in a folder inside this one."""
+        return RunState(self.folder / name, self._identity)

@@ -1,8 +1,5 @@
-"""Reads a Hugging Face checkpoint to make it sparse, and writes the sparse one."""
+"""Reads a Hugging Face checkpoint to make it sparse."""
 
-import json
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,20 +8,11 @@ from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
 from hotcold.convert.finding import activation, find_layout
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.errors import UserError
-from hotcold.extras import importing
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.training.libraries import torch, transformers
-from hotcold.training.sparse_ffn import Kind, SparseActivation, decoder_layers, put_in, uses_experts
+from hotcold.training.modeling_hotcold import put_in_named
 from hotcold.values import printable, shown
 
-with importing("train", "training"):
-    from safetensors import SafetensorError
-
-#: Files that belong to the model whatever its weights are.
-_KEPT = (
-    "generation_config.json", "*token*", "tekken.json", "vocab.json", "merges.txt", "chat_template*",
-    "LICENSE*",
-)  # fmt: skip
 _ACTIVATION_KEYS = ("hidden_act", "hidden_activation")  #: config.json's key, by family
 
 
@@ -73,8 +61,8 @@ def open_original(folder: Path, wanted: str = "drelu") -> Original:
     return Original(checkpoint, tokenizer, config, key, facts.integer("max_position_embeddings"))
 
 
-def load_model(original: Original, device: Any) -> Any:
-    """The model in float32, with the activation that ``config.json`` names, FATReLU and dReLU too.
+def load_model(original: Original, device: Any, dtype: Any = torch.float32) -> Any:
+    """The model, with the activation that ``config.json`` names, FATReLU and dReLU too.
     UserError: transformers cannot load it, or tensors are missing."""
     library = transformers()
     library.logging.set_verbosity_error()
@@ -87,7 +75,7 @@ def load_model(original: Original, device: Any) -> Any:
         model, found = library.AutoModelForCausalLM.from_pretrained(
             original.folder,
             config=config,
-            dtype=torch.float32,
+            dtype=dtype,
             local_files_only=True,
             output_loading_info=True,
         )
@@ -96,13 +84,8 @@ def load_model(original: Original, device: Any) -> Any:
         raise UserError(f"{original.folder}: transformers cannot load it: {said}") from None
     if missing := sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}):
         raise UserError(f"{original.folder} has no tensor {shown(missing[0])} of the right shape")
-    if uses_experts(model):
-        model.set_experts_implementation("grouped_mm")  # asks experts for their activation
     if own in ("fatrelu", "drelu"):
-        threshold = float(original.config.get("hidden_act_param") or 0)
-        kind: Kind = "drelu" if own == "drelu" else "relu"
-        layers = len(decoder_layers(model))
-        put_in(model, SparseActivation(kind, layers, threshold, watching=False))
+        put_in_named(model, own, original.config.get("hidden_act_param"))
     return model.to(device)
 
 
@@ -110,41 +93,3 @@ def stored_type(original: Original) -> Any:
     """The type of the original's weights, which the sparse checkpoint keeps."""
     name = original.config.get("torch_dtype", original.config.get("dtype")) or "float32"
     return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(name, torch.float32)
-
-
-def write_checkpoint(
-    output: Path, original: Original, model: Any, activation: SparseActivation, more: dict[str, str]
-) -> None:
-    """Writes a checkpoint folder, whole or not at all; ``more`` are texts by the names of their files.
-    UserError: it cannot be written."""
-    partial = output.with_name(f".{output.name[:200]}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-    try:
-        model.to(stored_type(original)).save_pretrained(partial)
-        (partial / "generation_config.json").unlink(missing_ok=True)  # the original's, if there is one
-        for pattern in _KEPT:
-            for file in original.folder.glob(pattern):
-                if file.is_file():
-                    shutil.copyfile(file, partial / file.name)
-        config = json.dumps(_config(original, activation), indent=2) + "\n"
-        (partial / "config.json").write_text(config, encoding="utf-8")
-        for name, text in more.items():
-            (partial / name).write_text(text, encoding="utf-8")
-        for file in partial.iterdir():
-            file.chmod((partial / "config.json").stat().st_mode)  # some writers make private files
-        os.rename(partial, output)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        seen = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        raise UserError(f"{output} cannot be written: {printable(seen)}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _config(original: Original, activation: SparseActivation) -> dict[str, Any]:
-    """The original's config.json with the other activation, as ``hotcold convert`` reads it. Where that is a
-    ReLU without a threshold, transformers computes it, too."""
-    config = {key: value for key, value in original.config.items() if key != "hidden_act_param"}
-    if not activation.threshold:
-        return config | {original.key: activation.kind}
-    name = {"relu": "fatrelu", "drelu": "drelu"}[activation.kind]
-    return config | {original.key: name, "hidden_act_param": activation.threshold}

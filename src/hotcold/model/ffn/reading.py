@@ -55,7 +55,7 @@ def read_feed_forward(
         cut = config.cut_of(layer)
         gates = None if cut is None else read_cut(reader, f"{blk}ffn_gate", config.neurons[layer], cut)
         return PlainFFN(weights, gates, config.mixers[layer].read_shift(reader, blk))
-    shared = _read_shared(reader, config, blk) if experts.shared else None
+    shared = _read_shared(reader, config, layer) if experts.shared else None
     of_all: dict[str, Any] = {"neurons": weights, "router": router, "shared": shared}
     if experts.latent:
         down, up = (reader.matrix(f"{blk}ffn_latent_{part}") for part in ("down", "up"))
@@ -91,25 +91,25 @@ def _made(reader: TensorReader, tensors: FFNTensors, make: MakeWeights) -> FFNWe
     return weights
 
 
-def _read_shared(reader: TensorReader, config: Config, blk: str) -> SharedExpert:
-    gate, name = None, f"{blk}ffn_gate_inp_shexp.weight"
+def _read_shared(reader: TensorReader, config: Config, layer: int) -> SharedExpert:
+    gate, name = None, f"blk.{layer}.ffn_gate_inp_shexp.weight"
     if name in reader.file.tensors:
         row = reader.file.stored(name)
         # One row, whichever way the file has it.
         nbytes = row.rows * row.row_bytes
         gate = reader.backend.matrix(replace(row, shape=(1, config.dim), rows=1, row_bytes=nbytes))
         reader.count(row)
-    tensors = read_shared_tensors(reader, config, blk)
+    tensors = read_shared_tensors(reader, config, layer)
     return SharedExpert(gate, _made(reader, tensors, reader.backend.ffn_weights))
 
 
-def read_shared_tensors(reader: TensorReader, config: Config, blk: str) -> FFNTensors:
+def read_shared_tensors(reader: TensorReader, config: Config, layer: int) -> FFNTensors:
     """Finds the tensors of a layer's shared expert, or of the FFN beside the experts."""
     assert config.experts is not None
-    kind = config.experts.shared_kind
+    kind, blk = config.experts.shared_kind, f"blk.{layer}."
     gate = reader.stored(f"{blk}ffn_gate{kind}") if config.gated else None
     up, down = (reader.stored(f"{blk}ffn_{part}{kind}") for part in ("up", "down"))
-    return FFNTensors(gate, up, down, config.down_layout, config.activation, config.threshold)
+    return FFNTensors(gate, up, down, config.down_layout, config.activation, config.threshold_of(layer))
 
 
 def read_tensors(reader: TensorReader, config: Config, layer: int) -> FFNTensors:
@@ -124,15 +124,15 @@ def read_tensors(reader: TensorReader, config: Config, layer: int) -> FFNTensors
             gated=config.gated,
             down_layout=config.down_layout,
             activation=config.activation,
-            threshold=config.threshold,
+            threshold=config.threshold_of(layer),
         )
     gate, up, gate_bias, up_bias = _gate_and_up(reader, config, blk)
     name, layout = _down(config, blk, reader.file.tensors)
     down, down_bias = reader.stored(f"{blk}{name}"), reader.vector(f"{blk}{name}.bias")
     if config.cut_of(layer) is not None:  # GateCut computes the gate before the others
         gate = gate_bias = None
-    biases = gate_bias, up_bias, down_bias
-    return FFNTensors(gate, up, down, layout, config.activation_of(layer), config.threshold, *biases)
+    biases, threshold = (gate_bias, up_bias, down_bias), config.threshold_of(layer)
+    return FFNTensors(gate, up, down, layout, config.activation_of(layer), threshold, *biases)
 
 
 def _gate_and_up(

@@ -1,0 +1,65 @@
+"""Turns conversations into tokens through a tokenizer's chat template; answers alone are learned."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotcold.errors import UserError
+
+_ANSWERS = "assistant"
+
+
+def encode_conversation(
+    tokenizer: Any, messages: Sequence[dict[str, Any]]
+) -> tuple[list[int], npt.NDArray[np.bool_]]:
+    """Token ids of a conversation, and which of them belong to answers.
+
+    Ids are those of ``tokenizer.apply_chat_template`` of transformers. A template with ``{% generation %}``
+    names the answers itself. Otherwise an answer is the text that a message adds to the template's output for
+    the messages before it, without white space at its end. UserError: there is no answer, the template
+    refuses the messages, or it changes earlier messages when an answer is added."""
+    if not any(message.get("role") == _ANSWERS for message in messages):
+        raise UserError(f"a conversation without a message of the role {_ANSWERS!r}: there is no answer")
+    try:
+        if "{% generation" in _template(tokenizer) or "{%- generation" in _template(tokenizer):
+            found = tokenizer.apply_chat_template(
+                messages, return_dict=True, return_assistant_tokens_mask=True
+            )
+            return list(found["input_ids"]), np.array(found["assistant_masks"], bool)
+        spans = [
+            _span(tokenizer, messages, number)
+            for number, message in enumerate(messages)
+            if message.get("role") == _ANSWERS
+        ]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except UserError:
+        raise
+    except Exception as error:  # templates raise errors of their own
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"the chat template cannot render a conversation: {said}") from None
+    for begin, answer in spans:
+        if text[begin : begin + len(answer)] != answer:
+            raise UserError("the chat template changes earlier messages: mark answers by {% generation %}")
+    coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    learned = np.zeros(len(coded["input_ids"]), bool)
+    for number, (first, last) in enumerate(coded["offset_mapping"]):
+        learned[number] = any(begin <= first and last <= begin + len(answer) for begin, answer in spans)
+    return list(coded["input_ids"]), learned
+
+
+def _template(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    if not isinstance(template, str):
+        raise UserError("the tokenizer has no chat template: give texts, or a tokenizer_config.json with one")
+    return template
+
+
+def _span(tokenizer: Any, messages: Sequence[dict[str, Any]], number: int) -> tuple[int, str]:
+    """Where the text of an answer begins, and that text."""
+    before = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
+    after = tokenizer.apply_chat_template(messages[: number + 1], tokenize=False)
+    if not after.startswith(before):
+        raise UserError("the chat template writes answers in another way than it asks for them")
+    return len(before), after[len(before) :].rstrip()

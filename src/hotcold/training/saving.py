@@ -1,0 +1,221 @@
+"""Writes sparse models as checkpoints that transformers, lm-eval and ``hotcold convert`` read."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hotcold.errors import UserError
+from hotcold.extras import importing
+from hotcold.training.libraries import state_dict_functions, torch
+from hotcold.training.sparse_model import (
+    Batch,
+    WatchedActivation,
+    activation_key,
+    measure_sparsity,
+    several_processes,
+    sparse_layers,
+)
+from hotcold.training.thresholds import MAX_DIVERGENCE, Mode, choose_thresholds
+from hotcold.values import printable
+
+with importing("train", "training"):
+    from safetensors import SafetensorError
+
+_CODE = "modeling_hotcold"
+_CLASS = "HotcoldForCausalLM"
+_REPORT = "sparsity.json"
+_HELD_OUT_CONTEXT = 512  # most tokens of a held-out text in one window
+#: Files that belong to the model whatever its weights are.
+_KEPT = (
+    "generation_config.json", "*token*", "tekken.json", "vocab.json", "merges.txt", "chat_template*",
+    "LICENSE*",
+)  # fmt: skip
+
+
+def save_sparse(
+    model: Any,
+    output: str | os.PathLike[str],
+    *,
+    tokenizer: Any = None,
+    original: str | os.PathLike[str] | None = None,
+    threshold: Mode | Sequence[float] | None = None,
+    held_out: Iterable[Batch | str] | None = None,
+    max_divergence: float = MAX_DIVERGENCE,
+    dtype: Any = None,
+    report: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Writes a model of ``make_sparse`` as a checkpoint folder, whole or not at all; returns its report.
+
+    >>> save_sparse(model, "out", tokenizer=tokenizer, threshold="per-layer", held_out=texts)
+
+    The folder has the weights, ``config.json``, the code for ``trust_remote_code=True`` where transformers
+    does not know the activation, and the report ``sparsity.json``. In a distributed run every process calls
+    this; the first one writes.
+
+    Args:
+        model: the model, also inside DDP, FSDP2 or torch.compile. Merge adapters such as LoRA first.
+        output: a new folder.
+        tokenizer: of transformers; it is saved with the model, and cuts held-out texts into tokens.
+        original: the checkpoint folder that the model was made of. Its ``config.json``, tokenizer and licence
+            are kept.
+        threshold: of the gates: ``none``, ``one`` or ``per-layer`` (see ``choose_thresholds``), or numbers by
+            layer. None keeps the model's thresholds.
+        held_out: texts, or batches of token ids, that choose the thresholds and measure zeros.
+        max_divergence: bound on the divergence that thresholds may cause, nats.
+        dtype: of the weights in the file; None keeps theirs.
+        report: further entries of ``sparsity.json``.
+
+    UserError: a value is not allowed, or the folder cannot be written."""
+    output, inner = Path(output), unwrapped(model)
+    if output.exists() or not output.absolute().parent.is_dir():
+        raise UserError(f"{output}: a new folder in one that exists is needed")
+    layers = sparse_layers(model)
+    code = _code(inner, layers)
+    batches = None if held_out is None else [_batch(each, tokenizer) for each in held_out]
+    found: dict[str, Any] = {"activation": layers[0][0].kind}
+    if isinstance(threshold, str):
+        if batches is None:
+            raise UserError(f"threshold {threshold!r} needs held-out text: give texts or batches as held_out")
+        found["choice"] = choose_thresholds(model, batches, threshold, max_divergence).report()
+    elif threshold is not None:
+        _set(layers, threshold)
+    if batches is not None:
+        found["held_out"] = measure_sparsity(model, batches).report()
+    found["thresholds"] = [layer[0].threshold for layer in layers]
+    found |= dict(report or {})
+    if any(found["thresholds"]) or layers[0][0].kind == "drelu":
+        found["code"] = f"{_CODE}.py"
+    state = _state(model, inner, dtype)
+    if _first_process():
+        texts = {_REPORT: json.dumps(found, indent=1) + "\n"}
+        if "code" in found:
+            texts[f"{_CODE}.py"] = code
+        _write(output, inner, state, _config(inner, layers, original), tokenizer, original, texts)
+    if several_processes():
+        torch.distributed.barrier()
+    return found
+
+
+def unwrapped(model: Any) -> Any:
+    """The transformers model inside DDP and torch.compile. UserError: it has adapters."""
+    while inner := getattr(model, "_orig_mod", None) or _of_ddp(model):
+        model = inner
+    if hasattr(model, "merge_and_unload"):
+        raise UserError("the model has adapters: save model.merge_and_unload()")
+    return model
+
+
+def _of_ddp(model: Any) -> Any:
+    inner = getattr(model, "module", None)
+    return inner if isinstance(inner, torch.nn.Module) else None
+
+
+def _set(layers: list[list[WatchedActivation]], thresholds: Sequence[float]) -> None:
+    if len(thresholds) != len(layers) or not all(0 <= each < float("inf") for each in thresholds):
+        raise UserError(f"threshold {thresholds!r}: {len(layers)} numbers of at least 0 are needed")
+    for layer, threshold in zip(layers, thresholds, strict=True):
+        for each in layer:
+            each.threshold = float(threshold)
+
+
+def _batch(given: Batch | str, tokenizer: Any) -> Batch:
+    if not isinstance(given, str):
+        return given
+    if tokenizer is None:
+        raise UserError("held-out texts need a tokenizer: give one, or batches of token ids")
+    ids = tokenizer(given, truncation=True, max_length=_HELD_OUT_CONTEXT)["input_ids"]
+    return torch.tensor([ids])
+
+
+def _code(model: Any, layers: list[list[WatchedActivation]]) -> str:
+    """The modeling file: this package's, and a class for the model's own in transformers."""
+    names = [each for each in type(model).__mro__ if each.__module__.startswith("transformers.models.")]
+    if not names:
+        name = printable(type(model).__name__)
+        raise UserError(f"{name} is no class of transformers: only its models can be saved")
+    source = resources.files("hotcold.training").joinpath(f"{_CODE}.py").read_text(encoding="utf-8")
+    base = names[0].__name__
+    source = source.replace("import torch\n", f"import torch\nfrom transformers import {base}\n", 1)
+    return f"{source}\n\nclass {_CLASS}(SparseCausalLM, {base}):\n    pass\n"
+
+
+def _state(model: Any, inner: Any, dtype: Any) -> dict[str, Any]:
+    """The whole weights, gathered from all processes where they are sharded."""
+    if any(hasattr(each, "device_mesh") for each in inner.parameters()):
+        library = state_dict_functions()
+        options = library.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = library.get_model_state_dict(inner, options=options)
+    else:
+        state = inner.state_dict()
+    if dtype is None:
+        return dict(state)
+    return {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
+
+
+def _first_process() -> bool:
+    return not several_processes() or torch.distributed.get_rank() == 0
+
+
+def _config(
+    model: Any, layers: list[list[WatchedActivation]], original: str | os.PathLike[str] | None
+) -> dict[str, Any]:
+    """``config.json`` with the new activation. Where that is a ReLU without a threshold, transformers
+    computes it without further code."""
+    config = dict(model.config.to_dict())
+    if original is not None:
+        config = json.loads((Path(original) / "config.json").read_text(encoding="utf-8"))
+    for key in ("hidden_act_param", "auto_map", "_name_or_path"):
+        config.pop(key, None)
+    kind, key = layers[0][0].kind, activation_key(model.config)
+    thresholds = [layer[0].threshold for layer in layers]
+    base = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
+    config |= {"architectures": [base.__name__], key: kind}
+    if any(thresholds):
+        equal = len(set(thresholds)) == 1
+        config["hidden_act_param"] = thresholds[0] if equal else thresholds
+        config[key] = {"relu": "fatrelu", "drelu": "drelu"}[kind]
+    if config[key] != "relu":
+        config["auto_map"] = {"AutoModelForCausalLM": f"{_CODE}.{_CLASS}"}
+    return config
+
+
+def _write(
+    output: Path,
+    model: Any,
+    state: dict[str, Any],
+    config: dict[str, Any],
+    tokenizer: Any,
+    original: str | os.PathLike[str] | None,
+    texts: Mapping[str, str],
+) -> None:
+    partial = output.with_name(f".{output.name[:200]}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    try:
+        model.save_pretrained(partial, state_dict=state)
+        (partial / f"{_CODE}.py").unlink(missing_ok=True)  # of a model that was loaded with this code
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        if original is not None:
+            (partial / "generation_config.json").unlink(missing_ok=True)  # the original's, if there is one
+            for pattern in _KEPT:
+                for file in Path(original).glob(pattern):
+                    if file.is_file():
+                        shutil.copyfile(file, partial / file.name)
+        if dtypes := {str(each.dtype).removeprefix("torch.") for each in state.values()}:
+            name = "torch_dtype" if "torch_dtype" in config else "dtype"
+            config[name] = dtypes.pop() if len(dtypes) == 1 else "float32"
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for name, text in texts.items():
+            (partial / name).write_text(text, encoding="utf-8")
+        for file in partial.iterdir():
+            file.chmod((partial / "config.json").stat().st_mode)  # some writers make private files
+        os.rename(partial, output)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        seen = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise UserError(f"{output} cannot be written: {printable(seen)}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,317 @@
+"""Makes transformers models sparse in place, and measures and penalises their activations."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from hotcold.errors import UserError
+from hotcold.training.libraries import torch
+from hotcold.training.modeling_hotcold import (
+    ACTIVATION_KEYS,
+    SparseActivation,
+    activation_name,
+    ffns,
+    put_in,
+)
+from hotcold.values import printable
+
+#: ReLU of the gate, or of gate and up (dReLU, arXiv 2406.05955).
+Kind = Literal["relu", "drelu"]
+KINDS: tuple[Kind, ...] = ("relu", "drelu")
+
+IGNORED = -100  #: label of tokens without a loss, as in transformers
+_CLOSE = 1e-2  # largest difference of an FFN of a known form, relative to its largest output
+
+
+class WatchedActivation(SparseActivation):
+    """A :class:`SparseActivation` that keeps figures of the last forward pass.
+
+    In training these are the sum of absolute values, which is differentiable, and the number of zeros. They
+    are kept anew in each pass, so a pass that activation checkpointing repeats replaces equal ones."""
+
+    def __init__(self, kind: str, layer: int, threshold: float = 0.0) -> None:
+        super().__init__(kind, layer, threshold)
+        self.counting = False
+        self.begin()
+
+    def begin(self) -> None:
+        self.magnitude: Any = None  #: sum of absolute values
+        self.values, self.zeros = 0, 0
+
+    def forward(self, gate: Any, up: Any = None) -> Any:
+        values = super().forward(gate, up)
+        if up is None:  # the FFN's forward is its own, and calls this once
+            self.begin()
+        if self.counting or (self.training and torch.is_grad_enabled()):
+            magnitude = values.abs().sum(dtype=torch.float32)
+            self.magnitude = magnitude if self.magnitude is None else self.magnitude + magnitude
+            self.values = self.values + values.numel()
+            self.zeros = self.zeros + (values.numel() - torch.count_nonzero(values.detach()))
+        if self.counting:
+            positive = gate.detach().relu()
+            self.gates = positive.square().sum(dtype=torch.float64), torch.count_nonzero(positive)
+        return values
+
+
+def make_sparse(model: Any, activation: Kind = "drelu") -> Any:
+    """Replaces the activation of all FFNs of a causal language model in place; returns the model.
+
+    Weights and their names stay. ``config.json`` gets the name of the new activation, so that a checkpoint
+    cannot be loaded with the old one by mistake. Call it before the model is compiled or sharded, and before
+    or after adapters such as LoRA are added. FFNs without a gate take ``relu``. On a model that is sparse
+    already, it changes the activation, and thresholds become 0.
+
+    >>> model = make_sparse(AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M"), "drelu")
+
+    UserError: the activation is not known, or an FFN has an unknown form."""
+    if activation not in KINDS:
+        raise UserError(f"activation {activation!r}: choose from {', '.join(KINDS)}")
+    key = activation_key(model.config)
+    modules = list(ffns(model))
+    _check_layers(model, {layer for _, _, layer in modules})
+    for module, form, layer in modules:
+        if form == "plain" and activation == "drelu":
+            name = printable(type(module).__name__)
+            raise UserError(f"the FFN {name} of layer {layer} has no gate: use activation='relu'")
+        if not _computes(module, form):
+            raise _unknown(module, layer)
+    put_in(model, lambda layer: WatchedActivation(activation, layer))
+    setattr(model.config, key, activation)
+    if getattr(model.config, "hidden_act_param", None) is not None:
+        model.config.hidden_act_param = None
+    return model
+
+
+def activation_key(config: Any) -> str:
+    """The key of the activation in a model's configuration. UserError: it has none."""
+    for key in ACTIVATION_KEYS:
+        if isinstance(getattr(config, key, None), str):
+            return key
+    seen = printable(type(config).__name__)
+    raise UserError(f"{seen} names no activation: one of {', '.join(ACTIVATION_KEYS)} is needed")
+
+
+def _check_layers(model: Any, layers: set[int]) -> None:
+    """UserError: some layers have no FFN of a known form."""
+    if not layers:
+        raise UserError(f"{printable(type(model).__name__)} has no FFN of a known form: {_FORMS}")
+    numbers = range(model.config.get_text_config().num_hidden_layers)
+    if others := sorted(set(numbers) - layers):
+        raise UserError(f"the FFN of layer {others[0]} is of an unknown form: {_FORMS}")
+
+
+_FORMS = "gate, up and down projections are needed (separate, fused, or of experts), or fc1 and fc2"
+
+
+def _unknown(module: Any, layer: int) -> UserError:
+    name = printable(type(module).__name__)
+    return UserError(f"the FFN {name} of layer {layer} is of an unknown form: it computes more than {_FORMS}")
+
+
+def _computes(module: Any, form: str) -> bool:
+    """Whether an FFN computes only projections and activation, by one random input.
+
+    Other forms would silently lose what else they compute, such as multipliers."""
+    if form == "plain" or hasattr(module, "sparse_activation"):
+        return True
+    weight = next(module.parameters())
+    if weight.is_meta or hasattr(weight, "device_mesh"):
+        raise UserError("the weights are not in memory, or sharded: call make_sparse before that")
+    activation = getattr(module, activation_name(module), None)
+    if activation is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(*shape: int) -> Any:
+        return torch.randn(shape, generator=generator).to(weight)
+
+    with torch.no_grad():
+        if form == "experts":
+            both = noise(3, module.gate_up_proj.shape[1])
+            gate, up = both.chunk(2, dim=-1)
+            found, wanted = module._apply_gate(both), activation(gate) * up
+        else:
+            first = module.gate_proj if form == "separate" else module.gate_up_proj
+            x = noise(1, 3, first.in_features)
+            if form == "separate":
+                gate, up = first(x), module.up_proj(x)
+            else:
+                gate, up = first(x).chunk(2, dim=-1)
+            found, wanted = module(x), module.down_proj(activation(gate) * up)
+    return bool((found - wanted).abs().max() <= _CLOSE * wanted.abs().max())
+
+
+def sparse_layers(model: Any) -> list[list[WatchedActivation]]:
+    """The activations of a model by layer, also inside wrappers such as DDP. UserError: it has none."""
+    layers: dict[int, list[WatchedActivation]] = {}
+    for module in model.modules():
+        if isinstance(module, WatchedActivation):
+            layers.setdefault(module.layer, []).append(module)
+    if not layers:
+        raise UserError(f"{printable(type(model).__name__)} is not sparse: call make_sparse(model) first")
+    return [layers[number] for number in sorted(layers)]
+
+
+class SparsityPenalty:
+    """The L1 penalty on a model's activations: ``loss = model(**batch).loss + penalty()``.
+
+    Each layer's mean absolute activation counts in units of that layer's first batch, so ``weight`` is what
+    the activations of the start cost, in nats. Call it after each forward pass in training. Save
+    ``state_dict()`` with a checkpoint, since the units decide about the loss after a restart."""
+
+    def __init__(self, model: Any, weight: float = 0.3) -> None:
+        self._layers, self.weight = sparse_layers(model), weight
+        self.units: list[float] = []
+        self.zeros: list[Any] = []  #: by layer, share of zeros in the last batch, as tensors
+
+    def __call__(self) -> Any:
+        """The penalty of the last forward pass. UserError: that pass left no activations behind."""
+        means, self.zeros = [], []
+        for layer in self._layers:
+            used = [each for each in layer if each.magnitude is not None]
+            if not used:
+                raise UserError(
+                    "no activations to penalise: call the penalty once after each forward pass in training; "
+                    "activation checkpointing needs use_reentrant=False"
+                )
+            values = sum(each.values for each in used)
+            means.append(sum(each.magnitude for each in used) / values)
+            self.zeros.append(sum(each.zeros for each in used) / values)
+            for each in used:
+                each.begin()
+        magnitudes = torch.stack([each.to(means[0].device) for each in means])
+        if not self.units:
+            self.units = mean_of_processes(magnitudes.detach()).clamp_min(1e-12).tolist()
+        return self.weight * (magnitudes / magnitudes.new_tensor(self.units)).mean()
+
+    @property
+    def mean_zeros(self) -> float:
+        """The share of zeros in the last batch."""
+        return float(sum(float(each) for each in self.zeros) / max(1, len(self.zeros)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"units": self.units}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.units = list(state["units"])
+
+
+def several_processes() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def sum_of_processes(values: Any) -> Any:
+    """The sum of a tensor over all processes of a distributed run; the tensor itself in one process."""
+    if several_processes():
+        torch.distributed.all_reduce(values)
+    return values
+
+
+def mean_of_processes(values: Any) -> Any:
+    if several_processes():
+        return sum_of_processes(values) / torch.distributed.get_world_size()
+    return values
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Quality and sparsity of a model on a text."""
+
+    tokens: int  #: predicted ones
+    perplexity: float
+    zeros: list[float]  #: share of activations that are zero, by layer; empty for a model that is not sparse
+    divergence: float | None = None  #: mean Kullback-Leibler divergence from the reference, nats
+
+    @property
+    def mean_zeros(self) -> float:
+        return sum(self.zeros) / len(self.zeros) if self.zeros else math.nan
+
+    def report(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Batch = Any  #: ids ``[B, T]``, or a dictionary of what a model's forward takes
+
+
+def measure_sparsity(model: Any, batches: Iterable[Batch], reference: Any = None) -> Measured:
+    """Measures zeros by layer, perplexity, and the divergence from a reference model if there is one.
+
+    ``batches`` hold token ids, or what the model's forward takes (``input_ids``, ``attention_mask``,
+    ``labels``). In a distributed run each process gives its own batches, and all get the sum. A model with
+    its first activation has no zeros. UserError: there is no batch."""
+    activations = [module for module in model.modules() if isinstance(module, WatchedActivation)]
+    device = next(model.parameters()).device
+    layers = sorted({each.layer for each in activations})
+    zeros, values = torch.zeros(2, len(layers), dtype=torch.float64, device=device)
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    with evaluating(model, counting=True), evaluating(reference), torch.no_grad():
+        for batch in batches:
+            inputs, labels = inputs_of(batch, device)
+            logits = model(**inputs, use_cache=False).logits
+            others = reference(**inputs, use_cache=False).logits if reference is not None else None
+            sums += _losses(logits, others, labels)
+            for each in activations:
+                zeros[layers.index(each.layer)] += each.zeros
+                values[layers.index(each.layer)] += each.values
+                each.begin()
+    for each in (sums, zeros, values):
+        sum_of_processes(each)
+    loss, divergence, tokens = sums.tolist()
+    if not tokens:
+        raise UserError("there is no token to measure with: give at least one batch of two tokens")
+    perplexity = math.exp(min(loss / tokens, 700.0))
+    kl = divergence / tokens if reference is not None else None
+    return Measured(int(tokens), perplexity, (zeros / values.clamp_min(1)).tolist(), kl)
+
+
+def _losses(logits: Any, others: Any, labels: Any) -> Any:
+    """Sums over a batch: loss, divergence, and tokens; a few rows at a time."""
+    sums = torch.zeros(3, dtype=torch.float64, device=logits.device)
+    for number, row in enumerate(labels):
+        used = row[1:] != IGNORED
+        scores = torch.log_softmax(logits[number, :-1][used].float(), dim=-1)
+        sums[0] -= scores.gather(1, row[1:][used, None]).sum()
+        sums[2] += used.sum()
+        if others is not None:
+            aim = torch.log_softmax(others[number, :-1][used].float(), dim=-1)
+            sums[1] += torch.nn.functional.kl_div(scores, aim, log_target=True, reduction="sum")
+    return sums
+
+
+def inputs_of(batch: Batch, device: Any) -> tuple[dict[str, Any], Any]:
+    """Inputs of a model's forward pass without labels; and the labels."""
+    if not isinstance(batch, dict):
+        batch = {"input_ids": torch.as_tensor(batch)}
+    inputs = {key: torch.as_tensor(value).to(device) for key, value in batch.items()}
+    labels = inputs.pop("labels", None)
+    if labels is None:
+        labels = inputs["input_ids"]
+        if (mask := inputs.get("attention_mask")) is not None:
+            labels = labels.masked_fill(mask == 0, IGNORED)
+    return inputs, labels
+
+
+class evaluating:
+    """Puts a model into evaluation, and its activations into counting, inside a ``with`` block."""
+
+    def __init__(self, model: Any, *, counting: bool = False) -> None:
+        self._model, self._counting = model, counting
+
+    def __enter__(self) -> None:
+        if self._model is not None:
+            self._training = self._model.training
+            self._model.eval()
+            if self._counting:
+                self._count(True)
+
+    def __exit__(self, *error: object) -> None:
+        if self._model is not None:
+            self._model.train(self._training)
+            if self._counting:
+                self._count(False)
+
+    def _count(self, counting: bool) -> None:
+        for module in self._model.modules():
+            if isinstance(module, WatchedActivation):
+                module.counting = counting

@@ -1,0 +1,359 @@
+"""One training run of ``hotcold sparsify``: steps, states, and stopping at signals."""
+
+import json
+import math
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotcold.errors import UserError
+from hotcold.training.libraries import torch, transformers
+from hotcold.training.run_state import RunState
+from hotcold.training.schedule import penalty_share
+from hotcold.training.sparse_checkpoint import Original, load_model, stored_type
+from hotcold.training.sparse_model import (
+    IGNORED,
+    Kind,
+    Measured,
+    SparsityPenalty,
+    make_sparse,
+    measure_sparsity,
+    several_processes,
+    sum_of_processes,
+)
+from hotcold.training.thresholds import Mode
+from hotcold.training.token_data import Mixture, inputs_and_labels
+
+REPORTS = 10  #: reports of a run
+_WARM, _LAST_RATE = 0.03, 0.1  # share of the steps in which the learning rate rises, and what is left of it
+_CLIP = 1.0  # largest norm of a step's gradient
+_NEWEST = 0.05  # weight of the newest loss in the running mean
+
+
+@dataclass(frozen=True)
+class SparsifyOptions:
+    """Options of a run; all of them decide about its weights."""
+
+    tokens: int  #: to train on
+    activation: Kind = "drelu"
+    learning_rate: float = 5e-5  #: the highest; TurboSparse's
+    l1: float = 0.3  #: the highest penalty, in nats for the activations of the start
+    context: int = 512  #: tokens of a window
+    batch: int = 8  #: windows of a forward pass
+    accumulate: int = 1  #: forward passes of a step, in each process
+    checkpointing: bool = False  #: recomputes activations in the backward pass, which takes less memory
+    loss_chunk: int = 1024  #: tokens whose logits are in memory together
+    distil: float = 0.0  #: share of the loss that is the divergence from the original's predictions
+    threshold: Mode = "one"
+    control: bool = False  #: trains the original on the same tokens, too, to compare with
+    special: bool = True  #: names of control tokens in texts become these tokens
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """How far a run is, and how good and how sparse the model is on text that is not trained on."""
+
+    tokens: int
+    loss: float  #: nats, a running mean over training text
+    perplexity: float
+    zeros: list[float]  #: share of activations that are zero, by layer
+
+    @property
+    def mean_zeros(self) -> float:
+        return sum(self.zeros) / max(1, len(self.zeros))
+
+
+def rate_share(progress: float) -> float:
+    """The share of the learning rate: it rises linearly, and falls along a cosine."""
+    if progress < _WARM:
+        return progress / _WARM
+    fallen = (1 + math.cos(math.pi * (progress - _WARM) / (1 - _WARM))) / 2
+    return _LAST_RATE + (1 - _LAST_RATE) * fallen
+
+
+class Log:
+    """A file of one JSON object a line. A run that continues drops the lines of steps that it repeats."""
+
+    def __init__(self, path: Path | None, step: int) -> None:
+        self._path, self._begun = path, time.monotonic()
+        if path is None:
+            return
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+            whole = [line for line in lines if line.endswith("\n")]
+            kept = [line for line in whole if json.loads(line)["step"] <= step]
+            path.write_text("".join(kept), encoding="utf-8")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            seen = getattr(error, "strerror", None) or "it has lines of another kind"
+            raise UserError(f"{path} cannot be the log ({seen}): name a new file") from None
+
+    def write(self, step: int, **values: Any) -> None:
+        if self._path is not None:
+            line = json.dumps({"step": step, **values, "seconds": round(time.monotonic() - self._begun, 3)})
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
+@contextmanager
+def stopping() -> Iterator[list[int]]:
+    """A list that gets SIGTERM and SIGINT while the block runs; a second signal works as before."""
+    got: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield got  # only the main thread may set handlers
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def note(number: int, frame: Any) -> None:
+        got.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield got
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+def head_logits(model: Any, hidden: Any) -> Any:
+    """Logits of hidden states ``[T, D]``: the model's own forward pass without its layers, so that scales and
+    soft caps of logits are the family's."""
+    body = getattr(model, model.base_model_prefix)
+    output = transformers().modeling_outputs.MoeModelOutputWithPast(last_hidden_state=hidden[None])
+    body.forward = lambda *args, **kwargs: output
+    try:
+        return model(inputs_embeds=hidden[None], use_cache=False).logits[0]
+    finally:
+        del body.forward
+
+
+class Run:
+    """A model in training: the sparse one, or its control, which keeps the activation."""
+
+    def __init__(
+        self,
+        original: Original,
+        mixture: Mixture,
+        options: SparsifyOptions,
+        device: Any,
+        *,
+        sparse: bool = True,
+    ) -> None:
+        self._mixture, self._options, self._device = mixture, options, device
+        self._rank, self._processes = 0, 1
+        if several_processes():
+            self._rank = torch.distributed.get_rank()
+            self._processes = torch.distributed.get_world_size()
+        self._windows = options.batch * options.accumulate * self._processes
+        self.steps = max(1, options.tokens // (self._windows * options.context))
+        self._half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        # A GPU lacks a few operations that repeat exactly: those warn.
+        torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
+        self.model = load_model(original, device)
+        self._stored = stored_type(original)
+        self.original = self.measure(self.model) if sparse else None  #: before the activation changes
+        self._teacher = None
+        if options.distil and sparse:
+            self._teacher = load_model(original, device, torch.bfloat16 if self._half else torch.float32)
+            self._teacher.eval().requires_grad_(False)
+        self._penalty = SparsityPenalty(make_sparse(self.model, options.activation)) if sparse else None
+        if options.checkpointing:
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
+        self._optimiser = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+        self.step, self._begun, self.loss = 0, 0, math.nan
+        self.reports: list[Report] = []
+
+    def batches(self, rows: Any) -> list[dict[str, Any]]:
+        """This process's part of windows that judge or choose."""
+        rows, size = rows[self._rank :: self._processes], self._options.batch
+        return [inputs_and_labels(rows[at : at + size]) for at in range(0, len(rows), size)]
+
+    def measure(self, model: Any, reference: Any = None) -> Measured:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
+            return measure_sparsity(model, self.batches(self._mixture.judging), reference)
+
+    def check_room(self, state: RunState) -> None:
+        """UserError: two states, each three numbers a weight, and the output do not fit on the disk."""
+        weights = sum(parameter.numel() for parameter in self.model.parameters())
+        needed, free = weights * 4 * 7, shutil.disk_usage(state.folder.parent).free
+        if needed > free and not state.exists():
+            place = f"{free} are free in {state.folder.parent}"
+            raise UserError(f"a run needs {needed} bytes in all, and {place}: give another `work`")
+
+    def restore(self, state: RunState) -> None:
+        """Continues from the last state. A run that came to its end goes on with more tokens: the penalty
+        stays, and the learning rate rises and falls once more. UserError: it is at another point."""
+        if (saved := state.load()) is None:
+            return
+        self.step, steps = saved["step"], saved["steps"]
+        if self.steps != steps and (self.step < steps or self.steps < steps):
+            per_step = self._windows * self._options.context
+            seen = f"{state.folder} holds a run of {steps * per_step} tokens, {self.step * per_step} done"
+            raise UserError(f"{seen}: end it with these `tokens`, then give more, or take another `work`")
+        self._begun = saved["begun"] if self.steps == steps else self.step
+        self.model.load_state_dict(saved["model"])
+        self._optimiser.load_state_dict(saved["optimiser"])
+        self.loss = saved["loss"]
+        self.reports = [Report(**report) for report in saved["reports"]]
+        if self._penalty is not None:
+            self._penalty.load_state_dict(saved["penalty"])
+
+    def _saved(self) -> dict[str, Any]:
+        for weights in self.model.parameters():  # the state on disk must be one from which a run can go on
+            self._check_finite("a weight", weights.detach().abs().max())
+        return {
+            "model": self.model.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "step": self.step,
+            "steps": self.steps,
+            "begun": self._begun,
+            "loss": self.loss,
+            "penalty": self._penalty.state_dict() if self._penalty else {},
+            "reports": [asdict(report) for report in self.reports],
+        }
+
+    def train(
+        self,
+        state: RunState,
+        report: Callable[[Report], None],
+        progress: Callable[[int, int], None],
+        save_seconds: float,
+        log: Path | None = None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Trains to the last step. SIGTERM and SIGINT save the state, and then work as they did before."""
+        per_step, saved_at = self._windows * self._options.context, time.monotonic()
+        lines, stop = Log(log if not self._rank else None, self.step), False
+        with stopping() as signals:
+            while self.step < self.steps:
+                figures = self._train_step()
+                self.step += 1
+                tokens = self.step * per_step
+                lines.write(self.step, tokens=tokens, **figures)
+                progress(tokens, self.steps * per_step)
+                if self._reports_due(self.step) > self._reports_due(self.step - 1):
+                    found = self.measure(self.model)
+                    self.reports.append(Report(tokens, self.loss, found.perplexity, found.zeros))
+                    lines.write(self.step, perplexity=found.perplexity, zeros_by_layer=found.zeros)
+                    report(self.reports[-1])
+                late = time.monotonic() - saved_at >= save_seconds
+                stop, save = self._agreed(bool(signals), late or self.step == self.steps)
+                if stop or save:
+                    self._save(state)
+                    saved_at = time.monotonic()
+                if stop:
+                    break
+        if stop:
+            note(f"stopped at step {self.step} of {self.steps}; the same command continues from there")
+            signal.raise_signal(signals[0] if signals else signal.SIGTERM)
+
+    def _reports_due(self, step: int) -> int:
+        return (step - self._begun) * REPORTS // (self.steps - self._begun)
+
+    def _save(self, state: RunState) -> None:
+        if not self._rank:
+            state.save(self._saved())
+        if several_processes():
+            torch.distributed.barrier()
+
+    def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
+        """Stops if one process must; saves when the first process wants to."""
+        if not several_processes():
+            return stop, save
+        flags = torch.tensor([stop, save and not self._rank], dtype=torch.int32, device=self._device)
+        return tuple(bool(flag) for flag in sum_of_processes(flags))  # type: ignore[return-value]
+
+    def _train_step(self) -> dict[str, float]:
+        options = self._options
+        torch.manual_seed((options.seed << 32) + self.step)  # for models with dropout
+        progress = (self.step - self._begun) / (self.steps - self._begun)
+        rate = rate_share((self.step + 1 - self._begun) / (self.steps - self._begun)) * options.learning_rate
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+        if self._penalty is not None:
+            self._penalty.weight = options.l1 * (1.0 if self._begun else penalty_share(progress))
+        rows = self._mixture.batch(self.step, self._windows)
+        learned = max(1, int((rows[:, 1:] >= 0).sum()))
+        rows = rows[self._rank :: self._processes]
+        self.model.train()
+        self._optimiser.zero_grad()
+        sums = torch.zeros(3, device=self._device)
+        for part in np.split(rows, options.accumulate):
+            sums += self._backward(part, learned)
+        for weights in self.model.parameters():
+            if weights.grad is not None:
+                sum_of_processes(weights.grad)
+        loss, penalty, zeros = sum_of_processes(sums).tolist()
+        self._check_finite("the loss", loss + penalty)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
+        self._check_finite("the gradient", norm)
+        self._optimiser.step()
+        self.loss = loss if math.isnan(self.loss) else self.loss + _NEWEST * (loss - self.loss)
+        figures = {"loss": loss, "learning_rate": rate, "gradient_norm": float(norm)}
+        if self._penalty is not None:
+            figures |= {"penalty": penalty, "zeros": zeros}
+        return figures
+
+    def _backward(self, rows: Any, learned: int) -> Any:
+        """Adds the gradient of some windows; their parts of the step's loss, penalty and share of zeros."""
+        values = inputs_and_labels(rows).values()
+        ids, labels = (torch.from_numpy(each).to(self._device) for each in values)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
+            loss, wanted = self._losses(ids, labels[:, 1:].flatten()) / learned
+        penalty = zeros = torch.zeros((), device=self._device)
+        if self._penalty is not None:
+            parts = self._options.accumulate * self._processes
+            penalty = self._penalty() / parts
+            zeros = torch.stack(self._penalty.zeros).mean() / parts
+        (wanted + penalty).backward()
+        return torch.stack([loss.detach(), penalty.detach(), zeros]).float()
+
+    def _losses(self, ids: Any, labels: Any) -> Any:
+        """Sums over tokens: the surprise, and the loss with its part that is the teacher's."""
+        states = [self._states(self.model, ids)]
+        if self._teacher is not None:
+            with torch.no_grad():
+                states.append(self._states(self._teacher, ids))
+        total = torch.zeros(2, device=self._device)
+        for parts in zip(*(each.split(self._options.loss_chunk) for each in (labels, *states)), strict=True):
+            total = total + torch.utils.checkpoint.checkpoint(self._loss_of, *parts, use_reentrant=False)
+        return total
+
+    def _states(self, model: Any, ids: Any) -> Any:
+        body = getattr(model, model.base_model_prefix)
+        return body(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+
+    def _loss_of(self, labels: Any, states: Any, aims: Any = None) -> Any:
+        logits = head_logits(self.model, states).float()
+        loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        if aims is None:
+            return torch.stack([loss, loss])
+        used, share = labels != IGNORED, self._options.distil
+        with torch.no_grad():
+            aim = torch.log_softmax(head_logits(self._teacher, aims).float(), dim=-1)
+        logs = [torch.log_softmax(logits, dim=-1)[used], aim[used]]
+        divergence = torch.nn.functional.kl_div(*logs, log_target=True, reduction="sum")
+        return torch.stack([loss, (1 - share) * loss + share * divergence])
+
+    def _check_finite(self, name: str, value: Any) -> None:
+        if not math.isfinite(seen := float(value)):
+            fix = "start again with a lower `learning_rate` and another `work`"
+            raise UserError(f"{name} is {seen} at step {self.step + 1} of {self.steps}: {fix}")
+
+    def round_weights(self) -> None:
+        """Rounds the weights to the type in which they will be written. UserError: one is too large."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(parameter.to(self._stored))
+                if not bool(torch.isfinite(parameter).all()):
+                    raise UserError(f"a weight is too large for the checkpoint's type, {self._stored}")

@@ -1,0 +1,102 @@
+"""Trains the predictors of a GGUF file on what its torch model computes from a text."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotcold.errors import UserError
+from hotcold.formats.gguf import open_gguf
+from hotcold.model.config import Config
+from hotcold.sparse.expert_fitting import Inputs
+from hotcold.sparse.fitting import Fit, FitOptions
+from hotcold.sparse.predictor import write_sidecar
+from hotcold.training.layer import Texts, train_layer
+from hotcold.training.libraries import torch
+from hotcold.training.modeling_hotcold import ffns, first_projection
+from hotcold.training.options import TrainOptions
+from hotcold.training.predictor import reproducible
+from hotcold.training.sparse_model import Batch, evaluating, inputs_of
+from hotcold.version import __version__
+
+_CHECKED = 8  # one batch in this many sets the thresholds and is not learned
+
+
+def train_predictors(
+    model: Any,
+    gguf: str | os.PathLike[str],
+    batches: Iterable[Batch],
+    held_out: Iterable[Batch],
+    output: str | os.PathLike[str],
+    *,
+    recall: float = 0.99,
+    type: str = "Q4_0",
+    max_share: float = 0.15,
+    training: TrainOptions | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Fit]:
+    """Trains predictors of a GGUF file whose weights are those of ``model``; returns the fit of each layer.
+
+    The model computes the FFN inputs of ``batches`` where it is, on a GPU for example. The engine finds the
+    file as ``MODEL.predictor.gguf`` beside ``MODEL.gguf``. It holds no measurement of cost and gain, so
+    ``auto`` stays with ``exact``: ``hotcold fit-predictor`` measures. The text of ``held_out`` judges.
+
+    >>> train_predictors(model, "model.gguf", batches, held_out, "model.predictor.gguf")
+
+    UserError: the file is of another model, the text is too short, or a value is not allowed."""
+    options = FitOptions("train", recall, True, type.upper(), max_share)
+    settings, batches, held_out = training or TrainOptions(), list(batches), list(held_out)
+    if len(batches) < 2 or not held_out:
+        seen = f"{len(batches)} batches to learn and {len(held_out)} held-out ones"
+        raise UserError(f"{seen}: at least 2 and 1 are needed")
+    every = min(_CHECKED, len(batches))
+    check = batches[every - 1 :: every]
+    learned = [batch for number, batch in enumerate(batches) if number % every != every - 1]
+    best = []
+    with open_gguf(gguf) as file, tempfile.TemporaryDirectory() as folder, reproducible(None):
+        config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+        for layer in range(config.layers):
+            texts = Texts(*(_inputs(model, layer, config, part) for part in (learned, check, held_out)))
+            best.append(train_layer(file, config, layer, options, settings, texts, Path(folder)).best)
+            progress(layer + 1, config.layers)
+        fits = [each.fit for each in best]
+        facts: dict[str, Any] = {"version": __version__, "method": "train", "input": "normed"}
+        facts |= {"weighted": True, "target": recall}
+        for name in ("candidates", "recall", "weighted_recall", "read_ratio"):
+            facts[name] = [getattr(fit, name) for fit in fits]
+        write_sidecar(Path(output), file.fingerprint(), [each.tensors for each in best], facts)
+    return fits
+
+
+def _inputs(model: Any, layer: int, config: Config, batches: list[Batch]) -> Inputs:
+    """Inputs of a layer's FFN: ``normed``, and for experts the ``ids`` of the experts of each token."""
+    kept: dict[str, list[Any]] = {"normed": [], "ids": []}
+    modules = [(module, form) for module, form, number in ffns(model) if number == layer]
+    if config.experts_of(layer):
+        modules = [(module, form) for module, form in modules if form == "experts"]
+    if len(modules) != 1:
+        raise UserError(f"layer {layer} of the model has {len(modules)} FFNs: the file is of another model")
+    (module, form), width = modules[0], config.dim
+
+    def keep(_: Any, args: tuple[Any, ...]) -> None:
+        kept["normed"].append(args[0].detach().float().cpu().reshape(-1, args[0].shape[-1]).numpy())
+        if form == "experts":
+            kept["ids"].append(args[1].cpu().reshape(-1, args[1].shape[-1]).numpy())
+
+    watched = module if form == "experts" else first_projection(module)
+    hook = watched.register_forward_pre_hook(keep)
+    try:
+        with evaluating(model), torch.no_grad():
+            for batch in batches:
+                inputs, _ = inputs_of(batch, next(model.parameters()).device)
+                model(**inputs, use_cache=False)
+    finally:
+        hook.remove()
+    found = {name: np.concatenate(parts) for name, parts in kept.items() if parts}
+    if found["normed"].shape[1] != width:
+        seen = f"FFNs of the model read {found['normed'].shape[1]} numbers, and of the file {width}"
+        raise UserError(f"{seen}: it is the file of another model")
+    return found
