@@ -42,5 +42,6 @@ def new_file(path: str | os.PathLike[str]) -> Path:
     """The path of a file to write. UserError: it exists, or could not be made."""
     found = Path(path)
     if found.exists() or not found.parent.is_dir():
-        raise UserError(f"{found}: a new file in a folder that exists is needed")
+        why = "this file exists" if found.exists() else f"there is no folder {found.parent}"
+        raise UserError(f"{found}: a new file in a folder that exists is needed; {why}")
     return found
