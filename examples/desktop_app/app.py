@@ -109,9 +109,8 @@ class Server:
         settings = Settings(port=0, keys=(digest(self.key),), log=False)
         sockets = listening_sockets(settings)
         service = Service(hotcold.AsyncLLM(self._model), settings)
-        server = http_server(service, None)
-        server.config.app = self._noting(server.config.app)
-        serving = asyncio.create_task(server.serve(sockets))
+        server, stop = http_server(service, None, self._noting), asyncio.Event()
+        serving = asyncio.create_task(server.serve(sockets, stop))
         self.url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
         self._listening.set()
         loading = asyncio.create_task(service.load())
@@ -128,7 +127,7 @@ class Server:
         finally:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
-            server.should_exit = True
+            stop.set()
             await serving
             await service.llm.close()
             service.close()
