@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hotcold.engine.generation import Piece
@@ -37,7 +38,7 @@ class ScriptedLLM:
     def __init__(self, model: Path, template: str, answer: Callable[[str], str]) -> None:
         file = ModelFile.read(model, template)
         self.tokenizer, self.metadata, self.sampling = file.tokenizer, file.metadata, file.sampling
-        self.status, self.loaded, self.error = "ready", 1.0, None
+        self.status, self.loaded, self.error, self.pooling = "ready", 1.0, None, None
         self._answer, self._grammars = answer, Grammars(file.tokenizer)
         self.info = file.complete(
             ModelInfo(
@@ -159,17 +160,17 @@ def scripted_server(model: Path, template: str, answer: Callable[[str], str]) ->
     host, port = sockets[0].getsockname()[:2]
     found = Scripted(f"http://{host}:{port}")
     started = threading.Event()
-    servers: list[Any] = []
+    stops: list[Callable[[], object]] = []
 
     async def run() -> None:
         llm: Any = ScriptedLLM(model, template, answer)
         service = Service(llm, settings, "scripted")
         await service.load()
-        server = http_server(service, None)
-        server.config.app = Recorder(server.config.app, found.exchanges)
-        servers.append(server)
+        server = http_server(service, None, lambda app: Recorder(app, found.exchanges))
+        stop = asyncio.Event()
+        stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set))
         started.set()
-        await server.serve(sockets)
+        await server.serve(sockets, stop)
         await llm.close()
         service.close()
 
@@ -180,5 +181,5 @@ def scripted_server(model: Path, template: str, answer: Callable[[str], str]) ->
     try:
         yield found
     finally:
-        servers[0].should_exit = True
+        stops[0]()
         thread.join(30)

@@ -113,8 +113,8 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
     (listening,) = listening_sockets(settings)
     service = Service(llm, settings)
     with closing(listening):
-        server = http_server(service, None)
-        serving = asyncio.create_task(server.serve([listening]))
+        stop = asyncio.Event()
+        serving = asyncio.create_task(http_server(service, None).serve([listening], stop))
         await service.load()
         generating = [asyncio.create_task(generate(llm, number)) for number in range(options.parallel)]
         try:
@@ -125,7 +125,7 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
             for task in generating:
                 task.cancel()
             await asyncio.gather(*generating, return_exceptions=True)
-            server.should_exit = True
+            stop.set()
             await serving
             await llm.close()
             service.close()

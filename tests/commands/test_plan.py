@@ -178,7 +178,7 @@ def test_a_profile_beside_the_model_is_found(tmp_path: Path, capsys: pytest.Capt
     lines, report = plan(capsys, "--hardware rtx4090-i9 --ctx 32")
     assert report["profile"].startswith(f"{own.name}: heidi-and-tinystories.txt, ")
     assert lines[1].split() == ["profile", *report["profile"].split()]
-    assert "power law" in plan(capsys, f"--hardware rtx4090-i9 -m {model} --ctx 32")[1]["profile"]
+    assert "power law" in plan(capsys, f"--hardware rtx4090-i9 {model} --ctx 32")[1]["profile"]
     shutil.copy(own, tmp_path / "m.profile.gguf")
     assert plan(capsys, f"--hardware rtx4090-i9 -m {model} --ctx 32")[1]["profile"] == report[
         "profile"
@@ -217,6 +217,7 @@ def test_the_default_hardware(capsys: pytest.CaptureFixture[str]) -> None:
         ("--vram-budget nan", "'nan' is not a size"), ("--vram-budget 8GB", "'8GB' is not a size"),
         ("--vram-budget 25", "--vram-budget is 25GiB: more than 0"), ("--hardware x", "presets: rtx4090-i9"),
         ("--shape gpt-5", "invalid choice: 'gpt-5'"), ("--shape opt-30b -m x", "not allowed with argument"),
+        ("x.gguf --shape opt-30b", "not allowed with argument MODEL"),
         ("--shape opt-30b --type q9", "block type 'Q9' is not supported"),
         ("-c 257", "this model allows 2 to 256"), ("--vram-budget 1GiB -c 257", "model has 256 pos"),
         ("--placement /dev/null", "is a device"), ("--objective speed", "invalid choice: 'speed'"),

@@ -152,7 +152,7 @@ def local_model(model: Path | None) -> Path | None:
         return located(model, advance, lambda line: print_notes([line]))
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse._ActionsContainer) -> None:
     """Adds the model, which is given as an argument or with ``-m``."""
     parser.add_argument(MODEL_ARGUMENT, nargs="?", type=model_file, metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("-m", "--model", type=model_file, metavar="FILE", help="the model, as MODEL gives it")

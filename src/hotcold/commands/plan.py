@@ -18,7 +18,7 @@ _TYPE = "Q4_0"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, path = parser.add_argument, options.file_path
     model = parser.add_mutually_exclusive_group()
-    model.add_argument("-m", "--model", type=options.model_file, metavar="FILE", help=options.MODEL_HELP)
+    options.add_model(model)
     shapes = f"plan a model without a file: {', '.join(SHAPES)}"
     model.add_argument("--shape", choices=SHAPES, metavar="NAME", help=shapes)
     add("--type", type=str.upper, metavar="TYPE", help="block type of the --shape (default: q4_0)")

@@ -179,13 +179,13 @@ class _Run:
 
 
 def http_server(
-    service: Service, log: RequestLog | None, wrap: Callable[[ASGIApp], ASGIApp] | None = None
+    service: Service, log: RequestLog | None, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app
 ) -> HTTPServer:
-    """Makes the server of a service, with its pages. ``wrap`` gets the application, and returns the one that
-    answers."""
+    """Makes the server of a service, with its pages. ``wrap`` returns the application that answers requests
+    by the service's own one."""
     logging.getLogger("asyncio").disabled = True  # it would write tracebacks and clients' data
     app = make_app(service, log, [*page_routes(), *picture_routes(service)], is_page)
-    return HTTPServer(wrap(app) if wrap else app, service.settings, service.rare)
+    return HTTPServer(wrap(app), service.settings, service.rare)
 
 
 def _url(listening: socket.socket) -> str:
