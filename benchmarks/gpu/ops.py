@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hotcold.kernels.reference_ffn import pack_mask
+from hotcold.kernels.numpy_ffn import pack_mask
 
 from cpu.expert_layers import Layer, Shape, random_tensor
 from gpu.placed import Placed, gpu_options, hottest, sizes_of

@@ -21,7 +21,7 @@ _TRAIN = (*_CONVERT, "torch", "transformers")
 _RAY = ("ray",)
 _TEST_FULL = (
     *("accelerate", "anthropic", "flask", "jsonschema_rs", "langchain_ollama", "langchain_openai"),
-    *("litellm", "lm_eval", "ollama", "openai", "peft", "pyarrow", "pydantic", "pydantic_ai"),
+    *("litellm", "ollama", "openai", "peft", "pyarrow", "pydantic", "pydantic_ai"),
     *("schemathesis", "selenium", "yaml"),
 )
 EXTRAS = {

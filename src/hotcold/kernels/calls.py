@@ -12,7 +12,7 @@ ROUTER_SCORES = ("softmax", "sigmoid")
 MAX_CHOSEN = 32  #: experts of one token
 MAX_EXPERT_GROUPS = 64
 
-#: The counts of :class:`FFNStats`, in order; csrc/simd/kernels.h has the same names.
+#: The counts of :class:`FFNStats`, in order; csrc/ops/arguments.h has the same names.
 FFN_COUNTS = ("gate_rows", "up_rows", "down_rows", "pairs", "runs")
 
 
