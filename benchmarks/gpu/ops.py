@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hotcold.kernels.numpy_ffn import pack_mask
 
 from cpu.expert_layers import Layer, Shape, random_tensor
 from gpu.placed import Placed, gpu_options, hottest, sizes_of
@@ -26,6 +25,7 @@ from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import Tensor, block_type
 from hotcold.kernels import BACKENDS, open_backend
 from hotcold.kernels.backend import PAGE, Backend, Batch, BatchLimits, FFNTensors, Norm, Program
+from hotcold.kernels.numpy_ffn import pack_mask
 from hotcold.kernels.vulkan.backend import VulkanBackend
 from hotcold.placement.placement import write_placement
 from hotcold.placement.profiles import read_profile
