@@ -43,7 +43,7 @@ def sparse(name: str, kind: Any) -> Any:
 
 
 def ours(path: Path, sparsity: str) -> Any:
-    session = load(path, LoadOptions(sparsity=sparsity, threads=1, cache_type="f32")).session()
+    session = load(path, LoadOptions(sparsity=sparsity, threads=1, cache_type="f32", context=0)).session()
     found = np.concatenate([np.array(rows) for rows in Scorer(session).logits(WINDOW)])
     session.close()
     return found

@@ -56,7 +56,7 @@ def differences(folder: Path, tmp_path: Path) -> tuple[float, float, str]:
     path = tmp_path / f"{folder.name}.gguf"
     done = convert(folder, path, ConvertOptions("F32"))
     window = [1, *range(40, 56)]
-    session = load(path, LoadOptions(sparsity="exact", threads=1, cache_type="f32")).session()
+    session = load(path, LoadOptions(sparsity="exact", threads=1, cache_type="f32", context=0)).session()
     ours = np.concatenate([np.array(rows) for rows in Scorer(session).logits(window)])
     session.close()
     model = reference(folder, config)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.checkpoints import golden_checkpoint
 
 from hotcold.errors import UserError
 
@@ -24,7 +25,7 @@ from hotcold.training.sparse_checkpoint import open_original  # noqa: E402
 from hotcold.training.token_data import Encoder, Mixture, Source, inputs_and_labels, token_file  # noqa: E402
 
 DATA = Path(__file__).parent.parent / "data"
-LLAMA = DATA / "tiny-llama"
+LLAMA = golden_checkpoint("tiny-llama")
 HEIDI = (DATA / "heidi.txt").read_text(encoding="utf-8")
 TURN = "<|im_start|>{{ message['role'] }}\n"
 MARKED = (
