@@ -380,3 +380,18 @@ def test_upgrades_are_passed_over(live: Any, connect: Connect) -> None:
     connection = connect(live())
     connection.send(get("/health", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"))
     assert connection.answer()[0] == 200
+
+
+def test_small_writes_are_sent_at_once(live: Any, connect: Connect) -> None:
+    """Otherwise each waits until the client acknowledges the previous one, often for 40 ms."""
+    server = live()
+    connection = connect(server)
+    connection.send(get())
+    assert connection.answer()[0] == 200
+
+    def options() -> list[int]:
+        sockets = [each.transport.get_extra_info("socket") for each in server.server.connections]
+        return [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in sockets]
+
+    found = server.call(options)
+    assert found and all(found)

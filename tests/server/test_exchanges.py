@@ -19,7 +19,7 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.0.0.1", 1), "peername": ("127.0.0.1", 2)})
         self.written = b""
-        self.reading, self.closed = True, False
+        self.reading, self.closed, self.ended = True, False, False
 
     def write(self, data: Any) -> None:
         self.written += data
@@ -28,6 +28,15 @@ class Transport(asyncio.Transport):
         return self.closed
 
     def close(self) -> None:
+        self.closed = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def abort(self) -> None:
         self.closed = True
 
     def pause_reading(self) -> None:
@@ -114,5 +123,38 @@ def test_an_application_that_fails_gets_an_answer_with_status_500_and_no_more_re
         await turns()
         assert transport.written.startswith(b"HTTP/1.1 500 Internal Server Error\r\n") and transport.closed
         assert b"a defect" not in transport.written
+
+    connected(app, test)
+
+
+def test_a_client_that_still_sends_its_body_is_not_reset_after_the_last_answer() -> None:
+    """A reset would discard the answer before the client reads it."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send)
+
+    async def test(connection: Connection, transport: Transport) -> None:
+        connection.data_received(HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") % 100_000 + b"a")
+        await turns()
+        assert transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert transport.ended and transport.reading and not transport.closed
+        written = transport.written
+        connection.data_received(b"a" * 99_999 + HEAD % 0)
+        await turns()
+        assert transport.written == written
+        connection.shut()
+        assert transport.closed
+
+    connected(app, test)
+
+
+def test_headers_that_are_refused_become_an_answer_with_status_500() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"a\r\nb: c")]})
+
+    async def test(connection: Connection, transport: Transport) -> None:
+        connection.data_received(HEAD % 0)
+        await turns()
+        assert transport.written.startswith(b"HTTP/1.1 500 Internal Server Error\r\n") and transport.closed
 
     connected(app, test)

@@ -230,13 +230,30 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing() or self._refused:
             return
         if self._closing or self.conn.our_state is h11.MUST_CLOSE:
-            self.transport.close()
+            self.close()
             return
         self.transport.resume_reading()
         if self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE:
             self._next_request()
             self._read_events()
         self._watch()
+
+    def close(self) -> None:
+        """Closes the connection after the data written so far. A client that still sends a body may finish
+        it first: closing at once would reset the connection, and the client would lose the answer."""
+        if self.conn.their_state is h11.SEND_BODY:
+            self._linger(self.settings.head_s)
+        else:
+            self.transport.close()
+
+    def _linger(self, seconds: float) -> None:
+        """Sends the end of the data, and ignores what the client sends until it closes or time is up."""
+        self._refused = True
+        self._stop_timer()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.transport.resume_reading()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.transport.abort)
 
     def _next_request(self) -> None:
         self.transport.resume_reading()
@@ -295,10 +312,7 @@ class Connection(asyncio.Protocol):
         if len(self.connections) > self.settings.connections + REFUSED:
             self.transport.close()
             return
-        # Closing while the client still sends would take the answer away from it.
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self.transport.abort)
+        self._linger(_LINGER_S)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -331,7 +345,7 @@ class Exchange:
         if not self._begun:
             error_500 = APIError("an internal error: the server's log has more", status=500)
             transport.write(_response(error_500, self.scope["path"]))
-        transport.close()
+        self._connection.close()
 
     def add(self, data: bytes) -> None:
         """Takes a part of the request's body, which a complete answer needs no more."""
@@ -368,11 +382,11 @@ class Exchange:
         if self._disconnected:
             return
         if message["type"] == "http.response.start":
-            self._begun = True
             headers = [(b"date", formatdate(usegmt=True).encode()), *message.get("headers", ())]
             status = message["status"]
             reason = HTTPStatus(status).phrase.encode() if status in _STATUSES else b""
             self._write(h11.Response(status_code=status, headers=headers, reason=reason))
+            self._begun = True
             return
         body = b"" if self.scope["method"] == "HEAD" else message.get("body", b"")
         self._write(h11.Data(data=body))

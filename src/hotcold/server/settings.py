@@ -133,7 +133,9 @@ def _listen(family: int, host: str, port: int) -> socket.socket:
     import errno
 
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # asyncio sends small writes at once (TCP_NODELAY) only if the socket names its protocol.
+        return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listening.detach())
     except OSError as error:
         if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
             raise _Absent from None
