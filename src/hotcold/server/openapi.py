@@ -127,6 +127,7 @@ OPERATIONS = (
 
 
 @cache
+@cache
 def document() -> Document:
     """The document for ``/openapi.json``; callers must not change it."""
     bodies = {each.body: Shape(each.fields).schema() for each in OPERATIONS if each.fields is not None}
