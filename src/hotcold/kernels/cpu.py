@@ -4,6 +4,7 @@ cpu_weights.py says how weights lie in memory."""
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -319,9 +320,8 @@ class ReadProbe:
 
     def rate(self, streams: int, seconds: float, backend: Backend | None = None) -> float:
         """GB/s of all threads of the pool, or of another backend's, with this number of streams a thread."""
-        backend = backend or self._backend
-        assert isinstance(backend, CPUBackend)
-        return _native.read_bandwidth(backend.isa, backend._pool, self._memory, seconds, streams)
+        own = cast(CPUBackend, backend or self._backend)
+        return _native.read_bandwidth(own.isa, own._pool, self._memory, seconds, streams)
 
 
 def _bits(cache: Buffer) -> Buffer:
