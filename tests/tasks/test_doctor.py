@@ -9,12 +9,20 @@ import pytest
 
 import hotcold
 from hotcold.errors import UserError
+from hotcold.kernels.cpu import CPUBackend
+from hotcold.placement import measuring
 from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads
 from hotcold.placement.hardware import find_hardware
 from hotcold.tasks import doctor
 
 READS = [Reads(nbytes, depth, False, 1.0) for nbytes in SIZES for depth in DEPTHS]
 DISK = DiskSpeed("a disk", True, (Reads(SIZES[-1], 8, True, 1.0), *READS))
+
+
+@pytest.fixture(autouse=True)
+def backends_share_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of several counts read the same arrays, which opaque backends refuse."""
+    monkeypatch.setattr(measuring, "open_backend", lambda name, threads: CPUBackend(threads))
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
