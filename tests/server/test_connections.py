@@ -13,6 +13,7 @@ import pytest
 from support.made_up_llm import MadeUpLLM
 from support.served import PATIENCE_S, until
 
+from hotcold.server import connections
 from tests.server.conftest import Live, live_server
 
 BODY = json.dumps({"prompt": "Once", "max_tokens": 3}).encode()
@@ -395,3 +396,21 @@ def test_small_writes_are_sent_at_once(live: Any, connect: Connect) -> None:
 
     found = server.call(options)
     assert found and all(found)
+
+
+@pytest.mark.parametrize("last", ["", "Connection: close"])
+def test_a_client_that_reads_no_answer_is_disconnected(
+    live: Any, connect: Connect, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the answers are no streams: it would keep one of the connections for ever."""
+    lost: list[connections.Connection] = []
+    end = connections.Connection.connection_lost
+    monkeypatch.setattr(
+        connections.Connection, "connection_lost", lambda self, error: lost.append(self) or end(self, error)
+    )
+    server = live(write_s=0.1, idle_s=0.1)
+    connection = connect(server)
+    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.send(get("/openapi.json") * 60 + (get("/openapi.json", last) if last else b""))
+    until(lambda: len(lost) == 1)
+    assert not server.server.connections

@@ -36,6 +36,7 @@ _MOST_PIPELINED = 64 << 10  # bytes of further requests that are read before an 
 _UNREAD = 64 << 10  # bytes of a body that wait for the application
 _STATUSES = frozenset(HTTPStatus)
 _LINGER_S = 1.0
+_LATER_S = 1  # after a stream would have dropped a client that reads nothing
 _READ = 16 << 10  # bytes of a connection in one turn of the event loop
 _CHUNKS, _CHUNK = 4096, 64  # so many chunks of a body may be smaller than so many bytes
 _PHRASES = {
@@ -244,7 +245,9 @@ class Connection(asyncio.Protocol):
         if self.conn.their_state is h11.SEND_BODY:
             self._linger(self.settings.head_s)
         else:
+            self._stop_timer()
             self.transport.close()
+            self._timer = asyncio.get_running_loop().call_later(self.settings.write_s, self.transport.abort)
 
     def _linger(self, seconds: float) -> None:
         """Sends the end of the data, and ignores what the client sends until it closes or time is up."""
@@ -286,7 +289,7 @@ class Connection(asyncio.Protocol):
 
     def _late(self) -> None:
         if self._limits_idle:
-            self.transport.close()
+            self.close()
             return
         if self.conn.our_state is not h11.IDLE or not self.conn.trailing_data[0]:
             self.transport.abort()  # it said nothing, or goes on with a body that nobody wants
@@ -378,7 +381,12 @@ class Exchange:
         return {"type": "http.request", "body": body, "more_body": self._more_body}
 
     async def _send(self, message: Message) -> None:
-        await self._connection.writable.wait()
+        try:
+            async with asyncio.timeout(self._connection.settings.write_s + _LATER_S):
+                await self._connection.writable.wait()
+        except TimeoutError:
+            self._connection.transport.abort()
+            self.disconnect()
         if self._disconnected:
             return
         if message["type"] == "http.response.start":
