@@ -19,9 +19,10 @@ from support.async_engines import (
     GREEDY,
     LIMIT_S,
     assert_all_is_free,
-    begun,
+    halted,
     read,
     refused,
+    resume,
     run,
     started,
     until,
@@ -244,13 +245,14 @@ def test_who_leaves_a_check_does_not_end_it_for_others(monkeypatch: pytest.Monke
 def test_a_stream_that_is_left_frees_its_slot_wherever_the_job_is() -> None:
     async def program() -> None:
         async with started(sequences=1, chunk=1) as engine:
-            decoding = await begun(engine, ENDLESS)
+            (decoding,) = await halted(engine)
             waiting = asyncio.create_task(read(engine, ENDLESS))
-            await until(lambda: waiting.done() or len(engine.front._replies) == 2)
+            await until(lambda: len(engine.front._replies) == 2)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             await decoding.aclose()
+            resume(engine)
             # A prompt row a step: this one reads its prompt for long, as seen from here most of the times.
             for token in range(5, 100):
                 reading = asyncio.create_task(read(engine, Job([token] * 250, GREEDY)))
@@ -280,10 +282,13 @@ def test_a_stream_that_is_left_frees_its_slot_wherever_the_job_is() -> None:
             if piece.finish_reason:
                 break
         await stream.aclose()
-        stream = await begun(engine, ENDLESS)
+        assert [type(each).__name__ for each in sent] == ["Submit"]
+        (stream,) = await halted(engine)
+        sent.clear()
         await stream.aclose()
         await stream.aclose()
-        assert [type(each).__name__ for each in sent] == ["Submit", "Submit", "Abort"]
+        resume(engine)
+        assert [type(each).__name__ for each in sent] == ["Abort"]
 
     run(program())
 
@@ -291,13 +296,14 @@ def test_a_stream_that_is_left_frees_its_slot_wherever_the_job_is() -> None:
 def test_a_full_queue_refuses_at_once_and_takes_jobs_again() -> None:
     async def program() -> None:
         async with started(sequences=1, max_waiting=2) as engine:
-            streams = [await begun(engine, ENDLESS)]
+            streams = await halted(engine)
             waiting = [asyncio.create_task(read(engine, Job([9], GREEDY, max_tokens=2))) for _ in range(2)]
             await until(lambda: len(engine.front._replies) == 3)
             error = await refused(engine, ENDLESS)
             assert error.code == "queue_full" and error.retry_after_s is not None
             assert 1 <= error.retry_after_s <= 60
             await streams[0].aclose()
+            resume(engine)
             for task in waiting:
                 assert (await task)[-1].finish_reason == "length"
             assert (await read(engine, ENDLESS))[-1].finish_reason == "length"

@@ -16,6 +16,7 @@ from support.async_engines import (
     process_id,
     read,
     refused,
+    resume,
     run,
     started,
     until,
@@ -129,7 +130,7 @@ def test_an_engine_process_that_is_killed_ends_every_stream(when: str) -> None:
 def test_an_engine_process_that_is_not_understood_is_ended() -> None:
     async def program() -> None:
         async with started() as engine:
-            stream = await begun(engine, ENDLESS)
+            (stream,) = await halted(engine)
             assert engine.front._transport is not None
             protocol = engine.front._transport.get_protocol()
             assert isinstance(protocol, asyncio.SubprocessProtocol)
@@ -180,7 +181,7 @@ def test_closing_again_ends_at_once() -> None:
             await until(lambda: len(engine.front._replies) == 2)
             closing = asyncio.create_task(engine.close(drain_s=10 * LIMIT_S))
             await until(lambda: engine.status == "closed")
-            os.kill(process_id(engine) or 0, signal.SIGCONT)
+            resume(engine)
             await engine.close()
             await closing
             assert (await waiting).code == "closed"
@@ -209,7 +210,7 @@ def test_closing_that_is_cancelled_still_ends_the_process() -> None:
     async def program() -> None:
         engine = AsyncLLM(threads=1)
         async with engine:
-            stream = await begun(engine, ENDLESS)
+            (stream,) = await halted(engine)
             closing = asyncio.create_task(engine.close(drain_s=LIMIT_S))
             await until(lambda: engine.status == "closed")
             closing.cancel()

@@ -98,11 +98,16 @@ async def halted(llm: AsyncLLM, count: int = 1) -> list[Any]:
         await asyncio.sleep(0.05)  # what was sent before arrives
         if len(llm.front._replies) == count:
             return streams
-        os.kill(
-            process, signal.SIGCONT
-        )  # one has ended: on a busy machine that takes no longer than this loop
+        resume(llm)  # A stream has ended: on a busy machine, that takes no longer than this loop.
         for stream in streams:
             await stream.aclose()
+
+
+def resume(llm: AsyncLLM) -> None:
+    """Lets an engine process that `halted` stopped run on."""
+    process = process_id(llm)
+    assert process is not None
+    os.kill(process, signal.SIGCONT)
 
 
 async def assert_all_is_free(llm: AsyncLLM) -> None:
