@@ -46,8 +46,8 @@ struct Products {
 // Multiplies a row's scales, float16 at these offsets of each block, by one factor, so that the new values
 // have the product with the weights that the weights have with themselves. Fitted values are too small
 // otherwise: by 3 % in Q2_K, and with them each layer's output.
-inline void grow_scales(uint8_t* out, int64_t blocks, int64_t bytes, std::initializer_list<int> offsets,
-                        const Products& sums) {
+template <int N>
+void grow_scales(uint8_t* out, int64_t blocks, int64_t bytes, const int (&offsets)[N], const Products& sums) {
     constexpr double kLeast = 1 + 0x1p-8, kMost = 1.25;  // float16 loses less; rounding does no more
     if (!(sums.squares > kLeast * sums.products) || sums.squares > kMost * sums.products) return;
     const float factor = float(sums.squares / sums.products);

@@ -69,7 +69,7 @@ inline V between(V a, V low, V high) { return smaller(larger(a, low), high); }
 
 inline V root(V a) {
     float at[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) at[lane] = std::sqrt(a[lane]);
+    for (int lane = 0; lane < kLanes; ++lane) at[lane] = sqrtf(a[lane]);
     return load(at);
 }
 

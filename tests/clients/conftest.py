@@ -23,7 +23,7 @@ def server() -> Iterator[Served]:
     path = os.environ.get("HOTCOLD_SMOLLM2")
     if not path:
         pytest.skip("HOTCOLD_SMOLLM2 does not name the file of SmolLM2-135M-Instruct")
-    with served("-m", path, "--alias", MODEL, "-t", "1") as found:
+    with served("-m", path, "--alias", MODEL, "-t", "1", "-c", "4096") as found:
         yield found
 
 

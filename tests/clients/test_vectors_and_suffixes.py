@@ -90,6 +90,7 @@ def test_langchains_client_of_ollama(server: Served, vectors: npt.NDArray[np.flo
     model = langchain_ollama.OllamaEmbeddings(model="tiny", base_url=server.url, validate_model_on_init=True)
     assert near(model.embed_documents(TEXTS), vectors)
     assert near(model.embed_query(TEXTS[1]), vectors[1])
+    model._client.close()
 
 
 def test_anthropics_client(server: Served) -> None:

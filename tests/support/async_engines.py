@@ -89,7 +89,7 @@ async def begun(llm: AsyncLLM, job: Job) -> Any:
 
 
 async def halted(llm: AsyncLLM, count: int = 1) -> list[Any]:
-    """Streams that have begun and are not at their end, of an engine process that is stopped by SIGSTOP."""
+    """Begins streams, and stops the engine process by SIGSTOP before any of them ends."""
     process = process_id(llm)
     assert process is not None
     while True:
@@ -98,13 +98,13 @@ async def halted(llm: AsyncLLM, count: int = 1) -> list[Any]:
         await asyncio.sleep(0.05)  # what was sent before arrives
         if len(llm.front._replies) == count:
             return streams
-        resume(llm)  # A stream has ended: on a busy machine, that takes no longer than this loop.
+        resume(llm)  # A stream ended first, which happens on a busy machine: begin new ones.
         for stream in streams:
             await stream.aclose()
 
 
 def resume(llm: AsyncLLM) -> None:
-    """Lets an engine process that `halted` stopped run on."""
+    """Continues an engine process that `halted` stopped."""
     process = process_id(llm)
     assert process is not None
     os.kill(process, signal.SIGCONT)

@@ -64,8 +64,8 @@ class FitOptions:
         return "Q4_0" if self.type is None and self.method != "trained" else self.type
 
     def order(self, fit: "Fit") -> tuple[bool, float]:
-        """Sorts predictors of a layer: first predictors that miss at most twice what they may on held-out
-        text, which costs a little; among them the one that reads less is first."""
+        """Sorts predictors of a layer. Predictors that miss at most twice what they may on held-out text,
+        which costs a little, come first; among these, the predictor that reads least."""
         missed = 1 - (fit.weighted_recall if self.weighted else fit.recall)
         return self.target is not None and missed > _SLACK * (1 - self.target), fit.read_ratio
 
