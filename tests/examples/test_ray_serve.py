@@ -164,8 +164,8 @@ async def killed_under_load(cluster: Cluster, client: ModuleType) -> None:
 
 
 async def both_killed(client: ModuleType, server: Any, cluster: Cluster, requests: list[Any]) -> None:
-    """Kills both replicas while streams arrive. These end with the error event, and the next request waits for
-    new replicas."""
+    """Kills both replicas while streams arrive: these end with the error event, and the next request waits
+    for new replicas."""
     running = [asyncio.create_task(one(client, server, each, True)) for each in requests]
     while not any(task.done() for task in running):
         await asyncio.sleep(0.005)
