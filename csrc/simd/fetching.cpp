@@ -14,14 +14,15 @@ struct Processors {
     uint32_t family, first_model, last_model;
     Fetching best;
 };
-constexpr Fetching kNear{3 << 10, false}, kFar{8 << 10, true};
-// Measured with all threads on a Zen 3 server, a Zen 4 server and a Xeon with 2 MiB of L2 a core
+constexpr Fetching kNear{3 << 10, false}, kFar{8 << 10, true}, kFarIntoL1{8 << 10, false};
+// Measured with all threads on servers of Zen 3, Zen 4 and Zen 5, and on a Xeon with 2 MiB of L2 a core
 // (docs/results.md, docs/log.md). The other models of a row were not measured.
 [[maybe_unused]] constexpr Processors kProcessors[] = {
-    {"AuthenticAMD", 0x19, 0x00, 0x0f, kNear},  // Zen 3, servers
-    {"AuthenticAMD", 0x19, 0x20, 0x5f, kNear},  // Zen 3, desktops: the same core
-    {"AuthenticAMD", 0x19, 0x10, 0xaf, kFar},   // Zen 4
-    {"GenuineIntel", 6, 0x00, 0xff, kFar},      // all of Intel's, with smaller L2 caches too
+    {"AuthenticAMD", 0x19, 0x00, 0x0f, kNear},       // Zen 3, servers
+    {"AuthenticAMD", 0x19, 0x20, 0x5f, kNear},       // Zen 3, desktops: the same core
+    {"AuthenticAMD", 0x19, 0x10, 0xaf, kFar},        // Zen 4
+    {"AuthenticAMD", 0x1a, 0x00, 0x7f, kFarIntoL1},  // Zen 5, whose L1 has 48 KiB
+    {"GenuineIntel", 6, 0x00, 0xff, kFar},           // all of Intel's, with smaller L2 caches too
 };
 // The value of all processors before this table was written. It was not measured on others.
 constexpr Fetching kUnknown = kNear;
