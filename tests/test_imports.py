@@ -178,7 +178,7 @@ def relative(path: Path) -> str:
         ("hotcold.api.llm", "def f():\n    from hotcold.commands import cli"),
         ("hotcold.model.config", "from hotcold import LLM"),
         ("hotcold.model.config", "from hotcold import sparse"),
-        ("hotcold.placement.shelves", "from hotcold.kernels.cpu_disk import Disk"),
+        ("hotcold.placement.expert_cache", "from hotcold.kernels.cpu_disk import Disk"),
         ("hotcold.runtime.session", "def f():\n    from hotcold.kernels.cpu import CPUBackend"),
         ("hotcold.sparse.fitting", "from hotcold.kernels import reference"),
         ("hotcold.tasks.doctor", "import hotcold.kernels.vulkan.backend"),

@@ -176,7 +176,9 @@ def test_pool(native: Path, threads: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["hotcold_pool_traffic", "hotcold_link", "hotcold_files", "hotcold_shelf"])
+@pytest.mark.parametrize(
+    "name", ["hotcold_pool_traffic", "hotcold_link", "hotcold_files", "hotcold_expert_cache"]
+)
 def test_waits_and_files(native: Path, name: str) -> None:
     """Programs touch what waiting threads touch, wait as a link does, read a file of 5 GiB, most of it a
     hole, and have experts come and go; one that waits for ever is killed."""

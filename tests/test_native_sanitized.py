@@ -20,10 +20,10 @@ PROGRAMS = [
     ("hotcold_pool_traffic", []),
     ("hotcold_link", []),
     ("hotcold_files", []),
-    ("hotcold_shelf", []),
+    ("hotcold_expert_cache", []),
 ]
 #: Programs of which threads share memory.
-RACES = [("hotcold_pool", ["3"]), ("hotcold_link", []), ("hotcold_shelf", [])]
+RACES = [("hotcold_pool", ["3"]), ("hotcold_link", []), ("hotcold_expert_cache", [])]
 
 
 def built(folder: Path, sanitizers: str, *targets: str) -> Path:

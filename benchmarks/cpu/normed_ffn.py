@@ -46,7 +46,7 @@ from hotcold.kernels.backend import (
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.model.ffn.feed_forward import NO_NEURONS, LayerFFNs
 from hotcold.model.ffn.normed import NormedFFN, NormedShape
-from hotcold.model.mixers.side import Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers
 from hotcold.sparse.ffn import FFN
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -79,7 +79,10 @@ class Layers:
         self._programs: dict[str, list[Any]] = {way: [] for way in args.ways}
         weight = backend.zeros((neurons,))
         weight[:] = 1
-        side, stats = Side(backend, limits, {}), FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
+        device, stats = (
+            DeviceBuffers(backend, limits, {}),
+            FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64)),
+        )
         for _ in range(args.copies):
             gate, up = (random_tensor(draw, type, neurons, dim) for _ in range(2))
             bias = np.zeros(neurons, np.float32)
@@ -100,7 +103,7 @@ class Layers:
                     ops = partial(backend.ffn, call)
                 else:
                     given = LayerFFNs(FFN(backend, NO_NEURONS, way, stats=stats), self._x)
-                    mixer = normed.mixer(side, (), given)
+                    mixer = normed.mixer(device, (), given)
                     ops = partial(mixer, self._x, self._batch, self._out, add=False)
                 self._programs[way].append(backend.record(ops))
 

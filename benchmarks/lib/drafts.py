@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hotcold.engine.guesses import Guess, Kind
+from hotcold.engine.drafts import Draft, Kind
 from hotcold.engine.request import Request
 
 
 class Replay:
     """Drafts the tokens of known texts. Each is right with probability ``share``, else a wrong token takes
-    its place. A :class:`~hotcold.engine.guesses.Guesser`."""
+    its place. A :class:`~hotcold.engine.drafts.Drafter`."""
 
     def __init__(self, share: float, vocab: int) -> None:
         self._share = share
@@ -24,10 +24,10 @@ class Replay:
         wrong = [(id + 1) % self._vocab for id in text]
         self._drafts[seed] = [text[i] if yes else wrong[i] for i, yes in enumerate(right)]
 
-    def __call__(self, request: Request, most: int) -> Guess | None:
+    def __call__(self, request: Request, most: int) -> Draft | None:
         start = len(request.output)
         coming = self._drafts.get(request.seed, ())[start : start + most]
-        return Guess(coming, Kind.MODEL) if coming else None
+        return Draft(coming, Kind.MODEL) if coming else None
 
 
 def best_possible(share: float, costs: Sequence[float]) -> float:

@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hotcold.chat.chat import Chat
+from hotcold.engine.drafts import forced, look_up
 from hotcold.engine.engine import Engine
-from hotcold.engine.guesses import forced, look_up
 from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation, speculation_of
 from hotcold.kernels.backend import DECODE_ROWS
@@ -129,14 +129,14 @@ def follow(prompt: Sequence[int], answer: Sequence[int], costs: Sequence[float])
     while len(request.output) < len(answer):
         coming = answer[len(request.output) :]
         chosen = speculation.choose({request: len(coming) - 1}, 1, len(costs) - 1)
-        guesses = chosen.get(request, ())
-        pairs = zip(guesses, coming, strict=False)
-        right = next((i for i, (guess, token) in enumerate(pairs) if guess != token), len(guesses))
+        drafts = chosen.get(request, ())
+        pairs = zip(drafts, coming, strict=False)
+        right = next((i for i, (draft, token) in enumerate(pairs) if draft != token), len(drafts))
         new = [*coming[: right + 1]]
         request.output += new
-        speculation.learn(request, len(guesses), right, new)
-        speculation.note(1 + len(guesses), costs[len(guesses)] / 1000)
-        cost += costs[len(guesses)]
+        speculation.learn(request, len(drafts), right, new)
+        speculation.note(1 + len(drafts), costs[len(drafts)] / 1000)
+        cost += costs[len(drafts)]
         steps += 1
     return Followed(speculation.guessed, speculation.accepted, steps, len(answer) * costs[0] / cost)
 

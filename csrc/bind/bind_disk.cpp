@@ -1,8 +1,8 @@
 // A disk's threads, and the places of a layer's experts that they fill.
 #include "bind/bind.h"
 #include "disk/cold_rows.h"
+#include "disk/expert_cache.h"
 #include "disk/probe.h"
-#include "disk/shelf.h"
 #include "pack/pack.h"
 
 namespace hc {
@@ -10,41 +10,41 @@ namespace {
 
 // One matrix of each expert: `weights` are those of all places, one after another; in the file each expert's
 // is [rows, row_bytes], from its offset on. `each` of the `pitch` rows that a neuron has side by side.
-ShelfPart part_of(int64_t experts, int64_t places, const Disk& disk, const WeightRows& weights,
-                  bool by_output, int file, std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes,
-                  int64_t each, int64_t pitch) {
-    Rows place = weights.rows;
-    const int64_t block = block_size(place.type).bytes, per_column = block_size(place.type).weights;
-    if (place.count % places) refuse("shelf: the places must have as many rows each");
-    place.count /= places;
+CachePart part_of(int64_t experts, int64_t slots, const Disk& disk, const WeightRows& weights, bool by_output,
+                  int file, std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes, int64_t each,
+                  int64_t pitch) {
+    Rows slot = weights.rows;
+    const int64_t block = block_size(slot.type).bytes, per_column = block_size(slot.type).weights;
+    if (slot.count % slots) refuse("expert cache: the places must have as many rows each");
+    slot.count /= slots;
     if (rows < 1 || row_bytes < 1 || file < 0 || file >= disk.files())
-        refuse("shelf: no such part of a file");
+        refuse("expert cache: no such part of a file");
     if (each < 1 || each > pitch || rows % pitch || (by_output && pitch > 1))
-        refuse("shelf: no such rows of a neuron");
-    if (int64_t(offsets.size()) != experts) refuse("shelf: an offset for each expert is needed");
+        refuse("expert cache: no such rows of a neuron");
+    if (int64_t(offsets.size()) != experts) refuse("expert cache: an offset for each expert is needed");
     for (const int64_t offset : offsets)
-        if (offset < 0) refuse("shelf: offsets must not be negative");
+        if (offset < 0) refuse("expert cache: offsets must not be negative");
     const Panels& panels = weights.panels;
     if (panels.neurons) {
-        if (!by_output || (rows + kBlock - 1) / kBlock * kBlock != place.cols ||
-            row_bytes / block * per_column != place.count || row_bytes % block)
-            refuse("shelf: the tensor does not fit the panels");
+        if (!by_output || (rows + kBlock - 1) / kBlock * kBlock != slot.cols ||
+            row_bytes / block * per_column != slot.count || row_bytes % block)
+            refuse("expert cache: the tensor does not fit the panels");
     } else if (by_output) {
-        if (is_quantised(place.type) || rows != place.cols || row_bytes != place.count * block)
-            refuse("shelf: the tensor does not fit the rows");
-    } else if (rows / pitch * each != place.count || row_bytes != row_size(place.type, place.cols)) {
-        refuse("shelf: the tensor does not fit the rows");
+        if (is_quantised(slot.type) || rows != slot.cols || row_bytes != slot.count * block)
+            refuse("expert cache: the tensor does not fit the rows");
+    } else if (rows / pitch * each != slot.count || row_bytes != row_size(slot.type, slot.cols)) {
+        refuse("expert cache: the tensor does not fit the rows");
     }
     const int64_t stride =
-        panels.neurons ? place.count / panels.neurons * panels.bytes() : place.count * place.stride;
+        panels.neurons ? slot.count / panels.neurons * panels.bytes() : slot.count * slot.stride;
     return {
-        weights.memory, {place, panels, by_output}, stride, file, std::move(offsets), rows, row_bytes, each,
+        weights.memory, {slot, panels, by_output}, stride, file, std::move(offsets), rows, row_bytes, each,
         pitch};
 }
 
-void add_part(Shelf& shelf, const Disk& disk, const WeightRows& weights, bool by_output, int file,
+void add_part(ExpertCache& cache, const Disk& disk, const WeightRows& weights, bool by_output, int file,
               std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes, int64_t each, int64_t pitch) {
-    shelf.add(part_of(shelf.experts(), shelf.places(), disk, weights, by_output, file, std::move(offsets),
+    cache.add(part_of(cache.experts(), cache.slots(), disk, weights, by_output, file, std::move(offsets),
                       rows, row_bytes, each, pitch));
 }
 
@@ -70,7 +70,7 @@ template <class Loaded> void fill_of(Loaded&& load) {
     });
 }
 
-auto numbers(const Waves::Counts& c) { return std::tuple{c.hits, c.misses, c.stalls, c.stall_ns}; }
+auto numbers(const LoadBatches::Counts& c) { return std::tuple{c.hits, c.misses, c.stalls, c.stall_ns}; }
 
 }  // namespace
 
@@ -107,22 +107,22 @@ void bind_disk(nb::module_& m) {
             return std::tuple{speed.bytes_per_s, speed.direct};
         },
         "file"_a, "bytes"_a, "depth"_a, "seconds"_a, "sequential"_a, "rings"_a = nb::none());
-    nb::class_<Shelf>(m, "Shelf")
+    nb::class_<ExpertCache>(m, "ExpertCache")
         .def(nb::init<std::shared_ptr<Disk>, std::string, int64_t, int64_t>(), "disk"_a, "name"_a,
              "experts"_a, "places"_a)
         .def("add", &add_part, "disk"_a, "weights"_a, "by_output"_a, "file"_a, "offsets"_a, "rows"_a,
              "row_bytes"_a, "each"_a = 1, "pitch"_a = 1)
         .def(
             "fill",
-            [](Shelf& shelf, const std::vector<int32_t>& experts, int64_t kept) {
-                fill_of([&](const Disk::GiveUp& give_up) { shelf.fill(experts, kept, give_up); });
+            [](ExpertCache& cache, const std::vector<int32_t>& experts, int64_t pinned) {
+                fill_of([&](const Disk::GiveUp& give_up) { cache.fill(experts, pinned, give_up); });
             },
             "experts"_a, "kept"_a)
-        .def_prop_ro("places", &Shelf::places)
-        .def("counts", [](const Shelf& shelf) { return numbers(shelf.counts()); });
+        .def_prop_ro("slots", &ExpertCache::slots)
+        .def("counts", [](const ExpertCache& cache) { return numbers(cache.counts()); });
     nb::class_<ColdRows>(m, "ColdRows")
         .def(nb::init<std::shared_ptr<Disk>, std::string, int64_t, std::vector<int64_t>, int64_t, bool>(),
-             "disk"_a, "name"_a, "neurons"_a, "hot"_a, "room"_a, "gates"_a)
+             "disk"_a, "name"_a, "neurons"_a, "hot"_a, "neurons_at_once"_a, "gates"_a)
         .def("add", &add_cold_part, "disk"_a, "weights"_a, "file"_a, "offsets"_a, "rows"_a, "row_bytes"_a,
              "each"_a = 1, "pitch"_a = 1)
         .def("fill",

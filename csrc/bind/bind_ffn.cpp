@@ -3,7 +3,7 @@
 
 #include "bind/bind.h"
 #include "disk/cold_rows.h"
-#include "disk/shelf.h"
+#include "disk/expert_cache.h"
 #include "ops/scratch.h"
 
 namespace hc {
@@ -32,7 +32,8 @@ struct FfnWeights {
     float threshold, limit, alpha;
     Ends ends;
     int64_t chosen;
-    std::shared_ptr<Waves> waves;  // in which experts are used, which are read; null: all lie in memory
+    std::shared_ptr<LoadBatches>
+        load_batches;  // in which experts are used, which are read; null: all lie in memory
 
     int64_t experts() const { return int64_t(ends.size()); }
     int64_t max_leaves() const { return (kMaxLeaves + chosen - 1) / chosen; }
@@ -57,14 +58,14 @@ bool fits_by_neuron(const Rows& down, const Panels& panels, const Rows& up, cons
 }
 
 // Where the neurons of each place end; experts have as many each.
-Ends ends_of_places(const Shelf& shelf, int64_t rows, const Ends& ends) {
-    const int64_t neurons = rows / shelf.places();
-    Ends places, experts;
-    for (int64_t i = 1; i <= shelf.places(); ++i) places.push_back(i * neurons);
-    for (int64_t i = 1; i <= shelf.experts(); ++i) experts.push_back(i * neurons);
-    if (!neurons || places.back() != rows || ends != experts)
-        refuse("ffn: experts on a shelf must have as many neurons each, as its places have");
-    return places;
+Ends ends_of_slots(const ExpertCache& cache, int64_t rows, const Ends& ends) {
+    const int64_t neurons = rows / cache.slots();
+    Ends slots, experts;
+    for (int64_t i = 1; i <= cache.slots(); ++i) slots.push_back(i * neurons);
+    for (int64_t i = 1; i <= cache.experts(); ++i) experts.push_back(i * neurons);
+    if (!neurons || slots.back() != rows || ends != experts)
+        refuse("ffn: all experts of an expert cache must have the same number of neurons");
+    return slots;
 }
 
 void check_cold(const ColdRows& cold, const Ends& ends, bool suits) {
@@ -77,12 +78,12 @@ void check_cold(const ColdRows& cold, const Ends& ends, bool suits) {
 FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows, const WeightRows& down_rows,
                        Maybe<const float> gate_bias, Maybe<const float> up_bias, Maybe<const float> down_bias,
                        bool by_output, int activation, float threshold, float limit, float alpha,
-                       const Ends& ends, int64_t chosen, std::shared_ptr<Shelf> shelf,
+                       const Ends& ends, int64_t chosen, std::shared_ptr<ExpertCache> cache,
                        std::shared_ptr<ColdRows> cold) {
     const Rows &up = plain_rows(up_rows, "ffn: up"), &down = down_rows.rows;
     if (gate) plain_rows(*gate, "ffn: gate");
-    const Ends held = shelf ? ends_of_places(*shelf, up.count, ends) : ends;
-    check_ends(ends, shelf ? ends.back() : up.count, chosen, "ffn");
+    const Ends held = cache ? ends_of_slots(*cache, up.count, ends) : ends;
+    check_ends(ends, cache ? ends.back() : up.count, chosen, "ffn");
     const auto fits = by_output ? fits_by_output : fits_by_neuron;
     if (!fits(down, down_rows.panels, up, held) ||
         (gate && (gate->rows.count != up.count || gate->rows.cols != up.cols)))
@@ -91,11 +92,11 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
     if ((activation == kDRelu || activation == kSwigluOai) && !gate)
         refuse("ffn: this activation multiplies two: it needs a gate");
     if (cold)
-        check_cold(*cold, ends, gate && !gate_bias && !shelf && !by_output && !down_rows.panels.neurons);
-    std::shared_ptr<Waves> waves = std::move(shelf);
-    if (cold) waves = std::move(cold);
+        check_cold(*cold, ends, gate && !gate_bias && !cache && !by_output && !down_rows.panels.neurons);
+    std::shared_ptr<LoadBatches> load_batches = std::move(cache);
+    if (cold) load_batches = std::move(cold);
     FfnWeights w{gate,       up_rows,   down_rows, gate_bias, up_bias, down_bias, by_output,
-                 activation, threshold, limit,     alpha,     ends,    chosen,    std::move(waves)};
+                 activation, threshold, limit,     alpha,     ends,    chosen,    std::move(load_batches)};
     const int64_t most = Experts(ends, chosen).most_neurons(), allowed = w.max_leaves() * kMaxLeafNeurons;
     if (most > allowed)
         refuse(std::string(ends.size() > 1 ? "ffn: an expert" : "ffn: a layer") + " of " +
@@ -174,7 +175,7 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
     const float* values = data_of(x, "ffn: x", rows, dim);
     if (!ids) return p.program.ffn(f, values, marked);
     const auto chosen = chosen_of(w.ends, w.chosen, *ids, factors, rows, "ffn");
-    p.program.ffn(f, values, chosen, w.waves);
+    p.program.ffn(f, values, chosen, w.load_batches);
 }
 
 }  // namespace
@@ -183,7 +184,7 @@ void bind_ffn(nb::module_& m, nb::class_<BoundProgram>& program) {
     nb::class_<FfnWeights>(m, "FfnWeights")
         .def(nb::new_(&ffn_weights), "gate"_maybe, "up"_a, "down"_a, "gate_bias"_maybe, "up_bias"_maybe,
              "down_bias"_maybe, "by_output"_a, "activation"_a, "threshold"_a, "limit"_a, "alpha"_a, "ends"_a,
-             "chosen"_a, "shelf"_a.none() = nb::none(), "cold"_a.none() = nb::none());
+             "chosen"_a, "cache"_a.none() = nb::none(), "cold"_a.none() = nb::none());
     program
         .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
              "mask"_exact, "ends"_a, "chosen"_a, "ids"_maybe)

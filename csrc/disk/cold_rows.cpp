@@ -9,13 +9,13 @@ namespace hc {
 static constexpr int64_t kGap = 8 << 10;
 
 ColdRows::ColdRows(std::shared_ptr<Disk> disk, std::string name, int64_t neurons, std::vector<int64_t> hot,
-                   int64_t room, bool gates)
-    : Waves(int64_t(hot.size())),
+                   int64_t neurons_at_once, bool gates)
+    : LoadBatches(int64_t(hot.size())),
       disk_(std::move(disk)),
       name_(std::move(name)),
       neurons_(neurons),
       words_((neurons + 63) / 64),
-      room_(room),
+      neurons_at_once_(neurons_at_once),
       hot_(std::move(hot)),
       gates_(gates),
       state_(hot_.size()) {
@@ -65,7 +65,7 @@ void ColdRows::find_runs(int64_t expert, const uint64_t* wanted) {
 
 // What so many neurons' rows take in memory.
 int64_t ColdRows::bytes_of(int64_t neurons) const {
-    return neurons * parts_.front().place.rows.stride * parts_.front().each;
+    return neurons * parts_.front().slot.rows.stride * parts_.front().each;
 }
 
 void ColdRows::ask(int64_t expert) {
@@ -73,7 +73,7 @@ void ColdRows::ask(int64_t expert) {
     own.arrival = std::make_shared<Arrival>();
     std::vector<DiskRead> reads;
     for (const Run& run : own.runs)
-        for (const ShelfPart& part : parts_)
+        for (const CachePart& part : parts_)
             part.add_reads(expert, expert, run.first, run.end, own.arrival, reads);
     disk_->read(std::move(reads));
 }
@@ -81,7 +81,7 @@ void ColdRows::ask(int64_t expert) {
 void ColdRows::ask_some() {
     for (; asked_ < coming_.size(); ++asked_) {
         const int64_t rows = state_[size_t(coming_[asked_])].rows;
-        if (taken_ && taken_ + rows > room_) return;
+        if (taken_ && taken_ + rows > neurons_at_once_) return;
         taken_ += rows;
         ask(coming_[asked_]);
     }
@@ -115,14 +115,14 @@ bool ColdRows::settle(const Disk::GiveUp& give_up) {
 
 void ColdRows::begin(const std::vector<int32_t>& experts, const uint64_t* wanted,
                      const Disk::GiveUp& give_up) {
-    std::fill(wave_of_.begin(), wave_of_.end(), -1);
-    wave_ = 0;
+    std::fill(load_batch_of_.begin(), load_batch_of_.end(), -1);
+    load_batch_ = 0;
     coming_.clear();
     if (!settle(give_up)) return;
     for (const int32_t expert : experts) {
         find_runs(expert, wanted + expert * words_);
         if (state_[size_t(expert)].rows) coming_.push_back(expert);
-        wave_of_[size_t(expert)] = state_[size_t(expert)].rows ? int64_t(coming_.size()) : 0;
+        load_batch_of_[size_t(expert)] = state_[size_t(expert)].rows ? int64_t(coming_.size()) : 0;
     }
     asked_ = 0;
     taken_ = 0;
@@ -140,19 +140,19 @@ void ColdRows::take(int64_t expert, const Disk::GiveUp& give_up) {
 
 void ColdRows::turn() {
     end();
-    ++wave_;
+    ++load_batch_;
     ask_some();
 }
 
 bool ColdRows::await(const Disk::GiveUp& give_up) {
-    const int64_t expert = coming_[size_t(wave_) - 1];
+    const int64_t expert = coming_[size_t(load_batch_) - 1];
     const bool waited = !disk_->arrived(*state_[size_t(expert)].arrival);
     take(expert, give_up);
     return waited;
 }
 
 void ColdRows::end() {
-    if (wave_) give_back(coming_[size_t(wave_) - 1]);
+    if (load_batch_) give_back(coming_[size_t(load_batch_) - 1]);
 }
 
 }  // namespace hc

@@ -6,23 +6,23 @@
 #include <string>
 #include <vector>
 
-#include "disk/shelf.h"
+#include "disk/expert_cache.h"
 
 namespace hc {
 
 // The first wave has the experts of which a step needs hot neurons alone. Of the others each has a wave of
 // its own; as many are read at a time as there is room for, one at least.
-class ColdRows : public Waves {
+class ColdRows : public LoadBatches {
   public:
     // `name` says in errors what it holds. Each expert has so many neurons, the first hot[e] of which are
-    // hot. `room`: neurons that are read at a time; all of one expert's may be more. `gates`: whether rows of
-    // gates are among these, else all gates lie in memory.
-    ColdRows(std::shared_ptr<Disk>, std::string name, int64_t neurons, std::vector<int64_t> hot, int64_t room,
-             bool gates);
+    // hot. `neurons_at_once`: neurons that are read at a time; all of one expert's may be more. `gates`:
+    // whether rows of gates are among these, else all gates lie in memory.
+    ColdRows(std::shared_ptr<Disk>, std::string name, int64_t neurons, std::vector<int64_t> hot,
+             int64_t neurons_at_once, bool gates);
     ~ColdRows() override;
 
     // All parts lie in one memory, side by side: a neuron's rows have the same stride in each.
-    void add(ShelfPart part) { parts_.push_back(std::move(part)); }
+    void add(CachePart part) { parts_.push_back(std::move(part)); }
     // Reads the hot ones, once all parts are known and before any step. DiskError: one cannot be read.
     void fill(const Disk::GiveUp&);
     int64_t neurons() const { return neurons_; }
@@ -30,8 +30,8 @@ class ColdRows : public Waves {
     Unit unit() const override { return gates_ ? kNamed : kFiring; }
     void begin(const std::vector<int32_t>& experts, const uint64_t* neurons, const Disk::GiveUp&) override;
     void end() override;  // gives back the last wave's memory
-    bool unfinished() const override { return size_t(wave_) < coming_.size(); }
-    int64_t most_waves() const override { return 1 + experts(); }
+    bool unfinished() const override { return size_t(load_batch_) < coming_.size(); }
+    int64_t most_load_batches() const override { return 1 + experts(); }
 
   private:
     struct Run {
@@ -55,10 +55,10 @@ class ColdRows : public Waves {
 
     const std::shared_ptr<Disk> disk_;
     const std::string name_;
-    const int64_t neurons_, words_, room_;
+    const int64_t neurons_, words_, neurons_at_once_;
     const std::vector<int64_t> hot_;
     const bool gates_;
-    std::vector<ShelfPart> parts_;
+    std::vector<CachePart> parts_;
     std::vector<Expert> state_;    // by expert
     std::vector<int32_t> coming_;  // of this step, those that are read: wave by wave from wave 1 on
     size_t asked_ = 0;             // how many of them are being read, or have come

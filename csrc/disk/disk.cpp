@@ -22,8 +22,8 @@ int64_t up_to_block(int64_t n) { return down_to_block(n + kDiskBlock - 1); }
 
 }  // namespace
 
-uint8_t* first_block(const AlignedBytes& room) {
-    return reinterpret_cast<uint8_t*>(up_to_block(int64_t(reinterpret_cast<uintptr_t>(room.get()))));
+uint8_t* first_block(const AlignedBytes& buffer) {
+    return reinterpret_cast<uint8_t*>(up_to_block(int64_t(reinterpret_cast<uintptr_t>(buffer.get()))));
 }
 
 std::string why_not_read(int error) {
@@ -35,8 +35,8 @@ std::string why_not_read(int error) {
 OwnFile open_again(int file, bool direct) {
     const int own = direct ? open_direct(file) : -1;
     if (own >= 0) {  // some file systems open such a file and then refuse to read it
-        const AlignedBytes room = allocate_aligned(2 * kDiskBlock);
-        if (read_at(own, first_block(room), kDiskBlock, 0) >= 0) return {own, true};
+        const AlignedBytes buffer = allocate_aligned(2 * kDiskBlock);
+        if (read_at(own, first_block(buffer), kDiskBlock, 0) >= 0) return {own, true};
         close_file(own);
     }
     return {duplicate(file), false};
@@ -48,26 +48,27 @@ int64_t Disk::rows_at_once(int64_t row_bytes, bool by_output) {
 }
 
 int64_t Disk::staging_bytes(int64_t row_bytes, bool by_output) {
-    return Trays::bytes(rows_at_once(row_bytes, by_output) * row_bytes) + int64_t(kLocalBytes);
+    return ReadBuffers::bytes(rows_at_once(row_bytes, by_output) * row_bytes) + int64_t(kLocalBytes);
 }
 
 int Disk::at_once(int pieces, int64_t bytes, bool rings) {
     if (!rings) return pieces;
-    const int64_t of_tray = std::max<int64_t>(1, Trays::bytes(0) / (up_to_block(bytes) + kDiskBlock));
+    const int64_t of_read_buffer =
+        std::max<int64_t>(1, ReadBuffers::bytes(0) / (up_to_block(bytes) + kDiskBlock));
     const int threads = std::min(pieces, kRings);
-    return int(std::min<int64_t>(threads * kReadsOfRing, pieces * of_tray));
+    return int(std::min<int64_t>(threads * kReadsOfRing, pieces * of_read_buffer));
 }
 
 // Block ends on both sides, and what an aligned address takes.
-int64_t Trays::bytes(int64_t largest) { return up_to_block(std::max(largest, kRead)) + 3 * kDiskBlock; }
+int64_t ReadBuffers::bytes(int64_t largest) { return up_to_block(std::max(largest, kRead)) + 3 * kDiskBlock; }
 
-uint8_t* Trays::take(int64_t bytes, int& number) {
+uint8_t* ReadBuffers::take(int64_t bytes, int& number) {
     bytes = up_to_block(bytes);  // the next read's room begins at a block, too
-    Tray* found = nullptr;
-    for (Tray& tray : trays_) {
-        if (!tray.reads) tray.used = 0;
-        const bool fits = !tray.reads || tray.used + bytes <= tray.size;
-        if (fits && (!found || tray.reads)) found = &tray;  // rather than an empty one
+    ReadBuffer* found = nullptr;
+    for (ReadBuffer& read_buffer : read_buffers_) {
+        if (!read_buffer.reads) read_buffer.used = 0;
+        const bool fits = !read_buffer.reads || read_buffer.used + bytes <= read_buffer.size;
+        if (fits && (!found || read_buffer.reads)) found = &read_buffer;  // rather than an empty one
     }
     if (!found) return nullptr;
     if (!found->reads && found->size < bytes) {
@@ -76,15 +77,15 @@ uint8_t* Trays::take(int64_t bytes, int& number) {
         found->bytes = allocate_aligned(size_t(all));
         found->size = all - kDiskBlock;
     }
-    uint8_t* room = first_block(found->bytes) + found->used;
+    uint8_t* buffer = first_block(found->bytes) + found->used;
     found->used += bytes;
     ++found->reads;
-    number = int(found - trays_.data());
-    return room;
+    number = int(found - read_buffers_.data());
+    return buffer;
 }
 
 Disk::Packer::Packer(std::unique_ptr<Reader> own, int count)
-    : trays(count), reader(std::move(own)), pieces(size_t(reader->most())) {
+    : read_buffers(count), reader(std::move(own)), pieces(size_t(reader->most())) {
     for (int name = reader->most(); name--;) free.push_back(name);
     begun.reserve(free.size());
     ended.reserve(free.size());
@@ -145,7 +146,7 @@ void Disk::read(std::vector<DiskRead> reads) {
         std::lock_guard<std::mutex> lock(threads_->mutex);
         for (DiskRead& each : reads) {
             ++each.arrival->left;
-            (each.arrival->guess ? guesses_ : queue_).push_back(std::move(each));
+            (each.arrival->read_ahead ? reads_ahead_ : queue_).push_back(std::move(each));
         }
         wake_those_that_wait();
     }
@@ -193,14 +194,14 @@ int64_t Disk::drop(std::deque<DiskRead>& reads, const Arrival& arrival) {
 void Disk::promote(const Arrival& arrival) {
     std::lock_guard<std::mutex> lock(threads_->mutex);
     const auto stays = [&](const DiskRead& each) { return each.arrival.get() != &arrival; };
-    const auto needed = std::stable_partition(guesses_.begin(), guesses_.end(), stays);
-    queue_.insert(queue_.end(), std::make_move_iterator(needed), std::make_move_iterator(guesses_.end()));
-    guesses_.erase(needed, guesses_.end());
+    const auto needed = std::stable_partition(reads_ahead_.begin(), reads_ahead_.end(), stays);
+    queue_.insert(queue_.end(), std::make_move_iterator(needed), std::make_move_iterator(reads_ahead_.end()));
+    reads_ahead_.erase(needed, reads_ahead_.end());
 }
 
 int64_t Disk::call_off(Arrival& arrival) {
     std::unique_lock<std::mutex> lock(threads_->mutex);
-    const int64_t bytes = drop(guesses_, arrival) + drop(queue_, arrival);
+    const int64_t bytes = drop(reads_ahead_, arrival) + drop(queue_, arrival);
     arrival.called_off = true;
     threads_->done.wait(lock, [&] { return arrival.packing == 0; });
     return bytes;
@@ -254,7 +255,7 @@ void Disk::loop(Packer& own) {
         counts_.busy_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
         for (const auto& [name, error] : own.ended) {
             Piece& piece = own.pieces[size_t(name)];
-            own.trays.give_back(piece.tray);
+            own.read_buffers.give_back(piece.read_buffer);
             own.free.push_back(name);
             const std::shared_ptr<Arrival> arrival = std::move(piece.read.arrival);
             if (piece.packing && --arrival->packing == 0) threads_->done.notify_all();
@@ -286,17 +287,17 @@ void Disk::settle(Arrival& arrival, int error) {
 // Takes its share of what waits, as far as it has room.
 void Disk::take(Packer& own) {
     own.begun.clear();
-    const size_t all = queue_.size() + guesses_.size(), threads = threads_->packers.size();
+    const size_t all = queue_.size() + reads_ahead_.size(), threads = threads_->packers.size();
     const size_t share = (all + threads - 1) / threads;
     while (!stop_ && !holds_ && waiting() && own.begun.size() < share && !own.free.empty()) {
-        std::deque<DiskRead>& reads = queue_.empty() ? guesses_ : queue_;
+        std::deque<DiskRead>& reads = queue_.empty() ? reads_ahead_ : queue_;
         const std::shared_ptr<Arrival> arrival = reads.front().arrival;
         int error = arrival->error;  // of another part: this one would not help
         if (!error) {
             Piece piece = piece_of(reads.front());
             try {
                 if (!own.local) own.local = allocate_aligned(kLocalBytes);
-                piece.to = own.trays.take(piece.stop - piece.begin, piece.tray);
+                piece.to = own.read_buffers.take(piece.stop - piece.begin, piece.read_buffer);
                 if (!piece.to) break;
                 piece.read = std::move(reads.front());
                 own.pieces[size_t(own.free.back())] = std::move(piece);
@@ -366,7 +367,7 @@ bool Disk::has_ended(Packer& own, const EndedRead& read, int64_t& bytes, int& er
 // Whether the place that a piece goes to is still its own, which it then is until the piece has ended.
 bool Disk::may_pack(Piece& piece) const {
     Arrival& arrival = *piece.read.arrival;
-    if (!arrival.guess) return true;
+    if (!arrival.read_ahead) return true;
     std::lock_guard<std::mutex> lock(threads_->mutex);
     if (arrival.called_off) return false;
     piece.packing = true;

@@ -27,8 +27,9 @@ struct OwnFile {
 // Past the cache where `direct` is wished and the file system allows it.
 OwnFile open_again(int file, bool direct);
 
-// The first address of `room` at which direct reads may be put; it has kDiskBlock bytes more than they fill.
-uint8_t* first_block(const AlignedBytes& room);
+// The first address of `buffer` at which direct reads may be put; it has kDiskBlock bytes more than they
+// fill.
+uint8_t* first_block(const AlignedBytes& buffer);
 
 constexpr int64_t kRead = 2 << 20;  // bytes at once: enough for a disk's full rate, with few in flight
 constexpr int kChanged = -2, kDropped = -3;  // as kEnded: errors that no call has
@@ -36,8 +37,8 @@ std::string why_not_read(int error);
 
 // Reads that belong together. The disk alone changes it. Only tests ask for reads of the second queue so far.
 struct Arrival {
-    explicit Arrival(bool is_guess = false) : guess(is_guess) {}
-    const bool guess;         // nobody needs them yet: others go first, and they may be called off
+    explicit Arrival(bool is_read_ahead = false) : read_ahead(is_read_ahead) {}
+    const bool read_ahead;    // nobody needs them yet: others go first, and they may be called off
     bool called_off = false;  // what is under way is not packed
     int packing = 0;          // reads of a guess that are being packed
     int left = 0;             // reads that are not done
@@ -54,21 +55,21 @@ struct DiskRead {
 
 // Where a thread's reads are put until they are packed: each tray has one large read, or small ones until no
 // other fits, and is empty when all of these are packed.
-class Trays {
+class ReadBuffers {
   public:
-    explicit Trays(int count) : trays_(size_t(count)) {}
+    explicit ReadBuffers(int count) : read_buffers_(size_t(count)) {}
     // Room for so many bytes, and the number of its tray; null: there is none now.
     uint8_t* take(int64_t bytes, int& number);
-    void give_back(int number) { --trays_[size_t(number)].reads; }
+    void give_back(int number) { --read_buffers_[size_t(number)].reads; }
     static int64_t bytes(int64_t largest);  // of a tray for reads of at most so many bytes
 
   private:
-    struct Tray {
+    struct ReadBuffer {
         AlignedBytes bytes;
         int64_t size = 0, used = 0;
         int reads = 0;
     };
-    std::vector<Tray> trays_;
+    std::vector<ReadBuffer> read_buffers_;
 };
 
 class Disk {
@@ -134,11 +135,11 @@ class Disk {
         int64_t begin, stop;  // the same in whole blocks, where it is read directly
         int64_t at;           // up to here it has come
         uint8_t* to;
-        int tray;
+        int read_buffer;
         bool packing;  // its arrival counts it
     };
     struct Packer {
-        Trays trays;
+        ReadBuffers read_buffers;
         std::unique_ptr<Reader> reader;  // is gone before its trays
         std::vector<Piece> pieces;       // by name
         std::vector<int> free, begun;    // names: those of no piece, and of the last ones that were taken
@@ -148,7 +149,7 @@ class Disk {
         bool waits = false;  // and could begin another read
         std::thread thread;
 
-        Packer(std::unique_ptr<Reader>, int trays);
+        Packer(std::unique_ptr<Reader>, int read_buffers);
         bool idle() const { return free.size() == pieces.size(); }
     };
     // As Pool's: a forked process can neither use nor destroy these.
@@ -160,7 +161,7 @@ class Disk {
 
     void loop(Packer&);
     void take(Packer&);
-    bool waiting() const { return !queue_.empty() || !guesses_.empty(); }
+    bool waiting() const { return !queue_.empty() || !reads_ahead_.empty(); }
     int64_t drop(std::deque<DiskRead>&, const Arrival&);
     bool may_pack(Piece&) const;
     Piece piece_of(const DiskRead&) const;
@@ -177,7 +178,7 @@ class Disk {
     bool rings_ = false;
     std::deque<File> files_;
     std::unique_ptr<Threads> threads_;
-    std::deque<DiskRead> queue_, guesses_;  // the latter are begun where the former is empty
+    std::deque<DiskRead> queue_, reads_ahead_;  // the latter are begun where the former is empty
     Counts counts_;
     std::atomic<int64_t> at_most_{std::numeric_limits<int64_t>::max()};
     bool stop_ = false, holds_ = false;

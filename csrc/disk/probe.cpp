@@ -47,7 +47,7 @@ class Probers {
         : file_(file),
           probe_(probe),
           pieces_(pieces),
-          rooms_(size_t(probe.depth)),
+          buffers_(size_t(probe.depth)),
           readers_(open_readers(probe.depth, probe.way)) {}
     Probers(const Probers&) = delete;
     Probers& operator=(const Probers&) = delete;
@@ -76,16 +76,16 @@ class Probers {
     // What a thread has: its share of the pieces under way, with room for each.
     struct Own {
         Reader& reader;
-        AlignedBytes& room;
+        AlignedBytes& buffer;
         int pieces;
         uint64_t drawn;
     };
 
     void read_share(int thread, int count) {
-        Own own{*readers_.each[size_t(thread)], rooms_[size_t(thread)], (probe_.depth + thread) / count,
+        Own own{*readers_.each[size_t(thread)], buffers_[size_t(thread)], (probe_.depth + thread) / count,
                 uint64_t(thread)};
         try {
-            own.room = allocate_aligned(size_t(own.pieces * probe_.bytes + kDiskBlock));
+            own.buffer = allocate_aligned(size_t(own.pieces * probe_.bytes + kDiskBlock));
             read(own);
         } catch (...) {  // nothing may leave a thread
             error_ = ENOMEM;
@@ -94,7 +94,7 @@ class Probers {
     bool begin(Own& own, int name) {
         if (error_) return false;
         const int64_t piece = (probe_.sequential ? next_++ : int64_t(draw(own.drawn) >> 1)) % pieces_;
-        uint8_t* to = first_block(own.room) + name * probe_.bytes;
+        uint8_t* to = first_block(own.buffer) + name * probe_.bytes;
         own.reader.begin(name, file_, to, probe_.bytes, piece * probe_.bytes);
         return true;
     }
@@ -115,7 +115,7 @@ class Probers {
     const int file_;
     const DiskProbe probe_;
     const int64_t pieces_;
-    std::vector<AlignedBytes> rooms_;
+    std::vector<AlignedBytes> buffers_;
     const Readers readers_;  // they are gone before their rooms
     std::atomic<int64_t> next_{0}, done_{0};
     std::atomic<int> error_{0};

@@ -31,11 +31,11 @@ template <class B> struct DecodedRows {
 
     // Decodes the group that starts at `block`; `count` is even.
     void decode(const RowOf<B>* rows, int count, int64_t blocks, int64_t block) {
-        Room<B, 2> room;
+        GroupScratch<B, 2> scratch;
         for (int i = 0; i < count / 2; ++i)
             for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
-                const Group<B> first = group_of<B>(rows[2 * i], blocks, block, lanes, l, room, 0),
-                               second = group_of<B>(rows[2 * i + 1], blocks, block, lanes, l, room, 1);
+                const Group<B> first = group_of<B>(rows[2 * i], blocks, block, lanes, l, scratch, 0),
+                               second = group_of<B>(rows[2 * i + 1], blocks, block, lanes, l, scratch, 1);
                 minima = first.has_minimum();
                 decode_pair(first, second, l, n, i);
             });

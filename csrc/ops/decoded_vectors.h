@@ -19,10 +19,10 @@ template <class B> struct DecodedRows {
 
     // Decodes the group that starts at `block`.
     void decode(const RowOf<B>* rows, int count, int64_t blocks, int64_t block) {
-        Room<B, 1> room;
+        GroupScratch<B, 1> scratch;
         for (int i = 0; i < count; ++i)
             for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
-                const Group<B> group = group_of<B>(rows[i], blocks, block, lanes, l, room);
+                const Group<B> group = group_of<B>(rows[i], blocks, block, lanes, l, scratch);
                 minima = group.has_minimum();
                 decode_vector(group, l, n, i / R, i % R);
             });

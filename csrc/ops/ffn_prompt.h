@@ -161,9 +161,9 @@ inline void decode_group(const RowOf<B>& row, int64_t cols, int64_t group, float
         for (int i = 0; i < kGroup; i += Vec::width) Vec::store(tile + in_tile(i), Vec::zero());
     if constexpr (B::quantised) {
         const int64_t blocks = cols / kBlock, block = group * kLanes;
-        Room<B, 1> room;
+        GroupScratch<B, 1> scratch;
         for_lanes(blocks, block, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
-            const Group<B> from = group_of<B>(row, blocks, block, lanes, l, room);
+            const Group<B> from = group_of<B>(row, blocks, block, lanes, l, scratch);
             const Head head = from.head(l, n);
             Vec::store(scales + l, head.scale);
             const auto decode = [&](auto p, auto w, auto byte, const I* unit) HC_INLINE_LAMBDA {
@@ -298,12 +298,12 @@ void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local
     int levels = 0;
     while (1 << levels < f.leaves()) ++levels;
     const int64_t sizes = tokens * kSums;
-    float *root = (float*)local, *room = root + sizes, *tile = room + levels * sizes;
+    float *root = (float*)local, *scratch = root + sizes, *tile = scratch + levels * sizes;
     TileLists& lists = *(TileLists*)(tile + (kTile + 2) * kGroup);
     // Sums of the factors, which some types do not keep.
     for (int64_t row = 0; row < (levels + 1) * tokens; ++row)
         for (int i = kGroup; i < kSums; ++i) root[row * kSums + i] = 0;
-    LeafSums sums(root, room, levels, tokens, kSums);
+    LeafSums sums(root, scratch, levels, tokens, kSums);
     with_type(f.down.type, [&](auto type) {
         for (int leaf = 0; leaf < f.leaves(); ++leaf) {
             add_leaf<decltype(type)>(f, leaf, group, t0, tokens, tile, lists, sums);

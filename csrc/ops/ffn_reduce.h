@@ -35,17 +35,17 @@ class GroupSum {
     }
 
     // The sum of pieces [first, first + count), a node of 2^n of them, or null where nothing is added. It
-    // lies in `room`, which takes n sums, or is that of one piece.
-    const float* of(int first, int count, float* room) const {
+    // lies in `scratch`, which takes n sums, or is that of one piece.
+    const float* of(int first, int count, float* scratch) const {
         if (first >= f.pieces(tokens)) return nullptr;
         if (count == 1)
             return f.added[first] >> token & 1 ? from + first * tokens * sums_of(f.dim()) : nullptr;
-        const float* a = of(first, count / 2, room);
-        const float* b = of(first + count / 2, count / 2, a == room ? room + kSums : room);
+        const float* a = of(first, count / 2, scratch);
+        const float* b = of(first + count / 2, count / 2, a == scratch ? scratch + kSums : scratch);
         if (!a || !b) return a ? a : b;
         for (int i = 0; i < size; i += Vec::width)
-            Vec::store(room + i, Vec::add(Vec::load(a + i), Vec::load(b + i)));
-        return room;
+            Vec::store(scratch + i, Vec::add(Vec::load(a + i), Vec::load(b + i)));
+        return scratch;
     }
 
   private:
@@ -56,8 +56,8 @@ class GroupSum {
 
 void ffn_reduce(const Ffn& f, int tokens, int token, int64_t group, float* out) {
     static const float zeros[kSums] = {};
-    float room[kMaxLevels * kSums];
-    const float* sum = GroupSum(f, tokens, token, group).of(0, kMaxLeaves, room);
+    float scratch[kMaxLevels * kSums];
+    const float* sum = GroupSum(f, tokens, token, group).of(0, kMaxLeaves, scratch);
     write_out(f, group, sum ? sum : zeros, out);
 }
 

@@ -12,10 +12,10 @@ namespace {
 // changes nothing.
 class LeafSums {
   public:
-    // Sums rows [tokens, size]: `root` gets the sum of all; `room` has `levels` for those below. The root is
-    // free until the end, and holds the lowest level until then.
-    LeafSums(float* root, float* room, int levels, int tokens, int64_t size)
-        : root_(root), room_(room), levels_(levels), tokens_(tokens), size_(size) {
+    // Sums rows [tokens, size]: `root` gets the sum of all; `scratch` has `levels` for those below. The root
+    // is free until the end, and holds the lowest level until then.
+    LeafSums(float* root, float* scratch, int levels, int tokens, int64_t size)
+        : root_(root), scratch_(scratch), levels_(levels), tokens_(tokens), size_(size) {
         current_ = level(0);
     }
 
@@ -43,7 +43,7 @@ class LeafSums {
             has_[0] = added_;
         ++leaf_;
         added_ = 0;
-        current_ = leaf_ & 1 ? row_of_room(levels_) : level(0);
+        current_ = leaf_ & 1 ? scratch_row(levels_) : level(0);
     }
 
     // The sum of all leaves is in the root; which tokens have one.
@@ -53,8 +53,8 @@ class LeafSums {
     }
 
   private:
-    float* level(int l) const { return l == 0 || l == levels_ ? root_ : row_of_room(l); }
-    float* row_of_room(int n) const { return room_ + (n - 1) * tokens_ * size_; }  // from 1
+    float* level(int l) const { return l == 0 || l == levels_ ? root_ : scratch_row(l); }
+    float* scratch_row(int n) const { return scratch_ + (n - 1) * tokens_ * size_; }  // from 1
 
     // Makes one sum of the levels below `to` and of the leaf under way.
     void carry(int to) {
@@ -76,7 +76,7 @@ class LeafSums {
         for (int l = 0; l < to; ++l) has_[l] = 0;
     }
 
-    float *root_, *room_, *current_;
+    float *root_, *scratch_, *current_;
     const int levels_, tokens_;
     const int64_t size_;
     int leaf_ = 0;

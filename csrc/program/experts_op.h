@@ -56,7 +56,7 @@ struct Gathered {
 struct ExpertsOp {
     Ffn layer;  // all experts' rows
     std::shared_ptr<const Experts> experts;
-    std::shared_ptr<Waves> waves;   // or null: all of them is in memory
+    std::shared_ptr<LoadBatches> load_batches;  // or null: all of them is in memory
     Masks fires;                    // by_gates(), of decode rows: the neurons whose gates may fire
     std::vector<float> thresholds;  // of an expert's neurons, for these
     std::vector<uint64_t> wanted;   // by_rows(): what a step needs of all experts
@@ -69,11 +69,11 @@ struct ExpertsOp {
     Input hidden;                                                // by output: [pairs, neurons]
     int64_t most_leaves = 0, most_neurons = 0;
 
-    ExpertsOp(const Ffn& f, std::shared_ptr<const Experts> e, std::shared_ptr<Waves> w, int64_t rows,
+    ExpertsOp(const Ffn& f, std::shared_ptr<const Experts> e, std::shared_ptr<LoadBatches> w, int64_t rows,
               int64_t decode_rows)
         : layer(f),
           experts(std::move(e)),
-          waves(std::move(w)),
+          load_batches(std::move(w)),
           decode(*experts, decode_rows),
           prompt(*experts, rows),
           decode_cut(size_t(experts->count())),
@@ -90,13 +90,18 @@ struct ExpertsOp {
     const float* down_bias(int64_t expert) const { return at(layer.down_bias, expert * layer.dim()); }
     int64_t neurons(const Routing::Part& part) const { return experts->neurons(part.expert); }
     // Whether the steps of a wave compute anything of this part.
-    bool in_wave(const Routing::Part& part) const { return !waves || waves->in_wave(part.expert); }
-    bool is_wave(int64_t wave) const { return !waves || waves->wave() == wave; }
-    int64_t most_waves() const { return waves ? waves->most_waves() : 1; }
+    bool in_load_batch(const Routing::Part& part) const {
+        return !load_batches || load_batches->in_load_batch(part.expert);
+    }
+    bool is_load_batch(int64_t load_batch) const {
+        return !load_batches || load_batches->load_batch() == load_batch;
+    }
+    int64_t most_load_batches() const { return load_batches ? load_batches->most_load_batches() : 1; }
     // Whether what is read are rows of neurons; and whether, of decode rows, of those whose gates may fire.
-    bool by_rows() const { return waves && waves->unit() != Waves::kExperts; }
+    bool by_rows() const { return load_batches && load_batches->unit() != LoadBatches::kExperts; }
     bool by_gates() const {
-        return waves && waves->unit() == Waves::kFiring && layer.skip && can_skip(layer.activation);
+        return load_batches && load_batches->unit() == LoadBatches::kFiring && layer.skip &&
+               can_skip(layer.activation);
     }
     // A part's words of masks of decode rows.
     Masks of_part(const Masks& masks, const Routing::Part& part) const {
@@ -113,15 +118,16 @@ struct ExpertsOp {
 inline Ffn ExpertsOp::expert(int64_t number) const {
     Ffn f = layer;
     const int64_t first = experts->first(number), n = experts->neurons(number), dim = layer.dim();
-    const int64_t place = waves ? waves->place(number) : number;
-    const int64_t row = waves ? place * n : first;  // where its weights begin: with waves all have as many
+    const int64_t slot = load_batches ? load_batches->slot(number) : number;
+    const int64_t row =
+        load_batches ? slot * n : first;  // where its weights begin: with waves all have as many
     f.gate = rows_of(layer.gate, row, n);
     f.up = rows_of(layer.up, row, n);
     f.gate_bias = at(layer.gate_bias, first);
     f.up_bias = at(layer.up_bias, first);
     f.down_bias = down_bias(number);
     if (layer.by_output)
-        f.down = rows_of(layer.down, down_rows[size_t(place)], dim);
+        f.down = rows_of(layer.down, down_rows[size_t(slot)], dim);
     else if (layer.panels.neurons) {
         f.down.base += row / layer.panels.neurons * layer.panels.bytes();
         f.down.count = n;

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "disk/waves.h"
+#include "disk/load_batches.h"
 #include "isa/table.h"
 #include "pool/threads.h"
 #include "program/batch.h"
@@ -80,8 +80,9 @@ class Program {
     void ffn(Ffn, const float* x, Masks strongest = {});
     // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
     void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
-    // `waves`: of their weights some are read when they are needed; null: all are in memory.
-    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>, std::shared_ptr<Waves> waves = {});
+    // `load_batches`: of their weights some are read when they are needed; null: all are in memory.
+    void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>,
+             std::shared_ptr<LoadBatches> load_batches = {});
     // expert_scale [experts] multiplies factors; or null.
     void router(const float* x, const Rows& weights, const float* bias, const Router&,
                 const float* expert_scale, int32_t* ids, float* factors, const ExpertGroups& = {});
@@ -152,9 +153,9 @@ class Program {
     // Of one row.
     void choose(const Router&, const ExpertGroups&, const float* logits, int32_t* ids, float* factors) const;
     void name_rows(std::shared_ptr<ExpertsOp>, ScratchPlan&);
-    void next_wave(std::shared_ptr<ExpertsOp>, int64_t wave);
-    void wave_by_neuron(std::shared_ptr<ExpertsOp>, int64_t wave);
-    void wave_by_output(std::shared_ptr<ExpertsOp>, int64_t wave);
+    void next_load_batch(std::shared_ptr<ExpertsOp>, int64_t load_batch);
+    void load_batch_by_neuron(std::shared_ptr<ExpertsOp>, int64_t load_batch);
+    void load_batch_by_output(std::shared_ptr<ExpertsOp>, int64_t load_batch);
     std::function<bool()> give_up() const;
     std::shared_ptr<Input> predictor_hidden(ScratchPlan&, const float* x, const Predictor&);
 

@@ -77,10 +77,10 @@ void add_stats(const ExpertsOp& op) {
 }  // namespace
 
 void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts> experts,
-                  std::shared_ptr<Waves> waves) {
+                  std::shared_ptr<LoadBatches> load_batches) {
     ScratchPlan plan(*this);
     const int64_t rows = bounds_.tokens, pairs = rows * experts->chosen, dim = args.dim();
-    auto op = std::make_shared<ExpertsOp>(args, experts, std::move(waves), rows, max_decode());
+    auto op = std::make_shared<ExpertsOp>(args, experts, std::move(load_batches), rows, max_decode());
     Gathered& in = op->input;
     const bool gated = args.gate.base;
     in.codes = is_quantised(args.up.type) || (gated && is_quantised(args.gate.type));
@@ -101,7 +101,7 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
              op->decode.sort(0, decode);
              op->prompt.sort(decode, batch_.tokens_count());
              clear_fired(*op, batch_.decode_count());
-             if (op->waves && !op->by_rows()) op->waves->begin(op->named(), nullptr, give_up());
+             if (op->load_batches && !op->by_rows()) op->load_batches->begin(op->named(), nullptr, give_up());
          });
     step(
         [op] {
@@ -146,7 +146,7 @@ void Program::name_rows(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
     step([this] { return int64_t(count(kTokens) > 0); },
          [this, op](int64_t, const Scratch&) {
              op->find_wanted();
-             op->waves->begin(op->named(), op->wanted.data(), give_up());
+             op->load_batches->begin(op->named(), op->wanted.data(), give_up());
          });
 }
 
@@ -172,13 +172,13 @@ void Program::experts_by_neuron(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
     plan.take(parts * op->most_leaves * 4,
               [op](uint8_t* p) { op->layer.added = reinterpret_cast<uint32_t*>(p); });
 
-    for (int64_t wave = 0; wave < op->most_waves(); ++wave) {
-        next_wave(op, wave);
-        wave_by_neuron(op, wave);
+    for (int64_t load_batch = 0; load_batch < op->most_load_batches(); ++load_batch) {
+        next_load_batch(op, load_batch);
+        load_batch_by_neuron(op, load_batch);
     }
     if (op->by_rows())
         step([this] { return int64_t(count(kTokens) > 0); },
-             [op](int64_t, const Scratch&) { op->waves->end(); });
+             [op](int64_t, const Scratch&) { op->load_batches->end(); });
     const int64_t groups = padded(dim) / kGroup;
     step([=] { return groups * batch_.decode_count(); },
          [=](int64_t piece, const Scratch&) {
@@ -197,25 +197,28 @@ std::function<bool()> Program::give_up() const {
 }
 
 // Waits for the experts of a wave; the first one needs none of what is read.
-void Program::next_wave(std::shared_ptr<ExpertsOp> op, int64_t wave) {
-    if (!wave) return;
-    step([op, wave] { return int64_t(op->is_wave(wave - 1) && op->waves->unfinished()); },
-         [this, op](int64_t, const Scratch&) { op->waves->next(give_up()); });
+void Program::next_load_batch(std::shared_ptr<ExpertsOp> op, int64_t load_batch) {
+    if (!load_batch) return;
+    step(
+        [op, load_batch] {
+            return int64_t(op->is_load_batch(load_batch - 1) && op->load_batches->unfinished());
+        },
+        [this, op](int64_t, const Scratch&) { op->load_batches->next(give_up()); });
 }
 
 // Pieces of decode rows, and prompt rows up to their sums by outputs, of one wave's experts.
-void Program::wave_by_neuron(std::shared_ptr<ExpertsOp> op, int64_t wave) {
+void Program::load_batch_by_neuron(std::shared_ptr<ExpertsOp> op, int64_t load_batch) {
     const int64_t size = piece_rows(op->layer.up), groups = padded(op->layer.dim()) / kGroup;
     const auto pieces_of = [op](const Routing::Part& part) {
-        const bool any = op->neurons(part) && op->in_wave(part);
+        const bool any = op->neurons(part) && op->in_load_batch(part);
         return any ? int64_t(op->view(op->decode, part).pieces(part.rows())) : 0;
     };
     const auto blocks_of = [op, size](const Routing::Part& part) {
-        return op->in_wave(part) ? ceil_div(op->neurons(part), size) : 0;
+        return op->in_load_batch(part) ? ceil_div(op->neurons(part), size) : 0;
     };
     step(
         [=] {
-            if (!op->is_wave(wave)) return int64_t(0);
+            if (!op->is_load_batch(load_batch)) return int64_t(0);
             return op->decode_cut.over(op->decode, pieces_of) + op->prompt_cut.over(op->prompt, blocks_of);
         },
         [this, op, size](int64_t piece, const Scratch& s) {
@@ -229,9 +232,9 @@ void Program::wave_by_neuron(std::shared_ptr<ExpertsOp> op, int64_t wave) {
             k_.ffn_hidden(op->view(op->prompt, part), first, end - first, 0, part.rows(), s.local);
         });
     const auto tiles_of = [op, groups](const Routing::Part& part) {
-        return op->neurons(part) && op->in_wave(part) ? groups * ceil_div(part.rows(), kPromptTile) : 0;
+        return op->neurons(part) && op->in_load_batch(part) ? groups * ceil_div(part.rows(), kPromptTile) : 0;
     };
-    step([=] { return op->is_wave(wave) ? op->prompt_cut.over(op->prompt, tiles_of) : 0; },
+    step([=] { return op->is_load_batch(load_batch) ? op->prompt_cut.over(op->prompt, tiles_of) : 0; },
          [=](int64_t piece, const Scratch& s) {
              const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
              const int t0 = int(piece / groups) * kPromptTile, t1 = std::min(t0 + kPromptTile, part.rows());
@@ -253,30 +256,31 @@ void Program::experts_by_output(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
     if (is_quantised(op->layer.down.type))
         plan.take(pairs * Input::token_bytes(op->most_neurons),
                   [op](uint8_t* p) { op->hidden.quantised = p; });
-    for (int64_t wave = 0; wave < op->most_waves(); ++wave) {
-        next_wave(op, wave);
-        wave_by_output(op, wave);
+    for (int64_t load_batch = 0; load_batch < op->most_load_batches(); ++load_batch) {
+        next_load_batch(op, load_batch);
+        load_batch_by_output(op, load_batch);
     }
     step([this] { return count(kTokens); },
          [op](int64_t t, const Scratch&) { add_experts(*op, op->prompt, int(t)); });
 }
 
-void Program::wave_by_output(std::shared_ptr<ExpertsOp> op, int64_t wave) {
+void Program::load_batch_by_output(std::shared_ptr<ExpertsOp> op, int64_t load_batch) {
     const int64_t size = piece_rows(op->layer.up), down_size = piece_rows(op->layer.down);
     const auto blocks_of = [op, size](const Routing::Part& part) {
-        return op->in_wave(part) ? ceil_div(op->neurons(part), size) : 0;
+        return op->in_load_batch(part) ? ceil_div(op->neurons(part), size) : 0;
     };
-    step([=] { return op->is_wave(wave) ? op->prompt_cut.over(op->prompt, blocks_of) : 0; },
+    step([=] { return op->is_load_batch(load_batch) ? op->prompt_cut.over(op->prompt, blocks_of) : 0; },
          [this, op, size](int64_t piece, const Scratch& s) {
              const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
              const int64_t first = piece * size, end = std::min(first + size, op->neurons(part));
              k_.ffn_hidden(op->view(op->prompt, part), first, end - first, 0, part.rows(), s.local);
          });
     if (op->layer.mask || op->layer.fired || op->layer.stats)
-        step([this, op, wave] { return int64_t(op->is_wave(wave) && batch_.decode_count() > 0); },
+        step([this, op,
+              load_batch] { return int64_t(op->is_load_batch(load_batch) && batch_.decode_count() > 0); },
              [this, op](int64_t, const Scratch&) {
                  for (const Routing::Part& part : op->prompt.parts()) {
-                     if (!op->in_wave(part)) continue;
+                     if (!op->in_load_batch(part)) continue;
                      const int32_t* tokens = op->prompt.tokens(part);
                      const auto decode =
                          std::lower_bound(tokens, tokens + part.rows(), batch_.decode_count());
@@ -286,16 +290,16 @@ void Program::wave_by_output(std::shared_ptr<ExpertsOp> op, int64_t wave) {
                  }
              });
     if (is_quantised(op->layer.down.type))
-        step([op, wave] { return op->is_wave(wave) ? int64_t(op->prompt.pairs()) : 0; },
+        step([op, load_batch] { return op->is_load_batch(load_batch) ? int64_t(op->prompt.pairs()) : 0; },
              [this, op](int64_t pair, const Scratch&) {
                  const Routing::Part& part = op->prompt.part_of(int(pair));
-                 if (op->neurons(part) && op->in_wave(part))
+                 if (op->neurons(part) && op->in_load_batch(part))
                      k_.quantise(op->hidden_of(part), int(pair) - part.begin);
              });
     const auto outputs_of = [op, down_size](const Routing::Part& part) {
-        return op->neurons(part) && op->in_wave(part) ? ceil_div(op->layer.dim(), down_size) : 0;
+        return op->neurons(part) && op->in_load_batch(part) ? ceil_div(op->layer.dim(), down_size) : 0;
     };
-    step([=] { return op->is_wave(wave) ? op->prompt_cut.over(op->prompt, outputs_of) : 0; },
+    step([=] { return op->is_load_batch(load_batch) ? op->prompt_cut.over(op->prompt, outputs_of) : 0; },
          [this, op, down_size](int64_t piece, const Scratch& s) {
              const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
              const Ffn f = op->view(op->prompt, part);

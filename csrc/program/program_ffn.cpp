@@ -149,25 +149,25 @@ static uint32_t size_bits(float h) {
 }
 
 // The size of the `most`-th largest of n values, most >= 1. Values of about one size are counted together, so
-// that few are left to look at more closely; `room` holds those.
-static uint32_t least_of_largest(const float* h, int64_t n, int64_t most, uint32_t* room) {
+// that few are left to look at more closely; `scratch` holds those.
+static uint32_t least_of_largest(const float* h, int64_t n, int64_t most, uint32_t* scratch) {
     constexpr int kShift = 21;  // what is left: the exponent and two bits more
     uint32_t counts[1 << (31 - kShift)] = {};
     for (int64_t i = 0; i < n; ++i) ++counts[size_bits(h[i]) >> kShift];
     uint32_t of = (1 << (31 - kShift)) - 1;
     for (; counts[of] < most; --of) most -= counts[of];
-    uint32_t* end = room;
+    uint32_t* end = scratch;
     for (int64_t i = 0; i < n; ++i)
         if (const uint32_t size = size_bits(h[i]); size >> kShift == of) *end++ = size;
-    std::nth_element(room, end - most, end);
+    std::nth_element(scratch, end - most, end);
     return end[-most];
 }
 
-void mark_strongest(const Ffn& f, int decode, const Masks& strongest, uint32_t* room) {
+void mark_strongest(const Ffn& f, int decode, const Masks& strongest, uint32_t* scratch) {
     const int64_t n = f.neurons();
     for (int t = 0; t < decode; ++t) {
         const float* h = f.hidden + t * n;
-        const uint32_t least = std::max(1u, least_of_largest(h, n, ceil_div(n, 10), room));
+        const uint32_t least = std::max(1u, least_of_largest(h, n, ceil_div(n, 10), scratch));
         for (int64_t word = 0; word < f.words(); ++word) {
             uint64_t marked = 0;
             for (int64_t i = word * 64; i < std::min(n, word * 64 + 64); ++i)
@@ -196,14 +196,14 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan, Masks str
              const EvenCut::Stretch of = cut->stretch(piece, end);
              return stretch(f->first(), of.first, of.end);
          });
-    auto room = std::make_shared<uint32_t*>();
+    auto scratch = std::make_shared<uint32_t*>();
     if (strongest)
-        plan.take(f->neurons() * 4, [room](uint8_t* p) { *room = reinterpret_cast<uint32_t*>(p); });
+        plan.take(f->neurons() * 4, [scratch](uint8_t* p) { *scratch = reinterpret_cast<uint32_t*>(p); });
     if (f->mask || f->fired || f->stats || strongest)
         step([this] { return int64_t(batch_.decode_count() > 0); },
-             [this, f, strongest, room](int64_t, const Scratch&) {
+             [this, f, strongest, scratch](int64_t, const Scratch&) {
                  account_by_output(*f, batch_.decode_count(), !batch_.prompt_count());
-                 if (strongest) mark_strongest(*f, batch_.decode_count(), strongest, *room);
+                 if (strongest) mark_strongest(*f, batch_.decode_count(), strongest, *scratch);
              });
     Meets meets{};
     meets.with(f->down);

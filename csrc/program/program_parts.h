@@ -47,8 +47,8 @@ void cut_into_pieces(Ffn& f, int max_rows, int threads, int chosen = 1);
 // read.
 void account_by_output(const Ffn& f, int decode, bool count);
 // Of the same rows, after that: marks the tenth of the neurons whose coefficients are the largest in size.
-// `room` is for so many whole numbers as there are neurons.
-void mark_strongest(const Ffn& f, int decode, const Masks& strongest, uint32_t* room);
+// `scratch` is for so many whole numbers as there are neurons.
+void mark_strongest(const Ffn& f, int decode, const Masks& strongest, uint32_t* scratch);
 
 class Program::ScratchPlan {
   public:

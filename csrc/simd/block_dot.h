@@ -125,10 +125,10 @@ template <class B, int R, int T> HC_INLINE void dot_quantised(const RowOf<B>* ro
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sum[r][t] = Vec::zero();
     const int64_t blocks = in.cols / kBlock;
-    Room<B, R> room;
+    GroupScratch<B, R> scratch;
     for_groups<true>(blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
         Group<B> group[R];
-        for (int r = 0; r < R; ++r) group[r] = group_of<B>(rows[r], blocks, block, lanes, l, room, r);
+        for (int r = 0; r < R; ++r) group[r] = group_of<B>(rows[r], blocks, block, lanes, l, scratch, r);
         dot_group<B, R, T>(group, in, t0, block, l, n, sum);
         if (l + n == lanes) fetch(stream, R * bytes_of<B>(rows[0], lanes));
     });
@@ -320,7 +320,7 @@ template <class B, int K>
 inline void axpy_quantised(const RowOf<B>* rows, const float* c, int64_t cols, float* y, Stream& stream) {
     constexpr int words = B::words_per_part;
     const int64_t blocks = cols / kBlock;
-    Room<B, K> room;
+    GroupScratch<B, K> scratch;
     for_groups(blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
         F factor[K];
         Head head[K];
@@ -331,7 +331,7 @@ inline void axpy_quantised(const RowOf<B>* rows, const float* c, int64_t cols, f
             for (int k = 0; k < K; ++k) unit[k][U] = from[k].unit(U, l, n);
         };
         for (int k = 0; k < K; ++k) {
-            from[k] = group_of<B>(rows[k], blocks, block, lanes, l, room, k);
+            from[k] = group_of<B>(rows[k], blocks, block, lanes, l, scratch, k);
             head[k] = from[k].head(l, n);
             factor[k] = one_scale<B> ? Vec::mul(head[k].scale, Vec::set1(c[k])) : Vec::set1(c[k]);
         }

@@ -162,19 +162,18 @@ template <class B, class V> struct GroupOfTwo {
 };
 
 // Where the groups of N rows are opened.
-template <class B, int N, bool = B::opened> struct Room {};
-template <class B, int N> struct Room<B, N, true> {
-    Opened opened[N];
-};
+template <class B, int N, bool = B::opened> struct GroupScratch {};
+template <class B, int N> struct GroupScratch<B, N, true> { Opened opened[N]; };
 
 // The group at `block` of row k, of which lanes from l on come next: l is 0 first.
 template <class B, int N> HC_INLINE Group<B> group_of(const RowOf<B>& row, int64_t blocks, int64_t block,
-                                                      int lanes, int l, Room<B, N>& room, int k = 0) {
+                                                      int lanes, int l, GroupScratch<B, N>& scratch,
+                                                      int k = 0) {
     if constexpr (B::opened) {
-        if (l == 0) open_group(row, blocks, block, lanes, room.opened[k]);
-        return {&room.opened[k], row.opening->has_minimum};
+        if (l == 0) open_group(row, blocks, block, lanes, scratch.opened[k]);
+        return {&scratch.opened[k], row.opening->has_minimum};
     } else {
-        (void)l, (void)room, (void)k;
+        (void)l, (void)scratch, (void)k;
         return {row, blocks, block, lanes};
     }
 }

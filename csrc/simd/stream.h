@@ -19,7 +19,7 @@ struct Segment {
 struct Stream {
     HC_SMALL Stream() : owed(INT64_MIN / 2) {}  // fetches nothing
     HC_SMALL explicit Stream(const Segment& one) : segment(one) {}
-    HC_SMALL explicit Stream(Segment* room) : next(room), end(room) {}
+    HC_SMALL explicit Stream(Segment* scratch) : next(scratch), end(scratch) {}
 
     const uint8_t *at = nullptr, *stop = nullptr;
     int64_t owed = 0;

@@ -27,10 +27,10 @@ def test_a_share_of_guesses_is_right(share: float, drafts: Any) -> None:
     request = Request(Job([1], SamplingParams(seed=7)))
     right = 0
     for i in range(3000):
-        guess = replay(request, 4)
-        assert guess is not None and len(guess.tokens) == 4
-        right += guess.tokens[0] == text[i]
-        assert replay(request, 4) == guess
+        draft = replay(request, 4)
+        assert draft is not None and len(draft.tokens) == 4
+        right += draft.tokens[0] == text[i]
+        assert replay(request, 4) == draft
         request.output.append(text[i])
     assert abs(right / 3000 - share) < 0.03
 
@@ -40,8 +40,8 @@ def test_nothing_is_guessed_of_other_texts_nor_after_the_end(drafts: Any) -> Non
     replay.add(7, [3, 4])
     assert replay(Request(Job([1], SamplingParams(seed=8))), 4) is None
     request = Request(Job([1], SamplingParams(seed=7)))
-    guess = replay(request, 4)
-    assert guess is not None and guess.tokens == [3, 4]
+    draft = replay(request, 4)
+    assert draft is not None and draft.tokens == [3, 4]
     request.output += [3, 4]
     assert replay(request, 4) is None
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.agent_sessions import AgentSession, Reuse, run_sessions
-from support.guessing import Reckless
+from support.drafting import Reckless
 from support.history_model import VOCAB, follow, history_model
 from support.hybrid_models import CPU_KINDS, KINDS, write_hybrid
 from support.page_count import assert_no_page_is_lost
@@ -36,10 +36,10 @@ def sessions_of(n: int, seed: int, vocab: int, *, hinted: bool, shared: bool = F
 
 
 @pytest.mark.parametrize(
-    ("kind", "guessing"),
+    ("kind", "drafting"),
     [*((kind, False) for kind in (*KINDS, *CPU_KINDS)), ("qwen35", True), ("lfm2", True)],
 )
-def test_reuse_by_default(kind: str, guessing: bool, tmp_path: Path) -> None:
+def test_reuse_by_default(kind: str, drafting: bool, tmp_path: Path) -> None:
     """14 tool steps of two agents, then new user messages, with the default number of copies; tokens are as
     without reuse. No message border is named."""
     path = write_hybrid(tmp_path / "model.gguf", kind, context=4096)
@@ -56,10 +56,10 @@ def test_reuse_by_default(kind: str, guessing: bool, tmp_path: Path) -> None:
         return known[key]
 
     vocab = session.model.config.vocab
-    speculation = Reckless(answer, 0.7, vocab) if guessing else None
+    speculation = Reckless(answer, 0.7, vocab) if drafting else None
     engine = Engine(session, speculation=speculation)
     agents = sessions_of(2, 3, vocab, hinted=False)
-    reuse, after_messages, requests = run_sessions(engine, agents, turns=2, steps=14, together=guessing)
+    reuse, after_messages, requests = run_sessions(engine, agents, turns=2, steps=14, together=drafting)
     assert min(after_messages) >= 0.95 and reuse.share >= 0.95
     assert all(request.output == answer(request) for request in requests[::3])
     stats, slots = engine.stats(), session.slots

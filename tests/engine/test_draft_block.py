@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.draft_blocks import knowing_block, with_block
+from support.drafting import eager
 from support.file_sizes import file_sizes
-from support.guessing import eager
 from support.hybrid_models import write_hybrid
 from support.placed import on_two, random_placement
 
@@ -111,7 +111,7 @@ def test_guesses_end_where_a_request_has_no_page(models: dict[str, LoadedModel])
     assert drafts(request, 4) is None
 
 
-def first_guesses(session: Session) -> tuple[np.ndarray, list[int]]:
+def first_drafts(session: Session) -> tuple[np.ndarray, list[int]]:
     """The block's logits after a prompt and a token, and what it guesses then."""
     assert session.draft_block is not None
     drafts = BlockDrafts(session.draft_block, session.transformer.batch)
@@ -125,9 +125,9 @@ def first_guesses(session: Session) -> tuple[np.ndarray, list[int]]:
     drafts.read([(request, rows)])
     drafts.begin([request])
     logits = session.draft_block.logits()[0].copy()
-    guess = drafts(request, 3)
-    assert guess is not None
-    return logits, list(guess.tokens)
+    draft = drafts(request, 3)
+    assert draft is not None
+    return logits, list(draft.tokens)
 
 
 def assert_beside(hot: Any, models: dict[str, LoadedModel], *, head: bool) -> None:
@@ -135,7 +135,7 @@ def assert_beside(hot: Any, models: dict[str, LoadedModel], *, head: bool) -> No
     options = {key: value for key, value in OPTIONS.items() if key != "threads"}
     placement = random_placement(models["any"].config, 0.5, head=head)
     session = on_two(hot, placement, models["any"].path, **options)
-    found, expected = first_guesses(session), first_guesses(models["any"].session())
+    found, expected = first_drafts(session), first_drafts(models["any"].session())
     np.testing.assert_allclose(found[0], expected[0], atol=2e-3, rtol=1e-3)
     assert found[1] == expected[1]
     session.close()

@@ -12,8 +12,8 @@ from support.hybrid_models import write_hybrid
 
 from hotcold.demo import model_path
 from hotcold.engine.draft_model import DraftModel
+from hotcold.engine.drafts import Kind
 from hotcold.engine.engine import Engine
-from hotcold.engine.guesses import Kind
 from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation, speculation_of
 from hotcold.formats.blocks import quantise
@@ -65,10 +65,10 @@ def test_a_model_is_always_right_about_itself(model: LoadedModel) -> None:
     (request, *_), (again, *_) = some_requests(model, 0), some_requests(model, 0)
     Engine(model.session()).run([request])
     for wrong in (False, True, False):
-        guess = drafts(again, 5)
+        draft = drafts(again, 5)
         n = len(again.output)
-        assert guess is not None and guess.kind == Kind.MODEL
-        assert list(guess.tokens) == request.output[n : n + 5]
+        assert draft is not None and draft.kind == Kind.MODEL
+        assert list(draft.tokens) == request.output[n : n + 5]
         again.output += request.output[n : n + (2 if wrong else 5)]  # as if the others were wrong
     assert drafts(again, 3).tokens == request.output[len(again.output) :][:3]  # type: ignore[union-attr]
 
@@ -109,7 +109,7 @@ def test_after_an_exception_texts_are_read_anew(model: LoadedModel) -> None:
     own, again = some_requests(model, 0), some_requests(model, 0)
     Engine(model.session()).run(own)
     engine = Engine(model.session(), speculation=speculation)
-    drafts = next(each for each in speculation._guessers if isinstance(each, DraftModel))
+    drafts = next(each for each in speculation._drafters if isinstance(each, DraftModel))
     run = drafts._session.run
     try:
         drafts._session.run = lambda *_: 1 // 0  # type: ignore[assignment,method-assign]
@@ -130,7 +130,7 @@ def test_a_draft_that_does_not_pay_is_hardly_asked(
     (request, *_) = some_requests(model, 0)
     for _ in range(5):
         speculation.costs.note(1, 0.01)
-    drafts = next(each for each in speculation._guessers if isinstance(each, DraftModel))
+    drafts = next(each for each in speculation._drafters if isinstance(each, DraftModel))
     drafts.seconds = 1.0
     asked: list[int] = []
     monkeypatch.setattr(DraftModel, "__call__", lambda self, request, most: asked.append(most))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.buffers import allocations, cache_bytes
+from support.drafting import Reckless
 from support.golden import CPU_HYBRIDS, HYBRIDS, LATENT_HYBRIDS, golden
-from support.guessing import Reckless
 from support.hybrid_models import CPU_KINDS, KINDS, write_hybrid
 from support.page_count import assert_no_page_is_lost
 

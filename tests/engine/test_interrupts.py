@@ -115,8 +115,17 @@ class Decoder:
         return ""
 
 
-def history_engine(alike: bool = True, copies: int | None = None) -> Engine:
-    engine = Engine(history_model(context=70, sequences=2, pages=4, chunk=24, alike=alike, copies=copies))
+def history_engine(prefill_equals_decode: bool = True, copies: int | None = None) -> Engine:
+    engine = Engine(
+        history_model(
+            context=70,
+            sequences=2,
+            pages=4,
+            chunk=24,
+            prefill_equals_decode=prefill_equals_decode,
+            copies=copies,
+        )
+    )
     engine.model.tokenizer.stream_decoder = Decoder
     return engine
 
@@ -249,17 +258,26 @@ def some_requests(last: int = 9) -> list[Request]:
 TIMES = int(os.environ.get("HOTCOLD_TEST_INTERRUPTS", "1"))
 
 
-@pytest.mark.parametrize(("alike", "copies"), [(True, None), (False, None), (True, 1)])
-def test_after_interrupts_at_random_instructions(alike: bool, copies: int | None, full: bool) -> None:
+@pytest.mark.parametrize(("prefill_equals_decode", "copies"), [(True, None), (False, None), (True, 1)])
+def test_after_interrupts_at_random_instructions(
+    prefill_equals_decode: bool, copies: int | None, full: bool
+) -> None:
     """On a model whose tokens depend on every row that was ever written, through pages that are few, and
     through states and copies of them that are few, too."""
 
     def truth(request: Request) -> list[int]:
-        return follow([*request.job.prompt], request.job.max_tokens, ignore_eos=True, alike=alike)
+        return follow(
+            [*request.job.prompt],
+            request.job.max_tokens,
+            ignore_eos=True,
+            prefill_equals_decode=prefill_equals_decode,
+        )
 
-    history_engine(alike).run(fresh := some_requests())
+    history_engine(prefill_equals_decode).run(fresh := some_requests())
     assert [each.output for each in fresh] == [truth(each) for each in fresh]
-    interrupt_at_random(history_engine(alike, copies), fresh, 200 * TIMES if full else 30, truth)
+    interrupt_at_random(
+        history_engine(prefill_equals_decode, copies), fresh, 200 * TIMES if full else 30, truth
+    )
 
 
 #: On each backend, without --full and with it.

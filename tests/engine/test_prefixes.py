@@ -60,7 +60,7 @@ def some_prompt(length: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.long  # no backend computes here
-@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("prefill_equals_decode", [True, False])
 @settings(max_examples=40)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 130), st.integers(0, 60)), min_size=1, max_size=12),
@@ -71,7 +71,7 @@ def some_prompt(length: int, seed: int = 0) -> list[int]:
     seed=st.integers(0, 99),
 )
 def test_the_same_tokens_with_and_without_a_shared_prefix(
-    alike: bool,
+    prefill_equals_decode: bool,
     lengths: list[tuple[int, int]],
     n: int,
     sequences: int,
@@ -80,7 +80,13 @@ def test_the_same_tokens_with_and_without_a_shared_prefix(
     seed: int,
 ) -> None:
     """Each position was computed or found, whatever is kept, given up, shared or waited for."""
-    session = history_model(context=230, sequences=sequences, pages=8 + spare_pages, chunk=chunk, alike=alike)
+    session = history_model(
+        context=230,
+        sequences=sequences,
+        pages=8 + spare_pages,
+        chunk=chunk,
+        prefill_equals_decode=prefill_equals_decode,
+    )
     watch(session)
     engine = Engine(session)
     rng, stem = np.random.default_rng(seed), some_prompt(400, seed)
@@ -89,7 +95,9 @@ def test_the_same_tokens_with_and_without_a_shared_prefix(
     ]
     engine.run(requests)
     for request in requests:
-        assert request.output == follow(list(request.job.prompt), n, ignore_eos=True, alike=alike)
+        assert request.output == follow(
+            list(request.job.prompt), n, ignore_eos=True, prefill_equals_decode=prefill_equals_decode
+        )
         assert request.reused < len(request.job.prompt)
     if engine.scheduler.preemptions == 0:
         prompt_rows = sum(rows for _, rows in session.transformer.row_counts)
@@ -111,18 +119,20 @@ def test_full_pages_are_found_and_one_row_is_left(tokens: int, reused: int) -> N
     assert second.output == follow(prompt, 4, ignore_eos=True)
 
 
-@pytest.mark.parametrize("alike", [True, False])
-def test_a_chats_second_turn_reads_only_what_is_new(alike: bool) -> None:
+@pytest.mark.parametrize("prefill_equals_decode", [True, False])
+def test_a_chats_second_turn_reads_only_what_is_new(prefill_equals_decode: bool) -> None:
     """The answer's pages are found where its rows are like those of a prompt; else those of the prompt."""
-    session = history_model(context=300, chunk=300, alike=alike)
+    session = history_model(context=300, chunk=300, prefill_equals_decode=prefill_equals_decode)
     watch(session)
     engine = Engine(session)
     first, _ = ran(engine, some_prompt(50), 80)
     turn = [*first.job.prompt, *first.output, *some_prompt(20, 1)]
     second, rows = ran(engine, turn, 5)
-    computed = 129 if alike else 50  # nobody needed keys and values of the last token of the answer
+    computed = (
+        129 if prefill_equals_decode else 50
+    )  # nobody needed keys and values of the last token of the answer
     assert second.reused == computed // PAGE * PAGE and rows == len(turn) - second.reused
-    assert second.output == follow(turn, 5, ignore_eos=True, alike=alike)
+    assert second.output == follow(turn, 5, ignore_eos=True, prefill_equals_decode=prefill_equals_decode)
     third, _ = ran(engine, turn, 5)
     assert third.reused == (len(turn) - 1) // PAGE * PAGE and third.output == second.output
 

@@ -34,9 +34,15 @@ def greedy(prompt: list[int], n: int, **more: Any) -> Request:
     return Request(Job(prompt, GREEDY, max_tokens=n, ignore_eos=True, **more), constraint)
 
 
-def expected(request: Request, *, alike: bool = True) -> list[int]:
+def expected(request: Request, *, prefill_equals_decode: bool = True) -> list[int]:
     prompt = list(request.job.prompt)
-    return follow(prompt, request.job.max_tokens, ignore_eos=True, alike=alike, scored=request.job.scored)
+    return follow(
+        prompt,
+        request.job.max_tokens,
+        ignore_eos=True,
+        prefill_equals_decode=prefill_equals_decode,
+        scored=request.job.scored,
+    )
 
 
 def finish(engine: Engine, requests: Sequence[Request]) -> None:
@@ -263,9 +269,11 @@ def test_a_constraint_that_fails_to_prepare_ends_its_request_alone(fail_at: int)
 # --- pages that lack ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alike", [True, False])
-def test_the_youngest_gives_way_and_keeps_its_tokens(alike: bool) -> None:
-    session = history_model(context=128, sequences=2, pages=4, chunk=64, alike=alike)
+@pytest.mark.parametrize("prefill_equals_decode", [True, False])
+def test_the_youngest_gives_way_and_keeps_its_tokens(prefill_equals_decode: bool) -> None:
+    session = history_model(
+        context=128, sequences=2, pages=4, chunk=64, prefill_equals_decode=prefill_equals_decode
+    )
     engine = Engine(session)
     old, young, third = greedy([1] * 30, 90), greedy([2] * 30, 60), greedy([3] * 9, 3)
     for request in (old, young, third):
@@ -278,7 +286,7 @@ def test_the_youngest_gives_way_and_keeps_its_tokens(alike: bool) -> None:
     finish(engine, [old, young, third])
     assert young.output[: len(kept)] == kept
     for request in (old, young, third):
-        assert request.output == expected(request, alike=alike)
+        assert request.output == expected(request, prefill_equals_decode=prefill_equals_decode)
     assert session.cache.free_pages == 4
 
 
@@ -289,7 +297,7 @@ class Schedules(RuleBasedStateMachine):
     """Requests come, go on and are ended in any order, in a cache that is too small for them."""
 
     @initialize(
-        alike=st.booleans(),
+        prefill_equals_decode=st.booleans(),
         sequences=st.integers(1, 5),
         pages=st.integers(4, 12),
         chunk=st.integers(1, 60),
@@ -297,11 +305,22 @@ class Schedules(RuleBasedStateMachine):
         copies=st.none() | st.integers(0, 7),
     )
     def begin(
-        self, alike: bool, sequences: int, pages: int, chunk: int, context: int, copies: int | None
+        self,
+        prefill_equals_decode: bool,
+        sequences: int,
+        pages: int,
+        chunk: int,
+        context: int,
+        copies: int | None,
     ) -> None:
-        self.alike = alike
+        self.prefill_equals_decode = prefill_equals_decode
         self.session = history_model(
-            context=context, sequences=sequences, pages=pages, chunk=chunk, alike=alike, copies=copies
+            context=context,
+            sequences=sequences,
+            pages=pages,
+            chunk=chunk,
+            prefill_equals_decode=prefill_equals_decode,
+            copies=copies,
         )
         self.engine = Engine(self.session)
         self.requests: list[Request] = []
@@ -365,7 +384,7 @@ class Schedules(RuleBasedStateMachine):
             return
         finish(self.engine, self.requests)
         for request in self.requests:
-            whole = expected(request, alike=self.alike)
+            whole = expected(request, prefill_equals_decode=self.prefill_equals_decode)
             assert request.output == whole[: len(request.output)]
             room = self.engine.scheduler.context - len(request.job.prompt)
             if request.finish_reason == "length":

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.guessing import Reckless
+from support.drafting import Reckless
 from support.history_model import STOP, VOCAB, follow, history_model
 from support.page_count import assert_no_page_is_lost
 
+from hotcold.engine.drafts import Draft, Kind, forced, look_up
 from hotcold.engine.engine import Engine
 from hotcold.engine.events import Finished, Token
-from hotcold.engine.guesses import Guess, Kind, forced, look_up
 from hotcold.engine.request import Job, Request
 from hotcold.engine.sampler import Allowed
 from hotcold.engine.speculation import Speculation, StepCosts
@@ -36,12 +36,12 @@ def some_requests(random: np.random.Generator, count: int) -> list[Request]:
     return made
 
 
-def expected(request: Request, *, alike: bool = True) -> list[int]:
+def expected(request: Request, *, prefill_equals_decode: bool = True) -> list[int]:
     return follow(
         [*request.job.prompt],
         request.job.max_tokens,
         ignore_eos=request.job.ignore_eos,
-        alike=alike,
+        prefill_equals_decode=prefill_equals_decode,
         scored=request.job.scored,
     )
 
@@ -50,7 +50,7 @@ COUNTS = ((1, None), (3, 8), (5, 12), (20, 60))  #: requests, and pages of the c
 STATES = ({}, {"copies": 0, "spare": 3}, {"copies": 4, "spare": 1})
 
 
-@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("prefill_equals_decode", [True, False])
 @pytest.mark.parametrize(
     ("states", "count", "pages", "share"),  # each pair of values of two of them comes up
     [
@@ -60,14 +60,16 @@ STATES = ({}, {"copies": 0, "spare": 3}, {"copies": 4, "spare": 1})
     ],
 )
 def test_tokens_are_those_without_guesses(
-    alike: bool, share: float, count: int, pages: int | None, states: dict[str, int]
+    prefill_equals_decode: bool, share: float, count: int, pages: int | None, states: dict[str, int]
 ) -> None:
     """With arrivals and cancellations at random, and caches that hold only some of the requests. The model
     itself refuses a state after other tokens than those before a row."""
     random = np.random.default_rng(count)
     requests = some_requests(random, count)
-    known = {request: expected(request, alike=alike) for request in requests}
-    model = history_model(sequences=min(count, 18), pages=pages, alike=alike, **states)
+    known = {request: expected(request, prefill_equals_decode=prefill_equals_decode) for request in requests}
+    model = history_model(
+        sequences=min(count, 18), pages=pages, prefill_equals_decode=prefill_equals_decode, **states
+    )
     speculation = Reckless(known.__getitem__, share, VOCAB, seed=count)
     engine = Engine(model, speculation=speculation)
     left, cancelled = list(requests), set[Request]()
@@ -266,8 +268,8 @@ class Fixed:
         self.share = share
         self.random = np.random.default_rng(seed)
 
-    def __call__(self, request: Request, most: int) -> Guess | None:
-        return Guess([1] * most, Kind.MODEL)
+    def __call__(self, request: Request, most: int) -> Draft | None:
+        return Draft([1] * most, Kind.MODEL)
 
     def right(self, n: int) -> int:
         wrong = np.flatnonzero(self.random.random(n) >= self.share)
@@ -275,18 +277,18 @@ class Fixed:
 
 
 def tokens_a_cost(share: float, costs: list[float], steps: int = 3000, seed: int = 0) -> float:
-    guesser = Fixed(share, seed)
-    speculation = Speculation([guesser], 7, DECODE_ROWS)
+    drafter = Fixed(share, seed)
+    speculation = Speculation([drafter], 7, DECODE_ROWS)
     request = Request(Job([1], GREEDY, max_tokens=10**6))
     tokens = cost = 0.0
     for _ in range(steps):
         chosen = speculation.choose({request: 10}, 1, 15)
         n = len(chosen.get(request, ()))
-        right = guesser.right(n)
-        first = guesser.right(1) if not n else 0
+        right = drafter.right(n)
+        first = drafter.right(1) if not n else 0
         new = [1] * right + ([2] if right < n or not first else [1])
         speculation.learn(request, n, right, new)
-        noise = float(guesser.random.lognormal(0, 0.1))
+        noise = float(drafter.random.lognormal(0, 0.1))
         speculation.costs.note(1 + n, 0.05 * costs[n] * noise)
         tokens += right + 1
         cost += costs[n]

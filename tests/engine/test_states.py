@@ -30,9 +30,11 @@ def some_prompt(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-def right(request: Request, *, alike: bool = True) -> bool:
+def right(request: Request, *, prefill_equals_decode: bool = True) -> bool:
     prompt = list(request.job.prompt)
-    return request.output == follow(prompt, request.job.max_tokens, ignore_eos=True, alike=alike)
+    return request.output == follow(
+        prompt, request.job.max_tokens, ignore_eos=True, prefill_equals_decode=prefill_equals_decode
+    )
 
 
 def ran(engine: Engine, prompt: list[int], n: int, **more: Any) -> int:
@@ -42,7 +44,7 @@ def ran(engine: Engine, prompt: list[int], n: int, **more: Any) -> int:
     return request.reused
 
 
-@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("prefill_equals_decode", [True, False])
 @settings(max_examples=40)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 130), st.integers(0, 60)), min_size=1, max_size=12),
@@ -54,7 +56,7 @@ def ran(engine: Engine, prompt: list[int], n: int, **more: Any) -> int:
     seed=st.integers(0, 99),
 )
 def test_the_same_tokens_whatever_copies_are_kept(
-    alike: bool,
+    prefill_equals_decode: bool,
     lengths: list[tuple[int, int]],
     n: int,
     sequences: int,
@@ -65,7 +67,12 @@ def test_the_same_tokens_whatever_copies_are_kept(
 ) -> None:
     """The model itself refuses a state after other tokens, and a step that writes what another reads."""
     session = history_model(
-        context=230, sequences=sequences, pages=8 + spare_pages, chunk=chunk, alike=alike, copies=copies
+        context=230,
+        sequences=sequences,
+        pages=8 + spare_pages,
+        chunk=chunk,
+        prefill_equals_decode=prefill_equals_decode,
+        copies=copies,
     )
     engine = Engine(session)
     give = session.slots._give
@@ -81,7 +88,7 @@ def test_the_same_tokens_whatever_copies_are_kept(
         greedy([*stem[:common], *rng.integers(0, VOCAB, own).tolist()] or [0], n) for common, own in lengths
     ]
     engine.run(requests)
-    assert all(right(request, alike=alike) for request in requests)
+    assert all(right(request, prefill_equals_decode=prefill_equals_decode) for request in requests)
     assert session.slots.free == session.slots.slots == sequences + copies
     assert_no_page_is_lost(session.slots)
 
@@ -180,11 +187,15 @@ def test_a_chats_next_turn_goes_on_from_its_last_answer() -> None:
 
 
 def test_what_is_generated_is_not_found_where_its_rows_are_others() -> None:
-    session = history_model(context=300, chunk=300, copies=2, alike=False)
+    session = history_model(context=300, chunk=300, copies=2, prefill_equals_decode=False)
     engine = Engine(session)
     engine.run([first := greedy(some_prompt(50), 80)])
     engine.run([second := greedy([*first.job.prompt, *first.output, 4], 5)])
-    assert second.reused == 32 and right(first, alike=False) and right(second, alike=False)
+    assert (
+        second.reused == 32
+        and right(first, prefill_equals_decode=False)
+        and right(second, prefill_equals_decode=False)
+    )
 
 
 def test_the_end_of_a_system_prompt_shows_with_the_second_of_them() -> None:

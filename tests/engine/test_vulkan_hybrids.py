@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.guessing import Reckless
+from support.drafting import Reckless
 from support.hybrid_models import KINDS, write_hybrid
 from support.placed import on_two
 

@@ -87,12 +87,14 @@ def hot_of(key: object) -> tuple[int, ...]:
     return tuple(rng("hot", key).choice([0, 1, 63, 64, 130, NEURONS], EXPERTS).tolist())
 
 
-@pytest.mark.parametrize(("seed", "rows", "room"), [(1, 1, 500), (2, 2, 60), (3, 4, 1), (4, 1, 60)])
-def test_rows_that_fire_are_read(seed: int, rows: int, room: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seed", "rows", "neurons_at_once"), [(1, 1, 500), (2, 2, 60), (3, 4, 1), (4, 1, 60)]
+)
+def test_rows_that_fire_are_read(seed: int, rows: int, neurons_at_once: int, tmp_path: Path) -> None:
     """But for gates near 0, which rounding decides."""
     whole, lying = stored(tmp_path, "F32")
     hot = hot_of(seed)
-    resident, cold = Steps(whole), Steps(with_hot(lying, hot, room))
+    resident, cold = Steps(whole), Steps(with_hot(lying, hot, neurons_at_once))
     assert isinstance(whole.gate, Tensor)
     gates = whole.gate.dequantise().astype(np.float64).reshape(EXPERTS, NEURONS, DIM)
     least, most = np.zeros(2, np.int64), np.zeros(2, np.int64)
@@ -119,15 +121,15 @@ def masks(key: object, rows: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("side_by_side", [False, True])
-@pytest.mark.parametrize(("seed", "rows", "room"), [(1, 1, 500), (2, 3, 60), (3, 4, 1)])
+@pytest.mark.parametrize(("seed", "rows", "neurons_at_once"), [(1, 1, 500), (2, 3, 60), (3, 4, 1)])
 def test_rows_that_are_named_are_read(
-    side_by_side: bool, seed: int, rows: int, room: int, tmp_path: Path
+    side_by_side: bool, seed: int, rows: int, neurons_at_once: int, tmp_path: Path
 ) -> None:
     """And no gate beside them."""
     whole, lying = stored(tmp_path, "Q8_0", side_by_side=side_by_side)
     hot = hot_of(seed)
     resident = Steps(whole)
-    cold = Steps(with_hot(lying, hot, room, gates=True))
+    cold = Steps(with_hot(lying, hot, neurons_at_once, gates=True))
     hits = misses = 0
     for step in range(3):
         mask = masks((seed, step), rows)
@@ -146,10 +148,10 @@ def test_rows_that_are_named_are_read(
 def test_the_same_bits_with_cold_gates(side_by_side: bool, tmp_path: Path) -> None:
     """With a mask and without, and of prompts, which no mask is for."""
     ways = (("Q4_0", RELU, 1, 1), ("F16", FFNKind("drelu", threshold=0.0), 3, 250))
-    for type, kind, threads, room in ways:
+    for type, kind, threads, neurons_at_once in ways:
         whole, lying = stored(tmp_path, type, kind=kind, side_by_side=side_by_side)
         resident = Steps(whole)
-        some = with_hot(lying, hot_of((type, room)), room, gates=True)
+        some = with_hot(lying, hot_of((type, neurons_at_once)), neurons_at_once, gates=True)
         cold = Steps(some, threads)
         for decode, prompt, skip in ((1, 0, True), (16, 0, True), (0, 9, True), (3, 20, True), (2, 3, False)):
             for mask in (None, masks(decode, decode + prompt)):
@@ -199,8 +201,8 @@ def test_rows_side_by_side_are_one_read(tmp_path: Path) -> None:
 def test_the_same_bits_in_every_mix_of_rows(type: str, kind: FFNKind, tmp_path: Path) -> None:
     whole, lying = stored(tmp_path, type, kind=kind)
     resident = Steps(whole)
-    for threads, room in ((1, 1), (3, 250)):
-        cold = Steps(with_hot(lying, hot_of((type, room)), room), threads)
+    for threads, neurons_at_once in ((1, 1), (3, 250)):
+        cold = Steps(with_hot(lying, hot_of((type, neurons_at_once)), neurons_at_once), threads)
         for decode, prompt, skip in ((1, 0, True), (16, 0, True), (0, 9, True), (3, 20, True), (2, 3, False)):
             key = decode, prompt
             expected = resident.run(key, decode, prompt, skip=skip)[0]

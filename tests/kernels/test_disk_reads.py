@@ -41,20 +41,20 @@ class Experts:
     def of(self, expert: int) -> bytes:
         return self.data[self.offset(expert) : self.offset(expert) + self.nbytes]
 
-    def shelf(self, disk: _native.Disk, places: int, offsets: dict[int, int] | None = None) -> Shelf:
+    def cache(self, disk: _native.Disk, slots: int, offsets: dict[int, int] | None = None) -> ExpertCache:
         with self.path.open("rb") as file:
             number = disk.add(file.fileno())
-        return Shelf(self, disk, number, places, offsets or {})
+        return ExpertCache(self, disk, number, slots, offsets or {})
 
 
-class Shelf:
+class ExpertCache:
     def __init__(
-        self, own: Experts, disk: _native.Disk, number: int, places: int, offsets: dict[int, int]
+        self, own: Experts, disk: _native.Disk, number: int, slots: int, offsets: dict[int, int]
     ) -> None:
-        count = places * own.rows
+        count = slots * own.rows
         memory = _native.Arena().take(count * own.row_bytes)
         self.weights = _native.WeightRows(memory, 0, own.row_bytes, count, own.row_bytes // 4, F32)
-        self.native = _native.Shelf(disk, "a layer", own.count, places)
+        self.native = _native.ExpertCache(disk, "a layer", own.count, slots)
         where = [offsets.get(expert, own.offset(expert)) for expert in range(own.count)]
         self.native.add(disk, self.weights, False, number, where, own.rows, own.row_bytes)
         self.own = own
@@ -69,10 +69,10 @@ class Shelf:
 def read_some(own: Experts, disk: _native.Disk, seed: int = 0) -> None:
     """Reads experts in any order, and looks at each byte."""
     order = np.random.default_rng(seed).permutation(own.count)[: own.count - 1].tolist()
-    shelf = own.shelf(disk, own.count - 1)
-    shelf.fill(order)
+    cache = own.cache(disk, own.count - 1)
+    cache.fill(order)
     for place, expert in enumerate(order):
-        assert shelf.at(place) == own.of(expert)
+        assert cache.at(place) == own.of(expert)
 
 
 #: By experts, rows and columns: several pieces of an expert, one, and more reads than are under way at once.
@@ -124,12 +124,12 @@ def test_one_read_that_fails_ends_nothing_else(rings: bool, direct: bool, tmp_pa
     own = Experts(tmp_path / "file", 8, 64, 700, after=100)
     disk = _native.Disk(4, direct, rings)
     for offset in (1 << 40, len(own.data) - own.nbytes + 1, len(own.data) - 5000):
-        shelf = own.shelf(disk, 6, {3: offset})
+        cache = own.cache(disk, 6, {3: offset})
         with pytest.raises(_native.DiskError, match="a layer: expert 3 cannot be read: the file is shorter"):
-            shelf.fill([0, 1, 3, 5])
-        shelf = own.shelf(disk, 6, {3: offset})
-        shelf.fill([7, 2, 6, 4])
-        assert [shelf.at(place) for place in range(4)] == [own.of(expert) for expert in (7, 2, 6, 4)]
+            cache.fill([0, 1, 3, 5])
+        cache = own.cache(disk, 6, {3: offset})
+        cache.fill([7, 2, 6, 4])
+        assert [cache.at(place) for place in range(4)] == [own.of(expert) for expert in (7, 2, 6, 4)]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="an open file is not cut there")
@@ -137,16 +137,16 @@ def test_one_read_that_fails_ends_nothing_else(rings: bool, direct: bool, tmp_pa
 def test_a_file_that_changes(rings: bool, tmp_path: Path) -> None:
     own = Experts(tmp_path / "file", 8, 64, 700)
     disk = _native.Disk(4, True, rings)
-    shelf, times = own.shelf(disk, 6), os.stat(own.path)
+    cache, times = own.cache(disk, 6), os.stat(own.path)
     os.truncate(own.path, own.offset(4) + 3)
     with pytest.raises(_native.DiskError, match="expert 7 cannot be read: the file is shorter"):
-        shelf.fill([7])
+        cache.fill([7])
     own.path.write_bytes(own.data)
     os.utime(own.path, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
     with pytest.raises(_native.DiskError, match="expert 2 cannot be read: the file has changed"):
-        shelf.fill([2])
+        cache.fill([2])
     os.utime(own.path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    shelf.fill([2])
+    cache.fill([2])
 
 
 @pytest.mark.parametrize("rings", WAYS)
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read(rings: bool, tmp_path: Path) -> None:
     with (tmp_path / "other").open("wb") as other:
         number = disk.add(other.fileno())
     with pytest.raises(_native.DiskError, match=r"expert [01] cannot be read: (Bad file descriptor|Input)"):
-        Shelf(own, disk, number, 3, {}).fill([0, 1])
+        ExpertCache(own, disk, number, 3, {}).fill([0, 1])
     read_some(own, disk)
 
 
@@ -165,15 +165,15 @@ def test_an_interrupt_ends_the_wait(rings: bool, tmp_path: Path) -> None:
     """And what is under way then goes to memory that is still there."""
     own = Experts(tmp_path / "file", 40, 64, 700)
     disk = _native.Disk(4, True, rings)
-    shelf = own.shelf(disk, 30)
+    cache = own.cache(disk, 30)
     disk.hold(True)
     timer = threading.Timer(0.05, _thread.interrupt_main)
     with pytest.raises(KeyboardInterrupt):
         timer.start()
-        shelf.fill(list(range(30)))
+        cache.fill(list(range(30)))
     timer.join()
     disk.hold(False)
-    del shelf
+    del cache
     read_some(own, disk)
 
 
@@ -204,18 +204,18 @@ def test_a_forked_process_leaves_the_disk_alone(rings: bool, tmp_path: Path) -> 
     before = {*open_files()}
     own = Experts(tmp_path / "file", 30, 64, 700)
     disk = _native.Disk(4, True, rings)
-    shelf = own.shelf(disk, 20)
+    cache = own.cache(disk, 20)
     child = os.fork()
     if not child:
         try:
-            del shelf, disk
+            del cache, disk
             left = [what for number, what in open_files().items() if number not in before]
             os._exit(5 if any("io_uring" in each for each in left) else 0)
         finally:
             os._exit(6)
-    shelf.fill(list(range(20)))
+    cache.fill(list(range(20)))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert [shelf.at(place) for place in range(20)] == [own.of(expert) for expert in range(20)]
+    assert [cache.at(place) for place in range(20)] == [own.of(expert) for expert in range(20)]
     read_some(own, disk)
 
 

@@ -110,24 +110,24 @@ def test_what_does_not_fit_is_refused(backend: Backend) -> None:
     matrix = backend.matrix(random_tensor(rng(), "F32", 12, 8))
     biased = backend.matrix(random_tensor(rng(), "F32", 12, 8), np.ones(12, np.float32))
 
-    def room(*shape: int) -> Any:
+    def out_buffer(*shape: int) -> Any:
         return backend.zeros((batch.limits.tokens, *shape))
 
-    backend.linear_heads(room(3, 8), matrix, batch, room(3, 4))
+    backend.linear_heads(out_buffer(3, 8), matrix, batch, out_buffer(3, 4))
     for weights, x, out in (
-        (biased, room(3, 8), room(3, 4)),
-        (matrix, room(3, 7), room(3, 4)),
-        (matrix, room(2, 8), room(3, 4)),
-        (matrix, room(3, 8), room(3, 5)),
-        (matrix, room(3, 8)[:0], room(3, 4)),
-        (matrix, room(3, 8), room(3, 4)[:0]),
+        (biased, out_buffer(3, 8), out_buffer(3, 4)),
+        (matrix, out_buffer(3, 7), out_buffer(3, 4)),
+        (matrix, out_buffer(2, 8), out_buffer(3, 4)),
+        (matrix, out_buffer(3, 8), out_buffer(3, 5)),
+        (matrix, out_buffer(3, 8)[:0], out_buffer(3, 4)),
+        (matrix, out_buffer(3, 8), out_buffer(3, 4)[:0]),
     ):
         with pytest.raises(ValueError):
             backend.linear_heads(x, weights, batch, out)
     with pytest.raises(ValueError):
-        backend.join_heads(room(3, 2), room(3, 4), batch, room(3, 7))
+        backend.join_heads(out_buffer(3, 2), out_buffer(3, 4), batch, out_buffer(3, 7))
     with pytest.raises(ValueError):
-        backend.join_heads(room(3, 2), room(2, 4), batch, room(3, 6))
+        backend.join_heads(out_buffer(3, 2), out_buffer(2, 4), batch, out_buffer(3, 6))
 
 
 GROUPS = (ExpertGroups(4, 2), ExpertGroups(8, 3, 1), ExpertGroups(8, 8), ExpertGroups(16, 4, 2))

@@ -84,11 +84,11 @@ def test_guesses_are_those_of_the_formula(name: str, tmp_path: Path, backend: Ba
         runner.read(request, 4 if tokens else 5, decode=bool(tokens))
         runner.drafts.begin([request])
         first = runner.block.logits()[0].copy()
-        guess = runner.drafts(request, 3)
+        draft = runner.drafts(request, 3)
         hidden = np.vstack(runner.hidden)
         found = truth.logits(hidden, request.tokens(1, request.length), more=2)
         np.testing.assert_allclose(first, found[0], atol=2e-4, rtol=1e-4)
-        assert guess is not None and guess.tokens == found.argmax(-1).tolist()
+        assert draft is not None and draft.tokens == found.argmax(-1).tolist()
 
 
 def test_files_whose_block_is_not_computed_say_why(tmp_path: Path, backend: Backend) -> None:

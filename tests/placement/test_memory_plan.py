@@ -19,7 +19,7 @@ from hotcold.demo import model_path
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PAGE, BatchLimits
 from hotcold.model.config import Config
-from hotcold.placement import shelves
+from hotcold.placement import expert_cache
 from hotcold.placement.memory_plan import MemoryPlan, MemoryRequest, WeightBytes
 from hotcold.placement.placement import Placement, write_placement
 from hotcold.runtime import loading, memory
@@ -45,7 +45,7 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def no_reading_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads that read would take more than the tiny models do."""
-    monkeypatch.setattr(shelves, "reading_bytes", lambda row_bytes: 0)
+    monkeypatch.setattr(expert_cache, "reading_bytes", lambda row_bytes: 0)
 
 
 def test_a_plan_states_what_is_allocated(hybrid: Path) -> None:

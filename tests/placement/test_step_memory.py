@@ -61,7 +61,7 @@ def test_long_contexts_and_many_heads() -> None:
     dims = SimpleNamespace(
         dim=8192,
         mixers=(AttentionShape(64, 8, 128),),
-        rooms=(("q", (64, 128)),),
+        buffers=(("q", (64, 128)),),
         vocab=32000,
         neurons=(16,),
         gated=True,

@@ -28,10 +28,10 @@ from hotcold.formats.files import FileError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.model.config import Config
-from hotcold.placement import hot_neurons, shelves
+from hotcold.placement import expert_cache, hot_neurons
+from hotcold.placement.expert_cache import ExpertCachePlan
 from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, find_profile, write_profile
-from hotcold.placement.shelves import Shelves
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is given
 @pytest.fixture(autouse=True)
 def no_small_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny models are smaller than the buffers that they would be read with, and than a few pages."""
-    for module in (shelves, hot_neurons):
+    for module in (expert_cache, hot_neurons):
         monkeypatch.setattr(module, "reading_bytes", lambda row_bytes: 0)
     monkeypatch.setattr(hot_neurons, "_PAGE", 0)
 
@@ -133,7 +133,7 @@ def test_text_and_bits_are_the_same_at_every_budget(ordered: Path) -> None:
         session = opened(ordered, share, threads)
         own = session.model.plan.experts
         assert own is not None and own.all_fit == (share == 1)
-        assert isinstance(own, HotNeurons if 0.3 < share < 1 else Shelves)
+        assert isinstance(own, HotNeurons if 0.3 < share < 1 else ExpertCachePlan)
         assert sum(own.bill.values()) + own.expert_bytes <= own.budget_bytes
         assert texts(session) == expected
         np.testing.assert_array_equal(session.transformer.read_logits(0, 1), logits)
@@ -254,14 +254,18 @@ def test_a_cut_file_and_an_interrupt_of_named_rows(predicted: Path, tmp_path: Pa
 def test_the_plan_knows_predictors(predicted: Path) -> None:
     ram = budget(predicted, 0.25, context=128)
     plan = plan_ram(predicted, ram, context=128)
-    assert plan.shelves == load(predicted, LoadOptions(threads=1, ram_budget=ram, context=128)).plan.experts
-    assert isinstance(plan.shelves, HotNeurons)
+    assert (
+        plan.expert_cache == load(predicted, LoadOptions(threads=1, ram_budget=ram, context=128)).plan.experts
+    )
+    assert isinstance(plan.expert_cache, HotNeurons)
     assert "neurons that predictors name for a token are in memory" in str(plan) and json.dumps(plan.report())
     with open_gguf(predicted) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         profile = find_profile(file_sizes(file, config, 64, "f16"), None, predicted)
     assert config.experts is not None
-    for named, firing, n in zip(plan.shelves.named, profile.firing, plan.shelves.neurons, strict=True):
+    for named, firing, n in zip(
+        plan.expert_cache.named, profile.firing, plan.expert_cache.neurons, strict=True
+    ):
         assert named is not None
         chosen = n * config.experts.chosen
         assert named * float(np.sum(firing)) == pytest.approx(
@@ -275,14 +279,16 @@ def test_the_plan_has_the_mode_of_the_run(predicted: Path) -> None:
         ram = budget(predicted, 0.6, context=128, sparsity=sparsity)
         own = LoadOptions(threads=1, ram_budget=ram, context=128, sparsity=sparsity)
         plan = plan_ram(predicted, ram, context=128, sparsity=sparsity)
-        assert plan.shelves == load(predicted, own).plan.experts and isinstance(plan.shelves, HotNeurons)
-        assert any(plan.shelves.gate_bytes) == (sparsity == "exact")
+        assert plan.expert_cache == load(predicted, own).plan.experts and isinstance(
+            plan.expert_cache, HotNeurons
+        )
+        assert any(plan.expert_cache.gate_bytes) == (sparsity == "exact")
         with open_gguf(predicted) as file:
             config = Config.from_metadata(file.metadata, file.magic, file.tensors)
             profile = find_profile(file_sizes(file, config, 64, "f16"), None, predicted)
-        cold = plan.shelves.cold_per_token(profile)
+        cold = plan.expert_cache.cold_per_token(profile)
         assert plan.missed_per_token == pytest.approx(sum(cold)) and plan.missed_per_token > 0
-        read = sum(plan.shelves.disk_bytes(layer, n) for layer, n in enumerate(cold))
+        read = sum(plan.expert_cache.disk_bytes(layer, n) for layer, n in enumerate(cold))
         assert plan.disk_bytes_per_token == pytest.approx(read)
 
 
@@ -340,7 +346,10 @@ def test_the_plan_is_what_loading_does(ordered: Path) -> None:
     for share in (0.45, 0.7):
         ram = budget(ordered, share, context=128)
         plan = plan_ram(ordered, ram, context=128)
-        assert plan.shelves == load(ordered, LoadOptions(threads=1, ram_budget=ram, context=128)).plan.experts
+        assert (
+            plan.expert_cache
+            == load(ordered, LoadOptions(threads=1, ram_budget=ram, context=128)).plan.experts
+        )
         assert 0 < plan.hit_share < 1 and plan.disk_bytes_per_token > 0
         assert "neurons that fire for a token" in str(plan) and json.dumps(plan.report())
         found.append(plan)

@@ -34,10 +34,10 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def logits_of(session: Session, tiny: Golden) -> np.ndarray:
     """Logits of the prompt, then of a token a step."""
-    batch, room = session.transformer.batch, session.state.take("test", 64)
+    batch, reservation = session.transformer.batch, session.state.take("test", 64)
     tokens, parts = [*tiny.prompt, *tiny.steps], []
     for start, stop in [(0, len(tiny.prompt)), *((i, i + 1) for i in range(len(tiny.prompt), len(tokens)))]:
-        n = room.put(batch, start, tokens[start:stop])
+        n = reservation.put(batch, start, tokens[start:stop])
         batch.logits_rows[:n] = np.arange(n)
         batch.counts[:] = (n, 0 if start == 0 else 1, n, 1)
         session.run()

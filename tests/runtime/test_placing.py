@@ -53,7 +53,7 @@ class Machine:
     def open_gpu(self, gpu: GPU, budget: int | None, *, spin: bool) -> CPUBackend:
         self.opened.append((gpu, budget, spin))
         backend = CPUBackend(1)
-        backend.check_room = lambda nbytes: None  # type: ignore[attr-defined]
+        backend.check_memory = lambda nbytes: None  # type: ignore[attr-defined]
         backend.check_budget = lambda: None  # type: ignore[attr-defined]
         self.change(backend)
         return backend

@@ -55,7 +55,7 @@ def test_thinks_then_answers_in_form(found: Chain, said: str) -> None:
     start = begun(style, said)
     for i, dialect in enumerate(DIALECTS):
         for behind in ((*style.end, "\n\n"), style.end, ("".join(style.end) + "\n\n",)):
-            found.llm.say(*start, *THOUGHT, *behind, *JSON, EOS, guesses=i % 2 == 0)
+            found.llm.say(*start, *THOUGHT, *behind, *JSON, EOS, drafts=i % 2 == 0)
             assert asked(found, dialect, i > 1, said, schema=SCHEMA) == (SAID, '{"ok": true}', [])
         found.llm.say(*start, *THOUGHT, *style.end, "\n\n", *style.call, EOS)
         if dialect != "ollama":
@@ -71,7 +71,7 @@ def test_thinks_then_answers_in_form(found: Chain, said: str) -> None:
 def test_a_call_in_a_fence_begins_the_answer_behind_a_thought(found: Chain, said: str) -> None:
     start = begun(found.style, said)
     for i, dialect in enumerate(DIALECTS):
-        found.llm.say(*start, *THOUGHT, *found.style.end, "\n\n", *FENCED, EOS, guesses=i % 2 == 0)
+        found.llm.say(*start, *THOUGHT, *found.style.end, "\n\n", *FENCED, EOS, drafts=i % 2 == 0)
         assert asked(found, dialect, i > 1, said, tools=[TOOL]) == (SAID, "", CALLS)
 
 
@@ -141,7 +141,7 @@ def test_a_call_ends_a_thought(found: Chain, said: str) -> None:
         if style.mark in style.controls:  # which no thought only mentions
             places.append((" w1",))
         for ahead in places:
-            found.llm.say(*begun(style, said), *ahead, *style.call, EOS, guesses=i == 0)
+            found.llm.say(*begun(style, said), *ahead, *style.call, EOS, drafts=i == 0)
             assert asked(found, dialect, i % 2 == 0, said, tools=[TOOL]) == ("w1", "", CALLS)
     found.llm.say(*begun(style, said), *style.call, EOS)
     assert asked(found, "chat", True, said, tools=[TOOL], required=True) == ("", "", CALLS)
@@ -221,7 +221,7 @@ def test_a_forbidden_thought_that_the_model_begins_ends_at_once(found: Chain) ->
     """The template has closed an empty one, or knows nothing of it."""
     for i, dialect in enumerate(DIALECTS):
         for form in ({}, {"tools": [TOOL]}):
-            found.llm.say(*found.style.start, *THOUGHT, *found.style.end, " w5", EOS, guesses=i % 2 == 0)
+            found.llm.say(*found.style.start, *THOUGHT, *found.style.end, " w5", EOS, drafts=i % 2 == 0)
             assert asked(found, dialect, i < 2, "opens", thinks=False, **form) == ("", "w5", [])
             if form:
                 found.llm.say(*found.style.start, *THOUGHT, *found.style.end, *FENCED, EOS)

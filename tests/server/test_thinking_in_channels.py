@@ -51,7 +51,7 @@ def asked(found: Chain, dialect: str, stream: bool, **fields: Any) -> Any:
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_kind(found: Chain, dialect: str, stream: bool) -> None:
     thought = (*THOUGHT, " w1", "END", " w2", *NEXT)
-    found.llm.say(*thought, *FINAL, *JSON, EOS, guesses=stream)
+    found.llm.say(*thought, *FINAL, *JSON, EOS, drafts=stream)
     assert asked(found, dialect, stream, schema=SCHEMA) == (" w1END w2", '{"ok": true}', [])
     found.llm.say(*thought, *CALL)
     assert asked(found, dialect, stream, tools=[TOOL], required=True) == (" w1END w2", "", [("f", {"a": 1})])

@@ -35,7 +35,7 @@ class Mixture:
     said: str  #: by the user; what the template does
     dialect: str
     stream: bool
-    guesses: bool
+    drafts: bool
     tokens: tuple[str, ...]  #: that the model says
     budget: int | None
     forbidden: bool
@@ -142,7 +142,7 @@ def found(request: pytest.FixtureRequest) -> Iterator[Chain]:
 
 
 def answered(found: Chain, each: Mixture) -> tuple[str, str, list[Any]]:
-    found.llm.say(*each.tokens, guesses=each.guesses)
+    found.llm.say(*each.tokens, drafts=each.drafts)
     tools = [TOOL] if each.form in ("tools", "required") else []
     if each.dialect == "python":
         return in_python(found, each, tools)

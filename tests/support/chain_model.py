@@ -21,9 +21,9 @@ from support.vocabularies import ALPHABET, CONTROL, NORMAL
 from hotcold.api.options import chat_job
 from hotcold.chat.answer import Answer, answer_of, divided
 from hotcold.chat.chat import Chat
+from hotcold.engine.drafts import forced, look_up
 from hotcold.engine.engine import Engine
 from hotcold.engine.generation import Piece, stream
-from hotcold.engine.guesses import forced, look_up
 from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation
 from hotcold.grammar.constraint import Grammars
@@ -68,15 +68,15 @@ class ChainLLM(MadeUpLLM):
     def id_of(self, text: str | bytes) -> int:
         return self._ids[text.encode() if isinstance(text, str) else text]
 
-    def say(self, *texts: str | bytes, guesses: bool = False) -> None:
-        """The chain of tokens that comes next; with ``guesses`` the engine guesses tokens."""
+    def say(self, *texts: str | bytes, drafts: bool = False) -> None:
+        """The chain of tokens that comes next; with ``drafts`` the engine guesses tokens."""
         self._chain = [self.id_of(text) for text in texts]
         session = history_model(context=CONTEXT, chunk=256)
         session.model.tokenizer = self.tokenizer
         session.model.config.vocab = vocab = self.tokenizer.vocab_size
         session.transformer.logits = np.zeros((len(session.transformer.logits), vocab), np.float32)
         session.transformer.logits_after = self._logits
-        speculation = Speculation([forced, look_up], 4, 16) if guesses else None
+        speculation = Speculation([forced, look_up], 4, 16) if drafts else None
         self.engine = Engine(session, speculation=speculation)
 
     def _logits(self, history: list[int]) -> np.ndarray:

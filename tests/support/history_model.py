@@ -1,10 +1,9 @@
 """A model whose logits depend on every token before them, read back through the page table.
 
 Anything wrong in a batch (a slot, a page, a position, a stale token) gives other tokens than :func:`follow`,
-which knows neither batches nor pages. With ``alike=False`` logits depend, too, on whether each position was a
-decode row or a row of a prompt, as under ``predicted``. With ``copies`` it has slots of states, too, each the
-history itself: logits come from those, and must agree with the pages.
-"""
+which knows neither batches nor pages. With ``prefill_equals_decode=False`` logits depend, too, on whether
+each position was a decode row or a row of a prompt, as under ``predicted``. With ``copies`` it has slots of
+states, too, each the history itself: logits come from those, and must agree with the pages. """
 
 from __future__ import annotations
 
@@ -36,10 +35,15 @@ def _logits_after(history: tuple[int, ...]) -> np.ndarray:
 
 
 def follow(
-    prompt: list[int], n: int, *, ignore_eos: bool = False, alike: bool = True, scored: bool = False
+    prompt: list[int],
+    n: int,
+    *,
+    ignore_eos: bool = False,
+    prefill_equals_decode: bool = True,
+    scored: bool = False,
 ) -> list[int]:
     """The greedy continuation, one token at a time; ``scored``: the prompt's rows are decode rows."""
-    decoded = 0 if alike else VOCAB
+    decoded = 0 if prefill_equals_decode else VOCAB
     history = [token + (decoded if scored else 0) for token in prompt]
     output: list[int] = []
     for _ in range(n):
@@ -58,12 +62,17 @@ class HistoryTransformer:
     """Keeps a token per slot instead of K and V; checks each batch against the rules of the waist."""
 
     def __init__(
-        self, limits: BatchLimits, pages: int, *, alike: bool = True, slots: SlotPool | None = None
+        self,
+        limits: BatchLimits,
+        pages: int,
+        *,
+        prefill_equals_decode: bool = True,
+        slots: SlotPool | None = None,
     ) -> None:
         self.batch = Batch(limits)
         self.slots = slots
         self.states: list[list[int] | None] = [None] * (slots.slots + slots.spare if slots else 0)
-        self.decoded = 0 if alike else VOCAB  # added to the tokens of decode rows
+        self.decoded = 0 if prefill_equals_decode else VOCAB  # added to the tokens of decode rows
         self.head = ReferenceBackend()
         self.logits = np.zeros((limits.logits, VOCAB), np.float32)
         self.logits_after = logits_after
@@ -153,7 +162,7 @@ def history_model(
     sequences: int = 1,
     pages: int | None = None,
     chunk: int = 16,
-    alike: bool = True,
+    prefill_equals_decode: bool = True,
     copies: int | None = None,
     spare: int = 0,
 ) -> Any:
@@ -164,7 +173,7 @@ def history_model(
     pages = sequences * per_sequence if pages is None else pages
     limits = BatchLimits(DECODE_ROWS + chunk, sequences, per_sequence, max(DECODE_ROWS, sequences))
     slots = None if copies is None else SlotPool(sequences + copies, spare)
-    transformer = HistoryTransformer(limits, pages, alike=alike, slots=slots)
+    transformer = HistoryTransformer(limits, pages, prefill_equals_decode=prefill_equals_decode, slots=slots)
     model = SimpleNamespace(
         config=SimpleNamespace(vocab=VOCAB),
         context=context,
@@ -176,7 +185,7 @@ def history_model(
     state = SequenceState.__new__(SequenceState)  # its places alone, without buffers
     state.pages, state.slots, state.layers = PagePool(pages), slots, []
     return SimpleNamespace(
-        sparsity="exact" if alike else "predicted",
+        sparsity="exact" if prefill_equals_decode else "predicted",
         identity=("history",),
         model=model,
         transformer=transformer,
@@ -189,6 +198,6 @@ def history_model(
         counters=Counters(np.zeros((1, 4), np.int64)),
         run=transformer.run,
         add_seconds=lambda seconds, prompt: None,
-        count_guesses=lambda verified, wrong: None,
+        count_drafts=lambda verified, wrong: None,
         count_drafting=lambda seconds: None,
     )

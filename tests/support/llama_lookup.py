@@ -49,9 +49,9 @@ def steps_of(prompt: Sequence[int], answer: Sequence[int], most: int) -> int:
     lookup.extend([*prompt, *answer[:1]])
     while done < len(answer):
         coming = answer[done:]
-        guesses = lookup.draft(most)
-        pairs = enumerate(zip(guesses, coming, strict=False))
-        right = next((i for i, (guess, token) in pairs if guess != token), min(len(guesses), len(coming)))
+        drafts = lookup.draft(most)
+        pairs = enumerate(zip(drafts, coming, strict=False))
+        right = next((i for i, (draft, token) in pairs if draft != token), min(len(drafts), len(coming)))
         lookup.extend(coming[: right + 1])
         done += right + 1
         steps += 1

@@ -22,11 +22,11 @@ from hotcold.demo import model_path
 from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
+from hotcold.placement import expert_cache
 from hotcold.placement import routes as ram_routes
-from hotcold.placement import shelves
+from hotcold.placement.expert_cache import ExpertCachePlan
 from hotcold.placement.profiles import Profile, write_profile
 from hotcold.placement.routes import how_many, mean, missed_by_token
-from hotcold.placement.shelves import Shelves
 from hotcold.runtime import memory
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -42,7 +42,7 @@ Routes = npt.NDArray[Any]
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(shelves, "reading_bytes", lambda row_bytes: 0)
+    monkeypatch.setattr(expert_cache, "reading_bytes", lambda row_bytes: 0)
     return many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
 
 
@@ -50,7 +50,7 @@ def test_the_plan_is_what_loading_does(model: Path) -> None:
     ram = budget(model, 0.4, context=128)
     plan = plan_ram(model, ram, context=128)
     loaded = load(model, LoadOptions(threads=1, ram_budget=ram, context=128)).plan.experts
-    assert plan.shelves == loaded and loaded is not None and not loaded.all_fit
+    assert plan.expert_cache == loaded and loaded is not None and not loaded.all_fit
     read = plan.missed_per_token * loaded.unit_bytes[0]  # all layers are alike
     assert 0 < plan.hit_share < 1 and plan.disk_bytes_per_token == pytest.approx(read)
     for line in (
@@ -61,21 +61,21 @@ def test_the_plan_is_what_loading_does(model: Path) -> None:
     ):
         assert line in str(plan)
     assert max(map(len, str(plan).splitlines())) <= 80
-    assert json.loads(json.dumps(plan.report()))["shelves"]["places"] == list(loaded.places)
+    assert json.loads(json.dumps(plan.report()))["shelves"]["places"] == list(loaded.slots)
 
 
-@given(seed=st.integers(0, 99), places=st.integers(3, 19), kept=st.integers(0, 10))
+@given(seed=st.integers(0, 99), slots=st.integers(3, 19), pinned=st.integers(0, 10))
 @settings(max_examples=10, deadline=None)
-def test_hits_are_those_of_a_simulation(seed: int, places: int, kept: int) -> None:
+def test_hits_are_those_of_a_simulation(seed: int, slots: int, pinned: int) -> None:
     """Tokens that choose each expert independently of the last one, and of each other expert."""
     random = np.random.default_rng(seed)
-    shares, kept = random.dirichlet(np.full(COUNT, 2.0)) * 3, min(kept, places - 2)
+    shares, pinned = random.dirichlet(np.full(COUNT, 2.0)) * 3, min(pinned, slots - 2)
     shares = np.minimum(shares, 0.9)
-    hot = tuple(np.argsort(-shares)[:places].tolist())
-    own = Shelves(0, {}, COUNT, (64,), (places,), (hot,), (kept,))
+    hot = tuple(np.argsort(-shares)[:slots].tolist())
+    own = ExpertCachePlan(0, {}, COUNT, (64,), (slots,), (hot,), (pinned,))
     missed = ram_planning.missing_shares(own, 0, shares).sum()
     tokens = [np.flatnonzero(random.random(COUNT) < shares) for _ in range(3000)]
-    seen = mean(simulated(tokens, places, {*hot[:kept]}))
+    seen = mean(simulated(tokens, slots, {*hot[:pinned]}))
     assert missed == pytest.approx(seen, abs=0.12 + 0.1 * missed)
 
 
@@ -91,7 +91,7 @@ def drawn(shares: Floats, count: int, stays: float, random: np.random.Generator)
     return np.array(found)
 
 
-def simulated(routes: Iterable[Routes], places: int, stay: set[int]) -> Floats:
+def simulated(routes: Iterable[Routes], slots: int, stay: set[int]) -> Floats:
     """How often tokens miss 0, 1, 2, ... experts after the first 200: with what lies in memory as a list."""
     named: dict[int, int] = {}
     counts = np.zeros(COUNT + 1)
@@ -101,27 +101,27 @@ def simulated(routes: Iterable[Routes], places: int, stay: set[int]) -> Floats:
             named[expert] = number
         missed = [e for e in chosen if e not in named]
         for expert in missed:
-            if len(named) == places - len(stay):
+            if len(named) == slots - len(stay):
                 del named[min(named, key=lambda e: (named[e], e))]
             named[expert] = number
         counts[len(missed)] += number >= 200
     return counts / counts.sum()
 
 
-@pytest.mark.parametrize("kept", [0, 4])
-@pytest.mark.parametrize("places", [7, 14])
+@pytest.mark.parametrize("pinned", [0, 4])
+@pytest.mark.parametrize("slots", [7, 14])
 @pytest.mark.parametrize("stays", [0.0, 0.6])
-def test_misses_of_a_replayed_text_are_those_of_a_longer_one(stays: float, places: int, kept: int) -> None:
+def test_misses_of_a_replayed_text_are_those_of_a_longer_one(stays: float, slots: int, pinned: int) -> None:
     """A short text, in which many experts are named for the first time, beside many times as many tokens."""
     random = np.random.default_rng(7)
     shares = random.dirichlet(np.full(COUNT, 2.0))
     long = drawn(shares, 3000, stays, random).astype(np.int16)  # as in a file
-    if not kept:  # nothing is estimated but first uses: exactly the simulation's
-        whole = missed_by_token(long, COUNT, places)
-        np.testing.assert_allclose(whole, simulated(long, places, set())[:4], atol=0.02)
-    short = [missed_by_token(each, COUNT, places, kept) for each in np.array_split(long, 30)]
+    if not pinned:  # nothing is estimated but first uses: exactly the simulation's
+        whole = missed_by_token(long, COUNT, slots)
+        np.testing.assert_allclose(whole, simulated(long, slots, set())[:4], atol=0.02)
+    short = [missed_by_token(each, COUNT, slots, pinned) for each in np.array_split(long, 30)]
     often = np.bincount(long.ravel(), minlength=COUNT)
-    true = simulated(long, places, {*np.argsort(-often)[:kept].tolist()})
+    true = simulated(long, slots, {*np.argsort(-often)[:pinned].tolist()})
     assert mean(np.mean(short, 0)) == pytest.approx(mean(true), rel=0.12, abs=0.02)
     for each in short:
         assert each.sum() == pytest.approx(1) and (each >= 0).all()
@@ -166,7 +166,7 @@ def test_a_plan_replays_the_routes_of_a_profile(model: Path, tmp_path: Path) -> 
     assert found["in turns"].missed_per_token == pytest.approx(k * config.layers, rel=0.001)
     assert found["alike"].disk_bytes_per_token == pytest.approx(0)
     assert found["in turns"].disk_bytes_per_token == pytest.approx(
-        k * sum(found["alike"].shelves.unit_bytes), rel=0.001
+        k * sum(found["alike"].expert_cache.unit_bytes), rel=0.001
     )
 
 
@@ -227,10 +227,12 @@ def test_one_expert_is_too_few_and_what_the_error_suggests_is_enough(
 ) -> None:
     """A budget of one expert of each layer, and the size that the error names."""
     two = budget(model, 0, context=128)
-    shelves = plan_ram(model, two, context=128).shelves
-    assert isinstance(shelves, Shelves)
-    assert set(shelves.places) == {2} and sum(shelves.bill.values()) + shelves.expert_bytes == two
-    one = two - sum(shelves.unit_bytes)
+    expert_cache = plan_ram(model, two, context=128).expert_cache
+    assert isinstance(expert_cache, ExpertCachePlan)
+    assert (
+        set(expert_cache.slots) == {2} and sum(expert_cache.bill.values()) + expert_cache.expert_bytes == two
+    )
+    one = two - sum(expert_cache.unit_bytes)
     plan = ["plan", "-m", str(model), "-c", "128", "--ram-budget"]
     line = refused(capsys, *plan, exact_size(one))
     assert f"--ram-budget of {exact_size(one)}: this model needs " in line

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hotcold.engine.guesses import Drafter, Guess, Kind
+from hotcold.engine.drafts import Draft, Kind, ModelDrafter
 from hotcold.engine.request import Request
 from hotcold.kernels.backend import PAGE, Batch
 from hotcold.model.draft_block import DraftBlock
@@ -20,9 +20,9 @@ class _Text:
     found: list[int] = field(default_factory=list)  # guesses, one after the other
 
 
-class BlockDrafts(Drafter):
-    """A :class:`~hotcold.engine.guesses.Drafter` that is told of each step, and guesses for all requests of
-    the next one together. ``batch`` is the model's, as the last step left it."""
+class BlockDrafts(ModelDrafter):
+    """A :class:`~hotcold.engine.drafts.ModelDrafter` that is told of each step, and guesses for all requests
+    of the next one together. ``batch`` is the model's, as the last step left it."""
 
     kind = Kind.BLOCK
 
@@ -64,40 +64,40 @@ class BlockDrafts(Drafter):
         }
         self._going_on = [*self._texts]
 
-    def __call__(self, request: Request, most: int) -> Guess | None:
+    def __call__(self, request: Request, most: int) -> Draft | None:
         text = self._texts.get(request)
         if text is None:
             return None
         while len(text.found) < most and request in self._going_on:
             start = time.perf_counter()
-            self._guess_one_more()
+            self._draft_one_more()
             self.note(time.perf_counter() - start)
-        return Guess(text.found[:most], self.kind) if text.found and most > 0 else None
+        return Draft(text.found[:most], self.kind) if text.found and most > 0 else None
 
     def seconds_of(self, tokens: int) -> float:
-        return max(tokens - self._guessed, 0) * self.seconds
+        return max(tokens - self._drafted, 0) * self.seconds
 
     def clear(self) -> None:
         self._texts = {}
         self._going_on = []
 
     @property
-    def _guessed(self) -> int:
+    def _drafted(self) -> int:
         """How many tokens are guessed already for the next step."""
         return max((len(text.found) for text in self._texts.values()), default=0)
 
-    def _guess_one_more(self) -> None:
+    def _draft_one_more(self) -> None:
         """Guesses the next token of each request, after the last guess for it; those that have no page for
         that are left out from here on."""
-        if self._guessed:
-            self._read_guesses()
+        if self._drafted:
+            self._read_drafts()
         if self._going_on:
             logits = self._block.logits()
             for request in self._going_on:
                 text = self._texts[request]
                 text.found.append(int(logits[text.row].argmax()))
 
-    def _read_guesses(self) -> None:
+    def _read_drafts(self) -> None:
         """Has the block read the last guess for each request."""
         own, rows, row = self._block.batch, [], 0
         going_on = self._going_on

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from hotcold.engine.guesses import Drafter, Guess, Kind
+from hotcold.engine.drafts import Draft, Kind, ModelDrafter
 from hotcold.engine.request import Request
 from hotcold.kernels.backend import PAGE
 from hotcold.runtime.session import Session
@@ -18,11 +18,11 @@ class _Text:
     tokens: list[int] = field(default_factory=list)  # whose keys and values it has; guesses among them
 
 
-class DraftModel(Drafter):
-    """A :class:`~hotcold.engine.guesses.Drafter` with a session of the smaller model to itself. It reads a
-    prompt before its first guess, and what was guessed wrong again. Where a text has no room, is longer than
-    the context, or has tokens that the smaller model lacks, it guesses nothing; and it guesses none that the
-    larger one lacks, whose vocabulary has ``vocab`` tokens: both may be padded."""
+class DraftModel(ModelDrafter):
+    """A :class:`~hotcold.engine.drafts.ModelDrafter` with a session of the smaller model to itself. It reads
+    a prompt before its first guess, and what was guessed wrong again. Where a text has no room, is longer
+    than the context, or has tokens that the smaller model lacks, it guesses nothing; and it guesses none that
+    the larger one lacks, whose vocabulary has ``vocab`` tokens: both may be padded."""
 
     kind = Kind.MODEL
 
@@ -37,7 +37,7 @@ class DraftModel(Drafter):
     def in_use(self) -> str:
         return "a model that drafts"
 
-    def __call__(self, request: Request, most: int) -> Guess | None:
+    def __call__(self, request: Request, most: int) -> Draft | None:
         most = min(most, self._session.model.context - request.length)
         text = self._texts.get(request) or self._begin(request)
         if most < 1 or text is None:
@@ -57,7 +57,7 @@ class DraftModel(Drafter):
             found.append(self._read(text, found[-1:]))
         if most > 1:
             self.note((time.perf_counter() - start) / (most - 1))
-        return Guess(found, self.kind)
+        return Draft(found, self.kind)
 
     def seconds_of(self, tokens: int) -> float:
         return tokens * self.seconds

@@ -79,17 +79,19 @@ class Engine:
     ) -> None:
         self.session = session
         self.model = model = session.model
-        alike, slots = session.sparsity != "predicted", session.slots
+        prefill_equals_decode, slots = session.sparsity != "predicted", session.slots
         if speculation is not None and slots is not None and not slots.spare:
             raise ValueError("guesses on a model that keeps states, without slots for those after guesses")
         self.scheduler = Scheduler(
             session.transformer.batch,
             session.cache,
-            PrefixCache(session.cache, session.identity, generated=alike, slots=slots) if reuse else None,
+            PrefixCache(session.cache, session.identity, generated=prefill_equals_decode, slots=slots)
+            if reuse
+            else None,
             context=model.context,
             # Where experts are read from disk, steps with fewer rows read nearly as much.
             pace=Pace(model.limits.chunk, STEP_S if model.disk_counts() is None else math.inf),
-            alike=alike,
+            prefill_equals_decode=prefill_equals_decode,
             max_waiting=max_waiting,
             slots=slots,
             speculation=speculation,
@@ -204,9 +206,9 @@ class Engine:
         self.session.add_seconds(seconds, prompt=bool(step.prompts))
         if step.prompts:
             self.scheduler.pace.note(prompt_rows, seconds)
-        if step.guesses and not step.prompts:
-            verified = sum(map(len, step.guesses.values()))
-            self.session.count_guesses(verified, sum(step.wrong.values()))
+        if step.drafts and not step.prompts:
+            verified = sum(map(len, step.drafts.values()))
+            self.session.count_drafts(verified, sum(step.wrong.values()))
         if self.scheduler.speculation is not None and not step.prompts:
             self.scheduler.speculation.note(len(step.rows), seconds)
             self.session.count_drafting(self.scheduler.speculation.drafting_s)
@@ -328,22 +330,22 @@ class Engine:
 
     def _verify(self, step: Step, request: Request, row: int) -> list[Token]:
         """Chooses a request's next tokens: one, and one more after each guess that was the token chosen."""
-        guesses, start = step.guesses.get(request, ()), len(request.output)
+        drafts, start = step.drafts.get(request, ()), len(request.output)
         found: list[Token] = []
         right = 0
         while (token := self._continue(request, row + right)) is not None:
             found.append(token)
-            if right == len(guesses) or token.id != guesses[right]:
+            if right == len(drafts) or token.id != drafts[right]:
                 break
             right += 1
-        if guesses:
-            request.guessed += len(guesses)
+        if drafts:
+            request.guessed += len(drafts)
             request.accepted += right
-            step.wrong[request] = len(guesses) - right
+            step.wrong[request] = len(drafts) - right
             if request.viewer is not None:
                 request.viewer.forget(len(request.output))
         if self.scheduler.speculation is not None:
-            self.scheduler.speculation.learn(request, len(guesses), right, request.output[start:])
+            self.scheduler.speculation.learn(request, len(drafts), right, request.output[start:])
         return found
 
     def _continue(self, request: Request, row: int) -> Token | None:

@@ -8,7 +8,8 @@ and each that is accepted comes to its end.
 Every row from :attr:`Request.computed` to the last token is still to be computed, and the last one gives the
 next token. For a request that decodes this is one row. Rows of a prompt that is scored follow the decode
 rule, as many in a step as there is room for. What was generated before a request lost its pages is read again
-like a prompt where that gives the same bits (``alike``), and follows the decode rule where it does not.
+like a prompt where that gives the same bits (``prefill_equals_decode``), and follows the decode rule where it
+does not.
 
 A row that decodes may have rows of guessed tokens behind it (:mod:`hotcold.engine.speculation`), as far as
 rows and pages are free; those that turn out wrong are undone by :attr:`Request.computed`, and by the choice
@@ -51,7 +52,7 @@ class Step:
     prompts: list[tuple[Request, int]] = field(default_factory=list)  #: as ``decode``
     #: and the row of logits for the next token; behind it are those for the tokens after each guess
     sampled: list[tuple[Request, int]] = field(default_factory=list)
-    guesses: Mapping[Request, Sequence[int]] = field(default_factory=dict)  #: that this step verifies
+    drafts: Mapping[Request, Sequence[int]] = field(default_factory=dict)  #: that this step verifies
     wrong: dict[Request, int] = field(default_factory=dict)  #: of ``decode``, how many rows do not count
     logits: int = 0  #: rows of logits
     #: of prompts: the request, the position that its next token has, and the row of logits that judges it
@@ -67,9 +68,9 @@ class Scheduler:
     """Fills a :class:`Batch` in place from running requests, and admits waiting ones as rows and pages allow.
 
     ``context`` is the most positions of a sequence, ``pace`` chooses the prompt rows of a step,
-    ``max_waiting`` is the most requests that may wait for a row. ``alike``: rows of a prompt and rows that
-    decode give the same bits. ``slots`` are those of states, one for each sequence at least; None where no
-    layer keeps one. ``speculation`` chooses guesses, None for none."""
+    ``max_waiting`` is the most requests that may wait for a row. ``prefill_equals_decode``: rows of a prompt
+    and rows that decode give the same bits. ``slots`` are those of states, one for each sequence at least;
+    None where no layer keeps one. ``speculation`` chooses guesses, None for none."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Scheduler:
         *,
         context: int,
         pace: Pace,
-        alike: bool = True,
+        prefill_equals_decode: bool = True,
         max_waiting: int | None = None,
         slots: SlotPool | None = None,
         speculation: Speculation | None = None,
@@ -91,7 +92,7 @@ class Scheduler:
         self._pool_is_small = cache.pages * PAGE < context
         self.context = min(context, cache.pages * PAGE)
         self.pace = pace
-        self.alike = alike
+        self.prefill_equals_decode = prefill_equals_decode
         self.max_waiting = max_waiting
         self.speculation = speculation
         self.waiting: deque[Request] = deque()
@@ -124,8 +125,8 @@ class Scheduler:
         if request.finished or request in self.running or request in self.waiting:
             raise ValueError("this request was added before: make another one")
         self.check(request)
-        room = self.batch.limits.sequences - len(self.running)
-        if self.max_waiting is not None and len(self.waiting) - room >= self.max_waiting:
+        free_rows = self.batch.limits.sequences - len(self.running)
+        if self.max_waiting is not None and len(self.waiting) - free_rows >= self.max_waiting:
             wait = max(math.ceil(self._seconds_per_end), 1)
             seen = f"{len(self.running)} requests run and {len(self.waiting)} wait"
             raise RequestError(f"{seen}, as many as may: try again in {wait} s", "queue_full", float(wait))
@@ -227,7 +228,7 @@ class Scheduler:
             else:
                 reading.append(request)
         if self.speculation is not None and not self.suspects:
-            step.guesses = self._guesses(self.speculation, decoding)
+            step.drafts = self._drafts(self.speculation, decoding)
         rows = n_decode = self._put_decode_rows(decoding, step)
         if reading:
             rows = self._put_prompts(n_decode, sorted(reading, key=_arrival), step)
@@ -270,7 +271,7 @@ class Scheduler:
         Returns the requests that ended."""
         self._begin()
         ran = [request for request, _ in (*step.decode, *step.prompts) if not request.finished]
-        if len(ran) > 1 or any(map(len, step.guesses.values())):  # a guess that nobody needs, perhaps
+        if len(ran) > 1 or any(map(len, step.drafts.values())):  # a guess that nobody needs, perhaps
             self.suspects = ran
         else:
             del self.suspects[:1]
@@ -292,7 +293,7 @@ class Scheduler:
         """Whether its next row follows the decode rule."""
         if request.computed < len(request.job.prompt):
             return request.job.scored
-        return not self.alike or request.computed == request.length - 1 or request.job.scored
+        return not self.prefill_equals_decode or request.computed == request.length - 1 or request.job.scored
 
     def _end_overdue(self, step: Step) -> None:
         """Ends requests that have passed a time limit, with an error."""
@@ -361,7 +362,7 @@ class Scheduler:
 
     # --- guesses --------------------------------------------------------------------------------------
 
-    def _guesses(self, speculation: Speculation, decoding: Sequence[Request]) -> dict[Request, Sequence[int]]:
+    def _drafts(self, speculation: Speculation, decoding: Sequence[Request]) -> dict[Request, Sequence[int]]:
         """The guesses of the next step, of which each has a row, a page and a slot. None where a request has
         more tokens to compute than one: those take the rows."""
         limits, served = self.batch.limits, decoding[: self.batch.limits.decode]
@@ -370,8 +371,8 @@ class Scheduler:
             spare = min(spare, self.states.slots.spare)
         if spare < 1 or any(each.computed < each.length - 1 for each in served):
             return {}
-        rooms = {each: self._tokens_left(each) - 1 for each in served}
-        chosen = speculation.choose(rooms, len(served), spare)
+        most_drafts = {each: self._tokens_left(each) - 1 for each in served}
+        chosen = speculation.choose(most_drafts, len(served), spare)
         given = {each: tokens[: self._paged(each, len(tokens))] for each, tokens in chosen.items()}
         if self.states is None:
             return given
@@ -404,8 +405,8 @@ class Scheduler:
             extra = dict(zip(more, divided(max(spare, 0), wanted), strict=True))
         for request in requests[: limits.decode]:
             start, last, prompt = request.computed, request.length - 1, len(request.job.prompt)
-            guesses = step.guesses.get(request, ())
-            end = start + 1 + extra.get(request, 0) + len(guesses)
+            drafts = step.drafts.get(request, ())
+            end = start + 1 + extra.get(request, 0) + len(drafts)
             for position in range(start, end):
                 scored = len(request.prompt_logprobs) <= position + 1 < prompt
                 if position == last:
@@ -416,15 +417,15 @@ class Scheduler:
                     batch.logits_rows[step.logits] = row + position - start
                     step.logits += 1
                 step.rows.append((request, position + 1 - prompt))
-            row = self._put(row, request, start, end, guesses)
+            row = self._put(row, request, start, end, drafts)
             step.decode.append((request, end))
         return row
 
-    def _put(self, row: int, request: Request, start: int, end: int, guesses: Sequence[int] = ()) -> int:
+    def _put(self, row: int, request: Request, start: int, end: int, drafts: Sequence[int] = ()) -> int:
         """Adds the rows of a request's positions, guesses last; returns the row after them."""
-        tokens = request.tokens(start, end - len(guesses))
-        if guesses:
-            tokens = [*tokens, *guesses]
+        tokens = request.tokens(start, end - len(drafts))
+        if drafts:
+            tokens = [*tokens, *drafts]
         if self.states is None:
             return self.batch.put(row, request.row, start, tokens, request.pages)
         return self.batch.put(
@@ -442,7 +443,7 @@ class Scheduler:
         batch = self.batch
         for request in requests:
             self._look_again(request)
-        ends = [each.length if self.alike else len(each.job.prompt) for each in requests]
+        ends = [each.length if self.prefill_equals_decode else len(each.job.prompt) for each in requests]
         if self.states is not None:
             ends = [self.states.end(each, end) for each, end in zip(requests, ends, strict=True)]
         wanted = [end - each.computed for each, end in zip(requests, ends, strict=True)]

@@ -18,12 +18,12 @@ import numpy as np
 
 from hotcold.engine.draft_block import BlockDrafts
 from hotcold.engine.draft_model import DraftModel
-from hotcold.engine.guesses import (
+from hotcold.engine.drafts import (
     FIRST_RATES,
+    Draft,
     Drafter,
-    Guess,
-    Guesser,
     Kind,
+    ModelDrafter,
     copied,
     forced,
     look_up,
@@ -71,36 +71,36 @@ class StepCosts:
 
 
 class Speculation:
-    """Gives the rows of a step to guesses by what they earn. ``guessers`` are asked in this order, up to the
+    """Gives the rows of a step to guesses by what they earn. ``drafters`` are asked in this order, up to the
     first that has a guess; ``most`` is how many tokens of one request a step may verify, and ``most_rows``
     how many rows a step may have."""
 
-    def __init__(self, guessers: Sequence[Guesser], most: int, most_rows: int) -> None:
+    def __init__(self, drafters: Sequence[Drafter], most: int, most_rows: int) -> None:
         self.guessed = self.accepted = 0  #: tokens that were verified, and those of them that were right
         self.costs = StepCosts(most_rows)
-        self._guessers = guessers
-        self._block = next((each for each in guessers if isinstance(each, BlockDrafts)), None)
+        self._drafters = drafters
+        self._block = next((each for each in drafters if isinstance(each, BlockDrafts)), None)
         self._most = most
         self._steps = 0
         self.drafting_s = 0.0  #: of this step, in which drafters ran
         self._rates = dict(FIRST_RATES)  # over all requests
-        self._guesses: dict[Request, Guess] = {}  # of this step, whether they are verified or not
+        self._drafts: dict[Request, Draft] = {}  # of this step, whether they are verified or not
 
-    def choose(self, rooms: Mapping[Request, int], rows: int, spare: int) -> dict[Request, Sequence[int]]:
-        """The guesses that the next step is to verify: ``rooms`` has the most for each request that may have
+    def choose(self, limits: Mapping[Request, int], rows: int, spare: int) -> dict[Request, Sequence[int]]:
+        """The guesses that the next step is to verify: ``limits`` has the most for each request that may have
         any, ``rows`` are those of the step without guesses, and ``spare`` how many it may have more."""
-        self._guesses = {}
+        self._drafts = {}
         self.drafting_s = 0.0
         if spare < 1 or not self.costs.measured(rows) or not self._worth(rows, [1.0]):
             return {}
         if self._block is not None:
-            self._block.begin(rooms)
-        for request, room in rooms.items():
-            most = min(room, spare, self._most)
-            guess = self._guess(request, rows, most) if most > 0 else None
-            if guess is not None:
-                self._guesses[request] = guess
-        return self._best(rows, spare) if self._guesses else {}
+            self._block.begin(limits)
+        for request, limit in limits.items():
+            most = min(limit, spare, self._most)
+            draft = self._propose(request, rows, most) if most > 0 else None
+            if draft is not None:
+                self._drafts[request] = draft
+        return self._best(rows, spare) if self._drafts else {}
 
     def read(self, put: Sequence[tuple[Request, int]]) -> None:
         """Has the block that guesses, if any, read the rows of a step, whose tokens are chosen: requests, and
@@ -113,13 +113,13 @@ class Speculation:
         tokens. A guess that was not verified teaches, too: its first token came or did not."""
         self.guessed += verified
         self.accepted += right
-        guess = self._guesses.get(request)
-        if guess is None:
+        draft = self._drafts.get(request)
+        if draft is None:
             return
         if not verified:
-            self._note(request, guess.kind, output[:1] == [*guess.tokens[:1]])
+            self._note(request, draft.kind, output[:1] == [*draft.tokens[:1]])
         for i in range(min(right + 1, verified)):
-            self._note(request, guess.kind_of(i), i < right)
+            self._note(request, draft.kind_of(i), i < right)
 
     def note(self, rows: int, seconds: float) -> None:
         """Learns what a step without a prompt cost, without the guesses of drafters: they cost by the
@@ -128,22 +128,22 @@ class Speculation:
 
     def drop(self) -> None:
         """Forgets what an exception may have broken off: the texts that drafters have read."""
-        for guesser in self._guessers:
-            if isinstance(guesser, Drafter):
-                guesser.clear()
+        for drafter in self._drafters:
+            if isinstance(drafter, ModelDrafter):
+                drafter.clear()
 
-    def _guess(self, request: Request, rows: int, most: int) -> Guess | None:
-        for guesser in self._guessers:
-            if isinstance(guesser, Drafter):
-                guess = self._draft(request, guesser, rows, most)
+    def _propose(self, request: Request, rows: int, most: int) -> Draft | None:
+        for drafter in self._drafters:
+            if isinstance(drafter, ModelDrafter):
+                draft = self._draft(request, drafter, rows, most)
             else:
-                guess = guesser(request, most)
-            guess = possible(request, guess) if guess is not None else None
-            if guess is not None or request.finished:
-                return guess
+                draft = drafter(request, most)
+            draft = possible(request, draft) if draft is not None else None
+            if draft is not None or request.finished:
+                return draft
         return None
 
-    def _draft(self, request: Request, drafter: Drafter, rows: int, most: int) -> Guess | None:
+    def _draft(self, request: Request, drafter: ModelDrafter, rows: int, most: int) -> Draft | None:
         """As many tokens of a drafter, which takes time for each, as promise most. Where none does, the
         drafter guesses one now and then, since it may have become better."""
         rate = self._rate(request, drafter.kind)
@@ -153,9 +153,9 @@ class Speculation:
         if not n:
             return None
         start = time.perf_counter()
-        guess = drafter(request, n)
+        draft = drafter(request, n)
         self.drafting_s += time.perf_counter() - start
-        return guess
+        return draft
 
     def _worth(
         self, rows: int, chances: Iterable[float], seconds_of: Callable[[int], float] = lambda n: 0.0
@@ -182,16 +182,16 @@ class Speculation:
     def _best(self, rows: int, spare: int) -> dict[Request, Sequence[int]]:
         """The part of each guess that makes the most of a step, the likeliest tokens first."""
         chances: list[tuple[float, int, Request]] = []
-        for request, guess in self._guesses.items():
+        for request, draft in self._drafts.items():
             chance = 1.0
-            for n in range(len(guess.tokens)):
-                chance *= self._rate(request, guess.kind_of(n))
+            for n in range(len(draft.tokens)):
+                chance *= self._rate(request, draft.kind_of(n))
                 chances.append((chance, -n, request))
-        if len(self._guesses) > 1:
+        if len(self._drafts) > 1:
             chances.sort(key=lambda each: each[:2], reverse=True)
         worth = self._worth(rows, [chance for chance, *_ in chances[:spare]])
         counts = Counter(request for *_, request in chances[:worth])
-        return {request: self._guesses[request].tokens[:n] for request, n in counts.items()}
+        return {request: self._drafts[request].tokens[:n] for request, n in counts.items()}
 
 
 def speculation_of(session: Session) -> Speculation | None:
@@ -200,7 +200,7 @@ def speculation_of(session: Session) -> Speculation | None:
     model = session.model
     if not model.draft_max or (session.slots is not None and not session.slots.spare):
         return None
-    drafts: Drafter
+    drafts: ModelDrafter
     if model.draft is not None:
         session.draft_session = model.draft.session()
         drafts = DraftModel(session.draft_session, model.config.vocab)

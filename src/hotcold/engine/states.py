@@ -39,7 +39,7 @@ class States:
         self.slots = slots
         self._prefixes = prefixes
         self._copies: dict[bytes, Copy] = {}  # by the key of their slots, some of which are gone
-        self._lent: dict[Request, range] = {}  # spare slots of this step, one for each guess
+        self._borrowed: dict[Request, range] = {}  # spare slots of this step, one for each guess
         self._next = slots.slots  # the first spare slot that nobody has in this step
 
     def start(self, request: Request, found: Found) -> bool:
@@ -88,29 +88,29 @@ class States:
 
     def begin(self) -> None:
         """Begins a step: no spare slot is lent."""
-        self._lent = {}
+        self._borrowed = {}
         self._next = self.slots.slots
 
-    def lend(self, request: Request, guesses: int) -> int:
+    def lend(self, request: Request, drafts: int) -> int:
         """Lends slots for the states after guesses of the coming step; returns how many guesses get one."""
         first, end = self._next, self.slots.slots + self.slots.spare
-        self._next = min(first + guesses, end)
-        self._lent[request] = range(first, self._next)
+        self._next = min(first + drafts, end)
+        self._borrowed[request] = range(first, self._next)
         return self._next - first
 
     def targets(self, request: Request) -> list[int]:
         """Returns the slots that the coming step writes: for the state after the request's own last row, and
         after each guess."""
         at = self.slots.at
-        return [at(request.slot), *map(at, self._lent.get(request, ()))]
+        return [at(request.slot), *map(at, self._borrowed.get(request, ()))]
 
     def written(self, request: Request, start: int) -> None:
         """Notes that a step has written a request's states from a position on, of which those before
         :attr:`Request.computed` are right."""
         self._let_go(request)
-        lent, end = self._lent.get(request, ()), request.computed
-        if lent and end > start + 1:
-            own = [request.slot, *lent]  # that of position start, and of each guess
+        borrowed, end = self._borrowed.get(request, ()), request.computed
+        if borrowed and end > start + 1:
+            own = [request.slot, *borrowed]  # that of position start, and of each guess
             border = end // PAGE * PAGE
             if start < border < end:
                 self._keep_passed(request, border, own[border - start - 1])

@@ -24,7 +24,7 @@ def exclude_each_other(options: Sequence[Any], resolved: Callable[[Any], Any]) -
     values = [each.values for each in found if each.values is not None]
     if len(values) == len(found):
         return sum(map(len, values)) == len(set().union(*values))
-    return len(found) <= _MOST and all(_apart(one, other) for one, other in combinations(found, 2))
+    return len(found) <= _MOST and all(_exclusive(one, other) for one, other in combinations(found, 2))
 
 
 def _option(schema: Any, resolved: Callable[[Any], Any], levels: int) -> _Option:
@@ -44,12 +44,12 @@ def _option(schema: Any, resolved: Callable[[Any], Any], levels: int) -> _Option
     return _Option(types, values, {name: _option(properties[name], resolved, levels - 1) for name in names})
 
 
-def _apart(one: _Option, other: _Option) -> bool:
+def _exclusive(one: _Option, other: _Option) -> bool:
     both = one.types & other.types
     if not both or (one.values is not None and other.values is not None and not one.values & other.values):
         return True
     names = one.tags.keys() & other.tags.keys()
-    return both == {"object"} and any(_apart(one.tags[name], other.tags[name]) for name in names)
+    return both == {"object"} and any(_exclusive(one.tags[name], other.tags[name]) for name in names)
 
 
 def _json(value: Any) -> str:

@@ -81,7 +81,7 @@ def probe_disk(
     file: int, bytes: int, depth: int, seconds: float, sequential: bool, rings: bool | None = None
 ) -> tuple[float, bool]: ...
 
-class Shelf:
+class ExpertCache:
     def __init__(self, disk: Disk, name: str, experts: int, places: int) -> None: ...
     def add(
         self,
@@ -102,7 +102,7 @@ class Shelf:
 
 class ColdRows:
     def __init__(
-        self, disk: Disk, name: str, neurons: int, hot: Sequence[int], room: int, gates: bool
+        self, disk: Disk, name: str, neurons: int, hot: Sequence[int], neurons_at_once: int, gates: bool
     ) -> None: ...
     def add(
         self,
@@ -354,7 +354,7 @@ class FfnWeights:
         alpha: float,
         ends: Sequence[int],
         chosen: int,
-        shelf: Shelf | None = None,
+        cache: ExpertCache | None = None,
         cold: ColdRows | None = None,
     ) -> None: ...
 

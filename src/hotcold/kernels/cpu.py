@@ -169,9 +169,9 @@ class CPUBackend(CPUStateOps, HostMemory):
         self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None
     ) -> None:
         args = own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts
-        room = (box.chosen.ids, box.chosen.factors) if box.chosen else (None, None)
+        mailbox_choices = (box.chosen.ids, box.chosen.factors) if box.chosen else (None, None)
         experts = (chosen.ids, chosen.factors) if chosen else (None, None)
-        self._op(batch, lambda p: p.post(*args, x, mask, *room, *experts), x, mask, box, chosen)
+        self._op(batch, lambda p: p.post(*args, x, mask, *mailbox_choices, *experts), x, mask, box, chosen)
 
     def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
         args = own_link(box), box.layer, box.x, box.y, box.mask, box.batch.counts

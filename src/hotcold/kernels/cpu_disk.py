@@ -45,7 +45,7 @@ class Disk:
     def __init__(self, *, direct: bool = True) -> None:
         self.native = _native.Disk(READERS, direct, asked_for_rings())
         self._files: dict[RegularFile, int] = {}
-        self._shelves: list[_native.Shelf | _native.ColdRows] = []
+        self._expert_caches: list[_native.ExpertCache | _native.ColdRows] = []
 
     @property
     def direct(self) -> bool:
@@ -53,21 +53,21 @@ class Disk:
         return all(self.native.direct(number) for number in self._files.values())
 
     def counts(self) -> DiskCounts:
-        counts = [shelf.counts() for shelf in self._shelves]
+        counts = [cache.counts() for cache in self._expert_caches]
         hits, misses, stalls, stall_ns = map(sum, zip(*counts, strict=True)) if counts else (0,) * 4
         nbytes, _, busy_ns = self.native.counts()
         return DiskCounts(hits, misses, nbytes, busy_ns / 1e9, stalls, stall_ns / 1e9)
 
     def rows(
         self, tensors: FFNTensors, residency: ExpertSlots, arena: _native.Arena
-    ) -> tuple[_native.WeightRows | None, _native.WeightRows, _native.WeightRows, _native.Shelf]:
+    ) -> tuple[_native.WeightRows | None, _native.WeightRows, _native.WeightRows, _native.ExpertCache]:
         """Makes rows of gate, up and down in slots, and the cache that fills them. ValueError: the experts
         are not stored in a file, or are not alike."""
         experts, slots = tensors.experts, residency.slots
         neurons, dim = tensors.up.shape[0] // experts, tensors.up.shape[1]
         if tensors.expert_ends is not None or tensors.down_blocks is not None:
             raise ValueError("parts of experts cannot be read one by one: whole ones are needed")
-        shelf = _native.Shelf(self.native, residency.label, experts, slots)
+        cache = _native.ExpertCache(self.native, residency.label, experts, slots)
         by_output = tensors.down_layout == "by_output"
         dense = is_dense(tensors.down_layout, tensors.down.type, tensors.activation)
         up_size = _native.row_size(tensors.up.type.id, dim)
@@ -76,7 +76,7 @@ class Disk:
         def part(
             rows: _native.WeightRows, tensor: AnyTensor, *, by_output: bool = False
         ) -> _native.WeightRows:
-            self._add(shelf, rows, [tensor], experts, by_output=by_output)
+            self._add(cache, rows, [tensor], experts, by_output=by_output)
             return rows
 
         def matrix(tensor: AnyTensor) -> _native.WeightRows:
@@ -89,7 +89,7 @@ class Disk:
         gate = None if tensors.gate is None or together else matrix(tensors.gate)
         if together:
             whole, (gate, up, own) = _rows_side_by_side(arena, count, dim, tensors.up.type.id, 3)
-            self._add(shelf, whole, three, experts)
+            self._add(cache, whole, three, experts)
         elif dense:
             up, own = matrix(tensors.up), matrix(down)
         elif by_output and down.type.weights > 1:
@@ -111,11 +111,11 @@ class Disk:
             own = part(rows, down, by_output=by_output)
         if residency.preloaded:
             try:
-                shelf.fill(list(residency.preloaded), residency.pinned)
+                cache.fill(list(residency.preloaded), residency.pinned)
             except _native.DiskError as error:
                 raise FileError(str(error)) from None
-        self._shelves.append(shelf)
-        return gate, up, own, shelf
+        self._expert_caches.append(cache)
+        return gate, up, own, cache
 
     def cold_rows(
         self, tensors: FFNTensors, residency: HotRows
@@ -146,7 +146,7 @@ class Disk:
             cold.fill()
         except _native.DiskError as error:
             raise FileError(str(error)) from None
-        self._shelves.append(cold)
+        self._expert_caches.append(cold)
         return rows, cold
 
     def _side_by_side(self, tensors: Sequence[AnyTensor | None], experts: int) -> bool:
@@ -159,7 +159,7 @@ class Disk:
 
     def _add(
         self,
-        to: _native.Shelf | _native.ColdRows,
+        to: _native.ExpertCache | _native.ColdRows,
         rows: _native.WeightRows,
         tensors: Sequence[AnyTensor | None],
         experts: int,
@@ -169,7 +169,7 @@ class Disk:
         """Has rows filled from a tensor, or from several that lie side by side."""
         lying = self._experts(tensors[0], experts)
         part = lying.file, lying.offsets, lying.rows, lying.row_bytes, len(tensors), lying.pitch
-        if isinstance(to, _native.Shelf):
+        if isinstance(to, _native.ExpertCache):
             to.add(self.native, rows, by_output, *part)
         else:
             to.add(self.native, rows, *part)

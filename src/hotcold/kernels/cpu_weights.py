@@ -46,7 +46,7 @@ class PackedFFN:
     activation: str
     gated: bool
     dense: bool  #: whether down is a dot over all neurons
-    shelf: _native.Shelf | None = None  #: that experts are read to when they are named
+    cache: _native.ExpertCache | None = None  #: that experts are read to when they are named
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Packer:
         gate_bytes = tensors.gate.nbytes if tensors.gate else 0
         whole = [gate_bytes, tensors.up.nbytes, tensors.down_nbytes]
         sizes = [n // neurons for n in whole]
-        shelf, cold = None, None
+        cache, cold = None, None
         gate: _native.WeightRows | None
         residency = tensors.residency
         if isinstance(residency, HotRows):
@@ -104,7 +104,7 @@ class Packer:
             whole[first:] = [n // neurons * sum(residency.neurons) for n in whole[first:]]
         elif residency is not None:
             self.disk = self.disk or Disk()
-            gate, up, own, shelf = self.disk.rows(tensors, residency, self._arena)
+            gate, up, own, cache = self.disk.rows(tensors, residency, self._arena)
             whole = [n // tensors.experts * residency.slots for n in whole]
         else:
             gate, up, own = self._rows(tensors, sizes, dense=dense, panels=panels)
@@ -115,7 +115,7 @@ class Packer:
         rows = gate, up, own, gate_bias, up_bias, down_bias
         row_bytes = (sizes[0], sizes[1], *(panel_bytes(down.type, dim) if panels else (sizes[2], 0)))
         return PackedFFN(
-            native=_native.FfnWeights(*rows, *kind, *numbers, tensors.ends, tensors.chosen, shelf, cold),
+            native=_native.FfnWeights(*rows, *kind, *numbers, tensors.ends, tensors.chosen, cache, cold),
             neurons=neurons,
             words=mask_words(tensors.ends)[-1],
             experts=tensors.experts,
@@ -125,7 +125,7 @@ class Packer:
             activation=tensors.activation,
             gated=gate is not None,
             dense=dense,
-            shelf=shelf,
+            cache=cache,
         )
 
     def _rows(

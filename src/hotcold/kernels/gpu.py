@@ -88,7 +88,7 @@ class GPUBackend(Backend, Protocol):
     @property
     def host_bytes(self) -> int: ...  # of the processor's, for what is exchanged
 
-    def check_room(self, nbytes: int) -> None:
+    def check_memory(self, nbytes: int) -> None:
         """GPUMemoryError: so many bytes, which are let go at once, cannot be allocated now."""
 
     def check_budget(self) -> None:

@@ -12,25 +12,25 @@ from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.checks import check_activation
 from hotcold.model.families import FAMILIES, Every, Family, Scales
 from hotcold.model.ffn.experts import Experts, dense_layers, ffn_names, layer_neurons, read_experts
-from hotcold.model.ffn.gate_cut import cut_rooms, read_cuts
+from hotcold.model.ffn.gate_cut import cut_buffer_shapes, read_cuts
 from hotcold.model.ffn.normed import NormedShape, read_activation, read_normed
-from hotcold.model.hidden_input import hidden_rooms
+from hotcold.model.hidden_input import hidden_buffer_shapes
 from hotcold.model.keys import Keys, check_drafting, is_number, whole
 from hotcold.model.keys import ModelError as ModelError
 from hotcold.model.known_keys import ReadKeys
-from hotcold.model.layer_inputs import input_rooms, read_width
+from hotcold.model.layer_inputs import input_buffer_shapes, read_width
 from hotcold.model.mixers.attention import AttentionShape
 from hotcold.model.mixers.gated_delta import read_gated_delta
 from hotcold.model.mixers.kimi_delta import read_kimi_delta
 from hotcold.model.mixers.latent_attention import index_limit, read_latent
 from hotcold.model.mixers.mamba import read_mamba
-from hotcold.model.mixers.mixer import NO_MIXER, MixerShape, Together
+from hotcold.model.mixers.mixer import NO_MIXER, MixerShape, ParallelMixers
 from hotcold.model.mixers.positions import LayerPositions, local_head_dim, read_positions, scaling_notes
 from hotcold.model.mixers.rope import Growth, Rope
 from hotcold.model.mixers.rwkv import read_rwkv
 from hotcold.model.mixers.short_conv import read_short_conv
 from hotcold.model.refused import refusal
-from hotcold.model.streams import read_streams, stream_rooms
+from hotcold.model.streams import read_streams, stream_buffer_shapes
 from hotcold.model.whole_down import whole_downs
 from hotcold.values import shown
 
@@ -97,17 +97,17 @@ class Config:
         return tuple(dict.fromkeys(rope for mixer in self.mixers for rope in mixer.ropes))
 
     @property
-    def rooms(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Names and shapes of a row, in :meth:`Side.room`, that blocks share."""
-        mixers = [room for mixer in self.mixers for room in mixer.rooms.items()]
-        experts = self.experts.rooms(self.dim) if self.experts else {}
-        inputs = input_rooms(self.layers, self.layer_input) if self.layer_input else {}
-        streams = stream_rooms(self.streams, self.dim, self.laurel) if self.streams > 1 else {}
+    def buffers(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`, that blocks share."""
+        mixers = [buffer for mixer in self.mixers for buffer in mixer.buffers.items()]
+        experts = self.experts.buffers(self.dim) if self.experts else {}
+        inputs = input_buffer_shapes(self.layers, self.layer_input) if self.layer_input else {}
+        streams = stream_buffer_shapes(self.streams, self.dim, self.laurel) if self.streams > 1 else {}
         cut = {self.neurons[i] for i in range(self.layers) if self.cut_of(i) is not None}
-        gates = [room for neurons in cut for room in cut_rooms(neurons).items()]
-        gates += [room for each in self.normed for room in each.rooms.items()]
-        parts = (experts, inputs, streams, hidden_rooms(self.dim) if self.reads_hidden else {})
-        return tuple(dict.fromkeys([*mixers, *(room for part in parts for room in part.items()), *gates]))
+        gates = [buffer for neurons in cut for buffer in cut_buffer_shapes(neurons).items()]
+        gates += [buffer for each in self.normed for buffer in each.buffers.items()]
+        parts = (experts, inputs, streams, hidden_buffer_shapes(self.dim) if self.reads_hidden else {})
+        return tuple(dict.fromkeys([*mixers, *(buffer for part in parts for buffer in part.items()), *gates]))
 
     def cut_of(self, layer: int) -> float | None:
         """How many deviations above their mean a layer's gates begin to count; None: all do."""
@@ -209,13 +209,13 @@ class Config:
         experts = read_experts(keys, family, layers, MAX_NEURONS, tensors)
         dense = dense_layers(keys, layers) if experts else frozenset()
         neurons = layer_neurons(keys, family, layers, experts, dense, MAX_NEURONS)
-        activation, threshold, guesses = _ffn(keys, family, magic, gated, layers)
+        activation, threshold, drafts = _ffn(keys, family, magic, gated, layers)
         if family.streams and activation != family.activation:
             raise ModelError(
                 f"hotcold.ffn.activation is {activation}: {family.name} needs {family.activation}"
             )
         eps = _eps(keys, family)
-        notes = guesses + (scaling_notes(keys) if family.learned_positions is None else ())
+        notes = drafts + (scaling_notes(keys) if family.learned_positions is None else ())
         down_layout = Keys(metadata, "hotcold").choice(
             "ffn.down_layout", DOWN_LAYOUTS, _implied_layout(tensors)
         )
@@ -326,7 +326,7 @@ def _mixers(
     }
     stateful = readers[family.stateful]().of_layers(layers)
     if family.together:
-        return tuple(Together(pair) for pair in zip(attention, stateful, strict=True))
+        return tuple(ParallelMixers(pair) for pair in zip(attention, stateful, strict=True))
     attends = _attends(keys, family, layers, bool(heads[0]))
     return tuple(
         NO_MIXER if family.one_part and n else mixer if attending else own

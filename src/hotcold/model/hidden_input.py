@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
-from hotcold.model.mixers.side import Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers
 from hotcold.model.reading import Shape
 
 
@@ -17,20 +17,20 @@ class HiddenInput:
     of_token: Matrix  # (D, D)
     of_hidden: Matrix  # (D, D)
 
-    def room(self, side: Side) -> Buffer:
+    def buffer(self, device: DeviceBuffers) -> Buffer:
         """Where a step's hidden rows are."""
-        return side.room("hidden", self.dim)
+        return device.buffer("hidden", self.dim)
 
-    def compute(self, side: Side, batch: Batch, x: Buffer) -> None:
+    def compute(self, device: DeviceBuffers, batch: Batch, x: Buffer) -> None:
         """Sets x, which has the embeddings of tokens, to the block's first rows."""
-        ops = side.ops
-        token, hidden = side.room("normed token", self.dim), side.room("normed hidden", self.dim)
+        ops = device.ops
+        token, hidden = device.buffer("normed token", self.dim), device.buffer("normed hidden", self.dim)
         ops.norm(x, self.token_norm, batch, token)
-        ops.norm(self.room(side), self.hidden_norm, batch, hidden)
+        ops.norm(self.buffer(device), self.hidden_norm, batch, hidden)
         ops.linear(token, [self.of_token], batch, [x])
         ops.linear(hidden, [self.of_hidden], batch, [x], accumulate=True)
 
 
-def hidden_rooms(dim: int) -> dict[str, Shape]:
-    """Names and shapes of a row, in :meth:`Side.room`, that this takes."""
+def hidden_buffer_shapes(dim: int) -> dict[str, Shape]:
+    """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`, that this takes."""
     return dict.fromkeys(("hidden", "normed token", "normed hidden"), (dim,))

@@ -15,7 +15,7 @@ from hotcold.model.devices import Devices
 COPIES_PART = 8
 
 #: Guesses of a step with a state after each, which memory pays for: more would seldom be right.
-MOST_GUESSED_STATES = 4
+MOST_DRAFT_STATES = 4
 
 
 class KVCacheFull(UserError):
@@ -254,11 +254,11 @@ def copies_within(free_bytes: int, config: Config, pages: int) -> int:
 
 def spare_slots_of(config: Config, draft_max: int) -> int:
     """The slots for states after guesses, as many as a step may verify; 0 where no layer keeps a state."""
-    return min(draft_max, MOST_GUESSED_STATES) if config.slot_bytes else 0
+    return min(draft_max, MOST_DRAFT_STATES) if config.slot_bytes else 0
 
 
 @dataclass(frozen=True)
-class Room:
+class Reservation:
     """The places that a sequence has all of its time, whose rows nobody schedules."""
 
     pages: list[int]
@@ -301,17 +301,17 @@ class SequenceState:
             arrays += [ops.zeros((slots, *shape), dtype) for shape, dtype in mixer.slot_arrays()]
             self.layers.append(arrays)
 
-    def take(self, owner: Hashable, positions: int) -> Room:
+    def take(self, owner: Hashable, positions: int) -> Reservation:
         """Gives an owner without any the places of a sequence of so many positions. KVCacheFull: fewer pages
         are free; or no slot."""
         pages = self.pages.allocate(owner, -(-positions // PAGE))
         if self.slots is None:
-            return Room(pages, -1)
+            return Reservation(pages, -1)
         slot = self.slots.take(owner)
         if slot is None:
             self.pages.release(owner)
             raise KVCacheFull(f"a slot for a state asked for: 0 of {self.slots.slots} are free")
-        return Room(pages, self.slots.at(slot))
+        return Reservation(pages, self.slots.at(slot))
 
     def release(self, owner: Hashable) -> None:
         """Takes an owner's pages and slots back; harmless when it has none."""

@@ -12,7 +12,7 @@ import numpy as np
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels.backend import Backend, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError
-from hotcold.model.mixers.side import Mixer, Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.reading import Shape, TensorReader
 
 _ROWS = 1 << 12  # of the file's table that are read at a time
@@ -27,8 +27,9 @@ def read_width(keys: Keys) -> int:
     return keys.whole("embedding_length_per_layer_input", 0, 1 << 16, default=0)
 
 
-def input_rooms(layers: int, width: int) -> dict[str, Shape]:
-    """Names and shapes of a row, in :meth:`Side.room`: each layer's values, and room beside them."""
+def input_buffer_shapes(layers: int, width: int) -> dict[str, Shape]:
+    """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`: each layer's values, and room beside
+    them."""
     names = [*(f"input {i}" for i in range(layers)), "input row", "input gate", "input cube"]
     return dict.fromkeys(names, (width,))
 
@@ -64,20 +65,20 @@ class LayerInputs:
         """Bytes that every step reads whole."""
         return sum(matrix.nbytes for matrix in self.projections)
 
-    def compute(self, side: Side, batch: Batch, x: Buffer) -> None:
+    def compute(self, device: DeviceBuffers, batch: Batch, x: Buffer) -> None:
         """Sets the rooms of all layers from the tokens and their scaled embeddings ``x``."""
-        ops, width = side.ops, self.projections[0].shape[0]
-        row, rooms = side.room("input row", width), input_buffers(side, len(self.tables), width)
-        ops.linear(x, self.projections, batch, rooms)
-        for table, out in zip(self.tables, rooms, strict=True):
+        ops, width = device.ops, self.projections[0].shape[0]
+        row, buffers = device.buffer("input row", width), input_buffers(device, len(self.tables), width)
+        ops.linear(x, self.projections, batch, buffers)
+        for table, out in zip(self.tables, buffers, strict=True):
             ops.norm(out, self.norm, batch, out)
             ops.embed(table, batch, row)
             ops.add(out, row, batch, scale=math.sqrt(width / 2))
 
 
-def input_buffers(side: Side, layers: int, width: int) -> list[Buffer]:
+def input_buffers(device: DeviceBuffers, layers: int, width: int) -> list[Buffer]:
     """The rooms of all layers on one backend."""
-    return [side.room(f"input {i}", width) for i in range(layers)]
+    return [device.buffer(f"input {i}", width) for i in range(layers)]
 
 
 def read_inputs(reader: TensorReader, layers: int, width: int, dim: int) -> LayerInputs:
@@ -125,11 +126,11 @@ class LayerInput:
     def names(self, blk: str, present: Container[str]) -> list[str]:
         return [f"{blk}inp_gate.weight", f"{blk}proj.weight"]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
         """Makes the mixer on a backend; it keeps nothing in ``state``. ``read`` may be ``out``."""
-        ops, width = side.ops, self.gate.shape[0]
+        ops, width = device.ops, self.gate.shape[0]
         given, gate, cube = (
-            side.room(name, width) for name in (f"input {self.layer}", "input gate", "input cube")
+            device.buffer(name, width) for name in (f"input {self.layer}", "input gate", "input cube")
         )
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
@@ -147,9 +148,9 @@ def read_input(reader: TensorReader, layer: int) -> LayerInput:
     return LayerInput(layer, reader.matrix(f"{blk}inp_gate"), reader.matrix(f"{blk}proj"))
 
 
-def gelu(ops: Backend, x: Buffer, room: Buffer, batch: Batch) -> None:
+def gelu(ops: Backend, x: Buffer, buffer: Buffer, batch: Batch) -> None:
     """Sets x to ``gelu(x)``."""
-    ops.multiply(x, x, batch, room, activation="none")
-    ops.multiply(room, x, batch, room, activation="none")
-    ops.add(room, x, batch, keep=_CUBIC, scale=_LINEAR)
-    ops.multiply(x, room, batch, x, activation="sigmoid")
+    ops.multiply(x, x, batch, buffer, activation="none")
+    ops.multiply(buffer, x, batch, buffer, activation="none")
+    ops.add(buffer, x, batch, keep=_CUBIC, scale=_LINEAR)
+    ops.multiply(x, buffer, batch, x, activation="sigmoid")

@@ -14,7 +14,7 @@ import numpy as np
 from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen, Floats, Matrix, Norm, RouterCall
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.layer_inputs import LayerInput
-from hotcold.model.mixers.side import Mixer, Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.reading import Shape, TensorReader, made_matrix
 
 #: Of norms that only divide by the root mean square: so small that only zeros need it.
@@ -31,11 +31,11 @@ def read_streams(keys: Keys, *, any: bool) -> int:
     return keys.whole("altup.num_inputs", 2, _MOST, default=4)
 
 
-def stream_rooms(streams: int, dim: int, rank: int) -> dict[str, Shape]:
-    """Names and shapes of a row, in :meth:`Side.room`."""
+def stream_buffer_shapes(streams: int, dim: int, rank: int) -> dict[str, Shape]:
+    """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`."""
     names = [f"{kind} {i}" for kind in ("stream", "predicted", "factor") for i in range(streams)]
-    rooms = dict.fromkeys([*names, "stream change", "stream room"], (dim,))
-    return {**rooms, "stream level": (1,), "laurel": (rank,)}
+    buffers = dict.fromkeys([*names, "stream change", "stream room"], (dim,))
+    return {**buffers, "stream level": (1,), "laurel": (rank,)}
 
 
 def stream_shapes(streams: int, layers: int, dim: int, rank: int) -> dict[str, Shape]:
@@ -57,9 +57,9 @@ def stream_shapes(streams: int, layers: int, dim: int, rank: int) -> dict[str, S
     return shapes
 
 
-def other_streams(side: Side, streams: int, dim: int) -> list[Buffer]:
+def other_streams(device: DeviceBuffers, streams: int, dim: int) -> list[Buffer]:
     """The streams but the first, on one backend."""
-    return [side.room(f"stream {i}", dim) for i in range(1, streams)]
+    return [device.buffer(f"stream {i}", dim) for i in range(1, streams)]
 
 
 @dataclass(frozen=True)
@@ -79,36 +79,36 @@ class Streams:
             [*self.ends, self.mean_at_end, self.ones_at_end] if end else [*self.begins, self.mean, self.ones]
         )
 
-    def begin(self, side: Side, batch: Batch, x: Buffer) -> None:
+    def begin(self, device: DeviceBuffers, batch: Batch, x: Buffer) -> None:
         """Sets the other streams from the scaled embeddings x ``[T, D]``, with the same mean square."""
-        ops, dim = side.ops, self.ones.shape[0]
-        others = other_streams(side, 1 + len(self.begins), dim)
-        level = self._level(side, batch, x, self.mean, self.ones)
+        ops, dim = device.ops, self.ones.shape[0]
+        others = other_streams(device, 1 + len(self.begins), dim)
+        level = self._level(device, batch, x, self.mean, self.ones)
         for matrix, out in zip(self.begins, others, strict=True):
             ops.linear(x, [matrix], batch, [out])
             self._levelled(ops, out, level, batch)
 
-    def end(self, side: Side, batch: Batch, x: Buffer) -> None:
+    def end(self, device: DeviceBuffers, batch: Batch, x: Buffer) -> None:
         """Sets x to the mean of all streams, each turned back and with the mean square of the first."""
-        ops, dim = side.ops, self.ones.shape[0]
-        others = other_streams(side, 1 + len(self.ends), dim)
-        level = self._level(side, batch, x, self.mean_at_end, self.ones_at_end)
-        turned = side.room("stream change", dim)
+        ops, dim = device.ops, self.ones.shape[0]
+        others = other_streams(device, 1 + len(self.ends), dim)
+        level = self._level(device, batch, x, self.mean_at_end, self.ones_at_end)
+        turned = device.buffer("stream change", dim)
         for matrix, given in zip(self.ends, others, strict=True):
             ops.linear(given, [matrix], batch, [turned])
             self._levelled(ops, turned, level, batch)
             ops.add(x, turned, batch)
         ops.add(x, x, batch, keep=0, scale=1 / (1 + len(self.ends)))
 
-    def _level(self, side: Side, batch: Batch, x: Buffer, mean: Matrix, ones: Matrix) -> Buffer:
+    def _level(self, device: DeviceBuffers, batch: Batch, x: Buffer, mean: Matrix, ones: Matrix) -> Buffer:
         """The root mean square of x, for every dimension: the mean of its products with x over that."""
-        ops, dim = side.ops, ones.shape[0]
-        room, number = side.room("stream room", dim), side.room("stream level", 1)
-        ops.norm(x, _PLAIN, batch, room)
-        ops.multiply(room, x, batch, room, activation="none")
-        ops.linear(room, [mean], batch, [number])
-        ops.linear(number, [ones], batch, [room])
-        return room
+        ops, dim = device.ops, ones.shape[0]
+        buffer, number = device.buffer("stream room", dim), device.buffer("stream level", 1)
+        ops.norm(x, _PLAIN, batch, buffer)
+        ops.multiply(buffer, x, batch, buffer, activation="none")
+        ops.linear(buffer, [mean], batch, [number])
+        ops.linear(number, [ones], batch, [buffer])
+        return buffer
 
     @staticmethod
     def _levelled(ops: Backend, x: Buffer, level: Buffer, batch: Batch) -> None:
@@ -146,12 +146,12 @@ class Factors:
     router: Matrix  # (S, D)
     rows: tuple[Matrix, ...]  # (D, S) each, whose rows are all alike
 
-    def sigmoids(self, ops: Backend, x: Buffer, batch: Batch, room: Buffer, chosen: Chosen) -> Buffer:
+    def sigmoids(self, ops: Backend, x: Buffer, batch: Batch, buffer: Buffer, chosen: Chosen) -> Buffer:
         """Computes the sigmoids for x ``[T, D]``, ``[T, S]``: a router that chooses all of its experts gives
         them as factors."""
         count = self.router.shape[0]
-        ops.norm(x, self.norm, batch, room)
-        arrays = room, self.router, batch, chosen.ids, chosen.factors
+        ops.norm(x, self.norm, batch, buffer)
+        arrays = buffer, self.router, batch, chosen.ids, chosen.factors
         ops.router(RouterCall(*arrays, k=count, score="sigmoid", normalise=False, scale=1.0))
         return chosen.factors
 
@@ -183,16 +183,16 @@ class Predict:
     def names(self, blk: str, present: Container[str]) -> list[str | None]:
         return [f"{blk}altup_router.weight", *[None] * len(self.factors.rows)]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
         """Makes the mixer on a backend; it keeps nothing in ``state``."""
-        ops, dim, count = side.ops, self.factors.router.shape[1], self.streams
-        others, room = other_streams(side, count, dim), side.room("stream room", dim)
-        predicted = [side.room(f"predicted {i}", dim) for i in range(count)]
-        wide = [side.room(f"factor {i}", dim) for i in range(count)]
-        chosen = side.choices("streams", count)
+        ops, dim, count = device.ops, self.factors.router.shape[1], self.streams
+        others, buffer = other_streams(device, count, dim), device.buffer("stream room", dim)
+        predicted = [device.buffer(f"predicted {i}", dim) for i in range(count)]
+        wide = [device.buffer(f"factor {i}", dim) for i in range(count)]
+        chosen = device.choices("streams", count)
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-            given = self.factors.sigmoids(ops, read, batch, room, chosen)
+            given = self.factors.sigmoids(ops, read, batch, buffer, chosen)
             for i, target in enumerate(predicted):
                 rows = self.factors.rows[i * count : (i + 1) * count]
                 ops.linear(given, rows, batch, wide)
@@ -223,10 +223,10 @@ class Laurel:
     def names(self, blk: str, present: Container[str]) -> list[str | None]:
         return [f"{blk}laurel_l.weight", f"{blk}laurel_r.weight"]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
         """Makes the mixer on a backend; it keeps nothing in ``state``."""
-        ops, (rank, dim) = side.ops, self.left.shape
-        small, wide = side.room("laurel", rank), side.room("stream room", dim)
+        ops, (rank, dim) = device.ops, self.left.shape
+        small, wide = device.buffer("laurel", rank), device.buffer("stream room", dim)
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.linear(read, [self.left], batch, [small])
@@ -256,20 +256,20 @@ class Correct:
         more = [None] * len(self.factors.rows)
         return [f"{blk}altup_router.weight", *more, *self.given.names(blk, present)]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
         """Makes the mixer on a backend; it keeps nothing in ``state``."""
-        ops, dim, count = side.ops, self.factors.router.shape[1], self.streams
-        others, room = other_streams(side, count, dim), side.room("stream room", dim)
-        predicted = [side.room(f"predicted {i}", dim) for i in range(count)]
-        wide = [side.room(f"factor {i}", dim) for i in range(count)]
-        change, chosen = side.room("stream change", dim), side.choices("streams", count)
-        values = self.given.mixer(side, state)
+        ops, dim, count = device.ops, self.factors.router.shape[1], self.streams
+        others, buffer = other_streams(device, count, dim), device.buffer("stream room", dim)
+        predicted = [device.buffer(f"predicted {i}", dim) for i in range(count)]
+        wide = [device.buffer(f"factor {i}", dim) for i in range(count)]
+        change, chosen = device.buffer("stream change", dim), device.choices("streams", count)
+        values = self.given.mixer(device, state)
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-            given = self.factors.sigmoids(ops, read, batch, room, chosen)
+            given = self.factors.sigmoids(ops, read, batch, buffer, chosen)
             ops.add(change, read, batch, keep=0)
             ops.add(change, predicted[0], batch, scale=-1)
-            ops.linear(given, self.factors.rows, batch, [*wide, room])
+            ops.linear(given, self.factors.rows, batch, [*wide, buffer])
             for i, factor in enumerate(wide):
                 ops.multiply(factor, change, batch, factor, activation="none")
                 if i:
@@ -277,11 +277,11 @@ class Correct:
                     ops.add(others[i - 1], factor, batch)
             ops.add(wide[0], change, batch, scale=-1)
             ops.add(out, wide[0], batch, keep=float(add))
-            ops.multiply(room, out, batch, room, activation="none")
-            values(room, batch, room, add=False)
-            ops.norm(room, self.norm, batch, room)
+            ops.multiply(buffer, out, batch, buffer, activation="none")
+            values(buffer, batch, buffer, add=False)
+            ops.norm(buffer, self.norm, batch, buffer)
             for stream in others:
-                ops.add(stream, room, batch)
+                ops.add(stream, buffer, batch)
 
         return mix
 

@@ -18,15 +18,15 @@ from hotcold.kernels.backend import (
 )
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
-from hotcold.model.ffn.experts import room_for
+from hotcold.model.ffn.experts import chosen_buffers
 from hotcold.model.ffn.feed_forward import FeedForward, LayerFFNs
 from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.layer import Block, side_by_side
 from hotcold.model.layer_inputs import input_buffers
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.mixers.mixer import MixerWeights
 from hotcold.model.mixers.rope import Rope, chosen_factors, rope_table
-from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.streams import other_streams
 from hotcold.model.weights import Weights
 
@@ -38,16 +38,16 @@ Tables: TypeAlias = dict[Rope, tuple[Floats, Floats]]
 Layer: TypeAlias = list[list[Block[Mixer]]]
 
 
-class _Stream(Side):
+class _Stream(DeviceBuffers):
     """A side with the residual stream ``x``, and what blocks read and add."""
 
     def __init__(self, ops: Backend, config: Config, limits: BatchLimits, tables: Tables) -> None:
         super().__init__(ops, limits, tables)
-        self.x = self.room("x", config.dim)
+        self.x = self.buffer("x", config.dim)
         #: one for each block of those that are side by side
-        self.normed = [self.room(f"normed {i}", config.dim) for i in range(1 + config.family.parallel)]
+        self.normed = [self.buffer(f"normed {i}", config.dim) for i in range(1 + config.family.parallel)]
         #: what a block adds to x, where that is normalised or scaled before
-        self.branch = self.room("branch", config.dim) if config.branches else self.x
+        self.branch = self.buffer("branch", config.dim) if config.branches else self.x
         self.others = other_streams(self, config.streams, config.dim)  # beside x
         self.last = ops.zeros((limits.logits, config.dim))
 
@@ -95,7 +95,8 @@ class Transformer:
         self.chosen: list[Chosen] = []
         if config.experts:
             self.chosen = [
-                room_for(ops, limits.tokens, config.chosen_of(i)) for i, ops in enumerate(devices.layers)
+                chosen_buffers(ops, limits.tokens, config.chosen_of(i))
+                for i, ops in enumerate(devices.layers)
             ]
         self._weights = weights
         self._shared = shared or [None] * config.layers
@@ -112,8 +113,8 @@ class Transformer:
         # The largest first: a backend whose programs share scratch then makes no smaller one before it.
         recorded = {
             size: [
-                side.ops.record(partial(self._forward, side, parts, layers), size)
-                for side, parts in self._stages
+                device.ops.record(partial(self._forward, device, parts, layers), size)
+                for device, parts in self._stages
             ]
             for size in sorted(smaller | {limits.tokens}, reverse=True)
         }
@@ -128,8 +129,8 @@ class Transformer:
     def record_normed(self, out: Buffer) -> Program:
         """A program that sets ``out`` ``[T, D]``, of the head's backend, to what the head would read of each
         row of the last step."""
-        side, batch, norm = self._last, self.batch, self._weights.norm
-        return side.ops.record(lambda: side.ops.norm(side.x, norm, batch, out))
+        device, batch, norm = self._last, self.batch, self._weights.norm
+        return device.ops.record(lambda: device.ops.norm(device.x, norm, batch, out))
 
     @property
     def spare_rows(self) -> Buffer:
@@ -140,7 +141,7 @@ class Transformer:
     def hidden(self) -> Buffer:
         """Where a block that guesses tokens finds hidden rows ``[T, D]``."""
         assert self._weights.hidden is not None
-        return self._weights.hidden.room(self._last)
+        return self._weights.hidden.buffer(self._last)
 
     def _layers(self, ffns: Sequence[AnyFFN]) -> list[Layer]:
         return [self._layer(i, ffn) for i, ffn in enumerate(ffns)]
@@ -157,26 +158,26 @@ class Transformer:
         of_sizes = self._programs if programs is None else programs
         stages = next(stages for size, stages in of_sizes.items() if rows <= size)
         before: _Stream | None = None
-        for program, (side, parts) in zip(stages, self._stages, strict=True):
+        for program, (device, parts) in zip(stages, self._stages, strict=True):
             if before is not None:
-                side.ops.copy(before.ops, before.x, side.x, rows)
-                for given, own in zip(before.others, side.others, strict=True):
-                    side.ops.copy(before.ops, given, own, rows)
-                self._copy_inputs(side, parts, rows)
+                device.ops.copy(before.ops, before.x, device.x, rows)
+                for given, own in zip(before.others, device.others, strict=True):
+                    device.ops.copy(before.ops, given, own, rows)
+                self._copy_inputs(device, parts, rows)
             if self.watch:
-                self.watch(side.ops, max(parts.start - 1, 0))
+                self.watch(device.ops, max(parts.start - 1, 0))
             program.run()
-            before = side
+            before = device
         if self.watch:
             self.watch(None, 0)
 
-    def _copy_inputs(self, side: _Stream, parts: range, rows: int) -> None:
+    def _copy_inputs(self, device: _Stream, parts: range, rows: int) -> None:
         """Brings the inputs of a stage's layers, which the first stage computed, to its backend."""
         first, width = self._stages[0][0], self.config.layer_input
-        if width and side is not first:
-            given, own = (input_buffers(each, self.config.layers, width) for each in (first, side))
+        if width and device is not first:
+            given, own = (input_buffers(each, self.config.layers, width) for each in (first, device))
             for i in range(parts.start - 1, min(parts.stop - 1, self.config.layers)):
-                side.ops.copy(first.ops, given[i], own[i], rows)
+                device.ops.copy(first.ops, given[i], own[i], rows)
 
     def read_logits(self, start: int = 0, stop: int | None = None) -> Floats:
         """Rows of :attr:`logits`, ``[stop - start, V]``, valid until the next :meth:`run`."""
@@ -188,43 +189,43 @@ class Transformer:
         return self.head.read(self._last.last, start, stop)
 
     def _layer(self, index: int, ffn: AnyFFN) -> Layer:
-        layer, side = self._weights.layers[index], self._sides[self._backends[index]]
+        layer, device = self._weights.layers[index], self._sides[self._backends[index]]
         return side_by_side(
             [
-                Block(each.norm, self._part(each.part, side, index, ffn), each.post_norm, each.beside)
+                Block(each.norm, self._part(each.part, device, index, ffn), each.post_norm, each.beside)
                 for each in layer.blocks
             ]
         )
 
-    def _part(self, of: MixerWeights | FeedForward, side: _Stream, index: int, ffn: AnyFFN) -> Mixer:
+    def _part(self, of: MixerWeights | FeedForward, device: _Stream, index: int, ffn: AnyFFN) -> Mixer:
         state = self._state.layers[index]
         if not isinstance(of, FeedForward):
-            return of.mixer(side, state)
+            return of.mixer(device, state)
         chosen = self.chosen[index] if self.chosen else None
-        return of.mixer(side, state, LayerFFNs(ffn, side.x, self._shared[index], chosen))
+        return of.mixer(device, state, LayerFFNs(ffn, device.x, self._shared[index], chosen))
 
-    def _forward(self, side: _Stream, parts: range, layers: Sequence[Layer]) -> None:
-        ops, batch, weights, x = side.ops, self.batch, self._weights, side.x
+    def _forward(self, device: _Stream, parts: range, layers: Sequence[Layer]) -> None:
+        ops, batch, weights, x = device.ops, self.batch, self._weights, device.x
         if parts.start == 0:
-            self._embed(side)
+            self._embed(device)
         for i in range(max(parts.start - 1, 0), min(parts.stop - 1, len(layers))):
             if router := weights.layers[i].early_router:
                 router.choose(ops, x, batch, self.chosen[i])
             for group in layers[i]:
-                self._add(side, group)
+                self._add(device, group)
             if (scale := weights.layers[i].scale) != 1:
                 ops.add(x, x, batch, keep=0, scale=scale)
         if parts.stop == len(layers) + 2:
             if weights.streams is not None:
-                weights.streams.end(side, batch, x)
-            ops.gather(x, batch, side.last)
-            ops.norm(side.last, weights.norm, batch, side.last, Rows.LOGITS)
-            ops.linear(side.last, [weights.head], batch, [self.logits], rows=Rows.LOGITS)
+                weights.streams.end(device, batch, x)
+            ops.gather(x, batch, device.last)
+            ops.norm(device.last, weights.norm, batch, device.last, Rows.LOGITS)
+            ops.linear(device.last, [weights.head], batch, [self.logits], rows=Rows.LOGITS)
             if self.config.softcap:
                 ops.softcap(self.logits, batch, self.config.softcap)
 
-    def _embed(self, side: _Stream) -> None:
-        ops, x = side.ops, side.x
+    def _embed(self, device: _Stream) -> None:
+        ops, x = device.ops, device.x
         batch, weights, scale = self.batch, self._weights, self.config.scales.embedding
         ops.embed(weights.embedding, batch, x)
         if weights.embedding_norm is not None:
@@ -234,15 +235,15 @@ class Transformer:
         if weights.positions is not None:
             ops.embed(weights.positions, batch, x, by=IndexedBy.POSITIONS, accumulate=True)
         if weights.inputs is not None:
-            weights.inputs.compute(side, batch, x)
+            weights.inputs.compute(device, batch, x)
         if weights.streams is not None:
-            weights.streams.begin(side, batch, x)
+            weights.streams.begin(device, batch, x)
         if weights.hidden is not None:
-            weights.hidden.compute(side, batch, x)
+            weights.hidden.compute(device, batch, x)
 
-    def _add(self, side: _Stream, blocks: Sequence[Block[Mixer]]) -> None:
+    def _add(self, device: _Stream, blocks: Sequence[Block[Mixer]]) -> None:
         """Adds to x what blocks side by side compute of it."""
-        ops, batch, x, scale = side.ops, self.batch, side.x, self.config.scales.residual
+        ops, batch, x, scale = device.ops, self.batch, device.x, self.config.scales.residual
         reads: list[Buffer] = []
         for i, block in enumerate(blocks):
             if block.norm is None:
@@ -250,13 +251,13 @@ class Transformer:
             elif i and block.norm is blocks[i - 1].norm:
                 reads.append(reads[-1])
             else:
-                ops.norm(x, block.norm, batch, side.normed[i])
-                reads.append(side.normed[i])
+                ops.norm(x, block.norm, batch, device.normed[i])
+                reads.append(device.normed[i])
         for block, read in zip(blocks, reads, strict=True):
             if block.post_norm is None and scale == 1:
                 block.part(read, batch, x, add=True)
                 continue
-            block.part(read, batch, side.branch, add=False)
+            block.part(read, batch, device.branch, add=False)
             if block.post_norm is not None:
-                ops.norm(side.branch, block.post_norm, batch, side.branch)
-            ops.add(x, side.branch, batch, scale=scale)
+                ops.norm(device.branch, block.post_norm, batch, device.branch)
+            ops.add(x, device.branch, batch, scale=scale)

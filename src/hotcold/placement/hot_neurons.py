@@ -19,8 +19,8 @@ from hotcold.kernels.backend import SPARSE_ACTIVATIONS, HotRows
 from hotcold.kernels.file_reads import reading_bytes, way_of_reading
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
+from hotcold.placement.expert_cache import PartlyLoaded, layer_label
 from hotcold.placement.profiles import Profile
-from hotcold.placement.shelves import PartlyLoaded, layer_label
 from hotcold.values import exact_size, printable, size
 
 _PAGE = 4096  #: bytes that memory is given and taken by
@@ -45,7 +45,9 @@ class HotNeurons:
     gate_bytes: tuple[int, ...]  #: of all gates, by layer, where they stay
     row_bytes: tuple[int, ...]  #: of a neuron's rows that are read if it is cold, by layer
     reads: tuple[int, ...]  #: in which they are read
-    room: tuple[int, ...]  #: cold neurons that are read at a time, by layer, unless one expert has more
+    neurons_at_once: tuple[
+        int, ...
+    ]  #: cold neurons that are read at a time, by layer, unless one expert has more
     hot: tuple[tuple[int, ...], ...]  #: by layer, how many of each expert's first neurons are hot
     source: str = ""  #: of how often neurons fire
 
@@ -88,7 +90,9 @@ class HotNeurons:
         # Read at a time: one expert's, or as many neurons of several as take no more with the pages in which
         # each begins and ends. Other layers' experts each have such pages where hot rows end.
         cold = [count * 2 * _PAGE + n * row for n, row in zip(neurons, rows, strict=True) if n]
-        room = [n * row // (row + 2 * _PAGE) if n else 0 for n, row in zip(neurons, rows, strict=True)]
+        neurons_at_once = [
+            n * row // (row + 2 * _PAGE) if n else 0 for n, row in zip(neurons, rows, strict=True)
+        ]
         whole = {
             **bill,
             "reading": reading_bytes([file.stored(name).row_bytes for _, _, name in parts]),
@@ -107,7 +111,7 @@ class HotNeurons:
             gate_bytes=tuple(gates),
             row_bytes=tuple(rows),
             reads=tuple(len(each) for each in read),
-            room=tuple(room),
+            neurons_at_once=tuple(neurons_at_once),
             hot=hot,
             source=profile.source,
         )
@@ -163,10 +167,10 @@ class HotNeurons:
 
     def devices(self, one: Devices, name: str) -> Devices:
         """The backends of ``one``, with cold rows left in the file; ``name`` is the file's, for errors."""
-        layers = enumerate(zip(self.hot, self.room, self.named, strict=True))
+        layers = enumerate(zip(self.hot, self.neurons_at_once, self.named, strict=True))
         rows = [
-            HotRows(hot, room, named is not None, layer_label(name, layer)) if hot else None
-            for layer, (hot, room, named) in layers
+            HotRows(hot, neurons_at_once, named is not None, layer_label(name, layer)) if hot else None
+            for layer, (hot, neurons_at_once, named) in layers
         ]
         return PartlyLoaded(one.embedding, one.layers, one.head, rows)
 
@@ -211,7 +215,11 @@ def _parts(file: GGUFFile, config: Config) -> list[tuple[int, str, str]]:
 
 
 def _hottest(
-    firing: Sequence[Any], row_bytes: Sequence[int], neurons: Sequence[int], experts: int, room: int
+    firing: Sequence[Any],
+    row_bytes: Sequence[int],
+    neurons: Sequence[int],
+    experts: int,
+    neurons_at_once: int,
 ) -> tuple[tuple[int, ...], ...]:
     """How many of each expert's first neurons fit, by layer, those first that fire most for their bytes."""
     layers = [layer for layer, n in enumerate(neurons) if n]
@@ -220,6 +228,6 @@ def _hottest(
         [layer * experts + np.arange(neurons[layer]) // (neurons[layer] // experts) for layer in layers]
     )
     order = np.argsort(-worth, kind="stable")
-    taken = np.cumsum(np.asarray(row_bytes)[owner[order] // experts]) <= room
+    taken = np.cumsum(np.asarray(row_bytes)[owner[order] // experts]) <= neurons_at_once
     counts = np.bincount(owner[order][taken], minlength=len(neurons) * experts).reshape(-1, experts)
     return tuple(tuple(each.tolist()) if neurons[i] else () for i, each in enumerate(counts))

@@ -13,10 +13,10 @@ from hotcold.model.config import Config
 from hotcold.model.draft_block import draft_bytes
 from hotcold.model.kv_cache import COPIES_PART, copies_within, spare_slots_of
 from hotcold.model.weights import check_tensors, made_bytes
+from hotcold.placement.expert_cache import BudgetTooSmallError, ExpertCachePlan, expert_bytes
 from hotcold.placement.hot_neurons import HotNeurons, suits
 from hotcold.placement.placement import WEIGHTS, Placement
 from hotcold.placement.profiles import profile_beside
-from hotcold.placement.shelves import NoRoomError, Shelves, expert_bytes
 from hotcold.placement.sizes import Sizes, sizes_of_file
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import PredictorFacts, predictor_names
@@ -73,7 +73,7 @@ class MemoryPlan:
     spare_slots: int  #: the part of ``slots`` for states after draft tokens
     notes: tuple[str, ...] = ()  #: where memory holds less than the default
     #: experts in memory, where they have a budget
-    experts: Shelves | HotNeurons | None = None
+    experts: ExpertCachePlan | HotNeurons | None = None
     placement: Placement | None = None  #: None: all parts are on the CPU
     #: what the placement takes of each GPU that has memory of its own, by kind
     gpu_bytes: Sequence[Mapping[str, int]] = field(default=())
@@ -140,33 +140,33 @@ class MemoryPlan:
         """Chooses the experts in memory, as many as the budget holds with all else and a draft model of so
         many bytes; and says which profile is left out.
 
-        NoRoomError: not even two experts of each layer fit. NoExpertsError: there are none that could stay in
-        the file. UserError: the profile beside the model is another model's, and the budget was ``asked``
-        for."""
+        BudgetTooSmallError: not even two experts of each layer fit. NoExpertsError: there are none that could
+        stay in the file. UserError: the profile beside the model is another model's, and the budget was
+        ``asked`` for."""
         budget, config = self.request.ram_budget, self.config
         assert budget is not None
         bill = self.cpu_bytes() | ({"draft": draft_model} if draft_model else {})
-        by_neuron, shelves, lacking = suits(file, config), None, ""
+        by_neuron, expert_cache, lacking = suits(file, config), None, ""
         try:
-            shelves = Shelves.fit(budget, bill, file, config)
-        except NoRoomError as error:
+            expert_cache = ExpertCachePlan.fit(budget, bill, file, config)
+        except BudgetTooSmallError as error:
             if not by_neuron:
                 raise
             lacking = str(error)
         assert config.experts is not None
-        if shelves and (
-            shelves.all_fit or not (by_neuron or file.path.with_suffix(".profile.gguf").exists())
+        if expert_cache and (
+            expert_cache.all_fit or not (by_neuron or file.path.with_suffix(".profile.gguf").exists())
         ):
-            return replace(self, experts=shelves), ""
+            return replace(self, experts=expert_cache), ""
         profile, note = profile_beside(self.sizes(file), file.path, asked=asked)
         if by_neuron and (hot := HotNeurons.fit(budget, bill, file, config, profile, self._candidates)):
             return replace(self, experts=hot), note
-        if shelves is None:
+        if expert_cache is None:
             less = "" if self.predictors else "; with a predictor (`sparsity=predicted`) less will do"
-            raise NoRoomError(f"{lacking}{less}")
+            raise BudgetTooSmallError(f"{lacking}{less}")
         if profile.routing is not None:
-            shelves = shelves.by_profile(profile, config.experts.chosen)
-        return replace(self, experts=shelves), note
+            expert_cache = expert_cache.by_profile(profile, config.experts.chosen)
+        return replace(self, experts=expert_cache), note
 
     @property
     def _candidates(self) -> list[float | None]:

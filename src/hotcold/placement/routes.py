@@ -11,27 +11,27 @@ Doubles = npt.NDArray[np.float64]
 Ids = npt.NDArray[Any]
 
 
-def missed_by_token(routes: Ids, experts: int, places: int, kept: int = 0) -> Doubles:
+def missed_by_token(routes: Ids, experts: int, slots: int, pinned: int = 0) -> Doubles:
     """Returns the share of tokens that miss 0, 1, 2, ... experts, ``[k + 1]``.
 
-    ``routes`` ``[T, k]`` are the experts that each token of a text chose, ``places`` how many experts of the
-    layer lie in memory. ``kept`` of them, the ones that were chosen most, stay; others come and go by the
-    last token that named them (csrc/disk/shelf.h). Which ones stay is decided by one half of the text and
-    counted on the other one, as a text's own favourites are less liked by the next one.
+    ``routes`` ``[T, k]`` are the experts that each token of a text chose, ``slots`` how many experts of the
+    layer lie in memory. ``pinned`` of them, the ones that were chosen most, stay; others come and go by the
+    last token that named them (csrc/disk/expert_cache.h). Which ones stay is decided by one half of the text
+    and counted on the other one, as a text's own favourites are less liked by the next one.
 
     In a short text most first uses of an expert are of one that a longer text had named before. How far back
     such a use would have looked is estimated from those that are no first uses (Kaplan and Meier, 1958)."""
     tokens, k = routes.shape
     found = np.zeros(k + 1)
-    if places >= experts or not tokens:
+    if slots >= experts or not tokens:
         found[0] = 1
         return found
     half = tokens // 2
-    parts = [(slice(half), slice(half, None)), (slice(half, None), slice(half))] if kept and half else []
+    parts = [(slice(half), slice(half, None)), (slice(half, None), slice(half))] if pinned and half else []
     for chosen_by, counted in parts or [(slice(0), slice(None))]:
         often = np.bincount(routes[chosen_by].ravel(), minlength=experts)
-        stay = np.argsort(-often, kind="stable")[:kept]
-        found += _replayed(routes, experts, stay, places - kept, counted)
+        stay = np.argsort(-often, kind="stable")[:pinned]
+        found += _replayed(routes, experts, stay, slots - pinned, counted)
     shares: Doubles = found / found.sum()
     return shares
 

@@ -155,10 +155,12 @@ class _OnGPU:
         least = inside(np.minimum(self._split_bound, self._whole_bound))
         dense = inside(self._sizes.gpu_dense)
         for head in (0, 1):
-            rooms = np.where(stop > start, self._room(budget, 1, head), self._room(budget, 0, head))
-            seconds = (least - np.outer(rooms, self._price)).max(1) - inside(self._cpu.layers)
+            free_bytes = np.where(
+                stop > start, self._free_bytes(budget, 1, head), self._free_bytes(budget, 0, head)
+            )
+            seconds = (least - np.outer(free_bytes, self._price)).max(1) - inside(self._cpu.layers)
             seconds += self._ends(start, stop, head)
-            found[head, start, stop] = np.where(dense <= rooms, seconds, np.inf)
+            found[head, start, stop] = np.where(dense <= free_bytes, seconds, np.inf)
         found[0, 0, 0] = np.inf  # no run
         for layer, source in self._sizes.shared.items():
             within = [(start <= i) & (i < stop) for i in (layer, source)]
@@ -168,13 +170,13 @@ class _OnGPU:
 
     def fill(self, run: _Run, budget: int) -> tuple[float, Array]:
         """The seconds of :meth:`bounds` that a run takes, and hot groups of every layer."""
-        room = self._room(budget, run.stop - run.start, run.head)
+        free_bytes = self._free_bytes(budget, run.stop - run.start, run.head)
         layers = self._whole_first[(self._whole_first >= run.start) & (self._whole_first < run.stop)]
-        bounds, best = self._bounds(layers, room), (np.inf, np.zeros(len(self._groups), np.int64))
+        bounds, best = self._bounds(layers, free_bytes), (np.inf, np.zeros(len(self._groups), np.int64))
         for n_whole in np.argsort(bounds, kind="stable"):
             if bounds[n_whole] >= best[0]:
                 break
-            found = self._fill(layers[:n_whole], layers[n_whole:], room)
+            found = self._fill(layers[:n_whole], layers[n_whole:], free_bytes)
             best = found if found[0] < best[0] else best
         ends = self._ends(np.array(run.start), np.array(run.stop), run.head)
         return best[0] - self._cpu.layers[run.start : run.stop].sum() + float(ends), best[1]
@@ -187,32 +189,32 @@ class _OnGPU:
             head * (self._gpu.head - self._cpu.head) + self._gpu.step + self._gpu.handshake * visits
         )
 
-    def _room(self, budget: int, layers: int, head: int) -> int:
+    def _free_bytes(self, budget: int, layers: int, head: int) -> int:
         """Bytes for layers; a step counts as if all neurons of a layer were hot, if there are layers."""
         most = max(map(int, self._sizes.neurons)) if layers else None
         needed = self._sizes.gpu_step(most, bool(head)) if layers or head else 0
         return budget - self._sizes.head * head - needed
 
-    def _bounds(self, layers: Array, room: int) -> Array:
+    def _bounds(self, layers: Array, free_bytes: int) -> Array:
         """Seconds of a run's ``layers`` that no placement can beat in which the first 0, 1, 2, ... of them
         are wholly hot."""
         split = self._split_bound[layers].sum(0)
         more = np.cumsum(self._whole_bound[layers] - self._split_bound[layers], axis=0)
         by_price = split + np.vstack([0 * self._price, more])
-        return np.asarray((by_price - self._price * room).max(1))
+        return np.asarray((by_price - self._price * free_bytes).max(1))
 
-    def _fill(self, whole: Array, split: Array, room: int) -> tuple[float, Array]:
+    def _fill(self, whole: Array, split: Array, free_bytes: int) -> tuple[float, Array]:
         """Seconds of the layers of a run, those of ``whole`` wholly hot, and hot groups of every layer; the
         seconds are infinite where there is no room for this."""
         tables = self._tables
-        room -= int(tables.whole_bytes[whole].sum() + tables.split_bytes[split, 0].sum())
+        free_bytes -= int(tables.whole_bytes[whole].sum() + tables.split_bytes[split, 0].sum())
         possible = np.isin(self._steps.layer, split)
         layer, nbytes = self._steps.layer[possible], self._steps.nbytes[possible]
-        taken = layer[: np.searchsorted(nbytes.cumsum(), room, side="right")]
+        taken = layer[: np.searchsorted(nbytes.cumsum(), free_bytes, side="right")]
         groups = np.bincount(taken, minlength=len(self._groups))
         seconds = tables.whole_seconds[whole].sum() + tables.split_seconds[split, groups[split]].sum()
         groups[whole] = [len(self._groups[i]) for i in whole]
-        return float(seconds) if room >= 0 else np.inf, groups
+        return float(seconds) if free_bytes >= 0 else np.inf, groups
 
 
 class Solver:

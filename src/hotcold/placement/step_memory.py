@@ -15,7 +15,7 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     """Bytes of the batch, activations, logits, rope tables and masks of neurons, on one backend, and those of
     the block that guesses tokens; ``split``: with the two mailboxes between the sides of a layer."""
     positions = limits.pages_per_sequence * PAGE
-    row = ((7 if split else 3) + config.branches) * config.dim + sum(_room_floats(config))
+    row = ((7 if split else 3) + config.branches) * config.dim + sum(_buffer_floats(config))
     masks = (3 if split else 1) * _mask_words(config, split=split) * 8
     if config.experts:
         chosen = config.layers * config.experts.chosen + (1 if config.experts.shared else 0)
@@ -27,9 +27,9 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
     return 4 * floats + limits.tokens * masks + batch + draft
 
 
-def _room_floats(config: Config) -> list[int]:
+def _buffer_floats(config: Config) -> list[int]:
     """Floats of a row, in each buffer that mixers share."""
-    return [math.prod(shape) for _, shape in config.rooms]
+    return [math.prod(shape) for _, shape in config.buffers]
 
 
 def _mask_words(config: Config, *, split: bool) -> int:
@@ -68,7 +68,7 @@ class GPUStep:
         config, limits = self.config, self.limits
         rows, positions = limits.tokens, limits.pages_per_sequence * PAGE
         widths = [config.dim] * (2 + config.family.parallel + config.branches)
-        widths += [] if hot is None else _room_floats(config)
+        widths += [] if hot is None else _buffer_floats(config)
         buffers = [4 * rows * width for width in widths]
         buffers += [2 * positions * rope.dim for rope in config.ropes for _ in range(2)]  # cosines and sines
         buffers += [4 * limits.logits * config.dim, gpus.batch_bytes(limits)]

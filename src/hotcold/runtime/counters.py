@@ -43,8 +43,8 @@ class Counters:
         0.0  #: the part of ``decode_s`` in recorded programs, drafting included; the rest is Python's
     )
     kv_positions: int = 0  #: positions that attention read
-    guesses: int = 0  #: rows of tokens that were guessed
-    wrong_guesses: int = 0  #: those of them that ``decode_tokens`` does not count
+    drafts: int = 0  #: rows of tokens that were guessed
+    rejected_drafts: int = 0  #: those of them that ``decode_tokens`` does not count
     draft_bytes: int = 0  #: of a block or a smaller model that drafts tokens
     #: as ``rows``, of shared experts; no layers where there are none, or where they are computed whole
     shared: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(FFN_COUNTS)), np.int64))
@@ -52,7 +52,7 @@ class Counters:
 
     def nbytes(self, footprint: Footprint) -> int:
         """The bytes that the steps of generation read."""
-        computed = self.decode_tokens + self.wrong_guesses
+        computed = self.decode_tokens + self.rejected_drafts
         row_bytes = int(bytes_of_rows(self.rows, footprint.row_bytes).sum())
         row_bytes += int(bytes_of_rows(self.shared, footprint.shared_row_bytes).sum())
         weights = self.decode_steps * footprint.step_bytes + computed * footprint.token_bytes + row_bytes
@@ -98,8 +98,8 @@ class Figures(DiskFigures):
         prompt_tok_s = counters.prompt_tokens / counters.prompt_s if counters.prompt_s else None
         if not tokens:
             return cls(prompt_tok_s)
-        sequences = tokens - counters.guesses + counters.wrong_guesses
-        computed = tokens + counters.wrong_guesses
+        sequences = tokens - counters.drafts + counters.rejected_drafts
+        computed = tokens + counters.rejected_drafts
         read = int(counters.rows[:, :3].sum() + counters.shared[:, :3].sum())
         total_bytes = counters.nbytes(footprint)
         params = computed * (footprint.step_params + footprint.dim) + read * footprint.dim

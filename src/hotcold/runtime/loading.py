@@ -20,8 +20,8 @@ from hotcold.model.devices import Devices
 from hotcold.model.draft_block import load_draft, with_draft
 from hotcold.model.reading import Progress
 from hotcold.model.weights import Weights, load_weights
+from hotcold.placement.expert_cache import BudgetTooSmallError, NoExpertsError
 from hotcold.placement.memory_plan import MemoryPlan, MemoryRequest, WeightBytes
-from hotcold.placement.shelves import NoExpertsError, NoRoomError
 from hotcold.runtime import memory
 from hotcold.runtime.drafts import check_draft
 from hotcold.runtime.memory import MemoryShortError
@@ -80,7 +80,7 @@ def plan_load(file: GGUFFile, options: Mapping[str, Any]) -> tuple[MemoryPlan, t
     model = _Model.parse(file, complete(options))
     try:
         choice = _first_that_fits(model, partial(_Choice.of, most={}))
-    except (MemoryShortError, NoRoomError) as error:
+    except (MemoryShortError, BudgetTooSmallError) as error:
         *_, smallest = (form for form in model.forms() if not form.budget_note)
         return smallest.plan()[0], (), str(error)
     return choice.plan, choice.all_notes, ""
@@ -179,7 +179,7 @@ def _first_that_fits(model: _Model, choose: Callable[[_Model], _T]) -> _T:
     for form in model.forms():
         try:
             return choose(form)
-        except (MemoryShortError, NoRoomError, NoExpertsError) as error:
+        except (MemoryShortError, BudgetTooSmallError, NoExpertsError) as error:
             if isinstance(error, NoExpertsError) and not form.budget_note:
                 raise
             refused = refused if form.budget_note else error

@@ -32,7 +32,7 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
     (version 1 or 2) has left."""
     limits = [_of_meminfo(proc / "meminfo", "MemAvailable"), _windows(free_memory)]
     for version, folder in cgroups(proc / "self" / "cgroup", cgroup, "memory"):
-        limits.append(_room(folder, *(_V2 if version == 2 else _V1)))
+        limits.append(_free_of(folder, *(_V2 if version == 2 else _V1)))
     known = [limit for limit in limits if limit is not None]
     return max(0, min(known)) if known else None
 
@@ -69,7 +69,7 @@ def _windows(ask: Callable[[Any], int]) -> int | None:
         return None
 
 
-def _room(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> int | None:
+def _free_of(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> int | None:
     limit, usage = _limit(group / limit_name), read_text(group / usage_name).strip()
     if limit is None or not usage.isdigit():
         return None

@@ -72,7 +72,7 @@ class OnGPU:
     def open(self) -> Backend:
         """GPUMemoryError: it has no room for this. GPUError: it cannot be used."""
         backend = open_gpu(self.gpu, self.budget_bytes, spin=self.spin)
-        backend.check_room(self.planned_bytes)  # before gigabytes are read
+        backend.check_memory(self.planned_bytes)  # before gigabytes are read
         return backend
 
     @property
@@ -307,21 +307,21 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
             seen = f"`vram_budget` is {exact_size(budget)}, and GPU {gpu.title} has {size(gpu.memory_bytes)}"
             raise UserError(f"{seen}: at most {exact_size(round_size(gpu.memory_bytes))} are allowed")
     budgets = [min(budget, most.get(gpu, budget)) for gpu, budget in zip(gpus, budgets, strict=True)]
-    rooms = [max(0, budget - slack_bytes(budget)) for budget in budgets]
-    model = replace(model, plan=model.plan.within(rooms))
+    buffers = [max(0, budget - slack_bytes(budget)) for budget in budgets]
+    model = replace(model, plan=model.plan.within(buffers))
     favourable = [_favourable()] * len(gpus)
     if options["placement"] is not None and not most:
         found = _read(model, Path(options["placement"]), gpu=True)
     elif any(gpu.kind == "software" for gpu in gpus):
-        found = _solve(model, favourable, rooms, gpu=True, asked=asked)
+        found = _solve(model, favourable, buffers, gpu=True, asked=asked)
     else:
-        found = _solve(model, [each or _assumed() for each in measured], rooms, gpu=True, asked=asked)
+        found = _solve(model, [each or _assumed() for each in measured], buffers, gpu=True, asked=asked)
         if not asked and found.ratio > _PAYS:
             why = f"it is expected not to be faster than the CPU ({found.source})"
             return Decision((f"{unused}: {why}: `gpu={name}` uses it",))
         if found.is_empty:
             slower = f"the CPU alone (`gpu={OFF}`) is expected to be faster ({found.source})"
-            found = _solve(model, favourable, rooms, gpu=True, asked=asked)
+            found = _solve(model, favourable, buffers, gpu=True, asked=asked)
             found = replace(found, notes=(slower, *found.notes))
     if found.is_empty:
         return Decision((f"{unused}: within {exact_size(max(budgets))} there is room for nothing",))

@@ -200,11 +200,11 @@ class Session:
         """Counts the time in which a step without a prompt row waited for drafts."""
         self._counters.run_s += seconds
 
-    def count_guesses(self, verified: int, wrong: int) -> None:
+    def count_drafts(self, verified: int, wrong: int) -> None:
         """Counts the guesses of a step without a prompt row, each of which had a row of its own."""
         self._counters.decode_tokens -= wrong
-        self._counters.guesses += verified
-        self._counters.wrong_guesses += wrong
+        self._counters.drafts += verified
+        self._counters.rejected_drafts += wrong
 
     def trace(self, timeline: Timeline | None) -> None:
         """Records from now on when each side of a hybrid model computes and waits; None stops it.

@@ -31,7 +31,7 @@ class Running:
         self._news = asyncio.Event()
         self._error: Exception | None = None
         self._left = len(jobs)
-        self._room = asyncio.Semaphore(at_once or max(len(jobs), 1))
+        self._slots = asyncio.Semaphore(at_once or max(len(jobs), 1))
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._follow(i, job)) for i, job in enumerate(self._jobs)]
@@ -85,7 +85,7 @@ class Running:
         self._metrics.begun()
         reason, last = "cancelled", 0.0
         try:
-            async with self._room, aclosing(self._llm.stream(job)) as pieces:
+            async with self._slots, aclosing(self._llm.stream(job)) as pieces:
                 async for piece in pieces:
                     if self._error is not None:
                         return

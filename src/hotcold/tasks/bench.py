@@ -11,8 +11,8 @@ from typing import Any, Unpack
 
 from hotcold.api.llm import Model, source_of
 from hotcold.engine.draft_block import BlockDrafts
+from hotcold.engine.drafts import Drafter, look_up
 from hotcold.engine.engine import Engine
-from hotcold.engine.guesses import Guesser, look_up
 from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
@@ -180,8 +180,8 @@ def bench(
     source = source_of(model)
     more: dict[str, Any] = {}
     if not isinstance(source, LoadedModel):
-        guesses = draft_max if draft not in (None, "none") or (draft is None and _has_block(source)) else 0
-        more = {"sequences": min(parallel, DECODE_ROWS), "state_copies": 0, "draft_max": guesses}
+        drafts = draft_max if draft not in (None, "none") or (draft is None and _has_block(source)) else 0
+        more = {"sequences": min(parallel, DECODE_ROWS), "state_copies": 0, "draft_max": drafts}
     base = opened(source, options, progress, **more)
     if timeline is not None and not base.gpus:
         raise UserError("`timeline` shows a GPU and the CPU: it needs `gpu`, `placement` or `vram_budget`")
@@ -197,8 +197,8 @@ def bench(
         raise UserError(f"`draft={printable(draft, 40)}`: {seen} (`draft_max`): leave `draft` out")
     prompt = prompt_of(base, n_prompt)
     with closing(base.session()) as session:
-        guesser = _guesser_of(session, draft)
-        speculation = Speculation([guesser], draft_max, base.limits.decode) if guesser else None
+        drafter = _drafter_for(session, draft)
+        speculation = Speculation([drafter], draft_max, base.limits.decode) if drafter else None
         engine = Engine(session, speculation=speculation)
         rounds = _rounds(engine, prompt, lengths, repetitions, progress)
         found = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), rounds)
@@ -302,7 +302,7 @@ def _has_block(source: str | os.PathLike[str] | None) -> bool:
         return False
 
 
-def _guesser_of(session: Session, draft: str | None) -> Guesser | None:
+def _drafter_for(session: Session, draft: str | None) -> Drafter | None:
     if draft is not None:
         return look_up if draft == "look-up" else None
     slots = session.slots

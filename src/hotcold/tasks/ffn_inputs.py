@@ -41,7 +41,7 @@ class FFNInputs(Sequence[Inputs]):
         self.files: list[dict[str, IO[bytes]]] = []
         self.close = weakref.finalize(self, _close, self.files)
         if folder is None:
-            _check_room(model, names, tokens)
+            _check_disk(model, names, tokens)
         else:
             folder.mkdir(exist_ok=True)
         for layer in range(model.config.layers):
@@ -88,7 +88,7 @@ class FFNInputs(Sequence[Inputs]):
         return found
 
 
-def _check_room(model: LoadedModel, names: Collection[str], tokens: int) -> None:
+def _check_disk(model: LoadedModel, names: Collection[str], tokens: int) -> None:
     layers, folder = model.config.layers, tempfile.gettempdir()
     nbytes = input_bytes(model, names, tokens)
     free = shutil.disk_usage(folder).free

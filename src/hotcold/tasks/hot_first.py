@@ -15,9 +15,9 @@ from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import PAGE, BatchLimits, PredictorTensors
 from hotcold.model.config import Config
 from hotcold.model.weights import check_tensors
+from hotcold.placement.expert_cache import BudgetTooSmallError, ExpertCachePlan
 from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, read_profile, write_profile
-from hotcold.placement.shelves import NoRoomError, Shelves
 from hotcold.placement.sizes import CHUNK, sizes_of_file
 from hotcold.quantize.layouts import LayoutOptions, Rewritten, change_layout
 from hotcold.quantize.reordering import Order, check_order
@@ -151,12 +151,14 @@ def _worth(
     assert config.experts is not None
     whole = None
     try:
-        shelves = Shelves.fit(budget, bill, file, config).by_profile(profile, config.experts.chosen)
-    except NoRoomError:
+        expert_cache = ExpertCachePlan.fit(budget, bill, file, config).by_profile(
+            profile, config.experts.chosen
+        )
+    except BudgetTooSmallError:
         pass
     else:
-        missed = expected_misses(shelves, config, profile)
-        whole = sum(n * unit for n, unit in zip(missed, shelves.unit_bytes, strict=True))
+        missed = expected_misses(expert_cache, config, profile)
+        whole = sum(n * unit for n, unit in zip(missed, expert_cache.unit_bytes, strict=True))
     named = predictor and (predictor.candidates or [0.0] * config.layers)
     hot = HotNeurons.fit(budget, bill, file, config, profile, named or ())
     if hot is None:

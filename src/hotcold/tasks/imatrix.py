@@ -127,10 +127,10 @@ def input_squares(
 def _compute(session: Session, window: Sequence[int], chunk: int) -> None:
     """Computes a window as prompt rows."""
     batch, owner = session.transformer.batch, object()
-    room = session.state.take(owner, len(window))
+    reservation = session.state.take(owner, len(window))
     try:
         for start in range(0, len(window), chunk):
-            rows = room.put(batch, start, window[start : start + chunk])
+            rows = reservation.put(batch, start, window[start : start + chunk])
             batch.counts[:] = (rows, 0, 0, 1)
             session.run()
     finally:
@@ -245,7 +245,7 @@ class _Hidden:
     def __init__(self, ops: Backend, batch: Batch) -> None:
         """``batch`` has room for the rows of a step."""
         self._ops, self._batch = ops, batch
-        self._rooms: dict[int, Buffer] = {}  # by the width of rows: latent experts read fewer values
+        self._buffers: dict[int, Buffer] = {}  # by the width of rows: latent experts read fewer values
 
     def __call__(self, tensors: FFNTensors, expert: int, x: Floats, gates: Floats | None = None) -> Floats:
         """``[T, D]`` -> ``[T, N]``, of one expert; ``gates`` where these were computed before."""
@@ -260,11 +260,11 @@ class _Hidden:
         ]
         outs = [ops.zeros((batch.limits.tokens, n)) for _ in parts]
         width = x.shape[1]
-        if width not in self._rooms:
-            self._rooms[width] = ops.zeros((batch.limits.tokens, width))
-        ops.write(self._rooms[width], np.ascontiguousarray(x))
+        if width not in self._buffers:
+            self._buffers[width] = ops.zeros((batch.limits.tokens, width))
+        ops.write(self._buffers[width], np.ascontiguousarray(x))
         batch.counts[:] = (rows, 0, 0, 1)
-        ops.linear(self._rooms[width], matrices, batch, outs)
+        ops.linear(self._buffers[width], matrices, batch, outs)
         first, second = ops.read(outs[0], 0, rows), ops.read(outs[1], 0, rows) if len(outs) == 2 else None
         return activated(tensors, first, second)[1] if gates is None else activated(tensors, gates, first)[1]
 

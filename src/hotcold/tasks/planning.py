@@ -13,7 +13,7 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import BatchLimits
 from hotcold.kernels.gpus import unsupported
 from hotcold.model.config import Config
-from hotcold.model.kv_cache import MOST_GUESSED_STATES
+from hotcold.model.kv_cache import MOST_DRAFT_STATES
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.placement.baselines import last_layers, layer_split, paper_placement
 from hotcold.placement.costs import Costs
@@ -256,7 +256,7 @@ def _of_model(
             raise UserError(f"there is nothing to place: {reason}")
         predictors = find_predictors(file)
         limits = BatchLimits.from_context(positions, 1, CHUNK)
-        request = MemoryRequest(limits, positions, cache_type or "f16", draft_max=MOST_GUESSED_STATES)
+        request = MemoryRequest(limits, positions, cache_type or "f16", draft_max=MOST_DRAFT_STATES)
         memory = MemoryPlan.make(WeightBytes.from_file(file, config), config, request, free=_AMPLE)
         sizes = memory.within([budget]).sizes(file, predictors)
     return _Subject(sizes, _profile(sizes, profile, path), positions)

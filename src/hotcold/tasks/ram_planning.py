@@ -12,10 +12,10 @@ import numpy.typing as npt
 from hotcold.api.llm import Model, source_of
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
+from hotcold.placement.expert_cache import ExpertCachePlan
 from hotcold.placement.hot_neurons import HotNeurons
 from hotcold.placement.profiles import Profile, find_profile
 from hotcold.placement.routes import how_many, mean, missed_by_token
-from hotcold.placement.shelves import Shelves
 from hotcold.runtime.loading import plan_memory
 from hotcold.runtime.memory import check_budget
 from hotcold.runtime.opening import file_of
@@ -34,7 +34,7 @@ class RAMPlan:
     model: str
     context: int  #: positions
     routing: str  #: where the experts' shares come from
-    shelves: Shelves | HotNeurons
+    expert_cache: ExpertCachePlan | HotNeurons
     #: of the experts that tokens choose, or of the neurons that fire: the part that is in memory
     hit_share: float
     missed_per_token: float  #: the others, which a token reads
@@ -42,12 +42,13 @@ class RAMPlan:
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""
-        return vars(self) | {"shelves": self.shelves.report()}
+        fields = {name: value for name, value in vars(self).items() if name != "expert_cache"}
+        return fields | {"shelves": self.expert_cache.report()}
 
     def __str__(self) -> str:
-        shelves = self.shelves
-        budget = exact_size(shelves.budget_bytes)
-        bill = [*shelves.bill.items(), ("experts", shelves.expert_bytes)]
+        expert_cache = self.expert_cache
+        budget = exact_size(expert_cache.budget_bytes)
+        bill = [*expert_cache.bill.items(), ("experts", expert_cache.expert_bytes)]
         read = size(round(self.disk_bytes_per_token))
         return "\n".join(
             [
@@ -58,9 +59,9 @@ class RAMPlan:
                 f"{'budget':<12}{budget}",
                 *(f"{what:<12}{size(n):>12}" for what, n in bill if n),
                 f"{'total':<12}{size(sum(n for _, n in bill)):>12}",
-                f"{'':<12}{shelves.fitting}, {shelves.share:.1%} of the experts' bytes",
+                f"{'':<12}{expert_cache.fitting}, {expert_cache.share:.1%} of the experts' bytes",
                 "",
-                f"{'predicted':<12}{self.hit_share:.1%} of the {shelves.unit} are in memory",
+                f"{'predicted':<12}{self.hit_share:.1%} of the {expert_cache.unit} are in memory",
                 f"{'':<12}{self.missed_per_token:.2f} are missed per token, which reads {read} of the file",
                 f"{'speed':<12}hotcold bench with `ram_budget={budget}` measures it",
             ]
@@ -98,38 +99,38 @@ def plan_ram(
     with open_gguf(path) as file:
         how = {"context": context, "cache_type": cache_type, "sparsity": sparsity}
         memory = plan_memory(file, how | {"ram_budget": budget})
-        config, shelves, sizes = memory.config, memory.experts, memory.sizes(file, gpu=False)
-        assert shelves is not None
+        config, expert_cache, sizes = memory.config, memory.experts, memory.sizes(file, gpu=False)
+        assert expert_cache is not None
         given = find_profile(sizes, None if profile is None else Path(profile), path)
-        if isinstance(shelves, HotNeurons):
+        if isinstance(expert_cache, HotNeurons):
             active = [
                 float(np.sum(each)) if n else 0.0
-                for each, n in zip(given.firing, shelves.neurons, strict=True)
+                for each, n in zip(given.firing, expert_cache.neurons, strict=True)
             ]
-            chosen = sum(n * (named or 1.0) for n, named in zip(active, shelves.named, strict=True))
-            missed = shelves.cold_per_token(given)
-            read = sum(shelves.disk_bytes(layer, n) for layer, n in enumerate(missed))
+            chosen = sum(n * (named or 1.0) for n, named in zip(active, expert_cache.named, strict=True))
+            missed = expert_cache.cold_per_token(given)
+            read = sum(expert_cache.disk_bytes(layer, n) for layer, n in enumerate(missed))
         else:
             shares = routing_shares(config, given)
-            units = shelves.unit_bytes
+            units = expert_cache.unit_bytes
             chosen = sum(float(each.sum()) for each, unit in zip(shares, units, strict=True) if unit)
-            missed = expected_misses(shelves, config, given)
+            missed = expected_misses(expert_cache, config, given)
             read = sum(n * unit for n, unit in zip(missed, units, strict=True))
     return RAMPlan(
         model=sizes.name,
         context=memory.request.context,
         routing="all experts are chosen alike (assumed)" if given.routing is None else given.source,
-        shelves=shelves,
+        expert_cache=expert_cache,
         hit_share=1 - sum(missed) / max(chosen, 1e-9),
         missed_per_token=sum(missed),
         disk_bytes_per_token=read,
     )
 
 
-def expected_misses(shelves: Shelves, config: Config, profile: Profile) -> list[float]:
+def expected_misses(expert_cache: ExpertCachePlan, config: Config, profile: Profile) -> list[float]:
     """Counts, by layer, the experts that a token chooses and that are not in memory, on average."""
     shares = routing_shares(config, profile)
-    return [mean(missed_experts(shelves, layer, profile, each)) for layer, each in enumerate(shares)]
+    return [mean(missed_experts(expert_cache, layer, profile, each)) for layer, each in enumerate(shares)]
 
 
 def routing_shares(config: Config, profile: Profile) -> list[Floats]:
@@ -147,16 +148,16 @@ def routing_shares(config: Config, profile: Profile) -> list[Floats]:
     ]
 
 
-def missed_experts(shelves: Shelves, layer: int, profile: Profile, shares: Floats) -> Floats:
+def missed_experts(expert_cache: ExpertCachePlan, layer: int, profile: Profile, shares: Floats) -> Floats:
     """The share of tokens that miss 0, 1, 2, ... of a layer's experts: as the profile's text did, where the
     profile has the experts that its tokens chose, else with tokens that choose by ``shares`` alone."""
-    places = shelves.places[layer]
-    if not shelves.unit_bytes[layer] or places == shelves.experts:
+    slots = expert_cache.slots[layer]
+    if not expert_cache.unit_bytes[layer] or slots == expert_cache.experts:
         return np.ones(1)
     if profile.routes is None:
-        return how_many(missing_shares(shelves, layer, shares))
-    kept = shelves.kept[layer] if shelves.kept else 0
-    return missed_by_token(profile.routes[layer], shelves.experts, places, kept)
+        return how_many(missing_shares(expert_cache, layer, shares))
+    pinned = expert_cache.pinned[layer] if expert_cache.pinned else 0
+    return missed_by_token(profile.routes[layer], expert_cache.experts, slots, pinned)
 
 
 def _steadied(shares: Floats, tokens: int | None) -> Floats:
@@ -170,18 +171,18 @@ def _steadied(shares: Floats, tokens: int | None) -> Floats:
     return mean + (found - mean) * max(0.0, 1 - chance / spread)
 
 
-def missing_shares(shelves: Shelves, layer: int, shares: Floats) -> Floats:
+def missing_shares(expert_cache: ExpertCachePlan, layer: int, shares: Floats) -> Floats:
     """The share of tokens that choose each expert and do not find it in memory. Those that no place is kept
     for come and go by the last token that named them: one is there if one of the last T tokens chose it, and
     T is as long as fills the places."""
     missing = np.zeros(len(shares))
-    places = shelves.places[layer]
-    if not shelves.unit_bytes[layer] or places == shelves.experts:
+    slots = expert_cache.slots[layer]
+    if not expert_cache.unit_bytes[layer] or slots == expert_cache.experts:
         return missing
-    kept = [*shelves.hot[layer][: shelves.kept[layer]]] if shelves.hot else []
-    come = np.delete(np.arange(len(shares)), kept)
+    pinned = [*expert_cache.hot[layer][: expert_cache.pinned[layer]]] if expert_cache.hot else []
+    come = np.delete(np.arange(len(shares)), pinned)
     others = np.clip(shares[come], 0, 1 - 1e-9)
-    free = float(places - len(kept))
+    free = float(slots - len(pinned))
     low, high = 0.0, 1.0
     while _there(others, high).sum() < min(free, float(np.count_nonzero(others))) - 1e-6 and high < 1e12:
         high *= 2

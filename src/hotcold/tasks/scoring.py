@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Floats
-from hotcold.model.kv_cache import PagePool, Room
+from hotcold.model.kv_cache import PagePool, Reservation
 from hotcold.runtime.counters import Figures
 from hotcold.runtime.session import Session
 
@@ -70,15 +70,15 @@ class Scorer:
         batch = session.transformer.batch
         use = _Scoring(session.cache)
 
-        def begin() -> Room:
+        def begin() -> Reservation:
             session.claim(use)
             return session.state.take(use, len(window))
 
-        room = session.lock.run(begin)
+        reservation = session.lock.run(begin)
         try:
             for start in range(0, len(window) - 1, batch.limits.decode):
                 stop = min(start + batch.limits.decode, len(window) - 1)
-                rows = room.put(batch, start, window[start:stop])
+                rows = reservation.put(batch, start, window[start:stop])
                 batch.logits_rows[:rows] = range(rows)
                 batch.counts[:] = (rows, rows, rows, 1)
                 session.lock.run(session.run)

@@ -182,7 +182,7 @@ class Run:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             return measure_sparsity(model, self.batches(self._mixture.judging), reference)
 
-    def check_room(self, state: RunState) -> None:
+    def check_disk(self, state: RunState) -> None:
         """UserError: two states, each three numbers a weight, and the output do not fit on the disk."""
         weights = sum(parameter.numel() for parameter in self.model.parameters())
         needed, free = weights * 4 * 7, shutil.disk_usage(state.folder.parent).free

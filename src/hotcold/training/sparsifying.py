@@ -84,7 +84,7 @@ def sparsify(
         mixture = _mixture(original, sources, options, cache or folder / "tokens", held_out)
         state = RunState(folder, _identity(original, mixture, options))
         run = Run(original, mixture, options, place)
-        run.check_room(state)
+        run.check_disk(state)
         run.restore(state)
         assert run.original is not None
         for each in run.reports:

@@ -52,7 +52,7 @@ def buffer(backend: Any, batch: Batch, x: Array) -> Array:
     return made
 
 
-def room(backend: Any, rows: int, *shape: int, dtype: npt.DTypeLike = np.float32) -> Array:
+def out_buffer(backend: Any, rows: int, *shape: int, dtype: npt.DTypeLike = np.float32) -> Array:
     made: Array = backend.zeros((rows, *shape), dtype)
     made[:] = 7
     return made

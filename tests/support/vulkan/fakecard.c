@@ -112,11 +112,11 @@ static VKAPI_ATTR VkResult VKAPI_CALL fake_vkEnumerateDeviceExtensionProperties(
                                                                              const char* layer, uint32_t* count,
                                                                              VkExtensionProperties* to) {
     const VkExtensionProperties budget = {VK_EXT_MEMORY_BUDGET_EXTENSION_NAME, 1};
-    const uint32_t room = *count;
-    if (to && room) *count = room - 1;
+    const uint32_t out_buffer = *count;
+    if (to && out_buffer) *count = out_buffer - 1;
     const VkResult result = NEXT_INSTANCE(vkEnumerateDeviceExtensionProperties)(physical, layer, count, to);
     if (result < 0) return result;
-    if (to && room) to[*count] = budget;
+    if (to && out_buffer) to[*count] = budget;
     ++*count;
     return result;
 }

@@ -17,7 +17,7 @@ from support.op_truth import (
     rng,
     to_words,
 )
-from support.vulkan.cases import FEW_STEPS, TYPES, Array, Case, buffer, room
+from support.vulkan.cases import FEW_STEPS, TYPES, Array, Case, buffer, out_buffer
 
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import (
@@ -124,9 +124,12 @@ def ffn_steps(
     ):  # fmt: skip
         batch, x = plain_batch(backend, decode, prompt), random_rows(random, decode + prompt, d)
         rows, words = batch.limits.tokens, -(-n // 64)
-        mask, fired = room(backend, rows, words, dtype=np.uint64), room(backend, rows, words, dtype=np.uint64)
+        mask, fired = (
+            out_buffer(backend, rows, words, dtype=np.uint64),
+            out_buffer(backend, rows, words, dtype=np.uint64),
+        )
         mask[:decode] = to_words(random.random((decode, n)) < 0.3)
-        out, stats = room(backend, rows, d), FFNStats(backend.zeros((2, len(FFN_COUNTS)), np.int64), 1)
+        out, stats = out_buffer(backend, rows, d), FFNStats(backend.zeros((2, len(FFN_COUNTS)), np.int64), 1)
         options: dict[str, Any] = {"skip": skip, "mask": mask if masked else None, "accumulate": masked}
         if given:
             gates = random_rows(random, decode + prompt, n) - np.float32(1)
@@ -147,7 +150,7 @@ def _run_predict(types: tuple[str, str], *, relu: bool) -> Callable[[Any], list[
         weights = backend.predictor_weights(PredictorTensors(first, second, thresholds, relu))
         for decode, prompt in FEW_STEPS:
             batch, x = plain_batch(backend, decode, prompt), random_rows(random, decode + prompt, d)
-            mask = room(backend, batch.limits.tokens, -(-n // 64), dtype=np.uint64)
+            mask = out_buffer(backend, batch.limits.tokens, -(-n // 64), dtype=np.uint64)
             backend.predict(buffer(backend, batch, x), weights, batch, mask)
             outs.append(mask)
         return outs
@@ -208,9 +211,9 @@ def _run_experts(
             rows, words = batch.limits.tokens, weights.words
             ids, factors = backend.zeros((rows, k), np.int32), backend.zeros((rows, k))
             ids[:count], factors[:count] = choices((sizes, at), count, len(sizes), k)
-            fired = room(backend, rows, words, dtype=np.uint64)
+            fired = out_buffer(backend, rows, words, dtype=np.uint64)
             mask = random.integers(0, 1 << 63, (rows, words), np.uint64)
-            x, out = random_rows(random, count, 64), room(backend, rows, 64)
+            x, out = random_rows(random, count, 64), out_buffer(backend, rows, 64)
             stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
             options: dict[str, Any] = {"skip": sparse, "mask": mask if at % 2 else None}
             more: dict[str, Any] = {"accumulate": at == 1, "chosen": Chosen(ids, factors), "stats": stats}
@@ -233,7 +236,7 @@ def _predict_experts(backend: Any) -> list[Array]:
     for decode, prompt in FEW_STEPS:
         batch, count = plain_batch(backend, decode, prompt), decode + prompt
         rows = batch.limits.tokens
-        mask = room(backend, rows, sum(-(-size // 64) for size in sizes), dtype=np.uint64)
+        mask = out_buffer(backend, rows, sum(-(-size // 64) for size in sizes), dtype=np.uint64)
         ids, factors = backend.zeros((rows, k), np.int32), backend.zeros((rows, k))
         ids[:count] = choices((sizes, decode), count, len(sizes), k)[0]
         x = buffer(backend, batch, random_rows(random, count, d))
@@ -253,7 +256,7 @@ def _run_router(
         for decode, prompt in FEW_STEPS:
             batch, x = plain_batch(backend, decode, prompt), random_rows(random, decode + prompt, 96)
             rows = batch.limits.tokens
-            ids, factors = room(backend, rows, k, dtype=np.int32), room(backend, rows, k)
+            ids, factors = out_buffer(backend, rows, k, dtype=np.int32), out_buffer(backend, rows, k)
             options: dict[str, Any] = {"k": k, "score": score, "normalise": normalise, "scale": 2.5}
             if biases and experts != 32:
                 options["selection_bias"] = selection

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from support.op_truth import Row, make_batch, page_count, plain_batch, random_rows, random_tensor, rng
-from support.vulkan.cases import FEW_STEPS, Array, Case, buffer, room
+from support.vulkan.cases import FEW_STEPS, Array, Case, buffer, out_buffer
 
 from hotcold.kernels.backend import PAGE, AttentionCall, ExpertGroups, RouterCall
 
@@ -37,7 +37,7 @@ def _run_heads(type: str, heads: int, each: int, columns: int, width: int) -> Ca
         for decode, prompt in FEW_STEPS:
             batch = plain_batch(backend, decode, prompt)
             x = buffer(backend, batch, random_rows(random, decode + prompt, heads, width))
-            out = room(backend, batch.limits.tokens, heads, each)
+            out = out_buffer(backend, batch.limits.tokens, heads, each)
             backend.linear_heads(x, matrix, batch, out)
             outs.append(out)
         return outs
@@ -50,7 +50,7 @@ def _join(backend: Any) -> list[Array]:
     for decode, prompt in FEW_STEPS:
         batch, random = plain_batch(backend, decode, prompt), rng("join", decode)
         x, y = (buffer(backend, batch, random_rows(random, decode + prompt, 5, n)) for n in (64, 35))
-        out = room(backend, batch.limits.tokens, 5, 99)
+        out = out_buffer(backend, batch.limits.tokens, 5, 99)
         backend.join_heads(x, y, batch, out)
         outs.append(out)
     return outs
@@ -65,7 +65,7 @@ def _run_router(groups: ExpertGroups, biased: bool) -> Callable[[Any], list[Arra
             batch, x = plain_batch(backend, decode, prompt), random_rows(random, decode + prompt, 96)
             x[-1] = np.nan  # which ranks nothing
             rows = batch.limits.tokens
-            ids, factors = room(backend, rows, k, dtype=np.int32), room(backend, rows, k)
+            ids, factors = out_buffer(backend, rows, k, dtype=np.int32), out_buffer(backend, rows, k)
             options: dict[str, Any] = {"selection_bias": selection} if biased else {}
             options |= {"k": k, "score": "sigmoid" if biased else "softmax", "normalise": biased}
             backend.router(
@@ -96,7 +96,7 @@ def _wide_attention(backend: Any) -> list[Array]:
         cache[:] = random_rows(random, *cache.shape)
         count = sum(map(len, rows))
         q = buffer(backend, batch, 2 * random_rows(random, count, heads, length))
-        out = room(backend, batch.limits.tokens, heads, length)
+        out = out_buffer(backend, batch.limits.tokens, heads, length)
         backend.attention(AttentionCall(q, cache, cache, batch, out, 1.5 * length**-0.5))
         outs.append(out)
     return outs

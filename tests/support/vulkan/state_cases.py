@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from support.op_truth import plain_batch, random_rows, rng
 from support.state_truth import Piece, state_batch
-from support.vulkan.cases import Array, Case, buffer, room
+from support.vulkan.cases import Array, Case, buffer, out_buffer
 
 from hotcold.kernels.backend import DeltaCall, Norm, ScanCall
 
@@ -69,7 +69,7 @@ def _conv(
         _filled(random, backend, SLOTS, taps - 1, channels),
     )
     bias = random_rows(random, channels) if taps % 2 == 0 else None
-    out = room(backend, batch.limits.tokens, channels)
+    out = out_buffer(backend, batch.limits.tokens, channels)
     backend.short_conv(x, weight, bias, batch, state, out, activation=activation)
     return [out, state]
 
@@ -90,7 +90,10 @@ def _delta(
     decay = -np.exp(2 * random_rows(random, rows, heads, *([dk] if by_channel else [])))
     decay[rows // 2] = -316
     given = [buffer(backend, batch, each) for each in (mixed, decay, 2 * random_rows(random, rows, heads))]
-    state, out = _filled(random, backend, SLOTS, heads, dk, dv), room(backend, batch.limits.tokens, heads, dv)
+    state, out = (
+        _filled(random, backend, SLOTS, heads, dk, dv),
+        out_buffer(backend, batch.limits.tokens, heads, dv),
+    )
     backend.gated_delta(DeltaCall(*given, batch, state, out, keys=keys, key_dim=dk, tiled=tiled, eps=1e-6))
     return [out, state]
 
@@ -103,7 +106,7 @@ def _scan(
     given = [buffer(backend, batch, each) for each in (mixed, 3 * random_rows(random, rows, heads))]
     dt_bias, a, d = random_rows(random, 3, heads)
     state = _filled(random, backend, SLOTS, heads, width, size)
-    out = room(backend, batch.limits.tokens, heads, width)
+    out = out_buffer(backend, batch.limits.tokens, heads, width)
     backend.ssm_scan(ScanCall(*given, dt_bias.copy(), -np.exp(a), d.copy(), batch, state, out, groups=groups))
     return [out, state]
 
@@ -114,7 +117,7 @@ def _decay(backend: Any) -> list[Array]:
         random, batch = rng("decay", width), plain_batch(backend, 2, 4)
         x = 20 * random_rows(random, 6, width)
         x[:, 0] = (-80, 200, 0, -1e-20, np.nan, np.inf)
-        out, bias = room(backend, batch.limits.tokens, width), random_rows(random, width)
+        out, bias = out_buffer(backend, batch.limits.tokens, width), random_rows(random, width)
         bias[0] = 0
         backend.decay(buffer(backend, batch, x), bias, -np.exp(random_rows(random, heads)), batch, out)
         outs.append(out)
@@ -139,7 +142,7 @@ def _norms(backend: Any) -> list[Array]:
         x = buffer(backend, batch, random_rows(random, 3, *shape))
         for centre in (False, True):
             weight, bias = random_rows(random, 2, *shape) if weighted else (None, None)
-            out = room(backend, batch.limits.tokens, *shape)
+            out = out_buffer(backend, batch.limits.tokens, *shape)
             backend.norm(x, Norm(weight, bias if centre else None, 1e-5, centre), batch, out)
             outs.append(out)
     return outs

@@ -20,7 +20,7 @@ from support.op_truth import (
     rng,
     to_words,
 )
-from support.vulkan.cases import ALIKE, STEPS, TYPES, Array, Case, buffer, room
+from support.vulkan.cases import ALIKE, STEPS, TYPES, Array, Case, buffer, out_buffer
 from support.vulkan.ffn_cases import expert_cases, ffn_cases
 from support.vulkan.head_cases import head_cases
 from support.vulkan.model import OrderedReference
@@ -121,7 +121,7 @@ def _run_linear(type: str, shape: tuple[int, int]) -> Callable[[Any], list[Array
         matrices = (backend.matrix(tensor), backend.matrix(tensor, bias))
         for at, (decode, prompt) in enumerate(STEPS):
             batch, x = plain_batch(backend, decode, prompt), random_rows(random, decode + prompt, shape[1])
-            out = room(backend, batch.limits.tokens, shape[0])
+            out = out_buffer(backend, batch.limits.tokens, shape[0])
             x_buffer = buffer(backend, batch, x)
             backend.linear(x_buffer, [matrices[at % 2]], batch, [out], accumulate=at % 3 == 1)
             outs.append(out)
@@ -137,7 +137,7 @@ def _several_matrices(backend: Any) -> list[Array]:
     batch = make_batch(backend, [Row(t) for t in range(4)], logits=[3, 1])
     for rows in (Rows.TOKENS, Rows.LOGITS):
         x = random_rows(random, batch.limits.tokens, 96)
-        own = [room(backend, batch.limits.tokens, n) for _, n in sizes]
+        own = [out_buffer(backend, batch.limits.tokens, n) for _, n in sizes]
         backend.linear(x, matrices, batch, own, rows=rows)
         outs += own
     return outs
@@ -151,7 +151,7 @@ def _magnitudes(backend: Any) -> list[Array]:
     x[2, :32] = (127, 0.5, 1.5, 2.5, -0.5, -3.5, *[0] * 26)
     batch, outs = plain_batch(backend, 8), []
     for type in ("Q8_0", "Q4_1"):
-        out = room(backend, batch.limits.tokens, 40)
+        out = out_buffer(backend, batch.limits.tokens, 40)
         tensor = random_tensor(rng("magnitudes", type), type, 40, 96)
         backend.linear(buffer(backend, batch, x), [backend.matrix(tensor)], batch, [out])
         outs.append(out)
@@ -166,7 +166,7 @@ def _run_embed(type: str) -> Callable[[Any], list[Array]]:
                 continue
             table = backend.matrix(random_tensor(rng("embed", type), type, 50, columns))
             batch = make_batch(backend, [Row(0, token=49), Row(1, token=0)], [Row(2, token=7)])
-            out = room(backend, batch.limits.tokens, columns)
+            out = out_buffer(backend, batch.limits.tokens, columns)
             backend.embed(table, batch, out)
             outs.append(out.copy())
             backend.embed(table, batch, out, by=IndexedBy.POSITIONS, accumulate=True)
@@ -212,7 +212,7 @@ def _run_attention(
             shape = (page_count(batch), kv_heads, PAGE, head_dim)
             k, v = (_cache(random, backend, shape, type) for _ in range(2))
             q = buffer(backend, batch, 2 * random_rows(random, len(decode) + len(prompt), 6, head_dim))
-            out = room(backend, batch.limits.tokens, 6, head_dim)
+            out = out_buffer(backend, batch.limits.tokens, 6, head_dim)
             backend.attention(AttentionCall(q, k, v, batch, out, 1.5 * head_dim**-0.5, **options))
             outs.append(out)
         return outs
@@ -263,7 +263,7 @@ def _run_norm(width: int) -> Callable[[Any], list[Array]]:
         for centre in (False, True):
             for b in (None, bias):
                 norm, x_buffer = Norm(weight, b, 1e-5, centre), buffer(backend, batch, x)
-                out = room(backend, batch.limits.tokens, width)
+                out = out_buffer(backend, batch.limits.tokens, width)
                 backend.norm(x_buffer, norm, batch, out)
                 backend.norm(x_buffer, norm, batch, x_buffer, Rows.LOGITS)  # in place
                 outs += [out, x_buffer]
@@ -294,7 +294,7 @@ def _rope(backend: Any) -> list[Array]:
 def _add_and_gather(backend: Any) -> list[Array]:
     x, y = random_rows(rng("add"), 2, 8, 33)
     batch = make_batch(backend, [Row(0), Row(1)], [Row(2), Row(3), Row(4)], logits=[4, 0, 1])
-    total, out = x.copy(), room(backend, batch.limits.logits, 33)
+    total, out = x.copy(), out_buffer(backend, batch.limits.logits, 33)
     backend.add(total, y, batch)
     backend.gather(x, batch, out)
     scaled = [x.copy() for _ in range(3)]
@@ -308,7 +308,7 @@ def _add_and_gather(backend: Any) -> list[Array]:
 
 def _softcap(backend: Any) -> list[Array]:
     batch = make_batch(backend, [Row(0), Row(1)], [Row(2)], logits=[2, 0])
-    logits = room(backend, batch.limits.logits, 700)
+    logits = out_buffer(backend, batch.limits.logits, 700)
     logits[:2] = random_rows(rng("softcap"), 2, 700)
     backend.softcap(logits, batch, 0.7)
     return [logits]

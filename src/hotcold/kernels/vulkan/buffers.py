@@ -31,7 +31,7 @@ class DeviceMemory:
         """Bytes of the processor's memory, for what is moved and exchanged."""
         return self.device.host_bytes
 
-    def check_room(self, nbytes: int) -> None:
+    def check_memory(self, nbytes: int) -> None:
         piece = min(_PIECE, self.info.max_allocation, aligned(max(nbytes // 16, 1)))
         taken = [self.device.allocate(min(piece, nbytes - at)) for at in range(0, nbytes, piece)]
         del taken

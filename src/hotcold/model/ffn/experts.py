@@ -71,8 +71,9 @@ class Experts:
         """The last part of the names of the shared expert's tensors."""
         return "" if self.beside else "_shexp"
 
-    def rooms(self, dim: int) -> dict[str, Shape]:
-        """Names and shapes of a row, in :meth:`Side.room`, that layers of ``dim`` dimensions share."""
+    def buffers(self, dim: int) -> dict[str, Shape]:
+        """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`, that layers of ``dim`` dimensions
+        share."""
         if self.latent:
             return dict.fromkeys(("latent x", "latent out"), (self.latent,))
         if self.factor_of_input:
@@ -92,7 +93,7 @@ def ffn_names(blk: str, present: Container[str]) -> tuple[str, str]:
     return "ffn_up", "ffn_down"
 
 
-def room_for(ops: Backend, rows: int, k: int) -> Chosen:
+def chosen_buffers(ops: Backend, rows: int, k: int) -> Chosen:
     """The choices of ``rows`` rows, each of which chooses k experts."""
     return Chosen(ops.zeros((rows, k), np.int32), ops.zeros((rows, k)))
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from hotcold.kernels.backend import Batch, Buffer, Chosen, FFNWeights, Matrix, Norm
 from hotcold.model.ffn.given_ffn import AnyFFN
-from hotcold.model.mixers.side import Mixer, Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 
 #: Adds the FFN of ``read`` ``[T, D]`` to ``out`` ``[T, D]``.
 Adder: TypeAlias = Callable[[Buffer, Batch, Buffer], None]
@@ -55,9 +55,9 @@ class FeedForward(ABC):
         """The norm between the residual stream and a router; ``norm`` is the block's."""
         return norm
 
-    def mixer(self, side: Side, state: Sequence[Buffer], given: LayerFFNs) -> Mixer:
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer], given: LayerFFNs) -> Mixer:
         """Makes the FFN on a backend, with the layer's part of :class:`SequenceState`."""
-        ops, add_to = side.ops, self.adder(side, state, given)
+        ops, add_to = device.ops, self.adder(device, state, given)
 
         def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             if not add:
@@ -66,6 +66,6 @@ class FeedForward(ABC):
 
         return feed_forward
 
-    def adder(self, side: Side, state: Sequence[Buffer], given: LayerFFNs) -> Adder:
+    def adder(self, device: DeviceBuffers, state: Sequence[Buffer], given: LayerFFNs) -> Adder:
         """Makes the function that adds the FFN's output."""
         raise NotImplementedError

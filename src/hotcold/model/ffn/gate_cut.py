@@ -10,7 +10,7 @@ import numpy as np
 from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError, is_number
 from hotcold.model.layer_inputs import gelu
-from hotcold.model.mixers.side import Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers
 from hotcold.model.reading import Shape, TensorReader, made_matrix
 from hotcold.values import shown
 
@@ -33,8 +33,8 @@ def read_cuts(keys: Keys, layers: int, *, any: bool) -> tuple[float | None, ...]
     return tuple(None if each == -math.inf else each for each in cuts)
 
 
-def cut_rooms(neurons: int) -> dict[str, Shape]:
-    """Names and shapes of a row, in :meth:`Side.room`."""
+def cut_buffer_shapes(neurons: int) -> dict[str, Shape]:
+    """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`."""
     return {**dict.fromkeys(("gates", "gates above", "gates cut"), (neurons,)), "gate level": (1,)}
 
 
@@ -50,11 +50,11 @@ class GateCut:
     cut_mean: Matrix  # (1, N), all cut / N
     ones: Matrix  # (N, 1)
 
-    def compute(self, side: Side, x: Buffer, batch: Batch) -> Buffer:
+    def compute(self, device: DeviceBuffers, x: Buffer, batch: Batch) -> Buffer:
         """Computes the gates of x ``[T, D]``: ``[T, N]``, 0 or more."""
-        ops, neurons = side.ops, self.matrix.shape[0]
-        gates, above, cut = (side.room(name, neurons) for name in ("gates", "gates above", "gates cut"))
-        level = side.room("gate level", 1)
+        ops, neurons = device.ops, self.matrix.shape[0]
+        gates, above, cut = (device.buffer(name, neurons) for name in ("gates", "gates above", "gates cut"))
+        level = device.buffer("gate level", 1)
         ops.linear(x, [self.matrix], batch, [gates])
         ops.norm(gates, self.above, batch, above)
         ops.multiply(above, gates, batch, cut, activation="none")

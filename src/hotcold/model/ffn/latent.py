@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hotcold.kernels.backend import Batch, Buffer, Chosen, Matrix
 from hotcold.model.ffn.feed_forward import Adder, LayerFFNs
 from hotcold.model.ffn.routed import RoutedFFN
-from hotcold.model.mixers.side import Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +17,9 @@ class LatentFFN(RoutedFFN):
         own = {f"{blk}ffn_latent_down.weight": self.down, f"{blk}ffn_latent_up.weight": self.up}
         return super()._tensors(blk) | own
 
-    def experts_adder(self, side: Side, given: LayerFFNs, chosen: Chosen) -> Adder:
-        ops = side.ops
-        small, result = (side.room(f"latent {part}", self.down.shape[0]) for part in ("x", "out"))
+    def experts_adder(self, device: DeviceBuffers, given: LayerFFNs, chosen: Chosen) -> Adder:
+        ops = device.ops
+        small, result = (device.buffer(f"latent {part}", self.down.shape[0]) for part in ("x", "out"))
 
         def add(read: Buffer, batch: Batch, out: Buffer) -> None:
             ops.linear(read, [self.down], batch, [small])

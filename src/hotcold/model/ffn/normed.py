@@ -10,7 +10,7 @@ from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
 from hotcold.model.ffn.feed_forward import NO_NEURONS, FeedForward, LayerFFNs
 from hotcold.model.ffn.given_ffn import Skipping
 from hotcold.model.keys import Keys, ModelError
-from hotcold.model.mixers.side import Mixer, Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.reading import Shape, TensorReader
 
 #: Activations that are computed. Published models have the first; those before them the second.
@@ -36,8 +36,8 @@ class NormedShape:
     activation: str  #: one of :data:`ACTIVATIONS`
 
     @property
-    def rooms(self) -> dict[str, Shape]:
-        """Names and shapes of a row, in :meth:`Side.room`."""
+    def buffers(self) -> dict[str, Shape]:
+        """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`."""
         return dict.fromkeys(("gates", "neurons"), (self.neurons,))
 
     def tensors(self, dim: int, blk: str) -> dict[str, Shape]:
@@ -85,11 +85,11 @@ class NormedFFN(FeedForward):
     def names(self, blk: str, present: Container[str]) -> list[str]:
         return [f"{blk}ffn_{part}.weight" for part in ("gate", "up", "down")]
 
-    def mixer(self, side: Side, state: Sequence[Buffer], given: LayerFFNs) -> Mixer:
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer], given: LayerFFNs) -> Mixer:
         """Makes the FFN on a backend. Where the FFN of the layer skips neurons, rows of up are read of the
         active ones and counted: the bits are the same."""
-        ops, shape = side.ops, self.shape
-        gates, neurons = (side.room(name, *row) for name, row in shape.rooms.items())
+        ops, shape = device.ops, self.shape
+        gates, neurons = (device.buffer(name, *row) for name, row in shape.buffers.items())
         skip, stats = False, None
         if isinstance(given.neurons, Skipping):
             skip, stats = given.neurons.skips, given.neurons.stats

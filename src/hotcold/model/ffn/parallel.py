@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hotcold.kernels.backend import Batch, Buffer, Norm
 from hotcold.model.ffn.feed_forward import LayerFFNs
 from hotcold.model.ffn.routed import RoutedFFN
-from hotcold.model.mixers.side import Mixer, Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +20,14 @@ class ParallelExperts(RoutedFFN):
     def router_norm(self, norm: Norm | None) -> Norm | None:
         return self.router_input
 
-    def mixer(self, side: Side, state: Sequence[Buffer], given: LayerFFNs) -> Mixer:
-        ops, router, residual, chosen = side.ops, self.router, given.residual, given.chosen
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer], given: LayerFFNs) -> Mixer:
+        ops, router, residual, chosen = device.ops, self.router, given.residual, given.chosen
         assert router is not None and self.shared is not None and chosen is not None
         dim = router.weights.shape[1]
         experts, first, second = (
-            side.room(name, dim) for name in ("experts in", "experts out", "shared out")
+            device.buffer(name, dim) for name in ("experts in", "experts out", "shared out")
         )
-        add_shared = self.shared.adder(side, given.shared)
+        add_shared = self.shared.adder(device, given.shared)
 
         def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.norm(residual, self.router_input, batch, experts)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hotcold.kernels.backend import Batch, Buffer, FFNWeights, Matrix
 from hotcold.model.ffn.feed_forward import Adder, FeedForward, LayerFFNs
 from hotcold.model.ffn.gate_cut import GateCut
-from hotcold.model.mixers.side import Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers
 from hotcold.model.mixers.token_shift import TokenShift
 
 
@@ -23,12 +23,12 @@ class PlainFFN(FeedForward):
     def names(self, blk: str, present: Container[str]) -> list[str]:
         return [f"{blk}ffn_gate.weight"] if self.gates else []
 
-    def adder(self, side: Side, state: Sequence[Buffer], given: LayerFFNs) -> Adder:
-        shift = self.shift.mixer(side, state) if self.shift else None
+    def adder(self, device: DeviceBuffers, state: Sequence[Buffer], given: LayerFFNs) -> Adder:
+        shift = self.shift.mixer(device, state) if self.shift else None
 
         def add(read: Buffer, batch: Batch, out: Buffer) -> None:
             read = shift(read, batch) if shift else read
-            gates = self.gates.compute(side, read, batch) if self.gates else None
+            gates = self.gates.compute(device, read, batch) if self.gates else None
             given.neurons(read, given.residual, batch, out, None, gates)
 
         return add

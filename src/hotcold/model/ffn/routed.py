@@ -7,7 +7,7 @@ from hotcold.kernels.backend import Backend, Batch, Buffer, Chosen, FFNCall, FFN
 from hotcold.model.ffn.experts import Experts
 from hotcold.model.ffn.feed_forward import Adder, FeedForward, LayerFFNs
 from hotcold.model.ffn.given_ffn import AnyFFN
-from hotcold.model.mixers.side import Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class SharedExpert:
     gate: Matrix | None  # (1, D), of its factor's logit; None: the factor is 1
     ffn: FFNWeights
 
-    def adder(self, side: Side, ffn: AnyFFN | None) -> Adder:
+    def adder(self, device: DeviceBuffers, ffn: AnyFFN | None) -> Adder:
         """Makes the function that adds its output. ``ffn`` has its weights; None computes all neurons."""
-        ops, room = side.ops, side.choices("shared expert", 1)
-        factor = None if self.gate is None else room
+        ops, buffer = device.ops, device.choices("shared expert", 1)
+        factor = None if self.gate is None else buffer
 
         def add(x: Buffer, batch: Batch, out: Buffer) -> None:
             if self.gate is not None:
-                arrays = x, self.gate, batch, room.ids, room.factors
+                arrays = x, self.gate, batch, buffer.ids, buffer.factors
                 ops.router(RouterCall(*arrays, k=1, score="sigmoid", normalise=False, scale=1.0))
             if ffn is None:
                 ops.ffn(FFNCall(x, self.ffn, batch, out, skip=False, accumulate=True, chosen=factor))
@@ -83,11 +83,11 @@ class RoutedFFN(FeedForward):
             found[f"{blk}ffn_gate_inp_shexp.weight"] = self.shared.gate
         return found
 
-    def adder(self, side: Side, state: Sequence[Buffer], given: LayerFFNs) -> Adder:
+    def adder(self, device: DeviceBuffers, state: Sequence[Buffer], given: LayerFFNs) -> Adder:
         assert given.chosen is not None
-        ops, router, chosen = side.ops, self.router, given.chosen
-        add_experts = self.experts_adder(side, given, chosen)
-        add_shared = self.shared.adder(side, given.shared) if self.shared else None
+        ops, router, chosen = device.ops, self.router, given.chosen
+        add_experts = self.experts_adder(device, given, chosen)
+        add_shared = self.shared.adder(device, given.shared) if self.shared else None
 
         def add(read: Buffer, batch: Batch, out: Buffer) -> None:
             if router is not None:
@@ -98,6 +98,6 @@ class RoutedFFN(FeedForward):
 
         return add
 
-    def experts_adder(self, side: Side, given: LayerFFNs, chosen: Chosen) -> Adder:
+    def experts_adder(self, device: DeviceBuffers, given: LayerFFNs, chosen: Chosen) -> Adder:
         """Makes the function that adds the output of the chosen experts."""
         return lambda read, batch, out: given.neurons(read, given.residual, batch, out, chosen)

@@ -8,9 +8,9 @@ import numpy as np
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import PAGE, AttentionCall, Batch, Buffer, Matrix, Norm
 from hotcold.model.keys import ModelError
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.mixers.mixer import Arrays, Heads, MixerShape, Tensors
 from hotcold.model.mixers.rope import Growth, Rope
-from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
 
 #: Types that keys and values are rounded to, by name of the block type, and what arrays hold them.
@@ -65,11 +65,12 @@ class AttentionShape(MixerShape):
         return self.kv_heads * self.head_dim
 
     @property
-    def rooms(self) -> dict[str, Shape]:
-        """The shapes of what a row of a step takes between ops, by the names of :meth:`Side.room`."""
+    def buffers(self) -> dict[str, Shape]:
+        """The shapes of what a row of a step takes between ops, by the names of
+        :meth:`DeviceBuffers.buffer`."""
         q, kv = (self.heads, self.head_dim), (self.kv_heads, self.head_dim)
-        rooms: dict[str, Shape] = {"q": q, "k": kv, "v": kv, "mixed": q}
-        return rooms | ({"gate": q} if self.gated else {})
+        buffers: dict[str, Shape] = {"q": q, "k": kv, "v": kv, "mixed": q}
+        return buffers | ({"gate": q} if self.gated else {})
 
     def page_arrays(self, type: str) -> Arrays:
         """Shape and type of the arrays that hold the state of a page's positions: K and V, as
@@ -119,13 +120,13 @@ class AttentionWeights:
         parts += ["q"] if self.gate is not None else []
         return [f"{blk}attn_{part}.weight" for part in (*parts, "output")]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
         """Makes the mixer on a backend, with the layer's part of :class:`SequenceState`."""
-        ops, shape, (k_cache, v_cache) = side.ops, self.shape, state
-        rooms = {name: side.room(name, *row) for name, row in shape.rooms.items()}
-        q, k, v, mixed = (rooms[name] for name in ("q", "k", "v", "mixed"))
+        ops, shape, (k_cache, v_cache) = device.ops, self.shape, state
+        buffers = {name: device.buffer(name, *row) for name, row in shape.buffers.items()}
+        q, k, v, mixed = (buffers[name] for name in ("q", "k", "v", "mixed"))
         own = {"q": self.q, "k": self.k, "v": self.v, "gate": self.gate}
-        inputs = [rooms[name] for name, each in own.items() if each is not None]
+        inputs = [buffers[name] for name, each in own.items() if each is not None]
         turned = [(q, shape.query_rope, self.q_norm)]
         if self.k is not None:
             turned.append((k, shape.rope, self.k_norm))
@@ -138,7 +139,7 @@ class AttentionWeights:
                 if norm is not None and not shape.rotated_norms:
                     ops.norm(rows, norm, batch, rows)
                 if rope is not None:
-                    ops.rope(rows, side.ropes[rope], batch)
+                    ops.rope(rows, device.ropes[rope], batch)
                 if norm is not None and shape.rotated_norms:
                     ops.norm(rows, norm, batch, rows)
             if self.k is not None:
@@ -158,7 +159,7 @@ class AttentionWeights:
                 )
             )
             if shape.gated:
-                ops.multiply(mixed, rooms["gate"], batch, mixed, activation="sigmoid")
+                ops.multiply(mixed, buffers["gate"], batch, mixed, activation="sigmoid")
             if self.o_norm is not None:
                 ops.norm(mixed, self.o_norm, batch, mixed)
             ops.linear(mixed, [self.o], batch, [out], accumulate=add)

@@ -8,9 +8,9 @@ import numpy as np
 
 from hotcold.kernels.backend import Batch, Buffer, DeltaCall, Matrix, Norm
 from hotcold.model.keys import Keys, ModelError
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.mixers.short_conv import LEAST_TAPS, MOST_TAPS
-from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
 
 _EPS = 1e-6  # of the norms of q and k, whatever that of the others is
@@ -37,7 +37,7 @@ class GatedDeltaShape(MixerShape):
         return self.values * self.value_dim
 
     @property
-    def rooms(self) -> dict[str, Shape]:
+    def buffers(self) -> dict[str, Shape]:
         heads = self.values, self.value_dim
         return {
             "delta qkv": (self.channels,),
@@ -130,10 +130,10 @@ class GatedDeltaWeights:
         factors = ["ssm_ba"] * 2 if f"{blk}ssm_ba.weight" in present else ["ssm_beta", "ssm_alpha"]
         return [f"{blk}{name}.weight" for name in (*inputs, *factors, "ssm_out")]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
-        ops, shape, (columns, states) = side.ops, self.shape, state
-        rooms = (side.room(name, *row) for name, row in shape.rooms.items())
-        qkv, z, beta, alpha, mixed, decay, result = rooms
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
+        ops, shape, (columns, states) = device.ops, self.shape, state
+        buffers = (device.buffer(name, *row) for name, row in shape.buffers.items())
+        qkv, z, beta, alpha, mixed, decay, result = buffers
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.linear(read, [self.qkv, self.z, self.beta, self.alpha], batch, [qkv, z, beta, alpha])

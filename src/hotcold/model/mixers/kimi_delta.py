@@ -8,9 +8,9 @@ import numpy as np
 
 from hotcold.kernels.backend import Batch, Buffer, DeltaCall, Matrix, Norm
 from hotcold.model.keys import Keys
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.mixers.short_conv import LEAST_TAPS, MOST_TAPS
-from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader, upload
 
 _EPS = 1e-6  # of the norms of q and k, whatever that of the others is
@@ -31,7 +31,7 @@ class KimiDeltaShape(MixerShape):
         return self.heads * self.head_dim
 
     @property
-    def rooms(self) -> dict[str, Shape]:
+    def buffers(self) -> dict[str, Shape]:
         heads, rows = (self.heads, self.head_dim), self.rows
         return {
             "kda q": (1, rows),
@@ -127,10 +127,10 @@ class KimiDeltaWeights:
         others = "ssm_f_a", "ssm_g_a", "ssm_beta", "ssm_f_b", "ssm_g_b", "attn_output"
         return [f"{blk}{name}.weight" for name in (*_inputs(blk, present), *others)]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
-        ops, shape, (columns, states) = side.ops, self.shape, state
-        rooms = (side.room(name, *row) for name, row in shape.rooms.items())
-        q, k, v, qk, qkv, mixed, decay_latent, gate_latent, beta, decay, gate, result = rooms
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
+        ops, shape, (columns, states) = device.ops, self.shape, state
+        buffers = (device.buffer(name, *row) for name, row in shape.buffers.items())
+        q, k, v, qk, qkv, mixed, decay_latent, gate_latent, beta, decay, gate, result = buffers
         joined = len(self.qkv) == 1
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:

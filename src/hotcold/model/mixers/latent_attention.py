@@ -17,10 +17,10 @@ from hotcold.kernels.backend import AttentionCall, Batch, Buffer, Matrix, Norm
 from hotcold.model.families import Family
 from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixers.attention import AttentionShape
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.mixers.mixer import Arrays, Heads, MixerShape, Tensors
 from hotcold.model.mixers.positions import latent_growth, read_positions
 from hotcold.model.mixers.rope import Rope
-from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader, made_matrix
 
 _EPS = 1e-6  # of the norms of latents in the publishers' code, whatever that of the others is
@@ -55,7 +55,7 @@ class LatentShape(MixerShape):
         return self.heads, 1, self.cached
 
     @property
-    def rooms(self) -> dict[str, Shape]:
+    def buffers(self) -> dict[str, Shape]:
         h = self.heads
         return {
             "mla rotated": (h, self.rotated),
@@ -160,32 +160,32 @@ class LatentWeights:
         parts = [*queries, "kv_a_mqa", "kv_a_mqa", *heads, "output"]
         return [f"{blk}attn_{part}.weight" for part in parts]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
-        ops, shape, (cache,) = side.ops, self.shape, state
-        room = {name.removeprefix("mla "): side.room(name, *row) for name, row in shape.rooms.items()}
-        table = None if shape.rope is None else side.ropes[shape.rope]
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
+        ops, shape, (cache,) = device.ops, self.shape, state
+        buffer = {name.removeprefix("mla "): device.buffer(name, *row) for name, row in shape.buffers.items()}
+        table = None if shape.rope is None else device.ropes[shape.rope]
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-            keys, into = [self.key, self.latent], [room["key"], room["latent"]]
-            queries, made = [self.rotated, self.plain], [room["rotated"], room["plain"]]
+            keys, into = [self.key, self.latent], [buffer["key"], buffer["latent"]]
+            queries, made = [self.rotated, self.plain], [buffer["rotated"], buffer["plain"]]
             if self.q_latent is None or self.q_norm is None:
                 ops.linear(read, [*queries, *keys], batch, [*made, *into])
             else:
-                ops.linear(read, [self.q_latent, *keys], batch, [room["q latent"], *into])
-                ops.norm(room["q latent"], self.q_norm, batch, room["q latent"])
-                ops.linear(room["q latent"], queries, batch, made)
-            ops.linear_heads(room["plain"], self.absorbed, batch, room["absorbed"])
-            ops.join_heads(room["rotated"], room["absorbed"], batch, room["q"])
+                ops.linear(read, [self.q_latent, *keys], batch, [buffer["q latent"], *into])
+                ops.norm(buffer["q latent"], self.q_norm, batch, buffer["q latent"])
+                ops.linear(buffer["q latent"], queries, batch, made)
+            ops.linear_heads(buffer["plain"], self.absorbed, batch, buffer["absorbed"])
+            ops.join_heads(buffer["rotated"], buffer["absorbed"], batch, buffer["q"])
             if table is not None:
-                ops.rope(room["q"], table, batch)
-            ops.norm(room["latent"], self.norm, batch, room["latent"])
-            ops.join_heads(room["key"], room["latent"], batch, room["k"])
+                ops.rope(buffer["q"], table, batch)
+            ops.norm(buffer["latent"], self.norm, batch, buffer["latent"])
+            ops.join_heads(buffer["key"], buffer["latent"], batch, buffer["k"])
             if table is not None:
-                ops.rope(room["k"], table, batch)
-            ops.store_kv(room["k"], room["k"], batch, cache, cache)
-            ops.attention(AttentionCall(room["q"], cache, cache, batch, room["mixed"], shape.scale))
-            ops.linear_heads(room["mixed"], self.values, batch, room["values"])
-            ops.linear(room["values"], [self.o], batch, [out], accumulate=add)
+                ops.rope(buffer["k"], table, batch)
+            ops.store_kv(buffer["k"], buffer["k"], batch, cache, cache)
+            ops.attention(AttentionCall(buffer["q"], cache, cache, batch, buffer["mixed"], shape.scale))
+            ops.linear_heads(buffer["mixed"], self.values, batch, buffer["values"])
+            ops.linear(buffer["values"], [self.o], batch, [out], accumulate=add)
 
         return mix
 

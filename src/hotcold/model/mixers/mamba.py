@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm, ScanCall
 from hotcold.model.keys import Keys, ModelError
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.mixers.short_conv import LEAST_TAPS, MOST_TAPS
-from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
 
 
@@ -31,7 +31,7 @@ class MambaShape(MixerShape):
         return self.inner + 2 * self.groups * self.state_dim
 
     @property
-    def rooms(self) -> dict[str, Shape]:
+    def buffers(self) -> dict[str, Shape]:
         heads = self.heads, self.head_dim
         return {
             "ssm z": heads,
@@ -105,9 +105,9 @@ class MambaWeights:
     def names(self, blk: str, present: Container[str]) -> list[str]:
         return [f"{blk}{name}.weight" for name in ("ssm_in",) * 3 + ("ssm_out",)]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
-        ops, shape, (columns, states) = side.ops, self.shape, state
-        z, xbc, dt, mixed, result = (side.room(name, *row) for name, row in shape.rooms.items())
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
+        ops, shape, (columns, states) = device.ops, self.shape, state
+        z, xbc, dt, mixed, result = (device.buffer(name, *row) for name, row in shape.buffers.items())
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.linear(read, [self.z, self.xbc, self.dt], batch, [z, xbc, dt])

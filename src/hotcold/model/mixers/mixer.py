@@ -9,8 +9,8 @@ import numpy as np
 
 from hotcold.formats.gguf import TensorInfo
 from hotcold.kernels.backend import Batch, Buffer, Matrix
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.mixers.rope import Rope
-from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.mixers.token_shift import TokenShift
 from hotcold.model.reading import Shape, TensorReader
 
@@ -33,7 +33,7 @@ class MixerWeights(Protocol):
         """The tensor that each of :attr:`matrices` was read from, in the same order, None where it was made
         of others; ``present`` are all of the file's."""
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
         """Makes the mixer on a backend, with the layer's part of :class:`SequenceState`."""
 
 
@@ -52,8 +52,9 @@ class MixerShape:
         return () if self.rope is None else (self.rope,)
 
     @property
-    def rooms(self) -> dict[str, Shape]:
-        """The shapes of what a row of a step takes between ops, by the names of :meth:`Side.room`."""
+    def buffers(self) -> dict[str, Shape]:
+        """The shapes of what a row of a step takes between ops, by the names of
+        :meth:`DeviceBuffers.buffer`."""
         return {}
 
     @property
@@ -104,7 +105,7 @@ def _nbytes(arrays: Arrays) -> int:
 
 
 @dataclass(frozen=True)
-class Together(MixerShape):
+class ParallelMixers(MixerShape):
     """Mixers that read the same input, and whose outputs are added."""
 
     parts: tuple[MixerShape, ...]
@@ -122,8 +123,8 @@ class Together(MixerShape):
         return tuple(dict.fromkeys(rope for part in self.parts for rope in part.ropes))
 
     @property
-    def rooms(self) -> dict[str, Shape]:
-        return {name: shape for part in self.parts for name, shape in part.rooms.items()}
+    def buffers(self) -> dict[str, Shape]:
+        return {name: shape for part in self.parts for name, shape in part.buffers.items()}
 
     @property
     def attention(self) -> Heads | None:
@@ -148,12 +149,12 @@ class Together(MixerShape):
         return required, optional
 
     def read(self, reader: TensorReader, blk: str) -> MixerWeights:
-        return TogetherWeights(self, tuple(part.read(reader, blk) for part in self.parts))
+        return ParallelMixersWeights(self, tuple(part.read(reader, blk) for part in self.parts))
 
 
 @dataclass(frozen=True)
-class TogetherWeights:
-    shape: Together
+class ParallelMixersWeights:
+    shape: ParallelMixers
     parts: tuple[MixerWeights, ...]
 
     @property
@@ -163,14 +164,14 @@ class TogetherWeights:
     def names(self, blk: str, present: Container[str]) -> list[str | None]:
         return [name for part in self.parts for name in part.names(blk, present)]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
         mixers = []
         pages = [len(part.page_arrays("f32")) for part in self.shape.parts]
         slots = [len(part.slot_arrays()) for part in self.shape.parts]
         for i, part in enumerate(self.parts):
             first, second = sum(pages[:i]), sum(pages) + sum(slots[:i])
             own = [*state[first : first + pages[i]], *state[second : second + slots[i]]]
-            mixers.append(part.mixer(side, own))
+            mixers.append(part.mixer(device, own))
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             for i, each in enumerate(mixers):
@@ -180,7 +181,7 @@ class TogetherWeights:
 
 
 #: Of a layer that is an FFN alone.
-NO_MIXER = Together(())
+NO_MIXER = ParallelMixers(())
 
 
 def state_array(*shape: int) -> tuple[Shape, np.dtype[np.generic]]:

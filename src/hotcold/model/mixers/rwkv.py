@@ -8,8 +8,8 @@ import numpy as np
 
 from hotcold.kernels.backend import Batch, Buffer, Floats, Matrix, Wkv7Call
 from hotcold.model.keys import Keys, ModelError
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
-from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.mixers.token_shift import TokenShift
 from hotcold.model.reading import Shape, TensorReader, upload
 
@@ -47,7 +47,7 @@ class RWKVShape(MixerShape):
         return {"w": self.decay, "a": self.rate, **shares, "g": self.gate}
 
     @property
-    def rooms(self) -> dict[str, Shape]:
+    def buffers(self) -> dict[str, Shape]:
         heads = self.heads, self.head_dim
         mixed: dict[str, Shape] = {f"rwkv x {part}": (self.dim,) for part in _PARTS}
         small: dict[str, Shape] = {f"rwkv {part} latent": (rank,) for part, rank in self.ranks.items()}
@@ -129,30 +129,32 @@ class RWKVWeights:
         pairs = [f"{part}{i}" for part in self.pairs for i in (1, 2)]
         return [f"{blk}time_mix_{name}.weight" for name in (*_MATRICES, *pairs)]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
-        ops, last, states = side.ops, state[0], state[1]
-        room = {name.removeprefix("rwkv "): side.room(name, *row) for name, row in self.shape.rooms.items()}
-        mixed = {part: room[f"x {part}"] for part in _PARTS}
-        v, result, gate = room["first" if self.shape.first else "v"], room["out"], room["gate"]
-        results = {"w": room["decay"], "a": room["rate"], "v": room["share"], "g": gate}
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
+        ops, last, states = device.ops, state[0], state[1]
+        buffer = {
+            name.removeprefix("rwkv "): device.buffer(name, *row) for name, row in self.shape.buffers.items()
+        }
+        mixed = {part: buffer[f"x {part}"] for part in _PARTS}
+        v, result, gate = buffer["first" if self.shape.first else "v"], buffer["out"], buffer["gate"]
+        results = {"w": buffer["decay"], "a": buffer["rate"], "v": buffer["share"], "g": gate}
         between = {"w": "tanh", "g": "sigmoid"}
-        blend = (None, None) if self.shape.first else (room["first"], room["share"])
+        blend = (None, None) if self.shape.first else (buffer["first"], buffer["share"])
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.token_shift(read, self.mixes, batch, last, [*mixed.values()])
             for part, matrix, target in (
-                ("r", self.receptance, room["r"]),
-                ("k", self.key, room["k"]),
+                ("r", self.receptance, buffer["r"]),
+                ("k", self.key, buffer["k"]),
                 ("v", self.value, v),
             ):
                 ops.linear(mixed[part], [matrix], batch, [target])
             for part, (down, up) in self.pairs.items():
-                small = room[f"{part} latent"]
+                small = buffer[f"{part} latent"]
                 ops.linear(mixed[part], [down], batch, [small])
                 if part in between:
                     ops.activate(small, batch, small, activation=between[part])
                 ops.linear(small, [up], batch, [results[part]])
-            rows = room["r"], room["k"], v, room["decay"], room["rate"]
+            rows = buffer["r"], buffer["k"], v, buffer["decay"], buffer["rate"]
             first, share = blend
             call = Wkv7Call(*rows, self.vectors, batch, states, result, first=first, share=share, eps=_EPS)
             ops.wkv7(call)

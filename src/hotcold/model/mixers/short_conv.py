@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from hotcold.kernels.backend import Batch, Buffer, Matrix
 from hotcold.model.keys import Keys
+from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
-from hotcold.model.mixers.side import Mixer, Side
 from hotcold.model.reading import Shape, TensorReader
 
 #: Taps of a convolution that op ``short_conv`` takes.
@@ -21,7 +21,7 @@ class ShortConvShape(MixerShape):
     taps: int  #: positions that a row sees, its own among them
 
     @property
-    def rooms(self) -> dict[str, Shape]:
+    def buffers(self) -> dict[str, Shape]:
         return {f"conv {part}": (self.dim,) for part in ("b", "c", "x", "out")}
 
     def slot_arrays(self) -> Arrays:
@@ -72,9 +72,9 @@ class ShortConvWeights:
     def names(self, blk: str, present: Container[str]) -> list[str]:
         return [f"{blk}shortconv.{part}.weight" for part in ("in_proj",) * 3 + ("out_proj",)]
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Mixer:
-        ops, (columns,) = side.ops, state
-        b, c, x, mixed = (side.room(name, *row) for name, row in self.shape.rooms.items())
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
+        ops, (columns,) = device.ops, state
+        b, c, x, mixed = (device.buffer(name, *row) for name, row in self.shape.buffers.items())
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.linear(read, [self.b, self.c, self.x], batch, [b, c, x])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hotcold.kernels.backend import Batch, Buffer
-from hotcold.model.mixers.side import Side
+from hotcold.model.mixers.device_buffers import DeviceBuffers
 
 
 @dataclass(frozen=True)
@@ -12,12 +12,12 @@ class TokenShift:
     mix: Buffer  # [1, D]
     dim: int
 
-    def mixer(self, side: Side, state: Sequence[Buffer]) -> Callable[[Buffer, Batch], Buffer]:
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Callable[[Buffer, Batch], Buffer]:
         """Makes what gives the rows to read on a backend; the last array of the layer's ``state`` is its."""
-        room, last = side.room("shifted", self.dim), state[-1]
+        buffer, last = device.buffer("shifted", self.dim), state[-1]
 
         def shift(read: Buffer, batch: Batch) -> Buffer:
-            side.ops.token_shift(read, self.mix, batch, last, [room])
-            return room
+            device.ops.token_shift(read, self.mix, batch, last, [buffer])
+            return buffer
 
         return shift

@@ -61,29 +61,29 @@ class InfillCall(NativeCall):
         prefix = prefix[max(0, len(prefix) - 3 * (most // 4)) :]
         suffix = suffix[: max(0, most // 4 - 2 - len(begun))]
         answer = min(self.job.max_tokens, known.context // 4)
-        room = max(0, known.context - most - answer - _MARKS)
-        others = self._other_files(room) if self.extra else []
+        free_tokens = max(0, known.context - most - answer - _MARKS)
+        others = self._other_files(free_tokens) if self.extra else []
         return [[*others, *filled(known, [*prefix, *begun], suffix)]]
 
     def shown(self, ids: Sequence[int]) -> str:
         """The prompt's text with its marks."""
         return b"".join(map(self.facts.tokenizer.piece, ids)).decode(errors="replace")
 
-    def _other_files(self, room: int) -> list[int]:
-        """The last ``room`` tokens of the repository's header. Without other files it would only make the
-        model write on after the middle."""
+    def _other_files(self, free_tokens: int) -> list[int]:
+        """The last ``free_tokens`` tokens of the repository's header. Without other files it would only make
+        the model write on after the middle."""
         marks, longest = self.facts.tokenizer.filling, self.facts.most_characters
         repository, file = marks.get("fim_rep"), marks.get("fim_sep")
         ids = [] if file is None else [file, *plain_tokens(self.facts, _THIS_FILE)]
         for name, text in reversed(self.extra):
-            if len(ids) >= room:
+            if len(ids) >= free_tokens:
                 break
             head = plain_tokens(self.facts, _SNIPPET if file is None else name + "\n")
             head = head if file is None else [file, *head]
             ids = [*head, *plain_tokens(self.facts, text[-longest:]), *ids]
         if repository is not None:
             ids = [repository, *plain_tokens(self.facts, _PROJECT), *ids]
-        return ids[max(0, len(ids) - room) :]
+        return ids[max(0, len(ids) - free_tokens) :]
 
 
 def parse(body: object, facts: Facts) -> InfillCall:

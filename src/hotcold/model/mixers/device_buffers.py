@@ -19,7 +19,7 @@ class Mixer(Protocol):
         ``[T, D]``."""
 
 
-class Side:
+class DeviceBuffers:
     """A backend, its tables of rotations, and room for what a step computes."""
 
     def __init__(
@@ -35,15 +35,15 @@ class Side:
             for rope, (cos, sin) in tables.items()
         }
         self._rows = limits.tokens
-        self._rooms: dict[tuple[str, tuple[int, ...]], Buffer] = {}
+        self._buffers: dict[tuple[str, tuple[int, ...]], Buffer] = {}
         self._choices: dict[tuple[str, int], Chosen] = {}
 
-    def room(self, name: str, *shape: int) -> Buffer:
+    def buffer(self, name: str, *shape: int) -> Buffer:
         """A buffer of this shape for each row of a step. Layers that ask for the same name and shape share
         it."""
-        if (name, shape) not in self._rooms:
-            self._rooms[name, shape] = self.ops.zeros((self._rows, *shape))
-        return self._rooms[name, shape]
+        if (name, shape) not in self._buffers:
+            self._buffers[name, shape] = self.ops.zeros((self._rows, *shape))
+        return self._buffers[name, shape]
 
     def choices(self, name: str, k: int) -> Chosen:
         """Room for the choices of each row of a step, of k experts or of what else a router gives."""
@@ -54,8 +54,8 @@ class Side:
 
     def ones(self) -> Buffer:
         """A number for each row of a step, all of them 1."""
-        new = ("one", (1,)) not in self._rooms
-        room = self.room("one", 1)
+        new = ("one", (1,)) not in self._buffers
+        buffer = self.buffer("one", 1)
         if new:
-            self.ops.write(room, np.ones((self._rows, 1), np.float32))
-        return room
+            self.ops.write(buffer, np.ones((self._rows, 1), np.float32))
+        return buffer

@@ -14,7 +14,7 @@ namespace hc {
 // expert's sum is made of the same weights, and sums are added in the order of experts.
 //
 // Called by one thread at a time, that of a step of one piece; in_wave() and place() by any.
-class Waves {
+class LoadBatches {
   public:
     struct Counts {
         int64_t hits = 0, misses = 0;      // of what steps needed: at hand, and read
@@ -24,9 +24,9 @@ class Waves {
     // or all rows of neurons that a mask names.
     enum Unit { kExperts, kFiring, kNamed };
 
-    virtual ~Waves() = default;
-    Waves(const Waves&) = delete;
-    Waves& operator=(const Waves&) = delete;
+    virtual ~LoadBatches() = default;
+    LoadBatches(const LoadBatches&) = delete;
+    LoadBatches& operator=(const LoadBatches&) = delete;
 
     virtual Unit unit() const = 0;
     // The experts that a step needs, ascending, and, unless the unit is an expert, their neurons: each has
@@ -37,23 +37,23 @@ class Waves {
     // Once the last wave's experts were used.
     virtual void end() {}
     virtual bool unfinished() const = 0;
-    virtual int64_t most_waves() const = 0;
-    int64_t wave() const { return wave_; }
-    bool in_wave(int64_t expert) const { return wave_of_[size_t(expert)] == wave_; }
-    int64_t experts() const { return int64_t(wave_of_.size()); }
+    virtual int64_t most_load_batches() const = 0;
+    int64_t load_batch() const { return load_batch_; }
+    bool in_load_batch(int64_t expert) const { return load_batch_of_[size_t(expert)] == load_batch_; }
+    int64_t experts() const { return int64_t(load_batch_of_.size()); }
     // Where an expert lies, counted in experts; of one that is not at hand, anywhere.
-    virtual int64_t place(int64_t expert) const { return expert; }
+    virtual int64_t slot(int64_t expert) const { return expert; }
     const Counts& counts() const { return counts_; }
 
   protected:
-    explicit Waves(int64_t experts) : wave_of_(size_t(experts), -1) {}
+    explicit LoadBatches(int64_t experts) : load_batch_of_(size_t(experts), -1) {}
     // Turns to the next wave, and asks for what can be read now.
     virtual void turn() = 0;
     // Waits for what that wave needs. Whether any of it had not come.
     virtual bool await(const Disk::GiveUp&) = 0;
 
-    std::vector<int64_t> wave_of_;  // by expert; -1: none
-    int64_t wave_ = 0;
+    std::vector<int64_t> load_batch_of_;  // by expert; -1: none
+    int64_t load_batch_ = 0;
     Counts counts_;
 };
 

@@ -1,8 +1,8 @@
 """Shows that guessed tokens change no text: the same tokens with and without, 10,000 of them.
 
-    python benchmarks/quality/guesses.py
-    python benchmarks/quality/guesses.py --gpu llvmpipe  # cases with a GPU on this one; `off`: without them
-    python benchmarks/quality/guesses.py -m FILE --tokens 2000  # a file of one's own
+    python benchmarks/quality/drafts.py
+    python benchmarks/quality/drafts.py --gpu llvmpipe  # cases with a GPU on this one; `off`: without them
+    python benchmarks/quality/drafts.py -m FILE --tokens 2000  # a file of one's own
 
 For each model (the built-in one with random predictors, random experts, and a hybrid of Mamba-2, attention
 and experts), place (the CPU; a GPU; a GPU with half of the weights that it could have, and the CPU), mode,
@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from hotcold.demo import model_path
+from hotcold.engine.drafts import look_up
 from hotcold.engine.engine import Engine
-from hotcold.engine.guesses import look_up
 from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
@@ -84,21 +84,21 @@ class Reckless(Speculation):
         self._texts, self._share, self._vocab = texts, share, vocab
         self._random = np.random.default_rng(seed)
 
-    def choose(self, rooms: Mapping[Request, int], rows: int, spare: int) -> dict[Request, Sequence[int]]:
+    def choose(self, buffers: Mapping[Request, int], rows: int, spare: int) -> dict[Request, Sequence[int]]:
         chosen: dict[Request, Sequence[int]] = {}
-        for request, room in rooms.items():
-            n = int(self._random.integers(0, max(min(room, spare), 0) + 1))
+        for request, limit in buffers.items():
+            n = int(self._random.integers(0, max(min(limit, spare), 0) + 1))
             coming = [*self._texts[request][len(request.output) :]][:n]
-            guesses = [self._guess(id) for id in coming]
+            drafts = [self._propose(id) for id in coming]
             if self._random.random() < 0.3 and n:
                 found = look_up(request, n)
-                guesses = [*found.tokens] if found else guesses
-            if guesses:
-                chosen[request] = guesses
-                spare -= len(guesses)
+                drafts = [*found.tokens] if found else drafts
+            if drafts:
+                chosen[request] = drafts
+                spare -= len(drafts)
         return chosen
 
-    def _guess(self, id: int) -> int:
+    def _propose(self, id: int) -> int:
         if self._random.random() < self._share:
             return id
         return int(self._random.integers(self._vocab))

@@ -17,11 +17,11 @@ from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
 from hotcold.values import enough_size, exact_size, printable, size
 
-LEAST_PLACES = 2  #: of a layer: one is read while another is used
+LEAST_SLOTS = 2  #: of a layer: one is read while another is used
 
 #: The part of a layer's places that hot experts keep; others come and go. Measured with made-up routing, from
 #: equal tokens to tokens of which 80 % is their predecessor's (docs/results.md).
-_KEPT = 3 / 4
+_PINNED = 3 / 4
 
 _EXPERT_SCALE = re.compile(r"blk\.\d+\.ffn_\w+_exps\.scale")
 _EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight")
@@ -31,35 +31,36 @@ class NoExpertsError(UserError):
     """A model without experts that could be left in the file."""
 
 
-class NoRoomError(UserError):
-    """A budget that does not even hold :data:`LEAST_PLACES` experts of each layer."""
+class BudgetTooSmallError(UserError):
+    """A budget that does not even hold :data:`LEAST_SLOTS` experts of each layer."""
 
 
 @dataclass(frozen=True)
-class Shelves:
+class ExpertCachePlan:
     """The experts of a model in a budget of memory."""
 
     budget_bytes: int
     bill: Mapping[str, int]  #: bytes of all that is not an expert, by what takes them
     experts: int  #: of a layer
     unit_bytes: tuple[int, ...]  #: of one expert, by layer; 0 in layers without experts
-    places: tuple[int, ...]  #: how many lie in memory at a time, by layer
+    slots: tuple[int, ...]  #: how many lie in memory at a time, by layer
     #: those that are read at loading, by layer, the one that is wanted most first; none without a profile
     hot: tuple[tuple[int, ...], ...] = ()
-    kept: tuple[int, ...] = ()  #: how many of these keep their place, by layer
+    pinned: tuple[int, ...] = ()  #: how many of these keep their place, by layer
     profile: str = ""  #: that says so
 
     @classmethod
-    def fit(cls, budget: int, bill: Mapping[str, int], file: GGUFFile, config: Config) -> "Shelves":
+    def fit(cls, budget: int, bill: Mapping[str, int], file: GGUFFile, config: Config) -> "ExpertCachePlan":
         """Gives each layer as many places as the others, and the first ones one more where that still fits.
-        ``bill`` has what else is in memory. NoRoomError: not even :data:`LEAST_PLACES` of each layer fit."""
+        ``bill`` has what else is in memory. BudgetTooSmallError: not even :data:`LEAST_SLOTS` of each layer
+        fit."""
         experts, units = config.experts, expert_bytes(file, config)
         if experts is None or not any(units):
             raise NoExpertsError(
                 "`ram_budget` is for models of experts: this model has none, so all of it is read"
             )
-        if experts.count <= LEAST_PLACES:
-            raise NoExpertsError(f"`ram_budget` is for models of more than {LEAST_PLACES} experts")
+        if experts.count <= LEAST_SLOTS:
+            raise NoExpertsError(f"`ram_budget` is for models of more than {LEAST_SLOTS} experts")
         whole = {**bill, "reading": 0}
         if sum(whole.values()) + experts.count * sum(units) <= budget:
             return cls(budget, whole, experts.count, units, tuple(experts.count * bool(n) for n in units))
@@ -69,43 +70,43 @@ class Shelves:
                 f"`ram_budget` of {exact_size(budget)}: {seen}: give none, or as much as holds all experts"
             )
         bill = {**bill, "reading": reading_bytes(_row_bytes(file, config))}
-        room = budget - sum(bill.values())
-        each = room // sum(units)
-        if each < LEAST_PLACES:
-            least = enough_size(sum(bill.values()) + LEAST_PLACES * sum(units))
+        free_bytes = budget - sum(bill.values())
+        each = free_bytes // sum(units)
+        if each < LEAST_SLOTS:
+            least = enough_size(sum(bill.values()) + LEAST_SLOTS * sum(units))
             rest = ", ".join(f"{what} {size(n)}" for what, n in bill.items() if n)
-            needs = f"this model needs {least} ({rest}, and {LEAST_PLACES} experts of each layer)"
+            needs = f"this model needs {least} ({rest}, and {LEAST_SLOTS} experts of each layer)"
             fix = "give as much, or a smaller context (`context`)"
-            raise NoRoomError(f"`ram_budget` of {exact_size(budget)}: {needs}: {fix}")
-        left, places = room - each * sum(units), []
+            raise BudgetTooSmallError(f"`ram_budget` of {exact_size(budget)}: {needs}: {fix}")
+        left, slots = free_bytes - each * sum(units), []
         for unit in units:
             more = 0 < unit <= left
             left -= unit * more
-            places.append(min(experts.count, each + more) * bool(unit))
-        return cls(budget, bill, experts.count, units, tuple(places))
+            slots.append(min(experts.count, each + more) * bool(unit))
+        return cls(budget, bill, experts.count, units, tuple(slots))
 
-    def by_profile(self, profile: Profile, chosen: int) -> "Shelves":
+    def by_profile(self, profile: Profile, chosen: int) -> "ExpertCachePlan":
         """The experts that a profile finds hot are read at loading, and most of them keep their place;
         ``chosen`` is how many a token chooses. Nothing changes where routing was not counted."""
         if profile.routing is None or self.all_fit:
             return self
-        hot, kept = [], []
-        for layer, (n, routing) in enumerate(zip(self.places, profile.routing, strict=True)):
+        hot, pinned = [], []
+        for layer, (n, routing) in enumerate(zip(self.slots, profile.routing, strict=True)):
             if not n or n == self.experts:
                 hot.append(())
-                kept.append(0)
+                pinned.append(0)
                 continue
             order = np.argsort(-np.asarray(routing), kind="stable")
             if len(order) != self.experts:
                 raise ValueError(f"the profile has {len(order)} experts in layer {layer}, not {self.experts}")
             hot.append(tuple(order[:n].tolist()))
-            kept.append(max(0, min(int(n * _KEPT), n - max(LEAST_PLACES, chosen))))
-        return replace(self, hot=tuple(hot), kept=tuple(kept), profile=profile.source)
+            pinned.append(max(0, min(int(n * _PINNED), n - max(LEAST_SLOTS, chosen))))
+        return replace(self, hot=tuple(hot), pinned=tuple(pinned), profile=profile.source)
 
     @property
     def expert_bytes(self) -> int:
         """Bytes that the places take."""
-        return sum(n * unit for n, unit in zip(self.places, self.unit_bytes, strict=True))
+        return sum(n * unit for n, unit in zip(self.slots, self.unit_bytes, strict=True))
 
     @property
     def loaded_bytes(self) -> int:
@@ -119,7 +120,7 @@ class Shelves:
 
     @property
     def all_fit(self) -> bool:
-        return all(n == self.experts for n, unit in zip(self.places, self.unit_bytes, strict=True) if unit)
+        return all(n == self.experts for n, unit in zip(self.slots, self.unit_bytes, strict=True) if unit)
 
     @property
     def share(self) -> float:
@@ -128,7 +129,7 @@ class Shelves:
 
     @property
     def fitting(self) -> str:
-        some = sorted({n for n, unit in zip(self.places, self.unit_bytes, strict=True) if unit})
+        some = sorted({n for n, unit in zip(self.slots, self.unit_bytes, strict=True) if unit})
         count = f"{some[0]}" if len(some) == 1 else f"{some[0]} to {some[-1]}"
         return f"{count} of {self.experts} experts of each layer"
 
@@ -136,8 +137,8 @@ class Shelves:
         """The backends of ``one``, with places for experts; ``name`` is the file's, for errors."""
         if self.all_fit:
             return one
-        hot, pinned = self.hot or ((),) * len(self.places), self.kept or (0,) * len(self.places)
-        layers = zip(self.places, hot, pinned, strict=True)
+        hot, pinned = self.hot or ((),) * len(self.slots), self.pinned or (0,) * len(self.slots)
+        layers = zip(self.slots, hot, pinned, strict=True)
         slots = [
             None if n in (0, self.experts) else ExpertSlots(n, first, stay, layer_label(name, layer))
             for layer, (n, first, stay) in enumerate(layers)
@@ -151,7 +152,7 @@ class Shelves:
             return f"all experts fit in {exact_size(self.budget_bytes)}: {bill}"
         seen = f"{self.fitting} ({self.share:.0%} of their bytes)"
         if self.profile:
-            own = sorted({n for n, unit in zip(self.kept, self.unit_bytes, strict=True) if unit})
+            own = sorted({n for n, unit in zip(self.pinned, self.unit_bytes, strict=True) if unit})
             most = f"{own[0]}" if len(own) == 1 else f"{own[0]} to {own[-1]}"
             seen += f", of which {most} keep their place ({printable(self.profile)}),"
         others = f"others are read when they are named ({way_of_reading()})"
@@ -164,10 +165,10 @@ class Shelves:
             "bill_bytes": dict(self.bill),
             "expert_bytes": self.expert_bytes,
             "unit_bytes": list(self.unit_bytes),
-            "places": list(self.places),
+            "places": list(self.slots),
             "experts": self.experts,
             "share": self.share,
-            "kept": list(self.kept),
+            "kept": list(self.pinned),
             "profile": self.profile or None,
         }
 

@@ -1,6 +1,6 @@
 // Experts that come from a file into places and go again, for the thread sanitizer too:
-//     hotcold_shelf      exit 0: what steps use are the experts that they named, read by threads and by
-//     rings, and reads of the disk's second queue wait, move up and are called off; 1: not so
+//     hotcold_expert_cache      exit 0: what steps use are the experts that they named, read by threads and
+//     by rings, and reads of the disk's second queue wait, move up and are called off; 1: not so
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "disk/shelf.h"
+#include "disk/expert_cache.h"
 #include "expect.h"
 #include "test_file.h"
 
@@ -21,7 +21,7 @@ using namespace hc;
 
 namespace {
 
-constexpr int64_t kExperts = 24, kPlaces = 7, kChosen = 3, kLayers = 2, kParts = 2;
+constexpr int64_t kExperts = 24, kSlots = 7, kChosen = 3, kLayers = 2, kParts = 2;
 constexpr int64_t kRows = 37, kColumns = 64, kRowBytes = 4 * kColumns, kPartBytes = kRows * kRowBytes;
 constexpr int kSteps = 400;
 
@@ -45,33 +45,33 @@ void write_experts(const std::filesystem::path& path) {
 
 struct Layer {
     int64_t number;
-    std::unique_ptr<Shelf> shelf;
-    std::shared_ptr<Memory> places[kParts];
+    std::unique_ptr<ExpertCache> cache;
+    std::shared_ptr<Memory> slots[kParts];
 
     Layer(const std::shared_ptr<Disk>& disk, int file, int64_t layer)
-        : number(layer), shelf(std::make_unique<Shelf>(disk, "the file", kExperts, kPlaces)) {
+        : number(layer), cache(std::make_unique<ExpertCache>(disk, "the file", kExperts, kSlots)) {
         Arena arena;
         for (int64_t part = 0; part < kParts; ++part) {
-            places[part] = arena.take(size_t(kPlaces * kPartBytes));
-            ShelfPart one{};
-            one.memory = places[part];
-            one.place.rows.base = places[part]->data();
-            one.place.rows.stride = kRowBytes;
-            one.place.rows.count = kRows;
-            one.place.rows.cols = kColumns;
-            one.place.rows.type = F32;
+            slots[part] = arena.take(size_t(kSlots * kPartBytes));
+            CachePart one{};
+            one.memory = slots[part];
+            one.slot.rows.base = slots[part]->data();
+            one.slot.rows.stride = kRowBytes;
+            one.slot.rows.count = kRows;
+            one.slot.rows.cols = kColumns;
+            one.slot.rows.type = F32;
             one.stride = kPartBytes;
             one.file = file;
             one.rows = kRows;
             one.row_bytes = kRowBytes;
             for (int64_t i = 0; i < kExperts; ++i) one.offsets.push_back(offset_of(layer, part, i));
-            shelf->add(std::move(one));
+            cache->add(std::move(one));
         }
     }
 
     bool holds(int64_t expert) const {
         for (int64_t part = 0; part < kParts; ++part) {
-            const uint8_t* at = places[part]->data() + shelf->place(expert) * kPartBytes;
+            const uint8_t* at = slots[part]->data() + cache->slot(expert) * kPartBytes;
             const int64_t from = offset_of(number, part, expert);
             for (int64_t i = 0; i < kPartBytes; ++i)
                 if (at[i] != value_at(from + i)) return false;
@@ -95,14 +95,14 @@ int64_t wrong_uses(Layer& layer, const Experts& experts) {
     int64_t wrong = 0, used = 0;
     for (;;) {
         for (const int32_t expert : experts)
-            if (layer.shelf->in_wave(expert)) {
+            if (layer.cache->in_load_batch(expert)) {
                 ++used;
                 wrong += !layer.holds(expert);
             }
-        if (!layer.shelf->unfinished()) break;
-        layer.shelf->next(never);
+        if (!layer.cache->unfinished()) break;
+        layer.cache->next(never);
     }
-    layer.shelf->end();
+    layer.cache->end();
     return wrong + std::abs(used - int64_t(experts.size()));
 }
 
@@ -111,14 +111,14 @@ void steps(int file, ReadWay way, bool direct) {
     const int number = disk->add(file);
     std::vector<Layer> layers;
     for (int64_t i = 0; i < kLayers; ++i) layers.emplace_back(disk, number, i);
-    layers[0].shelf->fill(Experts{5, 1, 7}, 1, never);
+    layers[0].cache->fill(Experts{5, 1, 7}, 1, never);
     std::mt19937 random(1);
     int64_t wrong = 0;
     for (int step = 0; step < kSteps; ++step) {
         Layer& layer = layers[size_t(step % kLayers)];
         const Experts experts = drawn(random);
-        layer.shelf->begin(experts, nullptr, never);
-        if (step % 17 == 0) layer.shelf->next(at_once);  // the step ends in its midst
+        layer.cache->begin(experts, nullptr, never);
+        if (step % 17 == 0) layer.cache->next(at_once);  // the step ends in its midst
         if (step % 17 == 0) continue;
         if (step % 29 == 0) ++step;  // the one after it ends before it comes to its layer
         wrong += wrong_uses(layer, experts);
@@ -129,18 +129,18 @@ void steps(int file, ReadWay way, bool direct) {
 // Memory for the parts of some neighbouring experts, to which several reads go: the last one stays there.
 struct OnePlace {
     std::shared_ptr<Memory> memory;
-    ShelfPart part{};
+    CachePart part{};
     int64_t bytes;
 
     OnePlace(int file, int64_t experts) : bytes(experts * kPartBytes) {
         Arena arena;
         memory = arena.take(size_t(bytes));
         part.memory = memory;
-        part.place.rows.base = memory->data();
-        part.place.rows.stride = kRowBytes;
-        part.place.rows.count = experts * kRows;
-        part.place.rows.cols = kColumns;
-        part.place.rows.type = F32;
+        part.slot.rows.base = memory->data();
+        part.slot.rows.stride = kRowBytes;
+        part.slot.rows.count = experts * kRows;
+        part.slot.rows.cols = kColumns;
+        part.slot.rows.type = F32;
         part.file = file;
         part.rows = experts * kRows;
         part.row_bytes = kRowBytes;
@@ -164,26 +164,26 @@ struct OnePlace {
 void second_queue(int file) {
     Disk disk(1, false, ReadWay::kThreads);
     expect(disk.threads() == 1, "one thread is needed");
-    const OnePlace place(disk.add(file), 1);
+    const OnePlace slot(disk.add(file), 1);
     for (const bool promotes : {false, true}) {
         disk.hold(true);
-        const auto first = place.read(disk, 1, true), second = place.read(disk, 2, true);
-        const auto needed = place.read(disk, 3, false);
+        const auto first = slot.read(disk, 1, true), second = slot.read(disk, 2, true);
+        const auto needed = slot.read(disk, 3, false);
         if (promotes) disk.promote(*second);
         disk.hold(false);
         for (const auto& each : {first, second, needed})
             expect(disk.wait(*each, never) && !disk.error_of(*each), "a part was not read");
-        expect(place.holds(promotes ? 1 : 2), "the order of reads is another one");
+        expect(slot.holds(promotes ? 1 : 2), "the order of reads is another one");
     }
     const int64_t reads = disk.counts().reads;
     for (const bool promotes : {false, true}) {
         disk.hold(true);
-        const auto wanted = place.read(disk, 4, false), dropped = place.read(disk, 5, true);
+        const auto wanted = slot.read(disk, 4, false), dropped = slot.read(disk, 5, true);
         if (promotes) disk.promote(*dropped);
         expect(disk.call_off(*dropped) == kPartBytes, "called off reads have other bytes");
         disk.hold(false);
         expect(disk.wait(*wanted, never) && disk.arrived(*dropped), "a read that was called off is left");
-        expect(disk.error_of(*dropped) == kDropped && place.holds(4), "a read was not called off");
+        expect(disk.error_of(*dropped) == kDropped && slot.holds(4), "a read was not called off");
     }
     expect(disk.counts().reads == reads + 2, "reads that were called off were begun");
 }
@@ -191,21 +191,21 @@ void second_queue(int file) {
 // Once reads are called off, their place belongs to others, also where they are under way.
 void called_off_under_way(int file, ReadWay way, bool direct) {
     Disk disk(3, direct, way);
-    const OnePlace place(disk.add(file), kExperts / 2);
+    const OnePlace slot(disk.add(file), kExperts / 2);
     std::mt19937 random(2);
     int64_t changed = 0;
     for (int i = 0; i < kSteps / 4; ++i) {
         const auto start = Clock::now();
-        disk.wait(*place.read(disk, i % (kExperts / 2), true), never);
+        disk.wait(*slot.read(disk, i % (kExperts / 2), true), never);
         const Clock::duration whole = Clock::now() - start;
-        const auto dropped = place.read(disk, i % (kExperts / 2), true);
+        const auto dropped = slot.read(disk, i % (kExperts / 2), true);
         const auto until = Clock::now() + whole * int(random() % 100) / 100;
         while (Clock::now() < until) {
         }
         disk.call_off(*dropped);
-        std::fill_n(place.memory->data(), place.bytes, uint8_t(i));
+        std::fill_n(slot.memory->data(), slot.bytes, uint8_t(i));
         disk.wait(*dropped, never);
-        for (int64_t at = 0; at < place.bytes; ++at) changed += place.memory->data()[at] != uint8_t(i);
+        for (int64_t at = 0; at < slot.bytes; ++at) changed += slot.memory->data()[at] != uint8_t(i);
     }
     expect(!changed, std::to_string(changed) + " bytes came after their read was called off");
 }
@@ -223,6 +223,6 @@ int main() {
         }
     }
     second_queue(file.number());
-    std::printf("shelf: %d failed\n", failures);
+    std::printf("expert cache: %d failed\n", failures);
     return failures ? 1 : 0;
 }

@@ -31,7 +31,7 @@ FIRST_RATES = {Kind.FORCED: 0.95, Kind.LONG: 0.7, Kind.SHORT: 0.35, Kind.MODEL: 
 _SHORT = 3  # tokens that agree at most in a guess of that kind
 
 
-class Guess(NamedTuple):
+class Draft(NamedTuple):
     """Tokens that may come next, at least one."""
 
     tokens: Sequence[int]
@@ -43,15 +43,15 @@ class Guess(NamedTuple):
         return _kind(self.length + i) if i and self.length else self.kind
 
 
-class Guesser(Protocol):
+class Drafter(Protocol):
     """Guesses for requests."""
 
-    def __call__(self, request: Request, most: int) -> Guess | None:
+    def __call__(self, request: Request, most: int) -> Draft | None:
         """Tokens that may follow those of a request, up to ``most`` tokens; None where nothing is known."""
 
 
-class Drafter(ABC):
-    """A :class:`Guesser` that computes with weights, and so takes time for each token."""
+class ModelDrafter(ABC):
+    """A :class:`Drafter` that computes with weights, and so takes time for each token."""
 
     kind: Kind
 
@@ -59,8 +59,8 @@ class Drafter(ABC):
         self.seconds = 0.0  #: of a token; of all requests together where the drafter serves them so
 
     @abstractmethod
-    def __call__(self, request: Request, most: int) -> Guess | None:
-        """As of a :class:`Guesser`."""
+    def __call__(self, request: Request, most: int) -> Draft | None:
+        """As of a :class:`Drafter`."""
 
     @abstractmethod
     def seconds_of(self, tokens: int) -> float:
@@ -114,7 +114,7 @@ class Lookup:
             for places in self._places:
                 places.add(self._tokens)
 
-    def find(self, most: int) -> Guess | None:
+    def find(self, most: int) -> Draft | None:
         """The tokens that followed the longest end of the text that stood in it before, the latest of
         several; a text that repeats itself goes on so. Where nothing did, as after a name that takes the
         place of another one, the last token counts as that of the text found."""
@@ -131,7 +131,7 @@ class Lookup:
         found = self._tokens[place + 1 : place + 1 + most]
         while len(found) < most:  # the text has repeated itself up to its end
             found.append(found[len(found) - (end - place)])
-        return Guess(found, kind, length)
+        return Draft(found, kind, length)
 
     def _longest(self, end: int) -> tuple[int, int]:
         """Where else the text up to a place ends, and how many tokens are the same; -1 where less than two
@@ -162,34 +162,34 @@ def _kind(length: int) -> Kind:
     return Kind.LONG if length > _SHORT else Kind.SHORT
 
 
-def forced(request: Request, most: int) -> Guess | None:
-    """Tokens that a request's grammar leaves no choice about. A :class:`Guesser`."""
+def forced(request: Request, most: int) -> Draft | None:
+    """Tokens that a request's grammar leaves no choice about. A :class:`Drafter`."""
     found = (_asked(request, "forced") or ())[:most]
-    return Guess(found, Kind.FORCED) if found else None
+    return Draft(found, Kind.FORCED) if found else None
 
 
-def look_up(request: Request, most: int) -> Guess | None:
-    """Looks in a request's prompt and answer. A :class:`Guesser`."""
+def look_up(request: Request, most: int) -> Draft | None:
+    """Looks in a request's prompt and answer. A :class:`Drafter`."""
     index = request.lookup
     if index is None:
         index = request.lookup = Lookup()
     if len(index) < request.length:
         index.extend(request.tokens(len(index), request.length))
-    found: Guess | None = index.find(most)
+    found: Draft | None = index.find(most)
     return found
 
 
-def copied(request: Request, most: int) -> Guess | None:
-    """As :func:`look_up`, where that is likely to be right. A :class:`Guesser`."""
+def copied(request: Request, most: int) -> Draft | None:
+    """As :func:`look_up`, where that is likely to be right. A :class:`Drafter`."""
     found = look_up(request, most)
     return found if found is not None and found.kind is Kind.LONG else None
 
 
-def possible(request: Request, guess: Guess) -> Guess | None:
+def possible(request: Request, draft: Draft) -> Draft | None:
     """The part of a guess that is left under the request's grammar."""
-    most = _asked(request, "possible", guess.tokens)
-    tokens = guess.tokens[:most]
-    return guess._replace(tokens=tokens) if tokens and not request.finished else None
+    most = _asked(request, "possible", draft.tokens)
+    tokens = draft.tokens[:most]
+    return draft._replace(tokens=tokens) if tokens and not request.finished else None
 
 
 def _asked(request: Request, method: str, *more: Sequence[int]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.engine.draft_block import BlockDrafts
-from hotcold.engine.guesses import look_up
+from hotcold.engine.drafts import look_up
 from hotcold.engine.request import Request
 from hotcold.engine.speculation import Speculation, speculation_of
 from hotcold.kernels.backend import DECODE_ROWS
@@ -29,18 +29,18 @@ class Reckless(Speculation):
         self._vocab = vocab
         self._random = np.random.default_rng(seed)
 
-    def choose(self, rooms: Mapping[Request, int], rows: int, spare: int) -> dict[Request, Sequence[int]]:
+    def choose(self, buffers: Mapping[Request, int], rows: int, spare: int) -> dict[Request, Sequence[int]]:
         chosen: dict[Request, Sequence[int]] = {}
-        for request, room in rooms.items():
-            most = min(room, spare)
+        for request, limit in buffers.items():
+            most = min(limit, spare)
             n = int(self._random.integers(0, most + 1)) if most > 0 else 0
             if n:
                 coming = list(self._known(request)[len(request.output) :])
-                chosen[request] = [self._guess(coming, i) for i in range(n)]
+                chosen[request] = [self._propose(coming, i) for i in range(n)]
                 spare -= n
         return chosen
 
-    def _guess(self, coming: Sequence[int], i: int) -> int:
+    def _propose(self, coming: Sequence[int], i: int) -> int:
         if i < len(coming) and self._random.random() < self._share:
             return coming[i]
         return int(self._random.integers(self._vocab))
@@ -50,7 +50,7 @@ def eager(session: Session) -> Speculation:
     """Only the block of the file guesses, and all guesses pay."""
     found = speculation_of(session)
     assert found is not None
-    block = [each for each in found._guessers if isinstance(each, BlockDrafts)]
+    block = [each for each in found._drafters if isinstance(each, BlockDrafts)]
     only = Speculation(block, 7, session.model.limits.decode)
     costs: Any = only.costs
     costs.measured, costs.of = lambda rows: True, lambda rows: 1.0

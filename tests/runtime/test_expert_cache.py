@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.draft_blocks import with_block
+from support.drafting import Reckless, eager
 from support.file_sizes import file_sizes
 from support.golden import golden
-from support.guessing import Reckless, eager
 from support.many_experts import budget, many_experts
 
 from hotcold.commands import cli
@@ -29,9 +29,9 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.hosting.state import ProcessStats
 from hotcold.kernels import cpu_disk
 from hotcold.model.config import Config
-from hotcold.placement import shelves
+from hotcold.placement import expert_cache
+from hotcold.placement.expert_cache import ExpertCachePlan
 from hotcold.placement.profiles import Profile, write_profile
-from hotcold.placement.shelves import Shelves
 from hotcold.processes.plain_data import from_plain, to_plain
 from hotcold.runtime import memory
 from hotcold.runtime.loading import load
@@ -56,7 +56,7 @@ OPTIONS: dict[str, Any] = {"sequences": 3, "context": 128, "chunk": 32}
 @pytest.fixture(autouse=True)
 def no_reading_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny models are smaller than the buffers that they would be read with."""
-    monkeypatch.setattr(shelves, "reading_bytes", lambda row_bytes: 0)
+    monkeypatch.setattr(expert_cache, "reading_bytes", lambda row_bytes: 0)
 
 
 def texts(session: Session, tokens: int = 12, speculation: Speculation | None = None) -> list[list[int]]:
@@ -307,13 +307,15 @@ def test_hot_experts_of_a_profile_are_read_at_loading(tmp_path: Path) -> None:
     hot = [7, 3, 12, 0, 19, 5, 8, 2, 14, 11, 1, 4]
     write_routing(path, hot)
     session = opened(path, 0.5)
-    shelves = session.model.plan.experts
-    assert shelves is not None and shelves.hot == ((*hot[:10],),) * 2 and shelves.kept == (7, 7)
+    expert_cache = session.model.plan.experts
+    assert (
+        expert_cache is not None and expert_cache.hot == ((*hot[:10],),) * 2 and expert_cache.pinned == (7, 7)
+    )
     note = f"10 of {COUNT} experts of each layer (50% of their bytes), of which 7 keep their place"
     assert any(note in each and "profile.gguf: made up" in each for each in session.notes)
     loaded = session.model.disk_counts()
     assert cold is not None and loaded is not None
-    assert loaded.misses == 0 and loaded.nbytes >= 2 * 10 * min(shelves.unit_bytes)
+    assert loaded.misses == 0 and loaded.nbytes >= 2 * 10 * min(expert_cache.unit_bytes)
     assert texts(session) == expected
     assert session.model.plan.experts.report()["kept"] == [7, 7]
 
@@ -351,7 +353,7 @@ def test_a_model_that_guesses_lies_within_the_budget(tmp_path: Path) -> None:
     ram = budget(path, 0.5, **OPTIONS) + whole.bill["draft"]
     options = LoadOptions(threads=1, ram_budget=ram, **OPTIONS, draft=draft)
     half = load(path, options)
-    assert half.plan.experts is not None and half.plan.experts.places == (10, 10)
+    assert half.plan.experts is not None and half.plan.experts.slots == (10, 10)
     assert texts(half.session()) == texts(opened(path, None))
 
 
@@ -377,8 +379,8 @@ def test_a_block_that_guesses_lies_within_the_budget(tmp_path: Path, monkeypatch
 
 
 def test_a_profile_without_routing_changes_nothing(tmp_path: Path) -> None:
-    shelves = Shelves(1 << 20, {}, COUNT, (64,), (10,))
-    assert shelves.by_profile(Profile([np.ones(4)], "firing alone"), 3) is shelves
+    expert_cache = ExpertCachePlan(1 << 20, {}, COUNT, (64,), (10,))
+    assert expert_cache.by_profile(Profile([np.ones(4)], "firing alone"), 3) is expert_cache
 
 
 def free_memory(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
@@ -395,14 +397,14 @@ def test_a_model_that_does_not_fit_gets_a_budget_by_itself(
     free = budget(path, 0.4, **alone) * 101 // 100
     free_memory(monkeypatch, free)
     session = opened(path, None, sequences=1)
-    shelves = session.model.plan.experts
-    assert shelves is not None and not shelves.all_fit
-    assert 0 <= free - free // 100 - shelves.budget_bytes < 1024
+    expert_cache = session.model.plan.experts
+    assert expert_cache is not None and not expert_cache.all_fit
+    assert 0 <= free - free // 100 - expert_cache.budget_bytes < 1024
     (note,) = [each for each in session.notes if each.startswith("memory does not suffice for all of it: ")]
     chosen = note.split("`ram_budget=")[1].split("`")[0]
-    assert "of what is free to others" in note and read_size(chosen) == shelves.budget_bytes
+    assert "of what is free to others" in note and read_size(chosen) == expert_cache.budget_bytes
     again = load(path, LoadOptions(threads=1, ram_budget=chosen, **alone)).plan.experts
-    assert again == shelves
+    assert again == expert_cache
     assert texts(session) == expected
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from support.drafting import Reckless
 from support.expert_models import expert_golden
-from support.guessing import Reckless
 from support.hybrid_models import write_hybrid
 from support.placed import on_two
 from support.sidecars import with_sidecar
@@ -149,8 +149,8 @@ def test_tokens_are_counted_without_wrong_guesses(model: LoadedModel) -> None:
     speculation = assert_same(session, *both, 0.5)
     counters = session.counters
     assert counters.decode_tokens - before == 2 * 19
-    assert counters.guesses == speculation.guessed
-    assert counters.wrong_guesses == speculation.guessed - speculation.accepted
+    assert counters.drafts == speculation.guessed
+    assert counters.rejected_drafts == speculation.guessed - speculation.accepted
 
 
 def test_a_stop_string_ends_a_text_with_the_same_token() -> None:
@@ -169,8 +169,8 @@ def test_a_stop_string_ends_a_text_with_the_same_token() -> None:
     text = session.model.tokenizer.decode(whole.output)
     stop = text[len(text) // 2 :][:6]
     found = []
-    for guesses in (False, True):
-        speculation = Reckless(lambda _: whole.output, 1.0, session.model.config.vocab) if guesses else None
+    for drafts in (False, True):
+        speculation = Reckless(lambda _: whole.output, 1.0, session.model.config.vocab) if drafts else None
         engine = Engine(session, reuse=False, speculation=speculation)
         for n, constraint in ((40, None), (40, fail)):
             request = Request(Job(prompt, greedy, max_tokens=n, logprobs=1, stop=(stop,)), constraint)

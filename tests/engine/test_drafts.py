@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.llama_lookup import steps_of
 
-from hotcold.engine.guesses import Guess, Kind, Lookup, copied, look_up
+from hotcold.engine.drafts import Draft, Kind, Lookup, copied, look_up
 from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation
 from hotcold.kernels.backend import DECODE_ROWS
@@ -32,7 +32,7 @@ def longest(tokens: list[int]) -> tuple[int, int]:
     return at, best
 
 
-def guess_by_search(tokens: list[int], most: int) -> list[int] | None:
+def draft_by_search(tokens: list[int], most: int) -> list[int] | None:
     """The same by brute force; where the text stood nowhere, the last token took the place of another one."""
     at, _ = longest(tokens)
     if at < 0:
@@ -57,7 +57,7 @@ def test_the_longest_end_that_stood_before_is_found() -> None:
             index.extend(tokens[i : i + 3])
         found = index.find(5)
         gaps += found is not None and found.kind is Kind.SHORT and found.length >= 8
-        assert (None if found is None else list(found.tokens)) == guess_by_search(tokens, 5)
+        assert (None if found is None else list(found.tokens)) == draft_by_search(tokens, 5)
     assert gaps > 20
 
 
@@ -65,21 +65,21 @@ def test_what_is_looked_up_grows_with_the_answer() -> None:
     request = Request(Job([1, 2, 3, 4], GREEDY))
     assert look_up(request, 3) is None
     request.output += [9, 1, 2]
-    assert look_up(request, 3) == Guess([3, 4, 9], Kind.SHORT, 2)
+    assert look_up(request, 3) == Draft([3, 4, 9], Kind.SHORT, 2)
     assert copied(request, 3) is None
     request.output += [3, 4, 9, 1, 2]
-    assert look_up(request, 4) == copied(request, 4) == Guess([3, 4, 9, 1], Kind.LONG, 7)
+    assert look_up(request, 4) == copied(request, 4) == Draft([3, 4, 9, 1], Kind.LONG, 7)
     request.output += [7]  # in place of 3, after too few tokens
     assert look_up(request, 2) is None
     request.output += [1, 2, 3, 4, 9, 1, 2, 3, 4, 9, 1, 2, 6]  # in place of 7
-    assert look_up(request, 2) == Guess([1, 2], Kind.SHORT, 12) and copied(request, 2) is None
+    assert look_up(request, 2) == Draft([1, 2], Kind.SHORT, 12) and copied(request, 2) is None
 
 
 def test_a_guess_becomes_surer_with_its_right_tokens() -> None:
-    guess = Guess([1] * 9, Kind.SHORT, 2)
-    assert [guess.kind_of(i) for i in range(9)] == [*[Kind.SHORT] * 2, *[Kind.LONG] * 7]
-    assert {Guess([1] * 9, Kind.MODEL).kind_of(i) for i in range(9)} == {Kind.MODEL}
-    gap = Guess([1] * 2, Kind.SHORT, 12)
+    draft = Draft([1] * 9, Kind.SHORT, 2)
+    assert [draft.kind_of(i) for i in range(9)] == [*[Kind.SHORT] * 2, *[Kind.LONG] * 7]
+    assert {Draft([1] * 9, Kind.MODEL).kind_of(i) for i in range(9)} == {Kind.MODEL}
+    gap = Draft([1] * 2, Kind.SHORT, 12)
     assert [gap.kind_of(i) for i in range(2)] == [Kind.SHORT, Kind.LONG]
 
 
@@ -117,11 +117,11 @@ def test_as_many_tokens_a_step_as_llama_cpp(kind: str) -> None:
     request.output += answer[:1]
     while len(request.output) < len(answer):
         coming = answer[len(request.output) :]
-        guesses = speculation.choose({request: 7}, 1, 15).get(request, ())
-        pairs = enumerate(zip(guesses, coming, strict=False))
-        right = next((i for i, (guess, token) in pairs if guess != token), min(len(guesses), len(coming)))
+        drafts = speculation.choose({request: 7}, 1, 15).get(request, ())
+        pairs = enumerate(zip(drafts, coming, strict=False))
+        right = next((i for i, (draft, token) in pairs if draft != token), min(len(drafts), len(coming)))
         request.output += coming[: right + 1]
-        speculation.learn(request, len(guesses), right, coming[: right + 1])
+        speculation.learn(request, len(drafts), right, coming[: right + 1])
         steps += 1
     theirs = steps_of(prompt, answer, 7)
     assert steps <= theirs < len(answer)

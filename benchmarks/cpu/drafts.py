@@ -1,7 +1,7 @@
 """Measures what guessed tokens bring: a step's cost by its rows, and speed by the share of right guesses.
 
-    python benchmarks/cpu/guesses.py -m FILE --threads 2 --sparsity off exact
-    python benchmarks/cpu/guesses.py --made Q4_0 Q4_K_M --work FOLDER --threads 2 --sparsity off exact
+    python benchmarks/cpu/drafts.py -m FILE --threads 2 --sparsity off exact
+    python benchmarks/cpu/drafts.py --made Q4_0 Q4_K_M --work FOLDER --threads 2 --sparsity off exact
 
 First steps of 1 to 8 rows of one sequence run in turns: their times beside that of one row. Then texts of
 known tokens are replayed, with guesses of which a share is right: the rate with guesses beside that without,
@@ -51,8 +51,8 @@ class Always(Speculation):
 
     n = 0
 
-    def choose(self, rooms: Mapping[Request, int], rows: int, spare: int) -> dict[Request, Sequence[int]]:
-        return {request: [0] * self.n for request, room in rooms.items() if 0 < self.n <= room}
+    def choose(self, buffers: Mapping[Request, int], rows: int, spare: int) -> dict[Request, Sequence[int]]:
+        return {request: [0] * self.n for request, room in buffers.items() if 0 < self.n <= room}
 
 
 def made(folder: Path, type: str, layers: int, threads: int) -> Path:
@@ -99,9 +99,9 @@ def speeds(session: Session, share: float, args: argparse.Namespace) -> float:
     speculation = Speculation([replay], MOST - 1, DECODE_ROWS)
     for seed in range(args.texts):
         seconds = []
-        for guesses in (None, speculation):
+        for drafts in (None, speculation):
             request = request_of(session, args.tokens, seed, args.temperature)
-            engine = Engine(session, reuse=False, speculation=guesses)
+            engine = Engine(session, reuse=False, speculation=drafts)
             engine.add(request)
             while not request.output:
                 engine.step()
@@ -109,7 +109,7 @@ def speeds(session: Session, share: float, args: argparse.Namespace) -> float:
             while not request.finished:
                 engine.step()
             seconds.append(time.perf_counter() - start)
-            if guesses is None:
+            if drafts is None:
                 replay.add(request.seed, request.output)
         found.append(seconds[0] / seconds[1])
     return statistics.median(found[args.texts > 2 :])  # the first one teaches what steps cost

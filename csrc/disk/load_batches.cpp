@@ -1,10 +1,10 @@
-#include "disk/waves.h"
+#include "disk/load_batches.h"
 
 #include <chrono>
 
 namespace hc {
 
-void Waves::next(const Disk::GiveUp& give_up) {
+void LoadBatches::next(const Disk::GiveUp& give_up) {
     turn();
     const auto start = std::chrono::steady_clock::now();
     if (!await(give_up)) return;
