@@ -1,12 +1,12 @@
-/* Adds an error of one unit in the last place to what NumPy computes with BLAS, as another processor would.
+/* Adds an error of one unit in the last place to the BLAS products of NumPy, as another processor would.
  *
  *     cc -shared -fPIC -O2 -o disturbed.so .ci/disturbed_products.c
  *     LD_PRELOAD=./disturbed.so pytest
  *
- * BLAS has other kernels for other processors, which add in another order. A test that needs one of these
- * orders fails with this library, too: equal rows give different bits, and equal products differ.
- * Each element of a product becomes the next float up or down, or stays. Whole numbers stay: their sums are
- * exact in any order. The names are those of the OpenBLAS in NumPy's wheels. */
+ * BLAS has different kernels for other processors, which add in a different order. A test that depends on
+ * one order also fails with this library: equal rows give different bits, and equal products differ. Each
+ * element of a product becomes the next float up or down, or stays. Integers stay: their sums are exact in
+ * any order. The names are those of the OpenBLAS in NumPy's wheels. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
@@ -26,7 +26,7 @@ static int is_blas(struct dl_phdr_info* info, size_t size, void* name) {
     return 1;
 }
 
-/* The function of NumPy's BLAS with this name; ends the process where there is none. */
+/* Returns the function of NumPy's BLAS with this name; ends the process if it does not exist. */
 static void* function(const char* symbol) {
     const char* library = NULL;
     dl_iterate_phdr(is_blas, &library);

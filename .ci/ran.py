@@ -1,9 +1,9 @@
-"""Pytest plugin: notes the tests that pass, and leaves out those that passed in an earlier run.
+"""Pytest plugin: records the tests that pass, and deselects tests that passed in an earlier run.
 
-Tests that do more in the later run are run again: with --full (the fixture ``full``), and with more
+Tests that do more in the later run are not deselected: with --full (the fixture ``full``), and with more
 instruction sets (``open_every``).
 
-HOTCOLD_RAN names a file that gets their names, HOTCOLD_RAN_BEFORE one that an earlier run has written.
+HOTCOLD_RAN names the file to write, HOTCOLD_RAN_BEFORE the file of the earlier run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DO_MORE = {"full", "open_every"}  # fixtures of tests that do more in the later
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """In the process that collects the reports of all others, too."""
+    """Records a passed test. With xdist only the process that collects all reports writes."""
     if _NOTES and report.when == "call" and report.passed and "PYTEST_XDIST_WORKER" not in os.environ:
         with Path(_NOTES).open("a", encoding="utf-8") as notes:
             notes.write(f"{report.nodeid!r}\n")

@@ -1,4 +1,4 @@
-// The module: the pool, what is asked of the processor, and what runs at once.
+// The module: the thread pool, processor features, and functions that run at once.
 #include <atomic>
 #include <chrono>
 
@@ -12,7 +12,7 @@ namespace {
 // The thread on which Python calls signal handlers; set when the module is loaded.
 unsigned long main_thread;
 
-// How many of `ids` and `values` are found.
+// Returns the number of entries written to `ids` and `values`.
 size_t bind_top_k(const Array<const float>& logits, const Maybe<const int32_t>& bias_ids,
                   const Maybe<const float>& bias, const Maybe<const uint64_t>& allowed,
                   const Array<int32_t>& ids, const Floats& values) {
@@ -32,8 +32,8 @@ size_t bind_top_k(const Array<const float>& logits, const Maybe<const int32_t>& 
     return best.size();
 }
 
-// GB/s at which the pool's threads stream through a memory, for about `seconds`. Each thread reads `streams`
-// places of a piece in turn: one stream alone may not have enough cache lines under way to fill the bus.
+// Measures the GB/s at which the pool's threads read a memory, for about `seconds`. Each thread reads
+// `streams` places of a piece in turn: one stream may not have enough cache lines in flight to fill the bus.
 double read_bandwidth(const std::string& isa, Pool& pool, const Memory& memory, double seconds, int streams) {
     const Kernels& k = kernels_of(isa);
     constexpr size_t kPiece = 1 << 20, kTurn = 1 << 10;
@@ -41,7 +41,7 @@ double read_bandwidth(const std::string& isa, Pool& pool, const Memory& memory, 
     if (pieces < 1) refuse("the bandwidth probe needs at least 1 MiB");
     if (streams < 1 || streams > 8) refuse("the bandwidth probe reads 1 to 8 streams a thread");
     const size_t part = kPiece / size_t(streams) / kTurn * kTurn, turn = streams == 1 ? part : kTurn;
-    std::atomic<int64_t> kept{0};  // keeps the reads from being optimised away
+    std::atomic<int64_t> kept{0};  // keeps the compiler from removing the reads
     const auto read = [&](int64_t piece, const Scratch&) {
         const uint8_t* data = memory.data() + size_t(piece) * kPiece;
         for (size_t at = 0; at < part; at += turn)

@@ -1,5 +1,4 @@
-// Shared by the binding files: arrays as they come from Python, and how they are checked. Only files named
-// bind* know nanobind.
+// Shared by the binding files: arrays from Python and their checks. Only files named bind* know nanobind.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -32,13 +31,13 @@ template <class T> using Maybe = std::optional<Array<T>>;
 using Floats = Array<float>;
 using Index = Array<const int32_t>;
 
-// Arguments that are taken exactly as they are, nothing is converted or copied; and those that may be None.
+// Arguments without conversion or copy (_exact); _maybe also allows None.
 inline auto operator""_exact(const char* name, size_t) { return nb::arg(name).noconvert(); }
 inline auto operator""_maybe(const char* name, size_t) { return nb::arg(name).none().noconvert(); }
 
-[[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument(what); }
+[[noreturn]] inline void refuse(const std::string& problem) { throw std::invalid_argument(problem); }
 
-// Length of an axis; 0 where there is none.
+// Length of an axis; 0 if it does not exist.
 template <class A> int64_t axis(const A& a, size_t i) { return i < a.ndim() ? int64_t(a.shape(i)) : 0; }
 
 // Values of one row of an array [rows, ...].
@@ -48,19 +47,19 @@ template <class A> int64_t width_of(const A& a) {
     return width;
 }
 
-inline void check_scratch(int64_t bytes, const std::string& what) {
+inline void check_scratch(int64_t bytes, const std::string& subject) {
     if (bytes > int64_t(kLocalBytes))
-        refuse(what + " take " + std::to_string(bytes) + " bytes of a thread's scratch; allowed: up to " +
+        refuse(subject + " take " + std::to_string(bytes) + " bytes of a thread's scratch; allowed: up to " +
                std::to_string(kLocalBytes));
 }
 
-// The data of an array [>= rows, ...] whose further axes hold `width` values.
+// The data of an array [>= rows, ...] whose other axes hold `width` values.
 template <class T> T* data_of(const Array<T>& a, const char* name, int64_t rows, int64_t width) {
-    const int64_t inner = width_of(a);
-    if (axis(a, 0) < rows || inner != width)
+    const int64_t values = width_of(a);
+    if (axis(a, 0) < rows || values != width)
         refuse(std::string(name) + ": expected at least " + std::to_string(rows) + " rows of " +
                std::to_string(width) + ", got " + std::to_string(axis(a, 0)) + " of " +
-               std::to_string(inner));
+               std::to_string(values));
     return a.data();
 }
 
@@ -68,27 +67,27 @@ template <class T> T* vector_of(const Maybe<T>& a, const char* name, int64_t n) 
     return a ? data_of(*a, name, n, 1) : nullptr;
 }
 
-// A function that a pool's run calls without the GIL, so that Ctrl-C soon ends the run with the exception of
+// Returns the check_interrupt of a run without the GIL: Ctrl-C soon ends the run with the exception of
 // Python's handler. Empty on other threads, where Python calls no handler.
 std::function<void()> check_signals();
 
-// Rows that live in a Memory, perhaps in panels; keeps it alive.
+// Rows in a Memory, perhaps in panels; keeps the Memory alive.
 struct WeightRows {
     std::shared_ptr<Memory> memory;
     Rows rows;
     Panels panels;
-    std::shared_ptr<const std::vector<float>> factors = nullptr;  // those of the rows
+    std::shared_ptr<const std::vector<float>> factors = nullptr;  // of the rows
 };
 
-// Returns the rows of weights, which must not lie in panels.
+// Returns the rows of weights; refuses panels.
 inline const Rows& plain_rows(const WeightRows& weights, const char* op) {
     if (weights.panels.neurons) refuse(std::string(op) + ": these weights lie in panels, rows are needed");
     return weights.rows;
 }
 
-// The arrays of a hotcold.kernels.backend.Batch, by their names there, held while a program reads them.
+// The arrays of a hotcold.kernels.backend.Batch, with the same names, kept alive while a program reads them.
 struct BatchArrays {
-    // std::invalid_argument for arrays that disagree about the batch's limits.
+    // Throws std::invalid_argument if the arrays disagree about the batch's limits.
     explicit BatchArrays(const nb::handle& batch);
     Index counts, tokens, positions, sequence, slots, pages, lengths, logits_rows;
     Index first_rows, row_counts, state_from, state_to;
@@ -103,13 +102,13 @@ struct BoundProgram {
     Program program;
     BatchBounds bounds;
     BatchArrays arrays;
-    int64_t rows(RowsOf of) const { return of == kTokens ? bounds.tokens : bounds.logits; }
+    int64_t rows(RowsOf kind) const { return kind == kTokens ? bounds.tokens : bounds.logits; }
 };
 
-inline RowsOf rows_of(int of) {
-    if (of != kTokens && of != kLogits)
-        refuse("rows " + std::to_string(of) + ": choose 0 (tokens) or 1 (logits)");
-    return RowsOf(of);
+inline RowsOf rows_of(int kind) {
+    if (kind != kTokens && kind != kLogits)
+        refuse("rows " + std::to_string(kind) + ": choose 0 (tokens) or 1 (logits)");
+    return RowsOf(kind);
 }
 
 inline const Kernels& kernels_of(const std::string& isa) {

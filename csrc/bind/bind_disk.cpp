@@ -1,4 +1,4 @@
-// A disk's threads, and the places of a layer's experts that they fill.
+// The disk's threads, and the expert caches that they fill.
 #include "bind/bind.h"
 #include "disk/cold_rows.h"
 #include "disk/expert_cache.h"
@@ -8,8 +8,9 @@
 namespace hc {
 namespace {
 
-// One matrix of each expert: `weights` are those of all places, one after another; in the file each expert's
-// is [rows, row_bytes], from its offset on. `each` of the `pitch` rows that a neuron has side by side.
+// One matrix of each expert. `weights` has the rows of all slots, one after another; the file has [rows,
+// row_bytes] for each expert, from its offset on. `each`: how many of a neuron's `pitch` interleaved rows are
+// taken.
 CachePart part_of(int64_t experts, int64_t slots, const Disk& disk, const WeightRows& weights, bool by_output,
                   int file, std::vector<int64_t> offsets, int64_t rows, int64_t row_bytes, int64_t each,
                   int64_t pitch) {
@@ -60,8 +61,8 @@ ReadWay way_of(std::optional<bool> rings) {
     return !rings ? ReadWay::kBest : *rings ? ReadWay::kRings : ReadWay::kThreads;
 }
 
-// What a read at loading asks whether to give up.
-template <class Loaded> void fill_of(Loaded&& load) {
+// Runs a load that checks for signals and gives up when a handler raises.
+template <class Load> void fill_of(Load&& load) {
     const std::function<void()> check = check_signals();
     nb::gil_scoped_release release;
     load([&check] {

@@ -9,16 +9,16 @@
 namespace hc {
 namespace {
 
-// Experts' rows, as a backend gives them: where each one's end.
+// End of each expert's rows, as a backend passes them.
 using Ends = std::vector<int64_t>;
 
 void check_ends(const Ends& ends, int64_t neurons, int64_t chosen, const char* op) {
-    const std::string what(op);
+    const std::string name(op);
     if (ends.empty() || ends.front() < 0 || ends.back() != neurons ||
         !std::is_sorted(ends.begin(), ends.end()))
-        refuse(what + ": the ends of experts must ascend to " + std::to_string(neurons));
+        refuse(name + ": the ends of experts must ascend to " + std::to_string(neurons));
     if (chosen < 1 || chosen > int64_t(ends.size()))
-        refuse(what + ": " + std::to_string(chosen) + " experts for each row; allowed: 1 to " +
+        refuse(name + ": " + std::to_string(chosen) + " experts for each row; allowed: 1 to " +
                std::to_string(ends.size()));
 }
 
@@ -33,13 +33,13 @@ struct FfnWeights {
     Ends ends;
     int64_t chosen;
     std::shared_ptr<LoadBatches>
-        load_batches;  // in which experts are used, which are read; null: all lie in memory
+        load_batches;  // batches of experts that are loaded when needed; null: all are in memory
 
     int64_t experts() const { return int64_t(ends.size()); }
     int64_t max_leaves() const { return (kMaxLeaves + chosen - 1) / chosen; }
 };
 
-// Down by output: a matrix (dim, N) for each expert that has neurons, which then are as many for each.
+// Down by output: a matrix (dim, N) for each expert with neurons; these experts have equally many.
 bool fits_by_output(const Rows& down, const Panels& panels, const Rows& up, const Ends& ends) {
     int64_t before = 0, experts = 0;
     for (const int64_t end : ends) {
@@ -57,7 +57,7 @@ bool fits_by_neuron(const Rows& down, const Panels& panels, const Rows& up, cons
     return down.count == up.count && down.cols == (up.cols + kBlock - 1) / kBlock * kBlock;
 }
 
-// Where the neurons of each place end; experts have as many each.
+// End of the neurons of each slot; all experts have equally many.
 Ends ends_of_slots(const ExpertCache& cache, int64_t rows, const Ends& ends) {
     const int64_t neurons = rows / cache.slots();
     Ends slots, experts;
@@ -82,10 +82,10 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
                        std::shared_ptr<ColdRows> cold) {
     const Rows &up = plain_rows(up_rows, "ffn: up"), &down = down_rows.rows;
     if (gate) plain_rows(*gate, "ffn: gate");
-    const Ends held = cache ? ends_of_slots(*cache, up.count, ends) : ends;
+    const Ends slot_ends = cache ? ends_of_slots(*cache, up.count, ends) : ends;
     check_ends(ends, cache ? ends.back() : up.count, chosen, "ffn");
     const auto fits = by_output ? fits_by_output : fits_by_neuron;
-    if (!fits(down, down_rows.panels, up, held) ||
+    if (!fits(down, down_rows.panels, up, slot_ends) ||
         (gate && (gate->rows.count != up.count || gate->rows.cols != up.cols)))
         refuse("ffn: gate, up and down do not fit each other");
     if (activation < 0 || activation > kSwigluOai) refuse("ffn: unknown activation");
@@ -106,29 +106,30 @@ FfnWeights ffn_weights(std::optional<WeightRows> gate, const WeightRows& up_rows
 
 using Ids = Array<const int32_t>;
 
-// Makes the choice of experts by a step's rows, in arrays [>= rows, chosen].
+// The experts chosen by a step's rows, in arrays [>= rows, chosen].
 std::shared_ptr<const Experts> chosen_of(const Ends& ends, int64_t chosen, const Ids& ids,
                                          const Maybe<const float>& factors, int64_t rows, const char* op) {
-    const std::string what(op);
+    const std::string name(op);
     auto experts = std::make_shared<Experts>(ends, chosen);
-    experts->ids = data_of(ids, (what + ": ids").c_str(), rows, chosen);
-    if (factors) experts->factors = data_of(*factors, (what + ": factors").c_str(), rows, chosen);
+    experts->ids = data_of(ids, (name + ": ids").c_str(), rows, chosen);
+    if (factors) experts->factors = data_of(*factors, (name + ": factors").c_str(), rows, chosen);
     return experts;
 }
 
 void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, const WeightRows& second,
                   bool relu, const Array<const float>& threshold, const Array<uint64_t>& mask,
                   const Ends& ends, int64_t chosen, const Maybe<const int32_t>& ids) {
-    const Rows &one = plain_rows(first, "predict"), &two = plain_rows(second, "predict");
-    if (two.cols != one.count) refuse("predict: the factors do not fit each other");
-    check_ends(ends, two.count, chosen, "predict");
+    const Rows &first_rows = plain_rows(first, "predict"), &second_rows = plain_rows(second, "predict");
+    if (second_rows.cols != first_rows.count) refuse("predict: the factors do not fit each other");
+    check_ends(ends, second_rows.count, chosen, "predict");
     if (ends.size() > 1 && !ids) refuse("predict: of several experts, ids must say which are chosen");
     const int64_t rows = std::min<int64_t>(p.rows(kTokens), kMaxDecodeRows);
     const Experts experts(ends, chosen);
     const int64_t width = experts.words.back();
     const Masks words{data_of(mask, "predict: mask", rows, width), width};
-    const float* values = data_of(x, "predict: x", rows, one.cols);
-    const Predictor predictor{one, two, relu, data_of(threshold, "predict: threshold", two.count, 1)};
+    const float* values = data_of(x, "predict: x", rows, first_rows.cols);
+    const Predictor predictor{first_rows, second_rows, relu,
+                              data_of(threshold, "predict: threshold", second_rows.count, 1)};
     if (!ids) return p.program.predict(values, predictor, words);
     p.program.predict(values, predictor, words, chosen_of(ends, chosen, *ids, {}, rows, "predict"));
 }
@@ -159,7 +160,7 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
     f.max_leaves = int(w.max_leaves());
     const int64_t words = Experts(w.ends, w.chosen).words.back();
     if (mask) {
-        const int64_t width = std::max(words, width_of(*mask));  // the first words are this layer's
+        const int64_t width = std::max(words, width_of(*mask));  // the first words belong to this layer
         f.mask = {data_of(*mask, "ffn: mask", decode, width), width};
     }
     if (fired) f.fired = {data_of(*fired, "ffn: fired", decode, words), words};

@@ -7,7 +7,7 @@ namespace {
 
 using Counts = Array<int32_t>;
 
-// Gives up a wait where Python's signal handler raises; see check_signals().
+// Gives up a wait when Python's signal handler raises; see check_signals().
 FlagLink::GiveUp give_up_on_signals() {
     const std::function<void()> check = check_signals();
     if (!check) return {};
@@ -43,10 +43,10 @@ void bind_post(BoundProgram& p, std::shared_ptr<FlagLink> link, int layer, const
     const int64_t decode = std::min<int64_t>(rows, kMaxDecodeRows);
     const uint64_t* masks = mask ? data_of(*mask, "post: mask", decode, words) : nullptr;
     Program::Posted from{data_of(x, "post: x", rows, box.dim), masks, words, nullptr, nullptr};
-    const bool all = ids && factors && box_ids && box_factors;
-    if (!all && (ids || factors || box_ids || box_factors))
+    const bool has_experts = ids && factors && box_ids && box_factors;
+    if (!has_experts && (ids || factors || box_ids || box_factors))
         refuse("post: chosen experts, and a mailbox without room for them, or the other way round");
-    if (all) {
+    if (has_experts) {
         box.experts = width_of(*box_ids);
         box.ids = data_of(*box_ids, "mailbox: ids", rows, box.experts);
         box.factors = data_of(*box_factors, "mailbox: factors", rows, box.experts);
@@ -63,7 +63,7 @@ void bind_collect(BoundProgram& p, std::shared_ptr<FlagLink> link, int layer, co
     p.program.collect(std::move(link), box, data_of(out, "collect: out", p.rows(kTokens), box.dim));
 }
 
-// Without the GIL, until the link ends.
+// Runs without the GIL until the link ends.
 void bind_serve(Link& link, const std::vector<std::pair<int, BoundProgram*>>& layers) {
     ColdLayers cold;
     for (const auto& [layer, program] : layers) {
@@ -77,9 +77,10 @@ void bind_serve(Link& link, const std::vector<std::pair<int, BoundProgram*>>& la
 using Moments = std::vector<std::tuple<int, int, int64_t>>;
 
 Moments moments(const Link& link) {
-    Moments found;
-    for (const Mark& mark : link.marks.taken()) found.push_back({mark.moment, mark.layer, mark.nanoseconds});
-    return found;
+    Moments moments;
+    for (const Mark& mark : link.marks.taken())
+        moments.push_back({mark.moment, mark.layer, mark.nanoseconds});
+    return moments;
 }
 
 }  // namespace

@@ -9,10 +9,10 @@ namespace hc {
 namespace {
 
 Index array_of(const nb::handle& batch, const char* name) {
-    Index found;
-    if (!nb::try_cast(nb::object(batch.attr(name)), found, false))
+    Index array;
+    if (!nb::try_cast(nb::object(batch.attr(name)), array, false))
         throw nb::type_error((std::string("a batch's ") + name + " must be an array of int32").c_str());
-    return found;
+    return array;
 }
 
 void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Pool> pool,
@@ -68,8 +68,8 @@ void bind_linear_heads(BoundProgram& p, const Floats& x, const WeightRows& weigh
     const Rows& w = plain_rows(weights, "linear_heads");
     const int64_t rows = p.rows(kTokens);
     if (x.ndim() != 3 || out.ndim() != 3) refuse("linear_heads: x and out must be [T, H, values]");
-    const int64_t heads = axis(x, 1), width = axis(x, 2), each = axis(out, 2);
-    if (heads < 1 || each < 1 || heads * each != w.count || width < w.cols)
+    const int64_t heads = axis(x, 1), width = axis(x, 2), head_rows = axis(out, 2);
+    if (heads < 1 || head_rows < 1 || heads * head_rows != w.count || width < w.cols)
         refuse("linear_heads: weights must be [H * rows, columns], x no narrower than the columns");
     p.program.linear_heads(data_of(x, "linear_heads: x", rows, heads * width), width, w, heads,
                            data_of(out, "linear_heads: out", rows, w.count));
@@ -95,7 +95,7 @@ void bind_rope(BoundProgram& p, const Floats& x, const Array<const float>& cos, 
                    head_dim);
 }
 
-// Caches are [page, K, kPage, head_dim], float32, or float16 handed over as uint16; or Q8_0 blocks as bytes.
+// Caches are [page, K, kPage, head_dim]: float32, float16 passed as uint16, or Q8_0 blocks as bytes.
 using CacheArray = nb::ndarray<nb::c_contig, nb::device::cpu, nb::ndim<4>>;
 
 Cache cache_of(const CacheArray& k, const CacheArray& v) {
@@ -184,13 +184,13 @@ void bind_softcap(BoundProgram& p, const Floats& logits, float cap) {
 int64_t bind_scratch(int64_t tokens, int64_t logits, int64_t pages_per_sequence, int64_t dim, int64_t heads,
                      int64_t kv_heads, int64_t head_dim, int64_t neurons, int64_t experts, int64_t chosen,
                      int64_t shared, bool by_output) {
-    for (const int64_t each : {tokens, dim, kv_heads, head_dim, neurons, experts, chosen})
-        if (each < 1) refuse("scratch of a step: at least one of everything is needed");
+    for (const int64_t count : {tokens, dim, kv_heads, head_dim, neurons, experts, chosen})
+        if (count < 1) refuse("scratch of a step: at least one of everything is needed");
     return int64_t(step_scratch_bytes({tokens, logits, pages_per_sequence, dim, heads, kv_heads, head_dim,
                                        neurons, experts, chosen, shared, by_output}));
 }
 
-// Without the GIL.
+// Runs without the GIL.
 void bind_run(BoundProgram& p, const Maybe<int64_t>& nanoseconds) {
     const std::function<void()> check = check_signals();
     int64_t* spent = vector_of(nanoseconds, "run: nanoseconds", int64_t(p.program.steps()));
@@ -216,9 +216,10 @@ BatchArrays::BatchArrays(const nb::handle& batch)
     if (pages.ndim() != 2) refuse("a batch's pages must be [sequences, pages per sequence]");
     if (!tokens.size()) refuse("a batch has room for 0 tokens: at least 1 is needed");
     bool agree = counts.size() == 4 && lengths.size() == pages.shape(0);
-    for (const Index* each : {&positions, &sequence, &slots, &state_to})
-        agree &= each->size() == tokens.size();
-    for (const Index* each : {&first_rows, &row_counts, &state_from}) agree &= each->size() == lengths.size();
+    for (const Index* array : {&positions, &sequence, &slots, &state_to})
+        agree &= array->size() == tokens.size();
+    for (const Index* array : {&first_rows, &row_counts, &state_from})
+        agree &= array->size() == lengths.size();
     if (!agree) refuse("a batch's arrays disagree about its limits");
 }
 

@@ -1,14 +1,14 @@
-// Blocks made of floats: rows are cut among the pool's threads.
+// Quantises floats to blocks: rows are cut among the pool's threads.
 #include "bind/bind.h"
 #include "quantise/quantise.h"
 
 namespace hc {
 namespace {
 
-// values [rows, n] into out [rows, row bytes]. ValueError: a value that the type cannot hold.
+// values [rows, n] into out [rows, row bytes]. Raises ValueError for a value that the type cannot hold.
 void bind_quantise_rows(const std::string& isa, int type, const Array<const float>& values,
                         const Maybe<const float>& importance, const Array<uint8_t>& out, Pool& pool) {
-    kernels_of(isa);  // refuses one that this processor lacks
+    kernels_of(isa);  // refuses an instruction set that this processor lacks
     const BlockWriter* writer = find_writer(type, isa.c_str());
     if (!writer) refuse("quantise: no type of number " + std::to_string(type) + " is written");
     if (values.ndim() != 2 || out.ndim() != 2 || !values.size())

@@ -1,4 +1,4 @@
-// The ops that keep a state, and what such layers need besides.
+// The ops that keep a state, and other ops of such layers.
 #include "bind/bind.h"
 #include "ops/scratch.h"
 
@@ -14,9 +14,9 @@ States states_of(const Floats& state, const char* op, size_t axes) {
     return {state.data(), int64_t(state.shape(0)), width_of(state)};
 }
 
-void check_shared(const char* what, int64_t whole, int64_t parts) {
+void check_shared(const char* name, int64_t whole, int64_t parts) {
     if (parts < 1 || whole % parts)
-        refuse(std::string(what) + ": " + std::to_string(whole) + " of them cannot be shared evenly by " +
+        refuse(std::string(name) + ": " + std::to_string(whole) + " of them cannot be shared evenly by " +
                std::to_string(parts));
 }
 

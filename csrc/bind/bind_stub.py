@@ -1,7 +1,7 @@
-"""Writes src/hotcold/kernels/_native.pyi, what type checkers are told of the extension: ``python
-csrc/bind/bind_stub.py``, after the package was installed with other signatures.
+"""Writes src/hotcold/kernels/_native.pyi, the extension's types for type checkers.
 
-``--check`` compares instead with what is there. Needs nanobind and ruff."""
+Run ``python csrc/bind/bind_stub.py`` after signatures have changed and the package is installed again.
+``--check`` compares with the existing file instead. Needs nanobind and ruff."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nanobind.stubgen import StubGen
 from hotcold.kernels import _native
 
 STUB = Path(__file__).resolve().parents[2] / "src/hotcold/kernels/_native.pyi"
-#: The order, the device and whether an array is only read are more than type checkers look at.
+#: Order, device and read-only flags of arrays, which type checkers ignore.
 ANNOTATED = re.compile(r"Annotated\[(NDArray(?:\[[\w.]+\])?), dict\((?:[^()]|\([^()]*\))*\)\]")
 TITLE = '"""The C++ extension: csrc/bind/bind_stub.py wrote this. Arrays must be C-contiguous."""\n\n'
 

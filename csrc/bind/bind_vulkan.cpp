@@ -1,4 +1,4 @@
-// Devices that Vulkan drivers offer.
+// Devices of the Vulkan drivers.
 #include <nanobind/stl/map.h>
 
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 
 using Bytes = Array<const uint8_t>;
 
-// A device, its memory, and the way there.
+// A device, its memory, and the staging buffers for it.
 struct OpenDevice {
     std::shared_ptr<Device> device;
     std::shared_ptr<Heap> heap;
@@ -70,12 +70,12 @@ std::shared_ptr<Pipeline> bind_pipeline(OpenDevice& self, const nb::bytes& spirv
                                         uint32_t push_bytes, const std::vector<int64_t>& constants) {
     const std::vector<uint32_t> words = words_of(spirv);
     std::vector<uint32_t> values;
-    for (int64_t each : constants) values.push_back(uint32_t(each));
+    for (int64_t constant : constants) values.push_back(uint32_t(constant));
     nb::gil_scoped_release release;
     return std::make_shared<Pipeline>(self.device, words, ranges, push_bytes, values);
 }
 
-// With the arrays that it reads in every run.
+// A recorder with the arrays that it reads in every run.
 struct BoundRecorder {
     Recorder recorder;
     std::optional<BatchArrays> arrays;
@@ -113,10 +113,10 @@ void bind_batch(BoundRecorder& r, std::shared_ptr<Memory> memory, const nb::obje
             refuse("a bound of '" + name + "': choose tokens, positions, pages or state_slots");
     }
     // In the order of csrc/shaders/batch.glsl.
-    for (const Index* each :
+    for (const Index* array :
          {&arrays.tokens, &arrays.positions, &arrays.sequence, &arrays.slots, &arrays.pages, &arrays.lengths,
           &arrays.logits_rows, &arrays.first_rows, &arrays.row_counts, &arrays.state_from, &arrays.state_to})
-        place.add(each->data(), each->size());
+        place.add(array->data(), array->size());
     r.open().batch(std::move(place));
     r.arrays = arrays;
 }
@@ -125,37 +125,38 @@ using RangeOf = std::tuple<std::shared_ptr<Memory>, uint64_t, uint64_t, bool>;
 
 void bind_dispatch(BoundRecorder& r, std::shared_ptr<Pipeline> pipeline, const std::vector<RangeOf>& ranges,
                    const nb::bytes& push, uint32_t x, uint32_t y, uint32_t z) {
-    std::vector<Range> own;
+    std::vector<Range> bound_ranges;
     for (const auto& [memory, offset, bytes, written] : ranges)
-        own.push_back({memory, offset, bytes, written});
+        bound_ranges.push_back({memory, offset, bytes, written});
     const auto* bytes = reinterpret_cast<const uint8_t*>(push.c_str());
-    r.open().dispatch(std::move(pipeline), std::move(own), {bytes, bytes + push.size()}, {x, y, z});
+    r.open().dispatch(std::move(pipeline), std::move(bound_ranges), {bytes, bytes + push.size()}, {x, y, z});
 }
 
 BoundVulkanProgram bind_finish(BoundRecorder& r) {
     Recorder& recorder = r.open();
     r.finished = true;
     nb::gil_scoped_release release;
-    std::shared_ptr<Program> made = recorder.finish();
-    Program* const program = made.get();
-    // It waits for the device when it is destroyed: no other thread of Python's has to.
-    const auto drop = [made = std::move(made)](Program*) mutable {
-        nb::gil_scoped_release without;
-        made.reset();
+    std::shared_ptr<Program> finished = recorder.finish();
+    Program* const program = finished.get();
+    // A program waits for the device when it is destroyed: without the GIL, other Python threads run
+    // meanwhile.
+    const auto drop = [finished = std::move(finished)](Program*) mutable {
+        nb::gil_scoped_release no_gil;
+        finished.reset();
     };
     return {std::shared_ptr<Program>(program, drop), std::move(r.arrays)};
 }
 
-// Raises Python's own class, with the bytes.
+// Raises Python's own class with the byte counts.
 void raise_memory_error(const std::exception_ptr& thrown, void* type) {
     try {
         std::rethrow_exception(thrown);
     } catch (const VulkanMemoryError& error) {
-        nb::object made = nb::borrow(static_cast<PyObject*>(type))(error.what());
-        made.attr("asked") = error.asked;
-        made.attr("allocated") = error.allocated;
-        made.attr("budget") = error.budget ? nb::object(nb::int_(error.budget)) : nb::none();
-        PyErr_SetObject(static_cast<PyObject*>(type), made.ptr());
+        nb::object instance = nb::borrow(static_cast<PyObject*>(type))(error.what());
+        instance.attr("asked") = error.asked;
+        instance.attr("allocated") = error.allocated;
+        instance.attr("budget") = error.budget ? nb::object(nb::int_(error.budget)) : nb::none();
+        PyErr_SetObject(static_cast<PyObject*>(type), instance.ptr());
     }
 }
 
@@ -171,19 +172,19 @@ void bind_open_rows(const std::string& type, const Array<const uint8_t>& data, c
                     const Array<uint8_t>& scales) {
     static const std::map<std::string, OpenedType> types{
         {"Q2_K", OpenedType::kQ2K}, {"Q3_K", OpenedType::kQ3K}, {"IQ4_XS", OpenedType::kIQ4XS}};
-    const auto found = types.find(type);
-    if (found == types.end()) refuse("rows of " + type + ": choose Q2_K, Q3_K or IQ4_XS");
+    const auto entry = types.find(type);
+    if (entry == types.end()) refuse("rows of " + type + ": choose Q2_K, Q3_K or IQ4_XS");
     if (data.ndim() != 2 || codes.ndim() != 2 || scales.ndim() != 2)
         refuse("open_rows: [rows, bytes] are needed");
     const int64_t rows = int64_t(data.shape(0)),
-                  supers = int64_t(data.shape(1)) / bytes_of_256(found->second);
-    if (supers < 1 || int64_t(data.shape(1)) != supers * bytes_of_256(found->second))
+                  supers = int64_t(data.shape(1)) / bytes_of_256(entry->second);
+    if (supers < 1 || int64_t(data.shape(1)) != supers * bytes_of_256(entry->second))
         refuse("a row of " + std::to_string(data.shape(1)) + " bytes: whole blocks of " + type +
                " are needed");
     data_of(codes, "codes", rows, 128 * supers);
     data_of(scales, "scales", rows, 64 * supers);
     nb::gil_scoped_release release;
-    open_rows(found->second, data.data(), rows, 8 * supers, codes.data(), scales.data());
+    open_rows(entry->second, data.data(), rows, 8 * supers, codes.data(), scales.data());
 }
 
 void bind_info(nb::module_& m) {
@@ -214,7 +215,7 @@ void bind_vulkan(nb::module_& m) {
     using namespace vulkan;
     using vulkan::Memory;
     using Release = nb::call_guard<nb::gil_scoped_release>;
-    // For the user, whatever raises them: nothing else has to turn them into something else.
+    // Errors for the user: Python code need not convert them.
     const auto gpus = nb::module_::import_("hotcold.kernels.gpu");
     const auto error = nb::exception<VulkanError>(m, "VulkanError", gpus.attr("GPUError").ptr());
     const nb::tuple both = nb::make_tuple(error, gpus.attr("GPUMemoryError"));
@@ -225,7 +226,7 @@ void bind_vulkan(nb::module_& m) {
     bind_info(m);
     nb::class_<Memory>(m, "VulkanMemory")
         .def_prop_ro("nbytes", &Memory::size)
-        .def_prop_ro("host", &bind_host, nb::rv_policy::automatic);  // it owns what it shows
+        .def_prop_ro("host", &bind_host, nb::rv_policy::automatic);  // the array keeps the memory alive
     nb::class_<Pipeline>(m, "VulkanPipeline");
     nb::class_<VulkanLink::Counts>(m, "VulkanLinkCounts")
         .def_ro("steps", &VulkanLink::Counts::steps)

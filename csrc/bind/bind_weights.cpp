@@ -1,4 +1,4 @@
-// Weights: memory, rows and panels in it, and how they are filled from a file or an array.
+// Weights: memory, rows and panels in it, filled from a file or an array.
 #include <cerrno>
 
 #include "bind/bind.h"
@@ -25,7 +25,7 @@ int64_t panels_size(int64_t dim, int64_t neurons, int type) {
     return neurons / panels.neurons * panels.bytes();
 }
 
-// A matrix (dim, neurons) as panels, which fill a memory of their own.
+// A matrix (dim, neurons) as panels that fill a memory of their own.
 WeightRows panel_rows(std::shared_ptr<Memory> memory, int64_t dim, int64_t neurons, int type) {
     if (dim < 1 || neurons < 1 || panels_size(dim, neurons, type) > int64_t(memory->size()))
         refuse("panels lie outside their memory");
@@ -35,7 +35,7 @@ WeightRows panel_rows(std::shared_ptr<Memory> memory, int64_t dim, int64_t neuro
     return {std::move(memory), rows, panels};
 }
 
-// Rows [first, first + count) of some weights; of panels, whole ones.
+// Rows [first, first + count) of weights; of panels, whole panels.
 WeightRows part_of(const WeightRows& w, int64_t first, int64_t count) {
     if (first < 0 || count < 1 || count > w.rows.count - first) refuse("no such part of the weights");
     WeightRows part = w;
@@ -50,7 +50,7 @@ WeightRows part_of(const WeightRows& w, int64_t first, int64_t count) {
     return part;
 }
 
-// The same rows, each of which is multiplied by one of `factors`.
+// The same rows, each multiplied by one of `factors`.
 WeightRows multiplied(const WeightRows& w, const Array<const float>& factors) {
     if (!is_opened(w.rows.type)) refuse("multiplied: rows of this type have no factors");
     if (factors.ndim() != 1 || int64_t(factors.size()) != w.rows.count)
@@ -64,23 +64,24 @@ WeightRows multiplied(const WeightRows& w, const Array<const float>& factors) {
 
 using Numbers = Maybe<const int64_t>;
 
-// Fills weights from `rows` rows of a tensor, or from those chosen of them; by output, from its columns.
+// Fills weights from `rows` rows of a tensor, or from the chosen ones; by output, from its columns.
 int fill_weights(const WeightRows& to, Source source, bool by_output, const Numbers& chosen, Pool& pool) {
     const Target target{to.rows, to.panels, by_output};
     const Rows& r = to.rows;
     const int64_t block = block_size(r.type).bytes, per_column = by_output ? block_size(r.type).weights : 1;
-    // Units that are filled: file rows, or columns of blocks.
-    const int64_t wanted = r.count / per_column, there = by_output ? source.row_bytes / block : source.rows;
+    // Units to fill: file rows, or columns of blocks.
+    const int64_t wanted = r.count / per_column,
+                  available = by_output ? source.row_bytes / block : source.rows;
     if (to.panels.neurons ? !by_output || (source.rows + kBlock - 1) / kBlock * kBlock != r.cols
                           : by_output && (is_quantised(r.type) || source.rows != r.cols))
         refuse("the tensor does not fit the panels or rows");
     if (by_output ? source.row_bytes % block : source.row_bytes != row_size(r.type, r.cols))
         refuse("the tensor's rows do not fit the weights");
-    if (chosen ? int64_t(chosen->size()) != wanted : there != wanted)
+    if (chosen ? int64_t(chosen->size()) != wanted : available != wanted)
         refuse("the tensor does not have as many rows as the weights");
     for (int64_t i = 0; chosen && i < wanted; ++i) {
         const int64_t seen = chosen->data()[i];
-        if (seen < 0 || seen >= there || (i && seen <= chosen->data()[i - 1]))
+        if (seen < 0 || seen >= available || (i && seen <= chosen->data()[i - 1]))
             refuse("chosen rows must be those of the tensor, in ascending order");
     }
     source.chosen = chosen ? chosen->data() : nullptr;
@@ -89,7 +90,7 @@ int fill_weights(const WeightRows& to, Source source, bool by_output, const Numb
     return fill(target, source, pool, check);
 }
 
-// Packs file rows [rows, row_bytes] that lie in memory.
+// Packs file rows [rows, row_bytes] in memory.
 void pack_tensor(const WeightRows& to, const Array<const uint8_t>& from, Pool& pool, bool by_output,
                  const Numbers& chosen) {
     if (from.ndim() != 2) refuse("tensor: [rows, row_bytes] is needed");
@@ -100,7 +101,8 @@ void pack_tensor(const WeightRows& to, const Array<const uint8_t>& from, Pool& p
     fill_weights(to, source, by_output, chosen, pool);
 }
 
-// The same of an open file from byte `offset` on. OSError: a read failed; EOFError: the file ended.
+// The same from an open file, starting at byte `offset`. Raises OSError if a read fails, EOFError if the file
+// ends.
 void read_tensor(const WeightRows& to, int file, int64_t offset, int64_t rows, int64_t row_bytes, Pool& pool,
                  bool by_output, const Numbers& chosen) {
     if (file < 0 || offset < 0 || rows < 1 || row_bytes < 1) refuse("no such part of a file");
@@ -120,7 +122,7 @@ void read_tensor(const WeightRows& to, int file, int64_t offset, int64_t rows, i
     throw nb::python_error();
 }
 
-// The bytes as they lie in memory, for tests: those of the rows one after another, or of the panels.
+// For tests: the bytes in memory, of the rows one after another or of the panels.
 nb::bytes packed(const WeightRows& w) {
     const Rows& r = w.rows;
     if (w.panels.neurons)

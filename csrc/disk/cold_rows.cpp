@@ -5,7 +5,7 @@
 
 namespace hc {
 
-// Bytes of rows that nobody needs and that are read along, where that saves a read.
+// Maximum bytes of unneeded rows that are read with others to save a read.
 static constexpr int64_t kGap = 8 << 10;
 
 ColdRows::ColdRows(std::shared_ptr<Disk> disk, std::string name, int64_t neurons, std::vector<int64_t> hot,
@@ -31,13 +31,13 @@ void ColdRows::fill(const Disk::GiveUp& give_up) {
     for (int64_t e = 0; e < experts(); ++e) {
         if (!hot_[size_t(e)]) continue;
         state_[size_t(e)].runs = {{0, hot_[size_t(e)]}};
-        ask(e);
-        state_[size_t(e)].runs.clear();  // they stay
+        request(e);
+        state_[size_t(e)].runs.clear();  // the hot rows stay
     }
     for (int64_t e = 0; e < experts(); ++e) take(e, give_up);
 }
 
-// Neurons of an expert that are read: those that are wanted and not hot, and gaps.
+// Finds the runs of neurons to read: wanted ones that are not hot, and gaps.
 void ColdRows::find_runs(int64_t expert, const uint64_t* wanted) {
     std::vector<Run>& runs = state_[size_t(expert)].runs;
     runs.clear();
@@ -63,51 +63,51 @@ void ColdRows::find_runs(int64_t expert, const uint64_t* wanted) {
     counts_.misses += cold;
 }
 
-// What so many neurons' rows take in memory.
+// Bytes of memory that the rows of `neurons` neurons take.
 int64_t ColdRows::bytes_of(int64_t neurons) const {
     return neurons * parts_.front().slot.rows.stride * parts_.front().each;
 }
 
-void ColdRows::ask(int64_t expert) {
-    Expert& own = state_[size_t(expert)];
-    own.arrival = std::make_shared<Arrival>();
+void ColdRows::request(int64_t expert) {
+    Expert& state = state_[size_t(expert)];
+    state.arrival = std::make_shared<Arrival>();
     std::vector<DiskRead> reads;
-    for (const Run& run : own.runs)
+    for (const Run& run : state.runs)
         for (const CachePart& part : parts_)
-            part.add_reads(expert, expert, run.first, run.end, own.arrival, reads);
+            part.add_reads(expert, expert, run.first, run.end, state.arrival, reads);
     disk_->read(std::move(reads));
 }
 
-void ColdRows::ask_some() {
-    for (; asked_ < coming_.size(); ++asked_) {
-        const int64_t rows = state_[size_t(coming_[asked_])].rows;
-        if (taken_ && taken_ + rows > neurons_at_once_) return;
-        taken_ += rows;
-        ask(coming_[asked_]);
+void ColdRows::request_next() {
+    for (; requested_ < coming_.size(); ++requested_) {
+        const int64_t rows = state_[size_t(coming_[requested_])].rows;
+        if (rows_taken_ && rows_taken_ + rows > neurons_at_once_) return;
+        rows_taken_ += rows;
+        request(coming_[requested_]);
     }
 }
 
 void ColdRows::give_back(int64_t expert) {
-    Expert& own = state_[size_t(expert)];
-    if (own.runs.empty()) return;
-    // All that is cold: a page that two runs' ends share would stay if each run's whole pages were given
-    // back.
+    Expert& state = state_[size_t(expert)];
+    if (state.runs.empty()) return;
+    // Give back all cold rows at once: two runs may share a page at their ends, and returning each run's
+    // whole pages would keep it.
     const int64_t first = expert * neurons_;
     parts_.front().memory->give_back(size_t(bytes_of(first + hot_[size_t(expert)])),
                                      size_t(bytes_of(first + neurons_)));
-    own.runs.clear();
-    taken_ -= own.rows;
+    state.runs.clear();
+    rows_taken_ -= state.rows;
 }
 
-// Ends what a step left that did not end: reads that nobody began are dropped, others are waited for. False
-// where that was given up.
+// Ends the reads that a step left: drops those not begun and waits for the others. Returns false if the wait
+// was given up.
 bool ColdRows::settle(const Disk::GiveUp& give_up) {
-    for (Expert& own : state_)
-        if (own.arrival) disk_->drop(*own.arrival);
+    for (Expert& state : state_)
+        if (state.arrival) disk_->drop(*state.arrival);
     for (int64_t e = 0; e < experts(); ++e) {
-        Expert& own = state_[size_t(e)];
-        if (own.arrival && !disk_->wait(*own.arrival, give_up)) return false;
-        own.arrival.reset();
+        Expert& state = state_[size_t(e)];
+        if (state.arrival && !disk_->wait(*state.arrival, give_up)) return false;
+        state.arrival.reset();
         give_back(e);
     }
     return true;
@@ -124,9 +124,9 @@ void ColdRows::begin(const std::vector<int32_t>& experts, const uint64_t* wanted
         if (state_[size_t(expert)].rows) coming_.push_back(expert);
         load_batch_of_[size_t(expert)] = state_[size_t(expert)].rows ? int64_t(coming_.size()) : 0;
     }
-    asked_ = 0;
-    taken_ = 0;
-    ask_some();
+    requested_ = 0;
+    rows_taken_ = 0;
+    request_next();
 }
 
 void ColdRows::take(int64_t expert, const Disk::GiveUp& give_up) {
@@ -141,7 +141,7 @@ void ColdRows::take(int64_t expert, const Disk::GiveUp& give_up) {
 void ColdRows::turn() {
     end();
     ++load_batch_;
-    ask_some();
+    request_next();
 }
 
 bool ColdRows::await(const Disk::GiveUp& give_up) {

@@ -33,11 +33,11 @@ std::string why_not_read(int error) {
 }
 
 OwnFile open_again(int file, bool direct) {
-    const int own = direct ? open_direct(file) : -1;
-    if (own >= 0) {  // some file systems open such a file and then refuse to read it
+    const int number = direct ? open_direct(file) : -1;
+    if (number >= 0) {  // some file systems open the file and then refuse the read
         const AlignedBytes buffer = allocate_aligned(2 * kDiskBlock);
-        if (read_at(own, first_block(buffer), kDiskBlock, 0) >= 0) return {own, true};
-        close_file(own);
+        if (read_at(number, first_block(buffer), kDiskBlock, 0) >= 0) return {number, true};
+        close_file(number);
     }
     return {duplicate(file), false};
 }
@@ -59,33 +59,34 @@ int Disk::at_once(int pieces, int64_t bytes, bool rings) {
     return int(std::min<int64_t>(threads * kReadsOfRing, pieces * of_read_buffer));
 }
 
-// Block ends on both sides, and what an aligned address takes.
+// Adds space for block ends on both sides and for alignment.
 int64_t ReadBuffers::bytes(int64_t largest) { return up_to_block(std::max(largest, kRead)) + 3 * kDiskBlock; }
 
 uint8_t* ReadBuffers::take(int64_t bytes, int& number) {
-    bytes = up_to_block(bytes);  // the next read's room begins at a block, too
-    ReadBuffer* found = nullptr;
+    bytes = up_to_block(bytes);  // the next read must start at a block
+    ReadBuffer* best = nullptr;
     for (ReadBuffer& read_buffer : read_buffers_) {
         if (!read_buffer.reads) read_buffer.used = 0;
         const bool fits = !read_buffer.reads || read_buffer.used + bytes <= read_buffer.size;
-        if (fits && (!found || read_buffer.reads)) found = &read_buffer;  // rather than an empty one
+        if (fits && (!best || read_buffer.reads))
+            best = &read_buffer;  // prefer a buffer that is in use to an empty one
     }
-    if (!found) return nullptr;
-    if (!found->reads && found->size < bytes) {
+    if (!best) return nullptr;
+    if (!best->reads && best->size < bytes) {
         const int64_t all = std::max(this->bytes(0), bytes + kDiskBlock);
-        found->size = 0;
-        found->bytes = allocate_aligned(size_t(all));
-        found->size = all - kDiskBlock;
+        best->size = 0;
+        best->bytes = allocate_aligned(size_t(all));
+        best->size = all - kDiskBlock;
     }
-    uint8_t* buffer = first_block(found->bytes) + found->used;
-    found->used += bytes;
-    ++found->reads;
-    number = int(found - read_buffers_.data());
+    uint8_t* buffer = first_block(best->bytes) + best->used;
+    best->used += bytes;
+    ++best->reads;
+    number = int(best - read_buffers_.data());
     return buffer;
 }
 
-Disk::Packer::Packer(std::unique_ptr<Reader> own, int count)
-    : read_buffers(count), reader(std::move(own)), pieces(size_t(reader->most())) {
+Disk::Packer::Packer(std::unique_ptr<Reader> file_reader, int count)
+    : read_buffers(count), reader(std::move(file_reader)), pieces(size_t(reader->most())) {
     for (int name = reader->most(); name--;) free.push_back(name);
     begun.reserve(free.size());
     ended.reserve(free.size());
@@ -100,7 +101,8 @@ Disk::Disk(int pieces, bool direct, ReadWay way)
     for (int i = 0; i < count; ++i)
         threads_->packers.emplace_back(std::move(readers.each[size_t(i)]), (pieces + i) / count);
     try {
-        for (Packer& each : threads_->packers) each.thread = std::thread([this, &each] { loop(each); });
+        for (Packer& packer : threads_->packers)
+            packer.thread = std::thread([this, &packer] { loop(packer); });
     } catch (...) {
         stop();
         throw;
@@ -111,7 +113,7 @@ bool Disk::forked() const { return process_ != process_id(); }
 
 Disk::~Disk() {
     if (forked()) {
-        for (Packer& each : threads_->packers) each.reader->leave();
+        for (Packer& packer : threads_->packers) packer.reader->leave();
         static_cast<void>(threads_.release());
     } else {
         stop();
@@ -125,30 +127,30 @@ void Disk::stop() {
         stop_ = true;
     }
     threads_->work.notify_all();
-    for (Packer& each : threads_->packers) {
-        each.reader->wake();
-        if (each.thread.joinable()) each.thread.join();
+    for (Packer& packer : threads_->packers) {
+        packer.reader->wake();
+        if (packer.thread.joinable()) packer.thread.join();
     }
 }
 
 int Disk::add(int file) {
     const FileState state = state_of(file);
-    const OwnFile own = open_again(file, direct_);
-    if (own.number < 0)
+    const OwnFile reopened = open_again(file, direct_);
+    if (reopened.number < 0)
         throw DiskError(std::string("the model's file cannot be opened again: ") + strerror(errno));
     std::lock_guard<std::mutex> lock(threads_->mutex);
-    files_.push_back({own.number, own.direct, state});
+    files_.push_back({reopened.number, reopened.direct, state});
     return int(files_.size()) - 1;
 }
 
 void Disk::read(std::vector<DiskRead> reads) {
     {
         std::lock_guard<std::mutex> lock(threads_->mutex);
-        for (DiskRead& each : reads) {
-            ++each.arrival->left;
-            (each.arrival->read_ahead ? reads_ahead_ : queue_).push_back(std::move(each));
+        for (DiskRead& read : reads) {
+            ++read.arrival->left;
+            (read.arrival->read_ahead ? reads_ahead_ : queue_).push_back(std::move(read));
         }
-        wake_those_that_wait();
+        wake_waiting_readers();
     }
     threads_->work.notify_all();
 }
@@ -158,7 +160,7 @@ bool Disk::wait(const Arrival& arrival, const GiveUp& give_up) {
     while (arrival.left) {
         threads_->done.wait_for(lock, kAskEvery, [&] { return arrival.left == 0; });
         if (!arrival.left) break;
-        lock.unlock();  // whoever is asked may take long
+        lock.unlock();  // give_up may take long
         const bool gives_up = give_up && give_up();
         lock.lock();
         if (gives_up) return arrival.left == 0;
@@ -176,14 +178,14 @@ void Disk::drop(const Arrival& arrival) {
     drop(queue_, arrival);
 }
 
-// Returns the bytes of what it drops.
+// Returns the bytes of the dropped reads.
 int64_t Disk::drop(std::deque<DiskRead>& reads, const Arrival& arrival) {
     int64_t bytes = 0;
-    const auto is_kept = [&](const DiskRead& each) {
-        if (each.arrival.get() != &arrival) return true;
-        bytes += (each.end - each.first) * each.from.row_bytes;
-        --each.arrival->left;
-        each.arrival->error = kDropped;
+    const auto is_kept = [&](const DiskRead& read) {
+        if (read.arrival.get() != &arrival) return true;
+        bytes += (read.end - read.first) * read.from.row_bytes;
+        --read.arrival->left;
+        read.arrival->error = kDropped;
         return false;
     };
     reads.erase(std::stable_partition(reads.begin(), reads.end(), is_kept), reads.end());
@@ -193,7 +195,7 @@ int64_t Disk::drop(std::deque<DiskRead>& reads, const Arrival& arrival) {
 
 void Disk::promote(const Arrival& arrival) {
     std::lock_guard<std::mutex> lock(threads_->mutex);
-    const auto stays = [&](const DiskRead& each) { return each.arrival.get() != &arrival; };
+    const auto stays = [&](const DiskRead& read) { return read.arrival.get() != &arrival; };
     const auto needed = std::stable_partition(reads_ahead_.begin(), reads_ahead_.end(), stays);
     queue_.insert(queue_.end(), std::make_move_iterator(needed), std::make_move_iterator(reads_ahead_.end()));
     reads_ahead_.erase(needed, reads_ahead_.end());
@@ -221,42 +223,42 @@ void Disk::hold(bool holds) {
     {
         std::lock_guard<std::mutex> lock(threads_->mutex);
         holds_ = holds;
-        wake_those_that_wait();
+        wake_waiting_readers();
     }
     threads_->work.notify_all();
 }
 
-void Disk::wake_those_that_wait() {
-    for (Packer& each : threads_->packers) {
-        if (each.waits) each.reader->wake();
-        each.waits = false;
+void Disk::wake_waiting_readers() {
+    for (Packer& packer : threads_->packers) {
+        if (packer.waits) packer.reader->wake();
+        packer.waits = false;
     }
 }
 
-void Disk::loop(Packer& own) {
+void Disk::loop(Packer& packer) {
     std::unique_lock<std::mutex> lock(threads_->mutex);
     for (;;) {
-        if (own.idle()) threads_->work.wait(lock, [&] { return stop_ || (waiting() && !holds_); });
-        take(own);
-        if (own.idle()) {
+        if (packer.idle()) threads_->work.wait(lock, [&] { return stop_ || (waiting() && !holds_); });
+        take(packer);
+        if (packer.idle()) {
             if (stop_) return;
             continue;
         }
-        // Others take their share, and if they are slow to wake, this one takes another.
-        const bool more = !own.begun.empty() && waiting() && !own.free.empty();
-        own.waits = !own.free.empty();
+        // Other threads take their share; if they wake slowly, this thread takes more.
+        const bool takes_more = !packer.begun.empty() && waiting() && !packer.free.empty();
+        packer.waits = !packer.free.empty();
         const auto start = Clock::now();
         lock.unlock();
-        for (const int name : own.begun) ask(own, name);
-        const int64_t bytes = wait(own, more);
+        for (const int name : packer.begun) begin_read(packer, name);
+        const int64_t bytes = wait(packer, takes_more);
         lock.lock();
-        own.waits = false;
+        packer.waits = false;
         counts_.bytes += bytes;
         counts_.busy_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-        for (const auto& [name, error] : own.ended) {
-            Piece& piece = own.pieces[size_t(name)];
-            own.read_buffers.give_back(piece.read_buffer);
-            own.free.push_back(name);
+        for (const auto& [name, error] : packer.ended) {
+            Piece& piece = packer.pieces[size_t(name)];
+            packer.read_buffers.give_back(piece.read_buffer);
+            packer.free.push_back(name);
             const std::shared_ptr<Arrival> arrival = std::move(piece.read.arrival);
             if (piece.packing && --arrival->packing == 0) threads_->done.notify_all();
             settle(*arrival, error);
@@ -264,17 +266,17 @@ void Disk::loop(Packer& own) {
     }
 }
 
-// Waits until something has ended, or not with `more`, and packs that, and what else has; one large piece is
-// enough, since another can be begun in its place. Returns the bytes that were read.
-int64_t Disk::wait(Packer& own, bool more) const {
+// Waits until a read has ended (with `poll_only`: does not wait) and packs what has ended. Stops after
+// kEnough bytes, since another read can begin in the place of a packed one. Returns the bytes read.
+int64_t Disk::wait(Packer& packer, bool poll_only) const {
     int64_t bytes = 0;
-    own.ended.clear();
+    packer.ended.clear();
     do {
-        const EndedRead read = own.reader->wait(more);
+        const EndedRead read = packer.reader->wait(poll_only);
         if (read.name < 0) continue;
         int error = 0;
-        if (has_ended(own, read, bytes, error)) own.ended.emplace_back(read.name, error);
-    } while (bytes < kEnough && own.reader->ready());
+        if (has_ended(packer, read, bytes, error)) packer.ended.emplace_back(read.name, error);
+    } while (bytes < kEnough && packer.reader->ready());
     return bytes;
 }
 
@@ -284,25 +286,25 @@ void Disk::settle(Arrival& arrival, int error) {
     if (--arrival.left == 0) threads_->done.notify_all();
 }
 
-// Takes its share of what waits, as far as it has room.
-void Disk::take(Packer& own) {
-    own.begun.clear();
-    const size_t all = queue_.size() + reads_ahead_.size(), threads = threads_->packers.size();
-    const size_t share = (all + threads - 1) / threads;
-    while (!stop_ && !holds_ && waiting() && own.begun.size() < share && !own.free.empty()) {
+// Takes this thread's share of the queued reads, as far as its buffers have space.
+void Disk::take(Packer& packer) {
+    packer.begun.clear();
+    const size_t queued = queue_.size() + reads_ahead_.size(), threads = threads_->packers.size();
+    const size_t share = (queued + threads - 1) / threads;
+    while (!stop_ && !holds_ && waiting() && packer.begun.size() < share && !packer.free.empty()) {
         std::deque<DiskRead>& reads = queue_.empty() ? reads_ahead_ : queue_;
         const std::shared_ptr<Arrival> arrival = reads.front().arrival;
-        int error = arrival->error;  // of another part: this one would not help
+        int error = arrival->error;  // another part failed: this read would not help
         if (!error) {
             Piece piece = piece_of(reads.front());
             try {
-                if (!own.local) own.local = allocate_aligned(kLocalBytes);
-                piece.to = own.read_buffers.take(piece.stop - piece.begin, piece.read_buffer);
+                if (!packer.local) packer.local = allocate_aligned(kLocalBytes);
+                piece.to = packer.read_buffers.take(piece.stop - piece.begin, piece.read_buffer);
                 if (!piece.to) break;
                 piece.read = std::move(reads.front());
-                own.pieces[size_t(own.free.back())] = std::move(piece);
-                own.begun.push_back(own.free.back());
-                own.free.pop_back();
+                packer.pieces[size_t(packer.free.back())] = std::move(piece);
+                packer.begun.push_back(packer.free.back());
+                packer.free.pop_back();
             } catch (const std::bad_alloc&) {
                 error = ENOMEM;
             }
@@ -324,22 +326,22 @@ Disk::Piece Disk::piece_of(const DiskRead& read) const {
     return piece;
 }
 
-void Disk::ask(Packer& own, int name) const {
-    const Piece& piece = own.pieces[size_t(name)];
+void Disk::begin_read(Packer& packer, int name) const {
+    const Piece& piece = packer.pieces[size_t(name)];
     uint8_t* to = piece.to + (piece.at - piece.begin);
     const int64_t bytes = std::min(piece.stop - piece.at, at_most_.load());
-    own.reader->begin(name, piece.file->number, to, bytes, piece.at);
+    packer.reader->begin(name, piece.file->number, to, bytes, piece.at);
 }
 
-// Whether a piece is done, or failed: errno, kEnded or kChanged. Else its rest was asked for.
-bool Disk::has_ended(Packer& own, const EndedRead& read, int64_t& bytes, int& error) const {
-    Piece& piece = own.pieces[size_t(read.name)];
+// Returns true if a piece is done or failed (errno, kEnded or kChanged); otherwise requests the rest.
+bool Disk::has_ended(Packer& packer, const EndedRead& read, int64_t& bytes, int& error) const {
+    Piece& piece = packer.pieces[size_t(read.name)];
     const int64_t n = read.bytes;
     if (n < 0) {
         error = read.error;
         return true;
     }
-    // The last block of a file may be a part of one; what follows it cannot be read directly.
+    // The last block of a file may be partial; bytes after it cannot be read directly.
     if (n == 0 || (piece.file->direct && n % kDiskBlock && piece.at + n < piece.end)) {
         error = kEnded;
         return true;
@@ -347,7 +349,7 @@ bool Disk::has_ended(Packer& own, const EndedRead& read, int64_t& bytes, int& er
     piece.at += n;
     bytes += n;
     if (piece.at < piece.end) {
-        ask(own, read.name);
+        begin_read(packer, read.name);
         return false;
     }
     if (!may_pack(piece)) {
@@ -355,16 +357,16 @@ bool Disk::has_ended(Packer& own, const EndedRead& read, int64_t& bytes, int& er
         return true;
     }
     try {
-        error = pack(own, piece);
+        error = pack(packer, piece);
     } catch (const std::bad_alloc&) {
         error = ENOMEM;
-    } catch (...) {  // nothing may leave a thread
+    } catch (...) {  // no exception may leave a thread
         error = EIO;
     }
     return true;
 }
 
-// Whether the place that a piece goes to is still its own, which it then is until the piece has ended.
+// Returns true if the target of a piece is still its own; it then stays so until the piece ends.
 bool Disk::may_pack(Piece& piece) const {
     Arrival& arrival = *piece.read.arrival;
     if (!arrival.read_ahead) return true;
@@ -375,12 +377,12 @@ bool Disk::may_pack(Piece& piece) const {
     return true;
 }
 
-int Disk::pack(Packer& own, const Piece& piece) const {
+int Disk::pack(Packer& packer, const Piece& piece) const {
     if (!(state_of(piece.file->number) == piece.file->state)) return kChanged;
     Source from = piece.read.from;
     from.data = piece.to + (piece.wanted - piece.begin);
     from.first = piece.read.first;
-    fill_rows(piece.read.to, from, piece.read.end, own.local.get());
+    fill_rows(piece.read.to, from, piece.read.end, packer.local.get());
     return 0;
 }
 

@@ -19,11 +19,11 @@ void CachePart::add_reads(int64_t at, int64_t expert, int64_t first, int64_t end
             reads.push_back({to, from, first, std::min(first + step, end), arrival});
         return;
     }
-    // Not all rows of a neuron: a read for each. In memory they lie without what is left out.
+    // Only some rows of each neuron: one read a neuron. Memory does not have the rows that are left out.
     for (; first < end; ++first) {
-        Target one = to;
-        one.rows.base += (each - pitch) * first * to.rows.stride;
-        reads.push_back({one, from, first * pitch, first * pitch + each, arrival});
+        Target row_target = to;
+        row_target.rows.base += (each - pitch) * first * to.rows.stride;
+        reads.push_back({row_target, from, first * pitch, first * pitch + each, arrival});
     }
 }
 
@@ -45,7 +45,7 @@ ExpertCache::~ExpertCache() {
 
 int64_t ExpertCache::loads_in_batch() const { return std::min(kMostLoads, (slots() - pinned_) / 2); }
 
-// The first wave, and as many as all experts make: each takes waves_of() until none is left.
+// The first batch, and as many as all experts fill: each takes waves_of() experts until none is left.
 int64_t ExpertCache::most_load_batches() const {
     return 1 + (experts() + loads_in_batch() - 1) / loads_in_batch();
 }
@@ -65,7 +65,7 @@ void ExpertCache::fill(const std::vector<int32_t>& experts, int64_t pinned, cons
             throw std::invalid_argument("experts that are read at loading must be there, once each");
         read_into(int64_t(i), experts[i]);
         Slot& slot = slots_[i];
-        slot.named = -1 - int64_t(i);  // whoever is wanted least makes room first
+        slot.named = -1 - int64_t(i);  // the least wanted expert is evicted first
         slot.needed = false;
         slot.pinned = int64_t(i) < pinned;
         pinned_ += slot.pinned;
@@ -80,8 +80,8 @@ void ExpertCache::fill(const std::vector<int32_t>& experts, int64_t pinned, cons
     }
 }
 
-// Ends what a step left that did not end: reads that nobody began are dropped, others are waited for. False
-// where that was given up.
+// Ends the reads that a step left: drops those not begun and waits for the others. Returns false if the wait
+// was given up.
 bool ExpertCache::settle(const Disk::GiveUp& give_up) {
     for (Slot& slot : slots_)
         if (slot.arrival) disk_->drop(*slot.arrival);
@@ -99,7 +99,7 @@ bool ExpertCache::settle(const Disk::GiveUp& give_up) {
 
 void ExpertCache::begin(const std::vector<int32_t>& experts, const uint64_t*, const Disk::GiveUp& give_up) {
     absent_.clear();
-    asked_ = 0;
+    requested_ = 0;
     load_batch_ = 0;
     std::fill(load_batch_of_.begin(), load_batch_of_.end(), -1);
     if (!settle(give_up)) return;
@@ -118,31 +118,31 @@ void ExpertCache::begin(const std::vector<int32_t>& experts, const uint64_t*, co
     }
     counts_.misses += int64_t(absent_.size());
     counts_.hits += int64_t(experts.size() - absent_.size());
-    ask();
+    request_absent();
 }
 
-// The place for the next absent expert; -1 where every one is needed.
+// Returns the slot for the next absent expert; -1 if all slots are needed.
 int64_t ExpertCache::victim() const {
-    int64_t found = -1;
+    int64_t oldest = -1;
     for (int64_t i = 0; i < slots(); ++i) {
         const Slot& slot = slots_[size_t(i)];
         if (slot.needed || slot.pinned) continue;
         if (slot.expert < 0) return i;
-        if (found < 0) {
-            found = i;
+        if (oldest < 0) {
+            oldest = i;
             continue;
         }
-        const Slot& best = slots_[size_t(found)];
-        if (slot.named < best.named || (slot.named == best.named && slot.expert < best.expert)) found = i;
+        const Slot& best = slots_[size_t(oldest)];
+        if (slot.named < best.named || (slot.named == best.named && slot.expert < best.expert)) oldest = i;
     }
-    return found;
+    return oldest;
 }
 
-void ExpertCache::ask() {
-    for (; asked_ < absent_.size(); ++asked_) {
+void ExpertCache::request_absent() {
+    for (; requested_ < absent_.size(); ++requested_) {
         const int64_t at = victim();
         if (at < 0) return;
-        read_into(at, absent_[asked_]);
+        read_into(at, absent_[requested_]);
         coming_.push_back(at);
     }
 }
@@ -162,7 +162,7 @@ void ExpertCache::turn() {
     for (Slot& slot : slots_)
         if (slot.needed && slot.expert >= 0 && in_load_batch(slot.expert)) slot.needed = false;
     ++load_batch_;
-    ask();  // into places that the last wave has left
+    request_absent();  // into slots that the last batch has released
 }
 
 bool ExpertCache::await(const Disk::GiveUp& give_up) {

@@ -1,4 +1,4 @@
-// Measures how fast a file is read in pieces of one size, so many at a time.
+// Measures the speed of reading a file in pieces of one size, several at a time.
 #pragma once
 #include <cstdint>
 
@@ -8,19 +8,19 @@ namespace hc {
 
 struct DiskProbe {
     int64_t bytes = 0;        // of a piece, in whole blocks of kDiskBlock
-    int depth = 1;            // pieces under way at once
-    double seconds = 0;       // after which no thread begins another piece
-    bool sequential = false;  // one piece after another from the file's beginning; else any, by a fixed draw
+    int depth = 1;            // pieces in flight at once
+    double seconds = 0;       // after this time no thread begins another piece
+    bool sequential = false;  // from the file's start in order; else in a fixed pseudorandom order
     ReadWay way = ReadWay::kBest;
 };
 
 struct DiskSpeed {
     double bytes_per_s = 0;
-    bool direct = false;  // past the system's cache
+    bool direct = false;  // reads bypassed the page cache
 };
 
-// std::invalid_argument: no such probe, or the file is shorter than a piece. DiskError: it cannot be read,
-// or not in that way.
+// Throws std::invalid_argument if the probe is invalid or the file is shorter than a piece. Throws DiskError
+// if the file cannot be read, or not in this way.
 DiskSpeed probe_disk(int file, const DiskProbe&);
 
 }  // namespace hc

@@ -20,7 +20,7 @@ class PlainReader : public Reader {
         if (ended_.bytes < 0) ended_.error = errno ? errno : EIO;
     }
     EndedRead wait(bool) override { return ended_; }
-    bool ready() const override { return false; }  // it waits when it begins
+    bool ready() const override { return false; }  // begin() waits for its read
     void wake() override {}
     void leave() override {}
 
@@ -31,7 +31,7 @@ class PlainReader : public Reader {
 }  // namespace
 
 Readers open_readers(int pieces, ReadWay way) {
-    Readers found;
+    Readers readers;
     if (way != ReadWay::kThreads) {
         const int rings = std::min(pieces, kRings);
         for (int i = 0; i < rings; ++i) {
@@ -39,16 +39,16 @@ Readers open_readers(int pieces, ReadWay way) {
             if (!ring) {
                 if (way == ReadWay::kRings)
                     throw DiskError(std::string("there is no io_uring: ") + strerror(errno));
-                found.each.clear();
+                readers.each.clear();
                 break;
             }
-            found.each.push_back(std::move(ring));
+            readers.each.push_back(std::move(ring));
         }
-        found.rings = !found.each.empty();
+        readers.rings = !readers.each.empty();
     }
-    if (found.each.empty())
-        for (int i = 0; i < pieces; ++i) found.each.push_back(std::make_unique<PlainReader>());
-    return found;
+    if (readers.each.empty())
+        for (int i = 0; i < pieces; ++i) readers.each.push_back(std::make_unique<PlainReader>());
+    return readers;
 }
 
 int why_no_rings() { return open_ring(1) ? 0 : errno; }

@@ -1,5 +1,5 @@
-// Reads of open files that one thread begins and waits for: by pread, one at a time, or by Linux's io_uring,
-// several at a time.
+// Reads of open files that one thread begins and waits for: with pread, one at a time, or with Linux's
+// io_uring, several at a time.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -8,46 +8,47 @@
 
 namespace hc {
 
-// A file cannot be read (any more).
+// A file cannot be read, or no longer.
 class DiskError : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
 };
 
-// What a thread that waits is told: a read has ended, or it was woken.
+// Result of Reader::wait(): a read has ended, or wake() was called.
 struct EndedRead {
-    int name = -1;      // as it was begun; -1: woken
-    int64_t bytes = 0;  // as read_at() gives them
-    int error = 0;      // errno, where bytes are -1
+    int name = -1;      // as passed to begin(); -1: wake() was called
+    int64_t bytes = 0;  // as read_at() returns them
+    int error = 0;      // errno if bytes is -1
 };
 
-// Of one thread, but for wake().
+// Used by one thread, except wake().
 class Reader {
   public:
     Reader() = default;
-    virtual ~Reader() = default;  // waits for reads that are under way: they write to memory
+    virtual ~Reader() = default;  // waits for reads in flight: they write to memory
     Reader(const Reader&) = delete;
     Reader& operator=(const Reader&) = delete;
 
-    virtual int most() const = 0;  // reads under way at once
-    // Begins a read, under a name below most() that none under way has.
+    virtual int most() const = 0;  // maximum number of reads in flight
+    // Begins a read. `name` is below most() and not in use by a read in flight.
     virtual void begin(int name, int file, uint8_t* to, int64_t bytes, int64_t offset) = 0;
-    // Waits until one has ended or wake() was called since the last wait; with `more` to be begun, looks
-    // only. One is under way at least.
-    virtual EndedRead wait(bool more = false) = 0;
-    // Whether wait() would return at once.
+    // Waits until a read has ended or wake() was called since the last wait; with `poll_only` it does not
+    // wait. At least one read is in flight.
+    virtual EndedRead wait(bool poll_only = false) = 0;
+    // Returns true if wait() would return at once.
     virtual bool ready() const = 0;
     virtual void wake() = 0;
-    // In a forked process, in place of the destructor: closes what this one has of it, touches nothing else.
+    // Replaces the destructor in a forked process: closes this process's descriptors and touches nothing
+    // else.
     virtual void leave() = 0;
 };
 
 enum class ReadWay { kBest, kRings, kThreads };
 
-constexpr int kRings = 4;         // threads with a ring of their own: what is read must be packed, too
-constexpr int kReadsOfRing = 16;  // under way at once
+constexpr int kRings = 4;         // threads with a ring each: several, because the data must be packed too
+constexpr int kReadsOfRing = 16;  // in flight at once
 
-// Readers of as many threads, and how many reads are under way in all.
+// One reader for each thread, and the total of reads in flight.
 struct Readers {
     std::vector<std::unique_ptr<Reader>> each;
     bool rings = false;
@@ -59,11 +60,11 @@ struct Readers {
     }
 };
 
-// Readers for so many reads of whole pieces at once: a few with a ring each, or as many as those, each of
-// which reads by itself. DiskError: rings are wished and there are none.
+// Opens readers for `pieces` reads of whole pieces at once: a few with a ring each, or `pieces` plain ones
+// with one read each. Throws DiskError if rings are requested and missing.
 Readers open_readers(int pieces, ReadWay);
 
-// Why there are no rings: errno; 0: there are.
+// Returns the errno why io_uring is unavailable; 0 if it is available.
 int why_no_rings();
 
 }  // namespace hc

@@ -2,7 +2,7 @@
 
 #include <cerrno>
 
-// Android ends a process that asks for a ring.
+// Android kills a process that calls io_uring_setup.
 #if defined(__linux__) && !defined(__ANDROID__)
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -22,15 +22,15 @@ namespace hc {
 
 namespace {
 
-// The kernel's side, as linux/io_uring.h has it, which the headers of many a compiler lack.
+// The kernel's interface as in linux/io_uring.h, which many compilers' headers lack.
 #if defined(SYS_io_uring_setup)
 constexpr long kSetup = SYS_io_uring_setup, kEnter = SYS_io_uring_enter;
 #else
 constexpr long kSetup = 425, kEnter = 426;
 #endif
 constexpr uint8_t kNop = 0, kPoll = 6, kReadOp = 22;
-constexpr uint32_t kWaits = 1;           // of enter: until so many have ended
-constexpr uint32_t kNeeded = 1 | 2 | 8;  // features: one mapping, no lost ends, and (with Linux 5.6) kReadOp
+constexpr uint32_t kWaits = 1;           // flag of enter: wait for a number of completions
+constexpr uint32_t kNeeded = 1 | 2 | 8;  // features: one mapping, no lost completions, kReadOp (Linux 5.6)
 constexpr off_t kRingsAt = 0, kAsksAt = 0x10000000;
 
 struct AskOffsets {
@@ -60,16 +60,16 @@ struct End {
 static_assert(sizeof(Setup) == 120 && sizeof(Ask) == 64 && sizeof(End) == 16);
 
 constexpr uint64_t kWoken = ~uint64_t(0);
-constexpr int64_t kMostBytes = 1 << 30;  // of one ask; the rest is asked for when it has ended
+constexpr int64_t kMostBytes = 1 << 30;  // of one read; the rest is requested when it has ended
 
 struct Mapping {
     uint8_t* at = nullptr;
     size_t bytes = 0;
 
-    bool map(int ring, size_t n, off_t what) {
-        void* found = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring, what);
-        if (found == MAP_FAILED) return false;
-        at = static_cast<uint8_t*>(found);
+    bool map(int ring, size_t n, off_t offset) {
+        void* mapped = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring, offset);
+        if (mapped == MAP_FAILED) return false;
+        at = static_cast<uint8_t*>(mapped);
         bytes = n;
         madvise(at, bytes, MADV_DONTFORK);
         return true;
@@ -77,15 +77,15 @@ struct Mapping {
     uint32_t* word(uint32_t offset) const { return reinterpret_cast<uint32_t*>(at + offset); }
 };
 
-// The kernel reads `tail` of asks and writes that of ends; heads the other way round.
+// The kernel reads `tail` of submissions and writes `tail` of completions; `head` is the other way round.
 uint32_t seen(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-void tell(uint32_t* word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+void publish(uint32_t* word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 
 class Ring final : public Reader {
   public:
     explicit Ring(int most) : reads_(size_t(most)) {
         names_.reserve(reads_.size() + 1);
-        by_itself_.reserve(reads_.size());
+        read_here_.reserve(reads_.size());
     }
     ~Ring() override {
         while (under_way_) wait(false);
@@ -94,18 +94,18 @@ class Ring final : public Reader {
         leave();
     }
 
-    // False with errno.
+    // Returns false and sets errno on failure.
     bool open() {
         Setup setup{};
-        ring_ = int(syscall(kSetup, uint32_t(reads_.size() + 1), &setup));  // one more waits to be woken
+        ring_ = int(syscall(kSetup, uint32_t(reads_.size() + 1), &setup));  // one more entry polls for wake()
         if (ring_ < 0) return false;
         if ((setup.features & kNeeded) != kNeeded) {
             errno = ENOSYS;
             return false;
         }
-        const size_t of_asks = setup.ask.array + setup.asks * sizeof(uint32_t);
-        const size_t of_ends = setup.end.ends + setup.ends * sizeof(End);
-        if (!rings_.map(ring_, std::max(of_asks, of_ends), kRingsAt)) return false;
+        const size_t ask_bytes = setup.ask.array + setup.asks * sizeof(uint32_t);
+        const size_t end_bytes = setup.end.ends + setup.ends * sizeof(End);
+        if (!rings_.map(ring_, std::max(ask_bytes, end_bytes), kRingsAt)) return false;
         if (!asks_.map(ring_, setup.asks * sizeof(Ask), kAsksAt)) return false;
         ask_head_ = rings_.word(setup.ask.head);
         ask_tail_ = rings_.word(setup.ask.tail);
@@ -125,48 +125,48 @@ class Ring final : public Reader {
         reads_[size_t(name)] = {file, to, std::min(bytes, kMostBytes), offset};
         ++under_way_;
         const Read& read = reads_[size_t(name)];
-        Ask own{};
-        own.op = kReadOp;
-        own.file = file;
-        own.offset = uint64_t(offset);
-        own.to = reinterpret_cast<uint64_t>(to);
-        own.bytes = uint32_t(read.bytes);
-        own.name = uint64_t(name);
-        ask(own);
+        Ask entry{};
+        entry.op = kReadOp;
+        entry.file = file;
+        entry.offset = uint64_t(offset);
+        entry.to = reinterpret_cast<uint64_t>(to);
+        entry.bytes = uint32_t(read.bytes);
+        entry.name = uint64_t(name);
+        enqueue(entry);
     }
 
-    EndedRead wait(bool more) override {
+    EndedRead wait(bool poll_only) override {
         for (;;) {
-            if (!by_itself_.empty()) {
-                const EndedRead ended = by_itself_.back();
-                by_itself_.pop_back();
+            if (!read_here_.empty()) {
+                const EndedRead ended = read_here_.back();
+                read_here_.pop_back();
                 return ended;
             }
-            const bool looks = more || has_ends();
-            if (!looks && !waits_for_wake_) wait_for_wake();
-            if ((!looks || queued()) && !enter(looks ? 0 : 1)) continue;
+            const bool polls = poll_only || has_ends();
+            if (!polls && !waits_for_wake_) wait_for_wake();
+            if ((!polls || queued()) && !enter(polls ? 0 : 1)) continue;
             if (has_ends()) {
                 const uint32_t head = *end_head_;
                 const End end = ends_[head & end_mask_];
-                tell(end_head_, head + 1);
+                publish(end_head_, head + 1);
                 return ended(end);
             }
-            if (more) return {};
+            if (poll_only) return {};
         }
     }
 
-    bool ready() const override { return !by_itself_.empty() || has_ends(); }
+    bool ready() const override { return !read_here_.empty() || has_ends(); }
 
     void wake() override {
         const uint64_t one = 1;
         const auto written = write(wake_, &one, sizeof one);
-        static_cast<void>(written);  // it fails where nobody has seen 2^64 wakes
+        static_cast<void>(written);  // it fails only after 2^64 unread wakes
     }
 
     void leave() override {
-        for (int* each : {&wake_, &ring_}) {
-            if (*each >= 0) close(*each);
-            *each = -1;
+        for (int* descriptor : {&wake_, &ring_}) {
+            if (*descriptor >= 0) close(*descriptor);
+            *descriptor = -1;
         }
     }
 
@@ -180,18 +180,18 @@ class Ring final : public Reader {
     bool has_ends() const { return seen(end_tail_) != *end_head_; }
     uint32_t queued() const { return *ask_tail_ - seen(ask_head_); }
 
-    void ask(const Ask& own) {
+    void enqueue(const Ask& entry) {
         const uint32_t tail = *ask_tail_, at = tail & ask_mask_;
-        std::memcpy(asks_.at + at * sizeof(Ask), &own, sizeof own);
+        std::memcpy(asks_.at + at * sizeof(Ask), &entry, sizeof entry);
         order_[at] = at;
-        tell(ask_tail_, tail + 1);
+        publish(ask_tail_, tail + 1);
     }
 
-    // Some containers let a process make a ring and not use it.
+    // Some containers let a process create a ring but not use it.
     bool try_out() {
         Ask nothing{};
         nothing.op = kNop;
-        ask(nothing);
+        enqueue(nothing);
         long n = 0;
         do {
             n = syscall(kEnter, ring_, queued(), 1, kWaits, nullptr, 0);
@@ -201,53 +201,53 @@ class Ring final : public Reader {
             errno = ENOSYS;
             return false;
         }
-        tell(end_head_, *end_head_ + 1);
+        publish(end_head_, *end_head_ + 1);
         return true;
     }
 
     void wait_for_wake() {
-        Ask own{};
-        own.op = kPoll;
-        own.file = wake_;
-        own.events = POLLIN;
-        own.name = kWoken;
-        ask(own);
+        Ask entry{};
+        entry.op = kPoll;
+        entry.file = wake_;
+        entry.events = POLLIN;
+        entry.name = kWoken;
+        enqueue(entry);
         waits_for_wake_ = true;
     }
 
-    // Gives the kernel what is queued, and waits until so many have ended. False: it did not take it.
+    // Submits the queued entries and waits for `least` completions. Returns false if the kernel refused them.
     bool enter(uint32_t least) {
         if (syscall(kEnter, ring_, queued(), least, kWaits, nullptr, 0) >= 0 || errno == EINTR) return true;
-        if (!queued()) {  // it cannot wait: what it reads ends nevertheless
+        if (!queued()) {  // waiting failed; reads in flight end nevertheless
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
             return true;
         }
-        // As where it has no memory for more: this thread does it. Only what is queued is the kernel's no
-        // more.
+        // EAGAIN, ENOMEM and the like: take the queued reads back and do them on this thread. The kernel
+        // still owns the submitted ones.
         const uint32_t n = queued(), tail = *ask_tail_;
         names_.clear();
         for (uint32_t i = tail - n; i != tail; ++i) {
-            Ask own;
-            std::memcpy(&own, asks_.at + (i & ask_mask_) * sizeof(Ask), sizeof own);
-            names_.push_back(own.name);
+            Ask entry;
+            std::memcpy(&entry, asks_.at + (i & ask_mask_) * sizeof(Ask), sizeof entry);
+            names_.push_back(entry.name);
         }
-        tell(ask_tail_, tail - n);
+        publish(ask_tail_, tail - n);
         for (const uint64_t name : names_) {
             if (name == kWoken)
                 waits_for_wake_ = false;
             else
-                by_itself_.push_back(read_by_itself(int(name)));
+                read_here_.push_back(read_here(int(name)));
         }
-        if (by_itself_.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (read_here_.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         return false;
     }
 
-    EndedRead read_by_itself(int name) {
-        const Read& own = reads_[size_t(name)];
-        EndedRead found{name, read_at(own.file, own.to, own.bytes, own.offset), 0};
-        if (found.bytes < 0) found.error = errno ? errno : EIO;
+    EndedRead read_here(int name) {
+        const Read& read = reads_[size_t(name)];
+        EndedRead result{name, read_at(read.file, read.to, read.bytes, read.offset), 0};
+        if (result.bytes < 0) result.error = errno ? errno : EIO;
         --under_way_;
-        return found;
+        return result;
     }
 
     EndedRead ended(const End& end) {
@@ -255,19 +255,19 @@ class Ring final : public Reader {
             uint64_t count = 0;
             const auto taken = read(wake_, &count, sizeof count);
             static_cast<void>(taken);
-            waits_for_wake_ = end.result < 0;  // it would fail again at once: then nothing wakes but reads
+            waits_for_wake_ = end.result < 0;  // polling would fail again: only reads wake from now on
             return {};
         }
-        // Whatever the kernel says against a read of this kind (try again, not of this file), pread may do
-        // it, and where it does not, its error is the read's.
-        if (end.result < 0) return read_by_itself(int(end.name));
+        // If the kernel refuses a read (EAGAIN, or a file it does not support), pread may succeed; if not,
+        // its error counts.
+        if (end.result < 0) return read_here(int(end.name));
         --under_way_;
         return {int(end.name), end.result, 0};
     }
 
     std::vector<Read> reads_;  // by name
     int under_way_ = 0;
-    std::vector<EndedRead> by_itself_;  // that nobody was told of
+    std::vector<EndedRead> read_here_;  // completed reads that wait() has not returned
     std::vector<uint64_t> names_;
     int ring_ = -1, wake_ = -1;
     bool waits_for_wake_ = false;

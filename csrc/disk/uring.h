@@ -1,4 +1,4 @@
-// Linux's io_uring, by its system calls: the kernel reads while this thread packs, several pieces at a time.
+// Linux's io_uring by system calls: the kernel reads several pieces while this thread packs.
 #pragma once
 #include <memory>
 
@@ -6,8 +6,8 @@
 
 namespace hc {
 
-// A reader with so many reads under way at most; null with errno where the system has none or forbids it,
-// as containers do.
+// Returns a reader with at most `most` reads in flight; null with errno if the system lacks io_uring or
+// forbids it, as containers do.
 std::unique_ptr<Reader> open_ring(int most);
 
 }  // namespace hc

@@ -1,4 +1,4 @@
-// Dots of rows whose types have blocks of 32 weights.
+// Dot products of rows of types with blocks of 32 weights.
 #include "ops/row_dots.h"
 
 namespace hc {

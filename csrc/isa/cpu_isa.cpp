@@ -9,8 +9,8 @@ namespace hc {
 
 namespace {
 
-// The kernels of `isa`, which has only products of bytes of its own where it shares the rest: built is 1, or
-// 0 where this build left them out.
+// The kernels of `isa`. It shares the kernels of `shared`, except byte products. `built`: 1, or 0 if this
+// build lacks them.
 #define HC_KERNELS_0(isa, shared) nullptr
 #define HC_KERNELS_1(isa, shared)                                                                     \
     [] {                                                                                              \

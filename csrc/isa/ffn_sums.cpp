@@ -1,4 +1,4 @@
-// The kernels that add up what the neurons of an FFN give.
+// The kernels that sum the outputs of an FFN's neurons.
 #include "isa/table.h"
 #include "ops/ffn_prompt.h"
 #include "ops/ffn_reduce.h"

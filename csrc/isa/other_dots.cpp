@@ -1,4 +1,4 @@
-// Dots of rows of all other types, and how a type's rows are opened.
+// Dot products of rows of all other types, and the opening of their rows.
 #include "ops/row_dots.h"
 #include "simd/open_types.h"
 

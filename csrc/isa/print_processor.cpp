@@ -1,4 +1,4 @@
-// CMake runs this to learn the instruction sets of the processor that it builds for: names, best first.
+// CMake runs this to learn the instruction sets of the build's processor: prints names, best first.
 #include <cstdio>
 
 #include "isa/processor.h"

@@ -1,4 +1,4 @@
-// The instruction sets that this processor runs, whatever the build has kernels for.
+// The instruction sets that this processor runs, even without kernels in this build.
 #pragma once
 #include "os/cpuid.h"
 #if defined(__linux__) && defined(__aarch64__)
@@ -36,7 +36,7 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vnni");
 }
 #endif
-// __builtin_cpu_supports of older compilers does not know the name.
+// __builtin_cpu_supports of older compilers does not know "avxvnni".
 bool has_avxvnni() { return has_avx2() && (cpuid(7, 1).a >> 4 & 1); }
 
 #elif defined(__aarch64__) || defined(_M_ARM64)
@@ -53,14 +53,14 @@ bool has_dotprod() {
 #elif defined(__APPLE__)
     return has_feature("hw.optional.arm.FEAT_DotProd");
 #elif defined(_M_ARM64)
-    return IsProcessorFeaturePresent(43);  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE, which older headers lack
+    return IsProcessorFeaturePresent(43);  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE; older headers lack it
 #else
     return false;
 #endif
 }
 bool has_i8mm() {
 #if defined(__linux__)
-    constexpr unsigned long i8mm = 1ul << 13;  // HWCAP2_I8MM, which older headers lack
+    constexpr unsigned long i8mm = 1ul << 13;  // HWCAP2_I8MM; older headers lack it
     return has_dotprod() && (getauxval(AT_HWCAP2) & i8mm);
 #elif defined(__APPLE__)
     return has_dotprod() && has_feature("hw.optional.arm.FEAT_I8MM");
@@ -80,7 +80,7 @@ struct InstructionSet {
 constexpr InstructionSet kInstructionSets[] = {
 #if defined(__x86_64__) || defined(_M_X64)
     {"avx512", has_avx512},       {"avxvnni", has_avxvnni}, {"avx2", has_avx2},
-    {"avxvnni_evex", has_avx512},  // of native tests, so after the set that shares its kernels
+    {"avxvnni_evex", has_avx512},  // only for native tests, so it follows the set whose kernels it shares
     {"scalar", has_always},
 #elif defined(__aarch64__) || defined(_M_ARM64)
     {"i8mm", has_i8mm},

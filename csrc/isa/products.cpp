@@ -1,7 +1,6 @@
-// The kernels of products of bytes. As the other files of kernels, this is compiled once for each instruction
-// set: HC_ISA names the parts of its table, and the compiler's flags allow the instructions. An instruction
-// set that differs from another only in these products has HC_ISA_SHARES, that one's name: it has no parts
-// but this.
+// The kernels of byte products. Like all kernel files, it is compiled once for each instruction set: HC_ISA
+// names its parts of the table, and compiler flags enable the instructions. An instruction set that differs
+// from another only in these products has this part alone; HC_ISA_SHARES names the other set.
 #include "isa/table.h"
 #include "ops/ffn_decode.h"
 #include "ops/ffn_hidden.h"

@@ -1,4 +1,4 @@
-// The kernels that add weight rows.
+// The kernels that sum weight rows.
 #include "isa/table.h"
 #include "ops/decode_row.h"
 #include "ops/ffn_down.h"

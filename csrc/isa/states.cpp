@@ -1,4 +1,4 @@
-// The kernels of ops that keep a state of each sequence.
+// The kernels of ops that keep a state for each sequence.
 #include "isa/table.h"
 #include "ops/gated_delta.h"
 #include "ops/short_conv.h"

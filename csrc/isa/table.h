@@ -8,28 +8,27 @@
 
 namespace hc {
 
-// The kernels in which bytes are multiplied: all that an instruction set has of its own where it shares the
-// others.
+// The kernels that multiply bytes: the only part of an instruction set that shares the other kernels.
 struct ByteProducts {
     const char* name;
-    // Rows [first, first + count) of one product for tokens [t0, t1): decode rows where it has `where`.
+    // Rows [first, first + count) of one product for tokens [t0, t1); with `where`, of decode rows only.
     void (*product)(const Product&, const Input&, int64_t first, int64_t count, int t0, int t1,
                     uint8_t* local);
     void (*ffn_piece)(const Ffn&, int tokens, int piece, uint8_t* local);
     void (*ffn_hidden)(const Ffn&, int64_t first, int64_t count, int t0, int t1, uint8_t* local);
-    // Score bits of 64 neurons a word, words [word, end), for tokens [0, tokens): score >= threshold.
+    // Score bits (score >= threshold) of 64 neurons a word: words [word, end) for tokens [0, tokens).
     void (*predict)(const Rows&, const Input&, const float* threshold, int64_t word, int64_t end, int tokens,
                     const Masks&);
 };
 
-// A weight row as floats.
+// Decodes a weight row to floats.
 struct RowSums {
     void (*decode_row)(const Rows&, int64_t row, float* out, uint8_t* local);
 };
 
 // The sums of FFNs, by groups of outputs.
 struct FfnSums {
-    // One group of a token's sums over all pieces, to `out`.
+    // Sums one group of a token over all pieces, to `out`.
     void (*ffn_reduce)(const Ffn&, int tokens, int token, int64_t group, float* out);
     void (*ffn_prompt_down)(const Ffn&, int64_t group, int t0, int t1, uint8_t* local);
 };
@@ -37,12 +36,12 @@ struct FfnSums {
 // The kernels that read no weight rows.
 struct FloatKernels {
     void (*quantise)(const Input&, int token);
-    void (*arrange)(const Input&, int token);  // plain input of kLeastArranged tokens and more
+    void (*arrange)(const Input&, int token);  // plain input of at least kLeastArranged tokens
     void (*attention_split)(const Attention&, const Batch&, int token, int kv_head, int split,
                             uint8_t* local);
     void (*attention_merge)(const Attention&, const Batch&, int token, int kv_head);
     void (*attention_row)(const Attention&, const Batch&, int token, int kv_head, uint8_t* local);
-    // Prompt rows [token, end); as attention_row gives them, where attention_block_scratch fits.
+    // Prompt rows [token, end): same result as attention_row; attention_block_scratch must fit.
     void (*attention_block)(const Attention&, const Batch&, int token, int end, int kv_head, uint8_t* local);
     void (*router)(const Router&, const float* logits, int32_t* ids, float* factors);
     void (*norm)(const NormArgs&, const float* x, float* out);
@@ -54,15 +53,15 @@ struct FloatKernels {
     double (*read)(const uint8_t* data, size_t bytes);  // streams through memory, for the bandwidth probe
 };
 
-// The kernels of ops that keep a state of each sequence, and of what such layers need besides:
-// src/hotcold/kernels/state_ops.py says what they compute.
+// The kernels of ops that keep a state for each sequence, and other ops of such layers.
+// src/hotcold/kernels/state_ops.py specifies them.
 struct StateKernels {
     // Channels [first, first + count), at most kConvChannels.
     void (*short_conv)(const ShortConv&, const StateRows&, int64_t first, int64_t count, uint8_t* local);
     void (*gated_delta)(const GatedDelta&, const StateRows&, int64_t head, uint8_t* local);
     void (*ssm_scan)(const SsmScan&, const StateRows&, int64_t head, uint8_t* local);
     void (*decay)(const Decay&, const float* x, float* out);
-    // x null: ones.
+    // `x`: null means ones.
     void (*multiply)(Gate, const float* x, const float* gate, float* out, int64_t n);
     // Channels [first, first + count), at most kShiftChannels.
     void (*token_shift)(const TokenShift&, const StateRows&, int64_t first, int64_t count, uint8_t* local);
@@ -71,8 +70,8 @@ struct StateKernels {
 
 struct Kernels : ByteProducts, RowSums, FfnSums, FloatKernels, StateKernels {};
 
-// Each part is compiled once for each instruction set, and constant: no code of an instruction set runs
-// before the processor was looked at.
+// Each part is compiled once for each instruction set. Parts are constants: no code of an instruction set
+// runs before the processor is checked.
 extern const ByteProducts products_scalar, products_avx2, products_avxvnni, products_avxvnni_evex,
     products_avx512, products_neon, products_dotprod, products_i8mm;
 extern const RowSums row_sums_scalar, row_sums_avx2, row_sums_avx512, row_sums_neon;
@@ -80,17 +79,17 @@ extern const FfnSums ffn_sums_scalar, ffn_sums_avx2, ffn_sums_avx512, ffn_sums_n
 extern const FloatKernels floats_scalar, floats_avx2, floats_avx512, floats_neon;
 extern const StateKernels states_scalar, states_avx2, states_avx512, states_neon;
 
-// The instruction sets that the compiler of this build knows, best first.
+// The instruction sets that this build's compiler knows, best first.
 struct KnownIsa {
     const char* name;
     bool runs;               // on this processor
-    const Kernels* kernels;  // null: this build left them out
+    const Kernels* kernels;  // null: not in this build
 };
 std::vector<KnownIsa> known_isas();
 
-// Kernels by ISA name; null when this build or this CPU lacks it. "" picks the best.
+// Kernels by ISA name; null if this build or this CPU lacks it. "" picks the best.
 const Kernels* find_kernels(const char* name);
-// The best ones. std::runtime_error: this build has none for this CPU.
+// The best kernels. Throws std::runtime_error if this build has none for this CPU.
 const Kernels& best_kernels();
 
 }  // namespace hc

@@ -31,14 +31,14 @@ inline F exponential(F x) {
     return Vec::mul(Vec::fma(e.slope, e.r, Vec::set1(1.0f)), e.scale);
 }
 
-// m / (m + 2) with m = exp(2x) - 1, which keeps its digits where x is small.
+// m / (m + 2) with m = exp(2x) - 1, which is accurate for small x.
 inline F hyperbolic_tangent(F x) {
     const Exponential e = exponential_parts(Vec::add(x, x));
     const F m = Vec::fma(e.scale, Vec::mul(e.slope, e.r), Vec::sub(e.scale, Vec::set1(1.0f)));
     return Vec::div(m, Vec::add(m, Vec::set1(2.0f)));
 }
 
-// Gemma 2's bound on scores and logits: cap tanh(x / cap).
+// Gemma 2's softcap of scores and logits: cap tanh(x / cap).
 inline void softcap(float cap, float* x, int64_t n) {
     const F most = Vec::set1(cap);
     for (int64_t i = 0; i < n; i += Vec::width) {
@@ -49,7 +49,7 @@ inline void softcap(float cap, float* x, int64_t n) {
 }
 
 // P(X > a) of a standard normal X, a >= 0: exp(-a^2 / 2) t p(t) with t = 1 / (1 + 0.3 a). The polynomial was
-// fitted here, to 2e-7 of the value.
+// fitted for this function, to a relative error of 2e-7.
 inline F normal_tail(F a) {
     const F one = Vec::set1(1.0f), t = Vec::div(one, Vec::fma(Vec::set1(0.300520382f), a, one));
     F p = Vec::set1(0.0348133482f);
@@ -79,11 +79,11 @@ inline F activate(Activation kind, F g, F threshold) {
                 Vec::mul(Vec::mul(Vec::set1(-1.59576912f), g), Vec::fma(Vec::set1(0.044715f), g2, one));
             return Vec::div(g, Vec::add(one, exponential(u)));
         }
-        case kGeluErf: {  // g P(X <= g) = max(g, 0) - |g| P(X > |g|); beyond 16 that tail is nothing
+        case kGeluErf: {  // g P(X <= g) = max(g, 0) - |g| P(X > |g|); beyond 16 the tail is 0
             const F a = Vec::min(Vec::set1(16.0f), Vec::abs(g));
             return Vec::sub(Vec::max(Vec::zero(), g), Vec::mul(a, normal_tail(a)));
         }
-        case kSwigluOai: break;  // takes gate and up together: clamped_swiglu
+        case kSwigluOai: break;  // needs gate and up together: clamped_swiglu
     }
     return g;
 }
@@ -103,7 +103,8 @@ inline void clamped_swiglu(float limit, float alpha, const float* gate, const fl
     }
 }
 
-// h = act(gate) * up; without up, act(gate). h may be gate. NaN stays NaN: max gives its second operand then.
+// h = act(gate) * up, or act(gate) without up. h may be gate. NaN stays NaN: max returns its second operand
+// then.
 inline void activate_rows(const Ffn& f, const float* gate, const float* up, float* h, int64_t n) {
     const Activation kind = f.activation;
     if (kind == kSwigluOai) return clamped_swiglu(f.limit, f.alpha, gate, up, h, n);

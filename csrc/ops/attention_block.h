@@ -1,5 +1,5 @@
 // Attention of a block of prompt rows: neighbours of one sequence, with all heads of a kv head. Each key and
-// value that they see is decoded once; a row's sums are those of attention_row, bit for bit.
+// value is decoded once; a row's sums are bit-identical to those of attention_row.
 #pragma once
 #include "ops/attention.h"
 

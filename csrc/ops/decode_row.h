@@ -1,4 +1,4 @@
-// Weight rows as floats.
+// Decodes weight rows to floats.
 #pragma once
 #include "simd/block_dot.h"
 

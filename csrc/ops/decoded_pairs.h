@@ -1,6 +1,6 @@
-// Decoded rows times tokens where one instruction multiplies matrices of bytes (Arm's SMMLA): two rows of
-// eight with two tokens of eight. Its four lanes are of one block, so vectors of words are turned to blocks
-// first; each sum gets what a dot of bytes would give it, in the same order.
+// Decoded rows times tokens for an instruction that multiplies byte matrices (Arm's SMMLA): two rows of eight
+// bytes with two tokens of eight. Its four lanes belong to one block, so vectors of words are transposed to
+// blocks first. Each sum is the same as with byte dot products, in the same order.
 #pragma once
 #include "ops/arguments.h"
 #include "simd/block_dot.h"
@@ -15,7 +15,7 @@ HC_INLINE void pair_words(const I (&first)[8], const I (&second)[8], I (&to)[4][
     for (int m = 0; m < 4; ++m)
         Vec::transpose4(first[2 * m], first[2 * m + 1], second[2 * m], second[2 * m + 1], to[m]);
 }
-// The same of what belongs to a whole block, as the products of two rows with two tokens lie.
+// The same for one value per block, in the layout of the products of two rows with two tokens.
 HC_INLINE void pair_rows(F first, F second, F (&to)[4]) { Vec::transpose4(first, first, second, second, to); }
 template <class V> HC_INLINE void pair_tokens(V first, V second, V (&to)[4]) {
     Vec::transpose4(first, second, first, second, to);
@@ -69,7 +69,7 @@ template <class B> struct DecodedRows {
 template <class B> struct TokenPair {
     static constexpr int halves = B::halves ? 2 : 1;
     I codes[4][4];                 // [two words][block]
-    I start[halves][4];            // what sums of integers begin with
+    I start[halves][4];            // start of integer sums
     F scale[4], total[halves][4];  // `total` times a minimum is added
 
     HC_INLINE void load(const Input& in, int first, int second, int64_t block, int v) {
@@ -128,8 +128,8 @@ template <class B, int P> HC_INLINE void add_block(const DecodedRows<B>& rows, c
         }
 }
 
-// The vectors of a group, which starts at `block`, of some tiles of rows times P pairs of tokens from t0 on,
-// of which `last` is the last: where a pair lacks its second, the first stands for it.
+// The vectors of the group at `block`: some tiles of rows times P pairs of tokens from t0 on, up to token
+// `last`. If a pair lacks its second token, the first replaces it.
 template <class B, int P> HC_NOINLINE void add_decoded(const DecodedRows<B>& rows, int tiles,
                                                        const Input& input, int t0, int last, int64_t block,
                                                        int vectors, F (*sums)[kDecodedRows / 2][4]) {
@@ -142,7 +142,8 @@ template <class B, int P> HC_NOINLINE void add_decoded(const DecodedRows<B>& row
     }
 }
 
-// Sums of rows times tokens while groups of columns pass: of pairs of either, for each block of a vector.
+// Sums of rows times tokens over groups of columns: of pairs of rows and of tokens, for each block of a
+// vector.
 template <class B> struct DecodedSums {
     F sum[kMostDecoded / 2][kDecodedRows / 2][4];
 
@@ -151,7 +152,7 @@ template <class B> struct DecodedSums {
             for (auto& of_rows : sum[p])
                 for (F& one : of_rows) one = Vec::zero();
     }
-    // Tokens [t, t + n), at most a tile, of those from t0 on; `tiles` of rows.
+    // Tokens [t, t + n), at most a tile, counted from t0; `tiles` of rows.
     void add(const DecodedRows<B>& rows, int tiles, const Input& in, int t0, int t, int n, int64_t block,
              int vectors) {
         const int last = t0 + t + n - 1;
@@ -160,7 +161,7 @@ template <class B> struct DecodedSums {
         for (; n > 0; t += 2, n -= 2)
             add_decoded<B, 1>(rows, tiles, in, t0 + t, last, block, vectors, sum + t / 2);
     }
-    // As Vec::sum adds a vector's lanes.
+    // Adds a vector's lanes in the order of Vec::sum.
     template <class Put> void put(int count, int tokens, Put&& put) const {
         for (int i = 0; i < count / 2; ++i)
             for (int t = 0; t < tokens; t += 2) {

@@ -1,4 +1,4 @@
-// Decoded rows times tokens, a dot of bytes in each lane: what row_tiles.h asks of an instruction set.
+// Decoded rows times tokens, with a byte dot product in each lane: an implementation for row_tiles.h.
 #pragma once
 #include "ops/arguments.h"
 #include "simd/block_dot.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kRowTile = Vec::decoded_rows, kTokenTile = Vec::decoded_tokens;
 
-// A group of some rows: what dot_group makes of each vector in turn, a tile's rows side by side.
+// A group of some rows: dot_group's data of each vector in order, with a tile's rows adjacent.
 template <class B> struct DecodedRows {
     static constexpr int R = kRowTile, tiles = kDecodedRows / R, vectors = kLanes / Vec::width;
     I codes[tiles][vectors][8][R];
@@ -46,9 +46,8 @@ template <class B> struct DecodedRows {
     }
 };
 
-// The vectors of a group, which starts at `block`, of some tiles of rows times T tokens from t0 on, in
-// dot_group's order. Added to sums[t][tile][r]. One call for all tiles: two vectors a call cost a quarter
-// more.
+// The vectors of the group at `block`: some tiles of rows times T tokens from t0 on, in dot_group's order.
+// Adds to sums[t][tile][r]. One call for all tiles: two vectors a call would cost a quarter more.
 template <class B, int T> HC_NOINLINE void add_decoded(const DecodedRows<B>& decoded, int tiles,
                                                        const Input& input, int t0, int64_t block, int vectors,
                                                        F (*sums)[kDecodedRows / kRowTile][kRowTile]) {
@@ -115,7 +114,7 @@ template <class B, int T> HC_NOINLINE void add_decoded(const DecodedRows<B>& dec
     }
 }
 
-// Sums of rows times tokens while groups of columns pass.
+// Sums of rows times tokens over groups of columns.
 template <class B> struct DecodedSums {
     F sum[kMostDecoded][kDecodedRows / kRowTile][kRowTile];
 
@@ -124,7 +123,7 @@ template <class B> struct DecodedSums {
             for (auto& of_tile : sum[t])
                 for (F& one : of_tile) one = Vec::zero();
     }
-    // Tokens [t, t + n), at most a tile, of those from t0 on; `tiles` of rows.
+    // Tokens [t, t + n), at most a tile, counted from t0; `tiles` of rows.
     void add(const DecodedRows<B>& rows, int tiles, const Input& in, int t0, int t, int n, int64_t block,
              int vectors) {
         if (n == kTokenTile)

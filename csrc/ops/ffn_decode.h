@@ -11,12 +11,11 @@ namespace {
 
 static_assert(kNeuronScratch == 4 * sizeof(Segment) + kMaxDecodeRows * 4 + 4, "what DecodePiece takes of it");
 
-constexpr int kRowsAtOnce =
-    8;  // neurons of a chunk where down lies in rows: enough to fetch ahead for one token
+constexpr int kRowsAtOnce = 8;  // neurons of a chunk if down is in rows: enough to fetch ahead for one token
 
 inline bool named(const Ffn& f, int token, int64_t neuron) { return !f.mask || f.mask.has(token, neuron); }
 
-// Neurons of [begin, end) that any token's mask names, ascending.
+// Neurons of [begin, end) in any token's mask, ascending.
 inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, int32_t* list) {
     int64_t count = 0;
     for (int64_t word = begin / 64; word * 64 < end; ++word) {
@@ -29,12 +28,12 @@ inline int64_t candidates(const Ffn& f, int tokens, int64_t begin, int64_t end, 
     return count;
 }
 
-// Whether two neurons of a panel share scales: what they add is summed before it is scaled.
+// Returns true if two neurons of a panel share scales: they are summed before the sum is scaled.
 inline bool same_run(const Ffn& f, int64_t a, int64_t b) {
     return a / scale_run(f.down.type) == b / scale_run(f.down.type);
 }
 
-// The leaf that a list of neurons, which ascend, has come to.
+// The current leaf of an ascending list of neurons.
 class Leaf {
   public:
     Leaf(const Ffn& ffn, int64_t neuron)
@@ -47,8 +46,9 @@ class Leaf {
     int64_t number, end_;
 };
 
-// Neurons of the chunk that begins a list: a few rows of one leaf, or those of one run of a panel. Each of
-// several tokens goes through its sums for a chunk, to add only those that are its own: it has more.
+// Neurons of the chunk at the start of a list: a few rows of one leaf, or the neurons of one run of a panel.
+// With several tokens a chunk is larger: each token goes through its sums once a chunk and adds only its own
+// neurons.
 inline int chunk_of(const Ffn& f, int tokens, const Leaf& leaf, const int32_t* list, int64_t count) {
     const int64_t rows = tokens == 1 ? kRowsAtOnce : kChunk;
     const int64_t most = f.panels.neurons ? count : smaller(rows, count);
@@ -57,9 +57,9 @@ inline int chunk_of(const Ffn& f, int tokens, const Leaf& leaf, const int32_t* l
     return n;
 }
 
-// The decode rows of one piece, some neighbouring leaves, in blocks of neurons: the gates of one, then the
-// rows that the block before it found. So the next rows are known while gates are read, and what to fetch
-// never runs out before the piece.
+// The decode rows of one piece, some neighbouring leaves, in blocks of neurons: the gates of one block, then
+// the other rows of the block before it. So the next rows are known while gates are read, and there is always
+// something to fetch until the piece ends.
 class DecodePiece {
   public:
     DecodePiece(const Ffn& ffn, int token_count, int piece_number, uint8_t* local)
@@ -90,19 +90,19 @@ class DecodePiece {
         const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
         int64_t k = 0, n = expect_gates(), next = expect_gates();
         fetch(ahead, fetching.ahead);
-        int64_t done = 0, kept = 0;  // neurons whose rows are read, and those that are to be
+        int64_t done = 0, kept = 0;  // neurons whose rows are read, and neurons whose rows will be read
         while (n > 0 || done < kept) {
-            const int64_t found = kept;
+            const int64_t known = kept;
             if (f.gates)
                 take_gates(k, n);
             else
                 dots(first, list + k, 0, n, f.x, 0, tokens, ahead, {gate + k * tokens, tokens, 1, bias});
             kept = keep_fired(k, n, kept);
-            while (done < found) {
+            while (done < known) {
                 end_leaves(list[done]);
-                done += run_chunk(list + done, gate + done * tokens, found - done);
+                done += run_chunk(list + done, gate + done * tokens, known - done);
             }
-            expect_rows(list + found, kept - found);
+            expect_rows(list + known, kept - known);
             k += n;
             n = next;
             next = expect_gates();
@@ -113,21 +113,22 @@ class DecodePiece {
     }
 
   private:
-    // Those of neurons [k, k + n) of the list, which were computed before.
+    // Copies the gates of neurons [k, k + n) of the list, which were computed before.
     void take_gates(int64_t k, int64_t n) {
         for (const int64_t stop = k + n; k < stop; ++k)
             for (int t = 0; t < tokens; ++t) gate[k * tokens + t] = f.gates[t * f.neurons() + list[k]];
     }
 
-    // Ends the leaves that lie before this neuron.
+    // Ends the leaves before this neuron.
     void end_leaves(int64_t neuron) {
         for (; neuron >= leaf.end(); leaf.next()) sums.end_leaf();
     }
 
-    // The stream will read the next block's gates; returns how many.
+    // Adds the next block's gates to the stream; returns their number.
     int64_t expect_gates() {
         const int64_t k = expected;
-        // Few of many make shorter blocks, so that there are several. No run of a panel lies in two.
+        // With few of many neurons, blocks are shorter, so that there are several. No run of a panel is
+        // split.
         expected = smaller(k + (count == end - begin ? 64 : 16), count);
         while (f.panels.neurons && expected < count && same_run(f, list[expected - 1], list[expected]))
             ++expected;
@@ -137,16 +138,16 @@ class DecodePiece {
         return expected - k;
     }
 
-    // The stream will read the up rows, panel's scales and down rows of some neurons, chunk by chunk, in the
-    // order of use.
+    // Adds the up rows, the panel's scales and the down rows of some neurons to the stream, chunk by chunk,
+    // in the order of use.
     void expect_rows(const int32_t* neurons, int64_t left) {
         while (left > 0) {
             while (*neurons >= expected_leaf.end()) expected_leaf.next();
             const int n = chunk_of(f, tokens, expected_leaf, neurons, left);
             for (int i = 0; i < n && f.gated(); ++i) expect(ahead, f.up.row(neurons[i]), row_bytes(f.up));
             if (f.panels.neurons) {
-                // Fetches, of 256 neurons' scales, the share that these read, in the order of the file's
-                // regions.
+                // Fetches the share of the scales of 256 neurons that these neurons read, in the order of the
+                // file's regions.
                 const int64_t part = f.panels.header * scale_run(f.down.type) / f.panels.neurons;
                 const int64_t run = *neurons % f.panels.neurons / scale_run(f.down.type);
                 expect(ahead, panel_of(f, *neurons) + run * part, part);
@@ -158,11 +159,11 @@ class DecodePiece {
         }
     }
 
-    // Moves those of neurons [k, k + n) whose gate fires for some token that names them, with their gates, to
-    // `kept`; returns where they end.
+    // Moves the neurons of [k, k + n) whose gate is active for a token that names them, with their gates, to
+    // `kept`; returns the end.
     int64_t keep_fired(int64_t k, int64_t n, int64_t kept) {
         const bool all = !(f.skip && can_skip(f.activation));
-        for (const int64_t stop = k + n; k < stop; ++k) {  // without a branch that none can foresee
+        for (const int64_t stop = k + n; k < stop; ++k) {  // without an unpredictable branch
             bool any = all;
             for (int t = 0; t < tokens; ++t) {
                 const float v = gate[k * tokens + t];
@@ -175,15 +176,15 @@ class DecodePiece {
         return kept;
     }
 
-    // The first chunk of a list: up rows, coefficients, then the down rows of each token. Returns its
-    // neurons.
+    // Computes the first chunk of a list: up rows, coefficients, then the down rows of each token. Returns
+    // its neurons.
     int run_chunk(const int32_t* neurons, const float* gates, int64_t left) {
         const int n = chunk_of(f, tokens, leaf, neurons, left);
         const bool skip = f.skip && can_skip(f.activation);
         float up[kChunk * kMaxDecodeRows], h[kChunk * kMaxDecodeRows];
         if (f.gated()) {
             dots(f.up, neurons, 0, n, f.x, 0, tokens, ahead, {up, tokens, 1, f.up_bias});
-            (f.gates ? stats.gate_rows : stats.up_rows) += n;  // of what is read first, and second
+            (f.gates ? stats.gate_rows : stats.up_rows) += n;  // gate_rows counts the rows read first
         }
         activate_rows(f, gates, f.gated() ? up : nullptr, h, int64_t(n) * tokens);
         bool used[kChunk] = {};
@@ -213,17 +214,17 @@ class DecodePiece {
     const Ffn& f;
     const int tokens, piece;
     const int64_t begin, end;
-    const Rows& first;  // read of every candidate: gates, or ups where there are none
-    // Scratch: what will be read (at most a neuron's three rows and its run's scales), gates [neuron, token],
-    // and the neurons still in play.
+    const Rows& first;  // read for each candidate: gates, or ups if there are none
+    // Scratch: segments to read (at most a neuron's three rows and its run's scales), gates [neuron, token],
+    // and the remaining neurons.
     Segment* segments;
     float* gate;
     int32_t* list;
     LeafSums sums;
     FfnCounts& stats;
-    Leaf leaf, expected_leaf;  // whose rows are added; whose rows the stream knows
+    Leaf leaf, expected_leaf;  // `leaf`: being added; `expected_leaf`: known to the stream
     Stream ahead;
-    int64_t count = 0, expected = 0;  // candidates; those whose gates the stream knows
+    int64_t count = 0, expected = 0;  // candidates; candidates whose gates the stream knows
 };
 
 void ffn_piece(const Ffn& f, int tokens, int piece, uint8_t* local) {

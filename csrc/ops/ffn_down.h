@@ -1,4 +1,4 @@
-// Adding the down rows of some neurons to a token's sums.
+// Adds the down rows of some neurons to a token's sums.
 #pragma once
 #include "ops/down_rows.h"
 #include "simd/block_dot.h"

@@ -1,4 +1,4 @@
-// The FFN op for prompt rows, and for all rows where down is a dot: what the neurons give, by rows.
+// The FFN op up to the neurons' outputs, by rows: for prompt rows, and for all rows if down is a dot product.
 #pragma once
 #include "ops/activation.h"
 #include "ops/linear.h"
@@ -7,7 +7,7 @@ namespace hc {
 namespace {
 
 // hidden = act(gate) * up for rows [first, first + count) and tokens [t0, t1): neuron by neuron for the sums
-// of prompt rows, token by token where down is a dot.
+// of prompt rows, token by token if down is a dot product.
 void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint8_t* local) {
     const Rows& gate = f.first();
     const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
@@ -27,8 +27,9 @@ void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint
             dots(gate, nullptr, first, count, f.x, t, end, ahead, {h, row_step, token_step, bias}, rest);
         }
         if (f.gated()) {
-            Stream more = stream_of(f.up, first, count);
-            dots(f.up, nullptr, first, count, f.x, t, end, more, {up, up_row, up_token, f.up_bias}, rest);
+            Stream up_stream = stream_of(f.up, first, count);
+            dots(f.up, nullptr, first, count, f.x, t, end, up_stream, {up, up_row, up_token, f.up_bias},
+                 rest);
         }
         const int64_t runs = f.by_output ? end - t : count, length = f.by_output ? count : end - t;
         for (int64_t i = 0; i < runs; ++i, h += f.by_output ? token_step : row_step)

@@ -1,4 +1,4 @@
-// The FFN op for prompt rows: sums by outputs, of what ffn_hidden.h leaves.
+// The FFN op for prompt rows: sums by outputs of the hidden values of ffn_hidden.h.
 #pragma once
 #include <cstring>
 #if defined(_MSC_VER)
@@ -15,11 +15,11 @@ namespace {
 
 constexpr int kTile = 32;  // neurons decoded at once for a tile of tokens
 
-// A tile lies by slices of a group, all neurons' side by side: what the tokens read of one slice fills a few
-// whole lines in all sets of L1. (A neuron's groups lie 2 KB apart, in two of its sets.)
+// A tile is stored by slices of a group, with all neurons adjacent: the tokens read one slice from a few
+// whole lines in all sets of L1. (A neuron's groups are 2 KB apart, in two of its sets.)
 constexpr int kSlice = Vec::down_tile * Vec::width, kSlices = kGroup / kSlice;
 static_assert(kGroup % kSlice == 0 && kSlice % kLanes == 0, "whole elements of all lanes");
-// Where float i of a neuron's group lies, from its first one.
+// Position of float i of a neuron's group, from the neuron's first float.
 constexpr int in_tile(int i) { return i / kSlice * kTile * kSlice + i % kSlice; }
 
 inline int lowest_bit(uint32_t bits) {
@@ -31,15 +31,15 @@ inline int lowest_bit(uint32_t bits) {
     return __builtin_ctz(bits);
 #endif
 }
-// fn(k) for the bits that are set, ascending.
+// Calls fn(k) for the set bits, ascending.
 template <class Fn> HC_INLINE void for_bits(uint32_t bits, Fn&& fn) {
     for (; bits; bits &= bits - 1) fn(lowest_bit(bits));
 }
 
 // The neurons of a tile that count for each token, with their coefficients.
 struct TileLists {
-    uint64_t any;   // tokens for which any counts, a bit each
-    uint32_t used;  // neurons that count for any, a bit each
+    uint64_t any;   // tokens for which any neuron counts, a bit each
+    uint32_t used;  // neurons that count for any token, a bit each
     int count[kPromptTile];
     int neuron[kPromptTile][kTile];
     float c[kPromptTile][kTile];
@@ -48,25 +48,25 @@ struct TileLists {
     void build(const float* h, int64_t step, int n, int tokens, bool all) {
         any = used = 0;
         for (int t = 0; t < tokens; t += Vec::width) {
-            const int some = smaller(Vec::width, tokens - t);
+            const int lanes = smaller(Vec::width, tokens - t);
             uint32_t counts[Vec::width];
-            find(h + t, step, n, some, counts);
-            for (int i = 0; i < some; ++i) list(t + i, h + t + i, step, all ? ~0u >> (32 - n) : counts[i]);
+            find(h + t, step, n, lanes, counts);
+            for (int i = 0; i < lanes; ++i) list(t + i, h + t + i, step, all ? ~0u >> (32 - n) : counts[i]);
         }
     }
 
   private:
-    // Bit k of to[t]: whether h[k * step + t] is not 0, whatever its sign; NaN is not.
+    // Sets bit k of to[t] if h[k * step + t] is not 0, including NaN, whatever its sign.
     static void find(const float* h, int64_t step, int n, int tokens, uint32_t (&to)[Vec::width]) {
-        I found = Vec::zero_i();
+        I nonzero = Vec::zero_i();
         for (int k = n; k-- > 0;) {
             const float* at = h + k * step;
             const I bits = tokens == Vec::width ? Vec::load_i(at) : Vec::load_i(at, tokens);
             const I size = Vec::bit_and(bits, Vec::set1_i(0x7fffffff));
-            found = Vec::bit_or(Vec::shl<1>(found), Vec::shr<31>(Vec::sub_i(Vec::zero_i(), size)));
+            nonzero = Vec::bit_or(Vec::shl<1>(nonzero), Vec::shr<31>(Vec::sub_i(Vec::zero_i(), size)));
         }
         float stored[Vec::width];
-        Vec::store(stored, Vec::as_float(found));
+        Vec::store(stored, Vec::as_float(nonzero));
         std::memcpy(to, stored, sizeof to);
     }
     void list(int t, const float* h, int64_t step, uint32_t counts) {
@@ -81,8 +81,8 @@ struct TileLists {
     }
 };
 
-// A group of the rows that follow, which no hardware foresees, since it is a slice of rows that lie far
-// apart. It is brought into L2, a share of the rows with each slice of a tile.
+// The same group of the next rows. The hardware prefetcher cannot predict it, because it is a slice of
+// distant rows. Each slice of a tile brings a share of the rows into L2.
 struct NextGroups {
     const uint8_t *codes, *heads;  // of the first row; heads may be null
     int64_t step, code_bytes, head_bytes, rows;
@@ -99,9 +99,9 @@ struct NextGroups {
 };
 
 // acc += c * down over a tile of decoded neurons, for each token: axpy's products, in axpy's order. Scaled
-// tiles hold codes whose lanes still want their scale; sums lie as axpy leaves them, those of the factors too
-// where it keeps them, or in plain order where none is scaled. Tokens that are not `begun` have no sums yet:
-// theirs begin here.
+// tiles hold codes whose lanes are not yet scaled. Sums have axpy's layout, with the sums of factors if axpy
+// keeps them, or plain order if nothing is scaled. Tokens that are not `begun` have no sums yet: they begin
+// here.
 template <bool Scaled, bool Factors> inline void add_tile(const float* tile, const float* scales,
                                                           const TileLists& lists, int tokens, uint64_t begun,
                                                           float* acc, const NextGroups& next) {
@@ -142,7 +142,7 @@ template <bool Scaled, bool Factors> inline void add_tile(const float* tile, con
     }
 }
 
-// fn(P, W, Byte, unit) to where a tile has the elements of the lanes from l on, of its first neuron.
+// Stores the results of fn(P, W, Byte, unit) for the lanes from l on to their places in the tile of a neuron.
 template <class B, class Fn>
 HC_INLINE void decode_codes(const I (&unit)[B::units], int l, float* tile, Fn&& fn) {
     unroll<0, B::parts * B::words_per_part * 4>([&](auto j) HC_INLINE_LAMBDA {
@@ -153,8 +153,8 @@ HC_INLINE void decode_codes(const I (&unit)[B::units], int l, float* tile, Fn&& 
     });
 }
 
-// Decodes one group of one down row: codes and, apart, the lanes' scales, where there is one per block; else
-// weights.
+// Decodes one group of one down row: codes and, separately, the lanes' scales if each block has one scale;
+// else weights.
 template <class B>
 inline void decode_group(const RowOf<B>& row, int64_t cols, int64_t group, float* tile, float* scales) {
     if (cols < (group + 1) * kGroup)
@@ -186,8 +186,8 @@ inline void decode_group(const RowOf<B>& row, int64_t cols, int64_t group, float
     }
 }
 
-// Decodes one group of a panel's run: codes of the neurons that are `used`, a bit each, to `tile`, and of all
-// outputs the scales and, where there are any, the minima.
+// Decodes one group of a panel's run: codes of the `used` neurons, a bit each, to `tile`, and the scales and
+// any minima of all outputs.
 template <class B>
 void decode_panel(const Ffn& f, int64_t first, int64_t group, uint32_t used, float* tile, float* scales) {
     const int64_t blocks = f.down.cols / kBlock, block = group * kLanes;
@@ -211,7 +211,7 @@ void decode_panel(const Ffn& f, int64_t first, int64_t group, uint32_t used, flo
     });
 }
 
-// Does for many tokens what panel_axpy does for one: a tile as decode_panel leaves it.
+// Does for many tokens what panel_axpy does for one, with a tile from decode_panel.
 template <class B> void add_panel(const float* tile, const float* scales, const TileLists& lists, int tokens,
                                   uint64_t begun, float* acc, const NextGroups& next) {
     constexpr int DT = Vec::down_tile;
@@ -246,7 +246,7 @@ template <class B> constexpr bool tile_is_scaled() {
         return false;
 }
 
-// One group of rows [first, end), of which one panel has all.
+// One group of rows [first, end), all in one panel.
 template <class B> inline NextGroups next_groups(const Ffn& f, int64_t group, int64_t first, int64_t end) {
     const Rows& rows = f.down;
     if (first >= end) return {nullptr, nullptr, 0, 0, 0, 0};
@@ -260,7 +260,7 @@ template <class B> inline NextGroups next_groups(const Ffn& f, int64_t group, in
     return {rows.row(first) + group * bytes, nullptr, rows.stride, bytes, 0, count};
 }
 
-// Adds what the neurons of one leaf add to one group of outputs.
+// Adds the neurons of one leaf to one group of outputs.
 template <class B> void add_leaf(const Ffn& f, int64_t leaf, int64_t group, int t0, int tokens, float* tile,
                                  TileLists& lists, LeafSums& sums) {
     float* scales = tile + kTile * kGroup;
@@ -292,7 +292,7 @@ template <class B> void add_leaf(const Ffn& f, int64_t leaf, int64_t group, int 
     }
 }
 
-// One group of outputs for tokens [t0, t1), leaf by leaf as the decode rows sum them.
+// One group of outputs for tokens [t0, t1), leaf by leaf in the order of decode rows.
 void ffn_prompt_down(const Ffn& f, int64_t group, int t0, int t1, uint8_t* local) {
     const int tokens = t1 - t0;
     int levels = 0;

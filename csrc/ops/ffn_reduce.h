@@ -1,4 +1,4 @@
-// How the FFN op's sums leave: the tree above the pieces, then plain order.
+// The end of the FFN op's sums: the tree above the pieces, then plain order.
 #pragma once
 #include "ops/arguments.h"
 #include "simd/block_dot.h"
@@ -6,7 +6,7 @@
 namespace hc {
 namespace {
 
-// One group of a token's sums, as axpy leaves them, to the output.
+// Writes one group of a token's sums, in axpy's layout, to the output.
 inline void write_out(const Ffn& f, int64_t group, const float* sum, float* out) {
     const int64_t n = smaller<int64_t>(kGroup, f.dim() - group * kGroup);
     float plain[kGroup];
@@ -34,8 +34,8 @@ class GroupSum {
         from = f.partial + token * sums_of(f.dim()) + group * size;
     }
 
-    // The sum of pieces [first, first + count), a node of 2^n of them, or null where nothing is added. It
-    // lies in `scratch`, which takes n sums, or is that of one piece.
+    // The sum of pieces [first, first + count), a node of 2^n pieces, or null if nothing is added. It is
+    // stored in `scratch`, which takes n sums, or is the sum of one piece.
     const float* of(int first, int count, float* scratch) const {
         if (first >= f.pieces(tokens)) return nullptr;
         if (count == 1)

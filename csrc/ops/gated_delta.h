@@ -1,5 +1,5 @@
-// The gated delta rule, a head at a time. Columns of a state do not meet: some of them, which stay in L1, go
-// through all tokens of a chunk. Rows lie along the columns, so no sum goes across a vector.
+// The gated delta rule, a head at a time. Columns of a state are independent: some of them stay in L1 for all
+// tokens of a chunk. A vector holds neighbouring columns of a row, so no sum goes across a vector.
 #pragma once
 #include <cmath>
 
@@ -8,7 +8,7 @@
 namespace hc {
 namespace {
 
-// A token's part of the rule, ready to be used.
+// A token's inputs of the rule, prepared.
 struct DeltaToken {
     float *keep, *read, *key, *query;  // exp(decay), that times k, k and q
     float* beta;
@@ -47,8 +47,8 @@ inline void make_ready(const GatedDelta& g, int64_t row, int64_t head, float sca
     *to.beta = lane(logistic(Vec::set1(g.beta[at])));
 }
 
-// One token on N vectors of columns, the last of m values: `from` and `to` are the state there (the same, or
-// two), v and out the row's. What is read next comes a share with each row.
+// One token on N vectors of columns, the last of m values. `from` and `to` are the state (the same or two); v
+// and out belong to the row. Each row prefetches a share of the next state.
 template <int N> HC_INLINE void delta_step(const GatedDelta& g, const DeltaToken& token, const float* from,
                                            float* to, const float* v, float* out, int m, NextState* next) {
     const int64_t stride = g.value_dim, n = g.key_dim;
@@ -79,7 +79,7 @@ template <int N> HC_INLINE void delta_step(const GatedDelta& g, const DeltaToken
     for (int k = 0; k < N; ++k) store_part(out + k * Vec::width, sum[k], m);
 }
 
-// A chunk's tokens on those columns; `row` is the first one's of the step.
+// A chunk's tokens on these columns; `row` is the first token's row of the step.
 template <int N> HC_NOINLINE void delta_columns(const GatedDelta& g, float* scratch, int64_t row,
                                                 int64_t tokens, int64_t head, const float* from, float* to,
                                                 int64_t at, int m, NextState* next) {
@@ -101,9 +101,9 @@ void gated_delta(const GatedDelta& g, const StateRows& rows, int64_t head, uint8
     const int64_t size = g.state(), token = kDeltaVectors * state_row(g.key_dim) + kStateRow;
     const float* from = rows.from ? rows.from + head * size : nullptr;
     float* to = rows.to ? rows.to + head * size : scratch + kDeltaTokens * token;
-    const bool more = head + 1 < g.heads;
+    const bool has_next = head + 1 < g.heads;
     const int64_t blocks = (g.value_dim + kColumns - 1) / kColumns;
-    NextState next(more && from ? from + size : nullptr, more && rows.to ? to + size : nullptr, size,
+    NextState next(has_next && from ? from + size : nullptr, has_next && rows.to ? to + size : nullptr, size,
                    blocks * g.key_dim);
     if (!from) {
         clear(to, size);

@@ -1,19 +1,18 @@
-// Adds what the neurons of each leaf add, in the order of the tree: see struct Ffn.
+// Sums the neurons of each leaf in the order of the tree: see struct Ffn.
 #pragma once
 #include "simd/vec.h"
 
 namespace hc {
 namespace {
 
-// Sums of up to 2^levels leaves for several tokens, a row of floats each. Leaf by leaf, what a neuron adds
-// goes to `start(t)`. There is a sum of each level, as a binary counter has digits: where two of one level
-// have come, they are added and go up, at once with all that then meet on the way. A row is begun when
-// something is added to it, so that nothing is cleared beforehand; what has no row is +0, and adding that
-// changes nothing.
+// Sums of up to 2^levels leaves for several tokens, a row of floats each. Neurons of the current leaf add to
+// `start(t)`. Each level has one sum, like a digit of a binary counter: two sums of one level are added and
+// move up, together with the sums they meet. A row begins when something is added to it, so nothing is
+// cleared beforehand. A missing row counts as +0, and adding it changes nothing.
 class LeafSums {
   public:
-    // Sums rows [tokens, size]: `root` gets the sum of all; `scratch` has `levels` for those below. The root
-    // is free until the end, and holds the lowest level until then.
+    // Sums rows [tokens, size]: `root` gets the total; `scratch` has `levels` rows for the levels below. The
+    // root is free until the end, and holds the lowest level until then.
     LeafSums(float* root, float* scratch, int levels, int tokens, int64_t size)
         : root_(root), scratch_(scratch), levels_(levels), tokens_(tokens), size_(size) {
         current_ = level(0);
@@ -24,7 +23,7 @@ class LeafSums {
     // Tokens to which this leaf has added something, a bit each.
     uint64_t added() const { return added_; }
     void add(uint64_t tokens) { added_ |= tokens; }
-    // The row of a token, cleared where nothing has been added to it yet.
+    // The row of a token, cleared if nothing has been added to it yet.
     float* start(int t) {
         float* to = row(t);
         if (!(added_ >> t & 1))
@@ -46,7 +45,7 @@ class LeafSums {
         current_ = leaf_ & 1 ? scratch_row(levels_) : level(0);
     }
 
-    // The sum of all leaves is in the root; which tokens have one.
+    // Puts the sum of all leaves into the root; returns the tokens that have one.
     uint64_t end() {
         if (!(leaf_ >> levels_ & 1)) carry(levels_);
         return has_[levels_];
@@ -54,9 +53,9 @@ class LeafSums {
 
   private:
     float* level(int l) const { return l == 0 || l == levels_ ? root_ : scratch_row(l); }
-    float* scratch_row(int n) const { return scratch_ + (n - 1) * tokens_ * size_; }  // from 1
+    float* scratch_row(int n) const { return scratch_ + (n - 1) * tokens_ * size_; }  // counts from 1
 
-    // Makes one sum of the levels below `to` and of the leaf under way.
+    // Adds the levels below `to` and the current leaf to one sum.
     void carry(int to) {
         for (int t = 0; t < tokens_; ++t) {
             const float* from[kMaxLevels + 1];

@@ -1,4 +1,4 @@
-// Rows times tokens: out[t][r] (+)= row[r] . x[t] + bias[r].
+// Products of rows and tokens: out[t][r] (+)= row[r] . x[t] + bias[r].
 #pragma once
 #include <cstring>
 
@@ -9,8 +9,8 @@
 
 namespace hc {
 
-// Dots of rows of types with blocks of 32 weights; of other types. `local` is kDotScratch bytes, without
-// which no tokens are taken as they are arranged.
+// Dot products of rows of types with blocks of 32 weights, and of other types. `local` is kDotScratch bytes;
+// without it arranged tokens are not used.
 void HC_OWN(block_dots)(const SomeRows&, const Input&, int t0, int t1, Stream&, const Sink&, uint8_t* local);
 void HC_OWN(other_dots)(const SomeRows&, const Input&, int t0, int t1, Stream&, const Sink&, uint8_t* local);
 
@@ -22,8 +22,8 @@ inline void dots(const Rows& rows, const int32_t* list, int64_t first, int64_t c
     of_type({rows, list, first, count}, in, t0, t1, stream, sink, local);
 }
 
-// The stream of rows [first, first + count), already as far ahead as suits the processor, and so far beyond
-// them: the rows that follow are most likely the same thread's next piece.
+// The stream of rows [first, first + count), already fetched as far ahead as suits the processor. It extends
+// as far beyond them: the next rows are most likely the same thread's next piece.
 inline Stream stream_of(const Rows& rows, int64_t first, int64_t count) {
     const int64_t bytes = row_bytes(rows), left = (rows.count - first) * bytes;
     Stream s(rows.stride == bytes ? Segment{rows.row(first), smaller(count * bytes + fetching.ahead, left)}
@@ -32,7 +32,7 @@ inline Stream stream_of(const Rows& rows, int64_t first, int64_t count) {
     return s;
 }
 
-// The same of decode rows, for what is wanted. A row is read where any of them wants it.
+// The same for decode rows with `where`. Reads a row if any of them wants it.
 void wanted_product(const Product& p, const Input& in, int64_t first, int64_t count, int t0, int t1,
                     uint8_t* local) {
     int32_t list[kMaxPieceRows];
@@ -48,13 +48,13 @@ void wanted_product(const Product& p, const Input& in, int64_t first, int64_t co
     }
     for (int64_t i = 0; i < n; ++i) expect(ahead, p.rows.row(list[i]), row_bytes(p.rows));
     fetch(ahead, fetching.ahead);
-    float* found = (float*)local;
-    dots(p.rows, list, 0, n, in, t0, t1, ahead, {found, 1, kMaxPieceRows, p.bias});
-    for (int t = t0; t < t1; ++t, found += kMaxPieceRows) {
+    float* wanted_dots = (float*)local;
+    dots(p.rows, list, 0, n, in, t0, t1, ahead, {wanted_dots, 1, kMaxPieceRows, p.bias});
+    for (int t = t0; t < t1; ++t, wanted_dots += kMaxPieceRows) {
         float* out = p.out + t * p.stride;
         std::memset(out + first, 0, size_t(count) * 4);
         for (int64_t i = 0; i < n; ++i)
-            if (p.wanted(t, list[i])) out[list[i]] = found[i];
+            if (p.wanted(t, list[i])) out[list[i]] = wanted_dots[i];
     }
 }
 

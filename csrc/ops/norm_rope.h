@@ -56,14 +56,14 @@ void rope(const RopeArgs& a, float* head, int position) {
     }
 }
 
-// Values with a factor of 0 are not read, so that NaN does not stay in what is cleared.
+// Values with a factor of 0 are not read, so that NaN does not stay in cleared values.
 void add(float* x, const float* y, int64_t n, float keep, float scale) {
     const F k = Vec::set1(keep), s = Vec::set1(scale);
     for (int64_t i = 0; i < n; i += Vec::width) {
         const int m = int(smaller<int64_t>(Vec::width, n - i));
-        const F own = keep != 0 ? Vec::mul(k, Vec::load(x + i, m)) : Vec::zero();
-        const F more = scale != 0 ? Vec::mul(s, Vec::load(y + i, m)) : Vec::zero();
-        Vec::store(x + i, Vec::add(own, more), m);
+        const F kept = keep != 0 ? Vec::mul(k, Vec::load(x + i, m)) : Vec::zero();
+        const F added = scale != 0 ? Vec::mul(s, Vec::load(y + i, m)) : Vec::zero();
+        Vec::store(x + i, Vec::add(kept, added), m);
     }
 }
 

@@ -1,5 +1,5 @@
-// Plain rows times many tokens: what a tile of sums takes up lies in the order in which it is added, so that
-// the sums stay in registers for a long run of columns.
+// Plain rows times many tokens: the operands of a tile of sums are stored in the order of their addition, so
+// that the sums stay in registers for a long run of columns.
 #pragma once
 #include <cstring>
 
@@ -10,12 +10,12 @@ namespace {
 
 constexpr int kArrangedTiles = kArrangedRows / Vec::plain_rows;
 static_assert(kArrangedRows % Vec::plain_rows == 0, "whole tiles");
-constexpr int kMostArranged = 64;  // tokens whose sums wait at once, and fewer than a tile besides
-// A core keeps some 20 lines on their way: with few tokens what comes next is fetched a few lines at a time.
+constexpr int kMostArranged = 64;  // tokens whose sums are kept at once, plus fewer than a tile
+// A core has some 20 lines in flight: with few tokens the next rows are fetched a few lines at a time.
 constexpr int kManyArranged = 32, kFetchSteps = 128 / Vec::width;
 
-// dot_plain's sums are of every A-th vector of columns from the a-th on: those of a = 0 come first, then
-// those of a = 1. Columns after the last whole step stay where they are.
+// dot_plain has sums of every A-th vector of columns from the a-th on: first the columns of a = 0, then of a
+// = 1. Columns after the last whole step are not moved.
 inline void arrange(const Input& in, int token) {
     constexpr int A = Vec::accumulators;
     const int64_t steps = in.cols / (A * Vec::width);
@@ -26,7 +26,7 @@ inline void arrange(const Input& in, int token) {
             Vec::store(to, Vec::load(from + (k * A + a) * Vec::width));
 }
 
-// The same of a tile of rows, for `steps` steps of columns from `at` on: [a][step][row], a vector each.
+// The same for a tile of rows, for `steps` steps of columns from `at` on: [a][step][row], a vector each.
 template <class P> void arrange_rows(const uint8_t* const* rows, int64_t at, int64_t steps, uint8_t* to) {
     constexpr int A = Vec::accumulators, R = Vec::plain_rows, bytes = Vec::width * P::bytes;
     for (int64_t k = 0; k < steps; ++k)
@@ -36,7 +36,7 @@ template <class P> void arrange_rows(const uint8_t* const* rows, int64_t at, int
                             rows[r] + at * P::bytes + (k * A + a) * bytes, bytes);
 }
 
-// `share` of what comes next is fetched every so many steps.
+// Fetches `share` bytes of the next rows every `every` steps.
 template <class P, int R, int T>
 HC_NOINLINE void add_arranged(const uint8_t* w, const float* x, int64_t stride, int64_t steps, bool begun,
                               Coming& coming, int64_t share, int64_t every, F (&sums)[R][T]) {
@@ -59,9 +59,9 @@ HC_NOINLINE void add_arranged(const uint8_t* w, const float* x, int64_t stride, 
         for (int t = 0; t < T; ++t) sums[r][t] = sum[r][t];
 }
 
-// put(row, token, dot) for rows [first, first + count), whole tiles and at most kArrangedRows, and tokens
-// [t0, t1). Rows that are longer than fits are read a slice at a time, for some tokens whose sums wait in
-// memory meanwhile. With each slice the next one is fetched: of the same rows, or of those that follow.
+// Calls put(row, token, dot) for rows [first, first + count), whole tiles and at most kArrangedRows, and
+// tokens [t0, t1). Rows that are too long are read a slice at a time, for some tokens whose sums are kept in
+// memory meanwhile. Each slice prefetches the next one: of the same rows, or of the next rows.
 template <class P, class Put> HC_NOINLINE void dots_arranged(const SomeRows& some, int64_t first, int count,
                                                              const Input& in, int t0, int t1, uint8_t* local,
                                                              Put&& put) {

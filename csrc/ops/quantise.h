@@ -1,5 +1,5 @@
-// Quantising a dot's input: int8 per 32 values, scale amax / 127, codes rounded to nearest even. The steps
-// are float32 exactly as in the reference backend, so the codes agree bit for bit.
+// Quantises a dot product's input: int8 per 32 values, scale amax / 127, codes rounded to nearest even. The
+// steps are float32 exactly as in the reference backend, so the codes agree bit for bit.
 #pragma once
 #include <cstring>
 
@@ -8,10 +8,10 @@
 namespace hc {
 namespace {
 
-constexpr float kSmallestAmax = 0x1p-100f;  // below it 127 / amax could overflow: such a block counts as zero
+constexpr float kSmallestAmax = 0x1p-100f;  // below it 127 / amax could overflow: the block becomes zero
 
-// One block: its codes, its scale (NaN when it holds a NaN or an infinity), the sums of all and of half its
-// codes.
+// One block: its codes, its scale (NaN if the block holds a NaN or an infinity), and the sums of all codes
+// and of the first half.
 struct Codes {
     int8_t code[kBlock];
     float scale;

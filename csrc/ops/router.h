@@ -1,4 +1,4 @@
-// Which experts a token goes to, and their factors, from the router's logits.
+// The experts of a token and their factors, from the router's logits.
 #pragma once
 #include "ops/attention.h"
 

@@ -1,5 +1,5 @@
-// Dots of rows with tokens, for each block type: out[t][r] (+)= row[r] . x[t] + bias[r]. Two files of kernels
-// (isa/block_dots.cpp, isa/other_dots.cpp) compile them, which take long.
+// Dot products of rows with tokens, for each block type: out[t][r] (+)= row[r] . x[t] + bias[r]. Two files of
+// kernels compile them (isa/block_dots.cpp, isa/other_dots.cpp), because they take long to compile.
 #pragma once
 #include "ops/linear_rows.h"
 #include "ops/plain_tiles.h"
@@ -8,10 +8,10 @@
 namespace hc {
 namespace {
 
-// Dots of `tiles` times R plain rows with T tokens, a slice of columns at a time: the tokens' slice stays in
-// L1 for all the rows, whose sums wait in memory meanwhile. Sums in dot_plain's order. `cold` rows are not in
-// L2: their slices are at most 1 KB, so that no more is on its way than a core keeps. With the rows'
-// bytes come one in `turns` of those that follow.
+// Dot products of `tiles` times R plain rows with T tokens, a slice of columns at a time. The tokens' slice
+// stays in L1 for all the rows; the rows' sums are kept in memory. Sums in dot_plain's order. `cold` rows are
+// not in L2: their slices are at most 1 KB, so that a core can keep all their lines in flight. With the rows'
+// bytes it fetches a share of 1 / `turns` of the next rows.
 constexpr int kTiles = 8;
 template <class P, int R, int T> HC_NOINLINE void dot_slices(const uint8_t* const* rows, int tiles,
                                                              const Input& in, int t0, bool cold,
@@ -37,17 +37,18 @@ inline void skip_rows(SomeRows& rows, Sink& sink, int64_t n) {
     sink.out += n * sink.row_step;
 }
 
-// Rows of a quantised type that stay in L1 for several tiles of tokens, where these do so, too.
+// Rows of a quantised type that stay in L1 for several tiles of tokens, and bytes of tokens that stay there
+// too.
 constexpr int64_t kRowsInL1 = 16, kTokensInL1 = 16 << 10;
 
-// Dots of all rows with tokens [t, t1), a multiple of T; a function of its own for each T, as registers are
-// few. Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in L1, or some of
-// its rows in L1 where all tokens do. Only the first tokens, from t0 on, read the rows from memory, along
-// with the stream; of plain rows, what comes next is fetched during all `turns` of tiles of tokens.
+// Dot products of all rows with tokens [t, t1), a multiple of T; a separate function for each T, because
+// registers are few. Tokens outside, rows inside: a piece's rows stay in L2 while a tile of tokens stays in
+// L1, or some of its rows in L1 if all tokens do. Only the first tokens, from t0 on, read the rows from
+// memory, along with the stream. For plain rows, all `turns` of tiles of tokens prefetch the next rows.
 template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const Input& input, int t0, int t,
                                                      int t1, Stream& stream, Coming& coming, int turns,
                                                      const Sink& to) {
-    // Copies that no store can change: what they hold stays in registers.
+    // Copies that no store can change, so that their fields stay in registers.
     const SomeRows rows = some;
     const Input in = input;
     const Sink sink = to;
@@ -68,7 +69,7 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
             end = stay ? smaller(begin + kRowsInL1, rows.count) : rows.count;
             for (int at = t; at < t1; at += T) {
                 int64_t r = begin;
-                // A tile begins with all its rows at once: the stream must have come to the last of them.
+                // A tile begins with all its rows at once: the stream must have reached the last of them.
                 const int64_t lead = at == t0 ? (RT - 1) * row_bytes(rows.rows) : 0;
                 fetch(stream, lead);
                 if constexpr (takes_two<B>(T))
@@ -83,7 +84,7 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
         for (; t < t1; t += T) {
             const bool cold = t == t0;
             int64_t r = 0;
-            // One or two tokens alone are read for row by row, which keeps memory busier.
+            // One or two tokens alone are computed row by row, which keeps memory busier.
             while ((T > 2 || (T == 2 && !cold)) && r + RT <= rows.count) {
                 const int tiles = int(smaller<int64_t>(kTiles, (rows.count - r) / RT));
                 const uint8_t* w[kTiles * RT];
@@ -104,7 +105,7 @@ template <class B, int T> HC_NOINLINE void dots_with(const SomeRows& some, const
     }
 }
 
-// The same for many tokens: of all rows but the last, fewer than a tile has. -> how many rows.
+// The same for many tokens: for all rows except the last ones, fewer than a tile. Returns the number of rows.
 template <class B>
 int64_t decoded_dots(const SomeRows& some, const Input& in, int t0, int t1, const Sink& sink) {
     const int64_t whole = some.count / kRowTile * kRowTile, known = some.known(kDecodedRows);
@@ -136,13 +137,14 @@ template <class P> int64_t arranged_dots(const SomeRows& some, const Input& in, 
     return whole;
 }
 
-// Tokens [t0, t1), whatever their number. Meanwhile `ahead` rows are fetched that follow, if any.
+// Tokens [t0, t1), any number. Prefetches `ahead` rows after these, if any.
 template <class B> void few_dots(const SomeRows& rows, const Input& in, int t0, int t1, Stream& stream,
                                  const Sink& sink, int64_t ahead = 0) {
-    // Of types that are opened, several tokens leave but the rows here that are no whole tile.
+    // For opened types, several tokens leave only the rows here that are no whole tile.
     constexpr int TT = B::opened ? 1 : B::quantised ? Vec::token_tile : Vec::plain_tile;
     const int tiled = t0 + (t1 - t0) / TT * TT, left = t1 - tiled, turns = (t1 - t0 + TT - 1) / TT;
-    Coming coming{rows, rows.count, rows.known(turns > 1 ? ahead : 0)};  // one turn alone waits for its own
+    Coming coming{rows, rows.count,
+                  rows.known(turns > 1 ? ahead : 0)};  // a single turn waits for its own rows
     if (t0 < tiled) dots_with<B, TT>(rows, in, t0, t0, tiled, stream, coming, turns, sink);
     if constexpr (TT > 3)
         if (left == 3) return dots_with<B, 3>(rows, in, t0, tiled, t1, stream, coming, turns, sink);
@@ -151,9 +153,9 @@ template <class B> void few_dots(const SomeRows& rows, const Input& in, int t0, 
     if (left) dots_with<B, 1>(rows, in, t0, tiled, t1, stream, coming, turns, sink);
 }
 
-// Long rows are read some at a time, which stay in L2 for all tokens. Those of a few tiles of tokens leave
-// room for their successors, which are fetched meanwhile; rows of four bytes a column keep memory busy as
-// they are.
+// Long rows are read some at a time, which stay in L2 for all tokens. With a few tiles of tokens the rows
+// leave space in L2 for their successors, which are prefetched. Rows of four bytes a column keep memory busy
+// without that.
 constexpr int64_t kFewBytes = 64 << 10;
 constexpr int kFewTokens = 15;
 template <class P>

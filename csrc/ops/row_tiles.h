@@ -1,5 +1,5 @@
-// Rows of a quantised type times many tokens: the codes of some rows are decoded once for all of them, a
-// group of columns at a time, which stays in L1 while the tokens pass.
+// Rows of a quantised type times many tokens: the codes of some rows are decoded once for all tokens, a group
+// of columns at a time. The group stays in L1 for all tokens.
 #pragma once
 #include "ops/arguments.h"
 #include "ops/linear_rows.h"
@@ -14,11 +14,11 @@ namespace {
 
 static_assert(kDecodedRows % kRowTile == 0 && kMostDecoded % kTokenTile == 0, "whole tiles");
 
-// Bytes [from, to) of rows [next, end), which will be read soon; brought into L2 a share at a time.
+// Bytes [from, to) of rows [next, end), which are read soon; brought into L2 a share at a time.
 struct Coming {
     const SomeRows& rows;
     int64_t next, end, from = 0, to = row_bytes(rows.rows.type, rows.rows.cols), at = from;
-    // Bytes that must come with each of so many steps, in whole lines.
+    // Bytes to fetch in each of `steps` steps, in whole lines.
     int64_t share(int64_t steps) const {
         return next < end ? ((end - next) * (to - from) / larger<int64_t>(steps, 1) + 63) / 64 * 64 : 0;
     }
@@ -35,15 +35,15 @@ struct Coming {
     }
 };
 
-// Fewer tokens are not worth it; the least pay where products are quick and decoding is not, and rows are not
-// quicker two at a time.
+// Minimum number of tokens for which decoding pays. It is least if products are fast and decoding is slow,
+// and if rows are not faster two at a time.
 template <class B> HC_INLINE int least_decoded(int64_t cols) {
     if (takes_two<B>(kTokenTile) && ends_in_half(cols)) return 16;
     return B::opened ? 2 : B::code_bits <= 4 ? 8 : B::parts == 4 ? 12 : 16;
 }
 
-// put(row, token, dot) for `count` rows, some tiles of them, at most kDecodedRows, and at most kMostDecoded
-// tokens from t0 on.
+// Calls put(row, token, dot) for `count` rows, some tiles of them, at most kDecodedRows, and at most
+// kMostDecoded tokens from t0 on.
 template <class B, class Put> HC_NOINLINE void dots_decoded(const RowOf<B>* rows, int count, const Input& in,
                                                             int t0, int tokens, Coming coming, Put&& put) {
     const int64_t blocks = in.cols / kBlock;

@@ -1,5 +1,5 @@
-// Bytes of a thread's scratch (kLocalBytes) that kernels take. Where shapes decide, the binding refuses
-// what does not fit; the rest fits by constants.
+// Bytes of a thread's scratch (kLocalBytes) that kernels use. If the size depends on shapes, the binding
+// refuses excess; the rest fits by constants.
 #pragma once
 #include <cstdint>
 
@@ -15,10 +15,10 @@ inline int64_t decode_row_scratch(Type type, int64_t cols) {
     return is_quantised(type) ? sums_of(cols) * 4 : 0;
 }
 
-// product where another buffer says: what is computed of one piece's rows for all decode rows.
+// product with `where`: results of one piece's rows for all decode rows.
 static_assert(kMaxPieceRows * kMaxDecodeRows * 4 <= int64_t(kLocalBytes), "a piece's values must fit");
 
-// embed: that, and the row itself where it is added.
+// embed: the same, and the row itself if it is added.
 inline int64_t embed_scratch(Type type, int64_t cols, bool accumulate) {
     return decode_row_scratch(type, cols) + (accumulate ? cols * 4 : 0);
 }
@@ -28,8 +28,8 @@ inline int64_t attention_scratch(int64_t group, int64_t head_dim) {
     return group * (kSplit + 2 * (head_dim + 2)) * 4;
 }
 
-// attention_block: of its rows queries and results, of a split's keys and values and one page all as floats,
-// and of kScoreRows rows scores and a partial result. Values of a head fill whole vectors, of 16 at most.
+// attention_block, as floats: queries and results of its rows, keys and values of a split, one page; scores
+// and a partial result of kScoreRows rows. Values of a head fill whole vectors, of 16 at most.
 inline int64_t attention_block_scratch(int64_t rows, int64_t head_dim) {
     const int64_t padded = (head_dim + 15) / 16 * 16;
     return (rows * (2 * padded + 2) + (2 * kSplit + kPage) * padded + kScoreRows * (kSplit + padded + 2)) *
@@ -37,11 +37,11 @@ inline int64_t attention_block_scratch(int64_t rows, int64_t head_dim) {
            7 * 64;
 }
 
-// ffn_piece: for each neuron four segments of what will be read, gates of all decode rows, and its number.
+// ffn_piece: for each neuron four segments to read, gates of all decode rows, and its number.
 constexpr int64_t kNeuronScratch = 4 * 32 + kMaxDecodeRows * 4 + 4;
 constexpr int64_t kMaxLeafNeurons = 4096;
 static_assert((kMaxLeafNeurons + 64) * kNeuronScratch + 64 <= int64_t(kLocalBytes), "a leaf must fit");
-// Besides, sums of its tokens on each level below its own and of the leaf under way.
+// Also sums of its tokens on each level below its own and of the current leaf.
 inline int64_t ffn_piece_scratch(const Ffn& f, int tokens) {
     int64_t most = 0;
     for (int piece = 0; piece < f.pieces(tokens); ++piece) {
@@ -52,13 +52,13 @@ inline int64_t ffn_piece_scratch(const Ffn& f, int tokens) {
     return most * kNeuronScratch + 64 + levels * tokens * sums_of(f.dim()) * 4;
 }
 
-// ffn_hidden: up values of one piece's rows and 64 tokens, and what its products take.
+// ffn_hidden: up values of one piece's rows and 64 tokens, and the scratch of its products.
 constexpr int kUpTile = 64;
 constexpr int64_t kUpTileBytes = kMaxPieceRows * kUpTile * 4;
 static_assert(kUpTileBytes + kDotScratch <= int64_t(kLocalBytes), "a piece's tile must fit");
 
-// ffn_prompt_down: for each token of a tile the sums of all levels and of the leaf under way, 32 decoded rows
-// with their scales, and a list of those that count.
+// ffn_prompt_down: for each token of a tile the sums of all levels and of the current leaf, 32 decoded rows
+// with their scales, and a list of the neurons that count.
 static_assert((kMaxLevels + 1) * kPromptTile * kSums * 4 + 34 * kGroup * 4 + kPromptTile * (4 + 32 * 8) +
                       16 <=
                   int64_t(kLocalBytes),

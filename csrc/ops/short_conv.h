@@ -1,4 +1,4 @@
-// A causal convolution of a few columns, each channel by itself.
+// A causal convolution of a few columns, each channel separately.
 #pragma once
 #include <cstring>
 
@@ -7,10 +7,10 @@
 namespace hc {
 namespace {
 
-// to[j][i] = weight[i][j] of the channels that a piece has.
+// to[j][i] = weight[i][j] for the channels of a piece.
 inline void turn_taps(const float* weight, int64_t channels, int64_t taps, float* to) {
     int64_t i = 0;
-    // Four of a channel's values are read at once: that must not go past the last channel.
+    // Reads four of a channel's values at once: that must not go past the last channel.
     for (; taps <= 4 && i + Vec::width < channels; i += Vec::width) {
         F v[4];
         Vec::transpose4(weight + i * taps, taps, v);
@@ -23,7 +23,7 @@ inline void turn_taps(const float* weight, int64_t channels, int64_t taps, float
 void short_conv(const ShortConv& c, const StateRows& rows, int64_t first, int64_t count, uint8_t* local) {
     const int64_t before = c.taps - 1;
     auto* taps = reinterpret_cast<float*>(local);
-    float* old = taps + kMostTaps * kConvChannels;  // the state's columns, as the state itself may change
+    float* old = taps + kMostTaps * kConvChannels;  // a copy: the state may change
     turn_taps(c.weight + first * c.taps, count, c.taps, taps);
     for (int64_t j = 0; j < before; ++j) {
         float* to = old + j * kConvChannels;
@@ -32,7 +32,7 @@ void short_conv(const ShortConv& c, const StateRows& rows, int64_t first, int64_
         else
             clear(to, count);
     }
-    // Column t of the sequence's rows of this step; those before them have negative numbers.
+    // Column t of the sequence's rows of this step; earlier columns have negative numbers.
     const auto column = [&](int64_t t) {
         return t < 0 ? old + (t + before) * kConvChannels : c.x + (rows.first + t) * c.channels + first;
     };

@@ -1,12 +1,12 @@
-// Mamba-2's scan, a head at a time. Rows of a state do not meet: some of them, which stay in L1, go through
-// all tokens of a chunk.
+// Mamba-2's scan, a head at a time. Rows of a state are independent: some of them stay in L1 for all tokens
+// of a chunk.
 #pragma once
 #include "ops/states.h"
 
 namespace hc {
 namespace {
 
-// The steps of a chunk's tokens, and what they leave of the state.
+// The steps of a chunk's tokens, and the factors by which they keep the state.
 inline void scan_steps(const SsmScan& s, int64_t row, int64_t tokens, int64_t head, float* step,
                        float* keep) {
     for (int64_t t = 0; t < tokens; ++t) step[t] = s.dt[(row + t) * s.heads + head];
@@ -18,7 +18,7 @@ inline void scan_steps(const SsmScan& s, int64_t row, int64_t tokens, int64_t he
     });
 }
 
-// One token on R rows of the state: `from` and `to` are the first one there (the same, or two).
+// One token on R rows of the state: `from` and `to` are the first of them (the same or two).
 template <int R> HC_INLINE void scan_step(const SsmScan& s, const float* from, float* to, const float* x,
                                           const float* b, float step, float keep, float d, float* out,
                                           NextState* next) {
@@ -30,12 +30,12 @@ template <int R> HC_INLINE void scan_step(const SsmScan& s, const float* from, f
     }
     const F left = Vec::set1(keep);
     for_vectors(s.size, [&](int64_t i, int m) HC_INLINE_LAMBDA {
-        const F own = load_part(b + i, m), seen = load_part(c + i, m);
+        const F b_part = load_part(b + i, m), c_part = load_part(c + i, m);
         for (int r = 0; r < R; ++r) {
             const int64_t at = r * s.size + i;
-            const F v = Vec::fma(in[r], own, Vec::mul(left, load_part(from + at, m)));
+            const F v = Vec::fma(in[r], b_part, Vec::mul(left, load_part(from + at, m)));
             store_part(to + at, v, m);
-            sum[r] = Vec::fma(v, seen, sum[r]);
+            sum[r] = Vec::fma(v, c_part, sum[r]);
         }
         if (next) next->fetch();
     });
@@ -47,19 +47,19 @@ template <int R> HC_INLINE void scan_step(const SsmScan& s, const float* from, f
     for (int r = 0; r < R; ++r) out[r] = total[r] + d * x[r];
 }
 
-// A chunk's tokens on those rows.
+// A chunk's tokens on these rows.
 template <int R> HC_NOINLINE void scan_rows(const SsmScan& s, int64_t row, int64_t tokens, int64_t head,
                                             int64_t at, const float* from, float* to, const float* step,
                                             const float* keep, NextState* next) {
-    const int64_t group = head / (s.heads / s.groups), own = head * s.width + at;
+    const int64_t group = head / (s.heads / s.groups), offset = head * s.width + at;
     for (int64_t t = 0; t < tokens; ++t) {
         const float* mixed = s.mixed + (row + t) * s.mixed_width();
         const float* b = mixed + s.heads * s.width + group * s.size;
-        float* out = s.out + (row + t) * s.heads * s.width + own;
+        float* out = s.out + (row + t) * s.heads * s.width + offset;
         if (t == 0)
-            scan_step<R>(s, from, to, mixed + own, b, step[t], keep[t], s.d[head], out, next);
+            scan_step<R>(s, from, to, mixed + offset, b, step[t], keep[t], s.d[head], out, next);
         else
-            scan_step<R>(s, to, to, mixed + own, b, step[t], keep[t], s.d[head], out, nullptr);
+            scan_step<R>(s, to, to, mixed + offset, b, step[t], keep[t], s.d[head], out, nullptr);
     }
 }
 
@@ -69,8 +69,8 @@ void ssm_scan(const SsmScan& s, const StateRows& rows, int64_t head, uint8_t* lo
     const int64_t size = s.state();
     const float* from = rows.from ? rows.from + head * size : nullptr;
     float* to = rows.to ? rows.to + head * size : keep + kScanTokens;
-    const bool more = head + 1 < s.heads;
-    NextState next(more && from ? from + size : nullptr, more && rows.to ? to + size : nullptr, size,
+    const bool has_next = head + 1 < s.heads;
+    NextState next(has_next && from ? from + size : nullptr, has_next && rows.to ? to + size : nullptr, size,
                    larger<int64_t>(1, size / (4 * Vec::width)));
     if (!from) {
         clear(to, size);

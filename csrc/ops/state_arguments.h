@@ -1,4 +1,4 @@
-// The arguments of ops that keep a state of each sequence, and of what such layers need besides.
+// The arguments of ops that keep a state for each sequence, and of other ops of such layers.
 #pragma once
 #include "simd/types.h"
 
@@ -9,11 +9,11 @@ constexpr int64_t kConvChannels = 128;   // of one piece
 constexpr int64_t kGateValues = 2048;    // of one piece of a row
 constexpr int kMostMixes = 8;            // of a token shift
 constexpr int64_t kShiftChannels = 512;  // of one piece
-constexpr int kWkvVectors = 6;           // decays, keys and such of a token
-constexpr int kDeltaTokens = 16;         // whose keys and queries are made ready at a time
-constexpr int kScanTokens = 64;          // likewise their steps
+constexpr int kWkvVectors = 6;           // decays, keys and similar vectors of a token
+constexpr int kDeltaTokens = 16;         // tokens whose keys and queries are prepared at a time
+constexpr int kScanTokens = 64;          // tokens whose steps are prepared at a time
 constexpr int kDeltaVectors = 4;         // keys, queries and factors of a token
-constexpr int64_t kStateRow = 16;        // floats, whole multiples of which rows of scratch have
+constexpr int64_t kStateRow = 16;        // floats; rows of scratch are whole multiples
 
 HC_SMALL int64_t state_row(int64_t n) { return (n + kStateRow - 1) / kStateRow * kStateRow; }
 
@@ -21,7 +21,7 @@ HC_SMALL int64_t state_row(int64_t n) { return (n + kStateRow - 1) / kStateRow *
 struct StateRows {
     int64_t first, count;
     const float* from;  // null: zeros
-    float* to;          // null: it is not kept; may be `from`
+    float* to;          // null: the state is not kept; may be `from`
 };
 
 struct ShortConv {
@@ -40,7 +40,7 @@ struct GatedDelta {
     HC_SMALL int64_t width() const { return 2 * keys * key_dim + heads * value_dim; }
     HC_SMALL int64_t key_head(int64_t head) const { return tiled ? head % keys : head / (heads / keys); }
     HC_SMALL int64_t state() const { return key_dim * value_dim; }  // of a head
-    // Floats of a thread's scratch: what tokens make ready, and a state that is not kept.
+    // Floats of a thread's scratch: prepared tokens, and a state that is not kept.
     HC_SMALL int64_t scratch() const {
         return kDeltaTokens * (kDeltaVectors * state_row(key_dim) + kStateRow) + state_row(state());
     }
@@ -69,7 +69,7 @@ struct TokenShift {
 
 struct Wkv {
     const float *r, *k, *v, *decay, *rate;  // [T, heads, dim]
-    const float *first, *share;             // likewise, or null
+    const float *first, *share;             // the same shape, or null
     const float* vectors;                   // [5, heads, dim]
     float* out;                             // [T, heads, dim]
     int64_t heads, dim;

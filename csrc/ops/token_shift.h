@@ -1,4 +1,4 @@
-// Rows moved towards the row before them of their sequence, each by several shares at once (RWKV).
+// Mixes each row with the previous row of its sequence, by several shares at once (RWKV).
 #pragma once
 #include <cstring>
 
@@ -8,7 +8,7 @@ namespace hc {
 namespace {
 
 void token_shift(const TokenShift& s, const StateRows& rows, int64_t first, int64_t count, uint8_t* local) {
-    auto* old = reinterpret_cast<float*>(local);  // a copy, as the state itself may change
+    auto* old = reinterpret_cast<float*>(local);  // a copy, because the state may change
     if (rows.from)
         std::memcpy(old, rows.from + first, size_t(count) * 4);
     else
@@ -18,10 +18,10 @@ void token_shift(const TokenShift& s, const StateRows& rows, int64_t first, int6
         const int64_t at = (rows.first + t) * s.channels + first;
         const float* x = s.x + at;
         for_vectors(count, [&](int64_t i, int m) HC_INLINE_LAMBDA {
-            const F own = load_part(x + i, m), change = Vec::sub(load_part(before + i, m), own);
+            const F x_part = load_part(x + i, m), change = Vec::sub(load_part(before + i, m), x_part);
             for (int j = 0; j < s.count; ++j) {
                 const F mix = load_part(s.mixes + j * s.channels + first + i, m);
-                store_part(s.outs[j] + at + i, Vec::fma(change, mix, own), m);
+                store_part(s.outs[j] + at + i, Vec::fma(change, mix, x_part), m);
             }
         });
         before = x;

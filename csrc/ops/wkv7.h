@@ -1,5 +1,5 @@
-// RWKV-7's recurrence, a head at a time. As in the gated delta rule columns of a state do not meet: some of
-// them, which stay in L1, go through all tokens of a chunk, and rows lie along the columns.
+// RWKV-7's recurrence, a head at a time. As in the gated delta rule, columns of a state are independent: some
+// of them stay in L1 for all tokens of a chunk. A vector holds neighbouring columns of a row.
 #pragma once
 #include <cmath>
 
@@ -8,7 +8,7 @@
 namespace hc {
 namespace {
 
-// A token's part of the recurrence, ready to be used.
+// A token's inputs of the recurrence, prepared.
 struct WkvToken {
     float *keep, *read, *take;   // decays; the unit key, and that times minus the rate
     float *key, *query, *value;  // k, r and v
@@ -53,8 +53,8 @@ inline void make_ready(const Wkv& w, int64_t row, int64_t head, const WkvToken& 
     *to.bonus = Vec::sum(bonus);
 }
 
-// One token on N vectors of columns, the last of m values: `from` and `to` are the state there (the same, or
-// two), v and out the row's. What is read next comes a share with each row.
+// One token on N vectors of columns, the last of m values. `from` and `to` are the state (the same or two); v
+// and out belong to the row. Each row prefetches a share of the next state.
 template <int N> HC_INLINE void wkv_step(const Wkv& w, const WkvToken& token, const float* from, float* to,
                                          const float* v, float* out, int m, NextState* next) {
     const int64_t n = w.dim;
@@ -85,7 +85,7 @@ template <int N> HC_INLINE void wkv_step(const Wkv& w, const WkvToken& token, co
     for (int k = 0; k < N; ++k) store_part(out + k * Vec::width, sum[k], m);
 }
 
-// A chunk's tokens on those columns; `row` is the first one's of the step.
+// A chunk's tokens on these columns; `row` is the first token's row of the step.
 template <int N> HC_NOINLINE void wkv_columns(const Wkv& w, float* scratch, int64_t row, int64_t tokens,
                                               int64_t head, const float* from, float* to, int64_t at, int m,
                                               NextState* next) {
@@ -118,8 +118,8 @@ inline void wkv_end(const Wkv& w, int64_t row, int64_t head, const WkvToken& tok
     const F bonus = Vec::set1(*token.bonus);
     for_vectors(n, [&](int64_t i, int m) HC_INLINE_LAMBDA {
         const F normed = Vec::mul(load_part(out + i, m), factor);
-        const F own = Vec::fma(normed, load_part(weight + i, m), load_part(bias + i, m));
-        store_part(out + i, Vec::fma(bonus, load_part(token.value + i, m), own), m);
+        const F scaled = Vec::fma(normed, load_part(weight + i, m), load_part(bias + i, m));
+        store_part(out + i, Vec::fma(bonus, load_part(token.value + i, m), scaled), m);
     });
 }
 
@@ -129,9 +129,9 @@ void wkv7(const Wkv& w, const StateRows& rows, int64_t head, uint8_t* local) {
     const int64_t size = w.state(), token = kWkvVectors * state_row(w.dim) + kStateRow;
     const float* from = rows.from ? rows.from + head * size : nullptr;
     float* to = rows.to ? rows.to + head * size : scratch + kDeltaTokens * token;
-    const bool more = head + 1 < w.heads;
+    const bool has_next = head + 1 < w.heads;
     const int64_t blocks = (w.dim + kColumns - 1) / kColumns;
-    NextState next(more && from ? from + size : nullptr, more && rows.to ? to + size : nullptr, size,
+    NextState next(has_next && from ? from + size : nullptr, has_next && rows.to ? to + size : nullptr, size,
                    blocks * w.dim);
     if (!from) {
         clear(to, size);

@@ -1,4 +1,4 @@
-// What an x86 processor says of itself.
+// The cpuid instruction of x86 processors.
 #pragma once
 #if defined(__x86_64__) || defined(_M_X64)
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace hc {
 struct CpuId {
     uint32_t a = 0, b = 0, c = 0, d = 0;
 };
-// All zero where the processor has no such leaf.
+// All zero if the processor lacks this leaf.
 inline CpuId cpuid(uint32_t leaf, uint32_t subleaf = 0) {
     CpuId r;
 #if defined(_MSC_VER)

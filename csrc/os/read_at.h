@@ -1,4 +1,4 @@
-// Reads of an open file at a position: pread, or what a system has in its place.
+// Reads of an open file at a position: pread or its equivalent.
 #pragma once
 #include <cerrno>
 #include <cstdint>
@@ -17,14 +17,14 @@
 
 namespace hc {
 
-constexpr int64_t kDiskBlock = 4096;  // what direct reads begin, end and are put at
+constexpr int64_t kDiskBlock = 4096;  // alignment of direct reads in file and memory
 
 #if defined(_WIN32)
-// `file` is a number of the C library that this code is linked with: Python's, too, where both are UCRT.
+// `file` is a descriptor of the C library that this code is linked with; also Python's if both use UCRT.
 inline HANDLE handle_of(int file) { return file < 0 ? INVALID_HANDLE_VALUE : HANDLE(_get_osfhandle(file)); }
 #endif
 
-// Bytes read, 0 at the end of the file, -1 with errno.
+// Returns the bytes read, 0 at the end of the file, -1 with errno.
 inline int64_t read_at(int file, uint8_t* to, int64_t bytes, int64_t offset) {
 #if defined(_WIN32)
     OVERLAPPED at{};
@@ -53,7 +53,7 @@ inline int64_t read_at(int file, uint8_t* to, int64_t bytes, int64_t offset) {
 #endif
 }
 
-// What tells that a file is not what it was.
+// Size and modification time: they show whether a file has changed.
 struct FileState {
     int64_t bytes = -1, seconds = 0, nanoseconds = 0;
     bool operator==(const FileState& o) const {
@@ -65,7 +65,7 @@ inline FileState state_of(int file) {
 #if defined(_WIN32)
     BY_HANDLE_FILE_INFORMATION s;
     if (!GetFileInformationByHandle(handle_of(file), &s)) return {};
-    constexpr int64_t kTicks = 10'000'000;  // a second's
+    constexpr int64_t kTicks = 10'000'000;  // a second
     const int64_t written = int64_t(s.ftLastWriteTime.dwHighDateTime) << 32 | s.ftLastWriteTime.dwLowDateTime;
     return {int64_t(s.nFileSizeHigh) << 32 | s.nFileSizeLow, written / kTicks, written % kTicks * 100};
 #else
@@ -88,8 +88,8 @@ inline void close_file(int file) {
 }
 
 #if defined(_WIN32)
-// The same file opened once more, of which several threads read at once: Windows lets one at a time read
-// where a file was not opened as overlapped.
+// Opens the same file again for concurrent reads: Windows allows only one read at a time of a file that was
+// not opened as overlapped.
 inline int reopen(int file, DWORD flags) {
     const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
     const HANDLE again = ReOpenFile(handle_of(file), GENERIC_READ, share, flags | FILE_FLAG_OVERLAPPED);
@@ -97,13 +97,13 @@ inline int reopen(int file, DWORD flags) {
         errno = GetLastError() == ERROR_INVALID_HANDLE ? EBADF : EACCES;
         return -1;
     }
-    const int own = _open_osfhandle(intptr_t(again), _O_RDONLY | _O_NOINHERIT);
-    if (own < 0) CloseHandle(again);
-    return own;
+    const int descriptor = _open_osfhandle(intptr_t(again), _O_RDONLY | _O_NOINHERIT);
+    if (descriptor < 0) CloseHandle(again);
+    return descriptor;
 }
 #endif
 
-// The same file once more; -1 with errno.
+// Opens the same file again; -1 with errno.
 inline int duplicate(int file) {
 #if defined(_WIN32)
     return reopen(file, 0);
@@ -112,7 +112,7 @@ inline int duplicate(int file) {
 #endif
 }
 
-// The same file once more, read past the system's cache; -1 where that cannot be.
+// Opens the same file again for reads that bypass the page cache; -1 if that is not possible.
 inline int open_direct(int file) {
 #if defined(__linux__)
     const std::string same = "/proc/self/fd/" + std::to_string(file);

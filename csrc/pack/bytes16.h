@@ -1,5 +1,5 @@
-// Sixteen bytes at a time, for packing: with what every processor of a kind has (SSE2, NEON), so that no
-// choice is made at run time; elsewhere, and with HC_PLAIN_BYTES, in plain loops.
+// Sixteen bytes at a time, for packing. Uses instructions that every processor of an architecture has (SSE2,
+// NEON), so needs no choice at run time; plain loops elsewhere and with HC_PLAIN_BYTES.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -143,7 +143,7 @@ template <int Size> Bytes16 zip_high(Bytes16 a, Bytes16 b) { return zip<Size>(a.
 
 #endif
 
-// Rows of 16 bytes as columns: 16 / Size rows of as many elements.
+// Transposes rows of 16 bytes: 16 / Size rows of equally many elements.
 template <int Size> void transpose(Bytes16 (&rows)[16 / Size]) {
     constexpr int n = 16 / Size;
     for (int round = 1; round < n; round *= 2) {
@@ -156,14 +156,14 @@ template <int Size> void transpose(Bytes16 (&rows)[16 / Size]) {
     }
 }
 
-// Exchanges, in every byte, the bits of `mask` in b with those that lie N higher in a.
+// Exchanges, in every byte, the bits of `mask` in b with the bits N higher in a.
 template <int N> void exchange(Bytes16& a, Bytes16& b, uint8_t mask) {
     const Bytes16 differ = (shr<N>(a) ^ b) & fill(mask);
     b = b ^ differ;
     a = a ^ shl<N>(differ);
 }
 
-// Exchanges, in every word, the bits of `mask` with those that lie N higher.
+// Exchanges, in every word, the bits of `mask` with the bits N higher.
 template <int N> void exchange_within(Bytes16& words, uint32_t mask) {
     const Bytes16 differ = (shr<N>(words) ^ words) & words_of(mask, mask, mask, mask);
     words = words ^ differ ^ shl<N>(differ);

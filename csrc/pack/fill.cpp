@@ -15,14 +15,14 @@ namespace hc {
 
 namespace {
 
-constexpr int64_t kPiece = 1 << 20;     // bytes that one thread does before it takes the next
-constexpr int64_t kStaged = 256 << 10;  // bytes read at a time: they stay in L2 while they are packed
-constexpr int64_t kGap = 8 << 10;       // bytes between wanted rows that are read with them
-constexpr int64_t kPart = 63 * 64;      // bytes of an output that are read at a time: an odd number of lines,
-                                        // since those of all outputs would else meet in one set of the cache
+constexpr int64_t kPiece = 1 << 20;     // bytes that one thread fills before it takes the next piece
+constexpr int64_t kStaged = 256 << 10;  // bytes a read: they stay in L2 while they are packed
+constexpr int64_t kGap = 8 << 10;       // maximum bytes between wanted rows that are read with them
+// Bytes of an output a read: an odd number of lines, so that the outputs do not share one cache set.
+constexpr int64_t kPart = 63 * 64;
 static_assert(kGroup * kPart <= int64_t(kLocalBytes), "a group of outputs does not fit the scratch");
 
-// Reads a tensor's bytes; remembers the first error.
+// Reads a tensor's bytes; keeps the first error.
 class Reader {
   public:
     explicit Reader(const Source& source) : source_(source) {}
@@ -55,7 +55,7 @@ class Reader {
 
 int64_t chosen(const Source& s, int64_t i) { return s.chosen ? s.chosen[i] : i; }
 
-// Rows as they are: pieces of neighbouring rows.
+// Fills rows as they are: pieces of neighbouring rows.
 class RowFiller {
   public:
     RowFiller(const Target& to, const Source& from) : to_(to), from_(from) {
@@ -86,7 +86,7 @@ class RowFiller {
     bool in_place() const {
         return !from_.chosen && !is_quantised(to_.rows.type) && to_.rows.stride == from_.row_bytes;
     }
-    // The end of the rows from i on that are read together.
+    // Returns the end of the rows from i on that are read together.
     int64_t run_of(int64_t i, int64_t end) const {
         if (in_place()) return end;
         int64_t j = i + 1;
@@ -103,8 +103,8 @@ class RowFiller {
     int64_t per_piece_;
 };
 
-// Columns that become rows: pieces of kGroup outputs and as many columns as the scratch takes of them. A
-// column is what a block holds: a panel, or one float.
+// Fills rows from columns: pieces of kGroup outputs and as many columns as fit the scratch. A column is one
+// block wide: a panel, or one float.
 class ColumnFiller {
   public:
     ColumnFiller(const Target& to, const Source& from) : to_(to), from_(from) {
@@ -120,7 +120,7 @@ class ColumnFiller {
     // Neighbouring pieces write to the same pages.
     int64_t pieces() const { return parts_ * groups_; }
 
-    // Every part of one group of outputs.
+    // Fills all parts of one group of outputs.
     void run_group(int64_t group, Reader& reader, uint8_t* stage) const {
         for (int64_t part = 0; part < parts_; ++part) run(part * groups_ + group, reader, stage);
     }
@@ -150,7 +150,7 @@ class ColumnFiller {
     }
 
   private:
-    // How many of the wanted columns come before this one.
+    // Returns the number of wanted columns before this one.
     int64_t rank(int64_t column) const {
         if (!from_.chosen) return std::min(column, count_);
         return std::lower_bound(from_.chosen, from_.chosen + count_, column) - from_.chosen;

@@ -1,5 +1,5 @@
-// Fills weights from a tensor, in memory or in an open file, on the pool's threads: each reads a piece of it
-// and packs it while it is in its cache.
+// Fills weights from a tensor, in memory or in an open file, on the pool's threads: each reads a piece and
+// packs it while it is in its cache.
 #pragma once
 #include <functional>
 
@@ -8,18 +8,18 @@
 
 namespace hc {
 
-// A tensor as a file has it, [rows, row_bytes], in memory or in a file.
+// A tensor as a file stores it, [rows, row_bytes], in memory or in a file.
 struct Source {
     const uint8_t* data = nullptr;
-    int file = -1;       // where data is null: its descriptor
+    int file = -1;       // descriptor, if data is null
     int64_t offset = 0;  // of the tensor in the file
     int64_t rows = 0, row_bytes = 0;
-    int64_t first = 0;  // the row that `data` begins with
-    // The rows (by output: the columns, counted in blocks) that are wanted, ascending; null for all.
+    int64_t first = 0;  // the first row of `data`
+    // The wanted rows (by output: columns, counted in blocks), ascending; null for all.
     const int64_t* chosen = nullptr;
 };
 
-// Where it goes. By output its columns become the rows: of panels where the type is quantised.
+// The destination. By output, columns become rows: of panels if the type is quantised.
 struct Target {
     Rows rows;
     Panels panels;
@@ -29,12 +29,12 @@ struct Target {
 
 constexpr int kEnded = -1;  // the file ended early
 
-// Returns 0, or the error of a read: errno, or kEnded. `check_interrupt` as in Pool::run. Throws
+// Returns 0 or the error of a read: errno, or kEnded. `check_interrupt` as in Pool::run. Throws
 // std::invalid_argument for rows that are too wide.
 int fill(const Target&, const Source&, Pool&, const std::function<void()>& check_interrupt);
 
-// Fills what rows [from.first, end) of a tensor in memory give, on this thread; by output the first is a
-// multiple of kGroup, and so is the end where it is not the tensor's. `local` has kLocalBytes.
+// Fills rows [from.first, end) of a tensor in memory, on this thread. By output, from.first is a multiple of
+// kGroup, and so is `end` unless it ends the tensor. `local` has kLocalBytes.
 void fill_rows(const Target&, const Source& from, int64_t end, uint8_t* local);
 
 }  // namespace hc

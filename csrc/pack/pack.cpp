@@ -34,8 +34,8 @@ template <class Lane> void put_lanes(int lanes, uint8_t* to, Lane lane) {
     }
 }
 
-// Sixteen bytes whose nibbles are run b's of a super-block: 32 bytes hold two runs, one after the other, or
-// (Q6_K) four of 64 bytes.
+// Sixteen bytes with the nibbles of run b of a super-block: 32 bytes hold two runs, one after the other, or
+// (Q6_K) 64 bytes hold four.
 template <Type T> Bytes16 run_nibbles(const uint8_t* nibbles, int b) {
     const int bytes = T == Q6_K ? b / 4 * 64 + b % 2 * 32 : b / 2 * 32;
     const bool high = T == Q6_K ? b % 4 / 2 : b % 2;
@@ -79,7 +79,7 @@ void put_sixth_bits(const uint8_t* bits, uint8_t* to, int unit) {
     store(to + unit, pairs.high());
 }
 
-// The codes of `lanes` lanes, of which `from` is the first one's file block.
+// The codes of `lanes` lanes; `from` is the file block of the first one.
 template <Type T> void put_codes(const uint8_t* from, int lanes, uint8_t* to) {
     constexpr Layout at = layout_of(T);
     const int bytes = block_size(T).bytes, unit = 4 * lanes;
@@ -120,8 +120,8 @@ void put_pairs(const uint8_t* bits, int lanes, uint8_t* to, int units) {
     for (int l = 0; l < lanes; l += 4) put_sixth_bits(bits + 8 * l, to + 4 * l, units);
 }
 
-// Types that are opened from rows of their own: scales as simd/open_types.h reads them, then codes, a group
-// of lanes at a time: fn(block, to, unit) for eight of them.
+// Types whose rows are opened separately: scales in the layout of simd/open_types.h, then codes, a group of
+// lanes at a time. Calls fn(block, to, unit) for each eight lanes.
 template <class Fn>
 void put_groups(const uint8_t* from, int64_t supers, int bytes, int units, uint8_t* codes, Fn&& fn) {
     for (int64_t s = 0; s < supers; s += kLanes / 8) {
@@ -250,7 +250,7 @@ void pack_row(Type type, const uint8_t* from, int64_t cols, uint8_t* to) {
         case TQ2_0: return pack_tq2_0(from, cols / 256, to);
         default: break;
     }
-    if (!is_quantised(type) || is_opened(type)) {  // as they are in the file
+    if (!is_quantised(type) || is_opened(type)) {  // same bytes as in the file
         std::memcpy(to, from, size_t(row_bytes(type, cols)));
         return;
     }

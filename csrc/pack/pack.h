@@ -1,5 +1,4 @@
-// A GGUF tensor's bytes -> bytes as the kernels want them: a permutation, nothing is rounded (see
-// simd/types.h).
+// Packs a GGUF tensor's bytes for the kernels: a permutation without rounding (see simd/types.h).
 #pragma once
 #include "simd/types.h"
 
@@ -8,21 +7,21 @@ namespace hc {
 // Bytes of a row of `cols` weights, in the file and packed. Throws std::invalid_argument for a bad width.
 int64_t row_size(Type type, int64_t cols);
 
-// Packs one row; for float types a copy. `from` and `to` do not overlap.
+// Packs one row; float types are copied. `from` and `to` must not overlap.
 void pack_row(Type type, const uint8_t* from, int64_t cols, uint8_t* to);
 
-// The layout of the panels of a matrix of `dim` outputs. Throws std::invalid_argument for a float type.
+// The layout of the panels of a matrix with `dim` outputs. Throws std::invalid_argument for a float type.
 Panels panels_of(Type type, int64_t dim);
 
-// Outputs of a panel with whole groups of lanes: their blocks lie `stride` bytes apart.
+// Outputs of a panel in whole groups of lanes: their blocks are `stride` bytes apart.
 struct Outputs {
     const uint8_t* from;
     int64_t stride;
-    int64_t first;  // number of the first one, a multiple of kGroup
-    int count;      // at most kGroup; from here to the next multiple of kBlock, `from` holds blocks of zeros
+    int64_t first;  // number of the first output, a multiple of kGroup
+    int count;      // at most kGroup; up to the next multiple of kBlock, `from` holds zero blocks
 };
 
-// Packs what these outputs hold of one panel at `to`, of a matrix of `dim` outputs.
+// Packs these outputs of one panel to `to`; the matrix has `dim` outputs.
 void pack_panel(Type type, const Outputs& outputs, int64_t dim, uint8_t* to);
 
 // Floats of `bytes` bytes: column i of the outputs becomes the values at `to + i * stride`.

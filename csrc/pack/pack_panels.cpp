@@ -1,4 +1,4 @@
-// Packs matrices by output: as panels, and floats with rows and columns exchanged.
+// Packs matrices by output: as panels, or floats transposed.
 #include <stdexcept>
 #include <string>
 
@@ -9,7 +9,8 @@ namespace hc {
 
 namespace {
 
-// Eight bytes' bits as columns, in sixteen places at once: bit i of row j becomes bit j of row i.
+// Transposes the bits of eight bytes, for sixteen byte columns at once: bit i of row j becomes bit j of row
+// i.
 void transpose_bits(Bytes16 (&rows)[8]) {
     for (int i = 0; i < 4; ++i) exchange<4>(rows[i], rows[i + 4], 0x0f);
     for (int i = 0; i < 8; i += 4) {
@@ -27,18 +28,18 @@ void transpose_pairs(Bytes16 (&rows)[4]) {
     exchange<2>(rows[2], rows[3], 0x33);
 }
 
-// The same within one vector: its four words have the bytes of a row each.
+// The same for bytes within one vector: each of its four words is a row.
 Bytes16 transpose_bytes(Bytes16 a) {
     const Bytes16 even = zip_low<1>(a, zip_high<8>(a, a));
     return zip_low<1>(even, zip_high<8>(even, even));
 }
 
-constexpr int kColumn = 16;  // neurons whose codes lie in 16 bytes of a file block, or in one of its nibbles
+constexpr int kColumn = 16;  // neurons whose codes fill 16 bytes of a file block, or one nibble of each
 
-// Units of sixteen neurons before their lanes are put side by side: a word per neuron.
+// Units of sixteen neurons before their lanes are interleaved: a word per neuron.
 template <int Units> struct Column { alignas(64) uint8_t words[Units][kLanes][4 * kColumn]; };
 
-// Four vectors with a byte of each neuron become words of four bytes.
+// Four vectors with one byte of each neuron become words of four bytes.
 void put_words(Bytes16 (&bytes)[4], uint8_t* to) {
     const Bytes16 low[2] = {zip_low<1>(bytes[0], bytes[1]), zip_low<1>(bytes[2], bytes[3])};
     const Bytes16 high[2] = {zip_high<1>(bytes[0], bytes[1]), zip_high<1>(bytes[2], bytes[3])};
@@ -48,7 +49,7 @@ void put_words(Bytes16 (&bytes)[4], uint8_t* to) {
     store(to + 48, zip_high<2>(high[0], high[1]));
 }
 
-// Where a group of outputs lies in a panel: row `k` is at codes + k * row.
+// Position of a group of outputs in a panel: row `k` starts at codes + k * row.
 struct Group {
     const uint8_t* from;
     int64_t stride;
@@ -58,7 +59,7 @@ struct Group {
     const uint8_t* block(int lane, int output) const { return from + (lane * kBlock + output) * stride; }
 };
 
-// Sixteen neurons' units from `unit` on, into their rows.
+// Stores the units of sixteen neurons, from `unit` on, into their rows.
 template <int Units> void put_column(const Column<Units>& column, const Group& g, int neuron, int unit) {
     for (int k = 0; k < kColumn; k += 4)
         for (int u = 0; u < Units; ++u) {
@@ -76,7 +77,7 @@ template <int Units> void put_column(const Column<Units>& column, const Group& g
         }
 }
 
-// Sixteen bytes of nibbles from byte `at` of each block: of neurons low.. and high.. .
+// Packs sixteen bytes of nibbles from byte `at` of each block: neurons from `low` on and from `high` on.
 void put_nibbles(const Group& g, int at, int low, int high) {
     Column<4> columns[2];
     for (int l = 0; l < g.lanes; ++l)
@@ -94,7 +95,7 @@ void put_nibbles(const Group& g, int at, int low, int high) {
     put_column(columns[1], g, high, 0);
 }
 
-// Sixteen neurons' bytes from byte `at` of each block.
+// Packs sixteen neurons' bytes from byte `at` of each block.
 void put_bytes(const Group& g, int at, int neuron) {
     Column<8> column;
     for (int l = 0; l < g.lanes; ++l)
@@ -106,7 +107,7 @@ void put_bytes(const Group& g, int at, int neuron) {
     put_column(column, g, neuron, 0);
 }
 
-// Fifth bits of 32 neurons, a word from byte `at` of each block.
+// Packs the fifth bits of 32 neurons, a word from byte `at` of each block.
 void put_fifth_words(const Group& g, int at) {
     Column<1> columns[2];
     for (int l = 0; l < g.lanes; ++l) {
@@ -115,7 +116,7 @@ void put_fifth_words(const Group& g, int at) {
             const auto word = [&](int c) { return word_at(g.block(l, 4 * w + c) + at); };
             bits[w] = words_of(word(0), word(1), word(2), word(3));
         }
-        transpose_bits(bits);  // then row i has neurons i, 8 + i, 16 + i and 24 + i: bytes [output, neuron]
+        transpose_bits(bits);  // now row i has neurons i, 8 + i, 16 + i and 24 + i: bytes [output, neuron]
         for (int i = 0; i < 8; i += 4) {
             Bytes16 words[4];
             for (int n = 0; n < 4; ++n) words[n] = transpose_bytes(bits[i + n]);
@@ -127,7 +128,7 @@ void put_fifth_words(const Group& g, int at) {
     put_column(columns[1], g, kColumn, 4);
 }
 
-// Fifth bits of neurons first.. of all eight runs, from byte `at` of each block.
+// Packs the fifth bits of the neurons from `first` on in all eight runs, from byte `at` of each block.
 void put_fifth_bits(const Group& g, int at, int first) {
     Column<1> columns[8];
     for (int l = 0; l < g.lanes; ++l) {
@@ -143,7 +144,7 @@ void put_fifth_bits(const Group& g, int at, int first) {
     for (int b = 0; b < 8; ++b) put_column(columns[b], g, b * kBlock + first, 4);
 }
 
-// Two high bits of neurons first.. of four runs of Q6_K, from byte `at` of each block.
+// Packs two high bits of the neurons from `first` on in four runs of Q6_K, from byte `at` of each block.
 void put_sixth_bits(const Group& g, int at, int first) {
     Column<2> columns[4];
     for (int l = 0; l < g.lanes; ++l)
@@ -160,15 +161,15 @@ void put_sixth_bits(const Group& g, int at, int first) {
     for (int q = 0; q < 4; ++q) put_column(columns[q], g, q * kBlock + first, 4);
 }
 
-// The bytes that a super-block has beside its scale and minimum: one for each of sixteen runs (Q6_K), or
-// eight of low nibbles and four of high bits.
+// The bytes of a super-block besides its scale and minimum: one for each of sixteen runs (Q6_K), or eight of
+// low nibbles and four of high bits.
 template <Type T> Bytes16 super_scales(const uint8_t* block) {
     if constexpr (T == Q6_K) return load(block + 192);
     const KScales scales = k_scales(block + 4);
     return words_of(scales.low[0], scales.low[1], scales.high, 0);
 }
 
-// Scales of a group, in the order in which its codes lie: first `at`, of `count` outputs in all.
+// Packs the scales of a group in the order of its codes, from output `at` of `count` on.
 template <Type T> void put_panel_scales(const Group& g, int64_t at, int64_t count, uint8_t* to) {
     constexpr Layout in = layout_of(T);
     for (int e = 0; e < kBlock; ++e) {
@@ -207,7 +208,7 @@ template <Type T> void pack_panel_of(const Outputs& o, int64_t dim, uint8_t* to)
         put_bytes(g, at.codes + kColumn, kColumn);
     } else if constexpr (T == Q6_K) {
         for (int half = 0; half < 2; ++half)
-            for (int i = 0; i < 4; ++i)  // 64 bytes: low nibbles of runs 0 and 1, high ones of 2 and 3
+            for (int i = 0; i < 4; ++i)  // low nibbles: runs 0 and 1; high nibbles: runs 2 and 3
                 put_nibbles(g, at.codes + half * 64 + i * kColumn, half * 128 + i * kColumn,
                             half * 128 + 64 + i * kColumn);
         for (int half = 0; half < 2; ++half)
@@ -227,7 +228,7 @@ template <Type T> void pack_panel_of(const Outputs& o, int64_t dim, uint8_t* to)
 
 template <int Size> void transpose_of(const Outputs& o, int64_t columns, uint8_t* to, int64_t stride) {
     constexpr int n = 16 / Size;
-    const auto one = [&](int output, int64_t column) {
+    const auto copy_one = [&](int output, int64_t column) {
         std::memcpy(to + column * stride + output * Size, o.from + output * o.stride + column * Size, Size);
     };
     int64_t column = 0;
@@ -240,10 +241,10 @@ template <int Size> void transpose_of(const Outputs& o, int64_t columns, uint8_t
             for (int i = 0; i < n; ++i) store(to + (column + i) * stride + output * Size, tile[i]);
         }
         for (; output < o.count; ++output)
-            for (int i = 0; i < n; ++i) one(output, column + i);
+            for (int i = 0; i < n; ++i) copy_one(output, column + i);
     }
     for (; column < columns; ++column)
-        for (int output = 0; output < o.count; ++output) one(output, column);
+        for (int output = 0; output < o.count; ++output) copy_one(output, column);
 }
 
 }  // namespace

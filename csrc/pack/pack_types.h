@@ -1,5 +1,4 @@
-// Shared by the packing of rows and of panels: where things lie in a file's blocks, and how nibbles and
-// scales move.
+// Shared by the packing of rows and of panels: layouts of file blocks, and moves of nibbles and scales.
 #pragma once
 #include <type_traits>
 
@@ -9,14 +8,14 @@
 namespace hc {
 namespace {
 
-// Where things lie in a file's block, and how many units its codes make (TypeBase in block_types.h).
+// Layout of a file's block, and the number of units of its codes (TypeBase in block_types.h).
 struct Layout {
     int units;
     int scale;  // bytes of the scale
     int scale_at;
     int minimum;  // bytes of the minimum, which follows the scale
-    int codes;    // where nibbles or bytes begin
-    int high;     // where the codes' higher bits begin
+    int codes;    // offset of nibbles or bytes
+    int high;     // offset of the codes' higher bits
 };
 
 constexpr Layout layout_of(Type type) {
@@ -44,13 +43,13 @@ inline uint32_t word_at(const uint8_t* p) {
 }
 inline void put_word(uint8_t* p, uint32_t word) { std::memcpy(p, &word, 4); }
 
-// Codes of sixteen weights from a, low nibbles, and of the sixteen 16 further on from b, high nibbles: of
-// what the file keeps in its low nibbles, and of what it keeps in its high ones.
+// Codes of sixteen weights from a as low nibbles, and of the sixteen weights 16 further on from b as high
+// nibbles. low_nibbles takes the low nibbles of the file's bytes, high_nibbles the high ones.
 inline Bytes16 low_nibbles(Bytes16 a, Bytes16 b) { return (a & fill(0x0f)) | (shl<4>(b) & fill(0xf0)); }
 inline Bytes16 high_nibbles(Bytes16 a, Bytes16 b) { return (shr<4>(a) & fill(0x0f)) | (b & fill(0xf0)); }
 
-// Scales and minima of 6 bits as the kernels have them: a byte of low nibbles for each run of 32 weights, and
-// for each a nibble with the high bits of both.
+// Scales and minima of 6 bits in the kernels' layout: a byte of low nibbles for each run of 32 weights, and a
+// nibble with the high bits of both.
 struct KScales {
     uint32_t low[2];
     uint32_t high;

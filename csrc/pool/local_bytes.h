@@ -1,4 +1,4 @@
-// The scratch of each thread, which a kernel may use while it runs.
+// Scratch memory of each thread for the kernel that it runs.
 #pragma once
 #include <cstddef>
 

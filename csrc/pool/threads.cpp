@@ -23,25 +23,26 @@ namespace hc {
 
 namespace {
 
-// How long a waiting thread spins before it sleeps: longer than a barrier, shorter than a scheduler's slice.
+// Time that a waiting thread spins before it sleeps: longer than a barrier, shorter than a scheduler's time
+// slice.
 constexpr std::chrono::microseconds kSpin(50);
 
-// The most that it spins between two runs. What runs so seldom that they are farther apart gains little by
-// threads that are awake, and a process that has nothing to run shall soon be at rest.
+// Maximum time that a thread spins between two runs. Runs further apart gain little from threads that are
+// awake, and an idle process should use no CPU.
 constexpr std::chrono::microseconds kBridge(500);
 
-// Where cores are shared: pauses of a barrier that is about to open.
+// Pauses at a barrier before a yield, if cores are shared.
 constexpr int kPausesBeforeYield = 8;
 
-// How often a run asks whether it shall go on: soon for a person, and no short step ever asks.
+// Interval of interrupt checks: short for a user, and longer than a short step.
 constexpr std::chrono::milliseconds kAskEvery(50);
-// Pieces between two looks at the clock, which costs as much as the smallest pieces.
+// Pieces between two readings of the clock; a reading costs as much as the smallest pieces.
 constexpr int kLookEvery = 16;
 
-// The epoch's bits for threads that are told apart. Where there are more, some sleep through a step.
+// Bits of the epoch that number a thread. With more threads, some sleep through a step.
 constexpr uint64_t kThreads = 0xffff;
 
-// The most that a waiting thread fetches of its next run: half of a usual L2.
+// Maximum bytes that a waiting thread prefetches of its next run: half of a usual L2.
 constexpr int64_t kFetchAhead = 256 << 10;
 
 void fetch(const uint8_t* at) {
@@ -58,10 +59,12 @@ int processors() {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
 #elif defined(_WIN32)
-    DWORD_PTR own = 0, all = 0;  // of one group of at most 64, and 0 for a process in several
-    if (GetProcessAffinityMask(GetCurrentProcess(), &own, &all) && own != all) {
+    DWORD_PTR process_mask = 0,
+              system_mask = 0;  // of one group of at most 64, and 0 for a process in several
+    if (GetProcessAffinityMask(GetCurrentProcess(), &process_mask, &system_mask) &&
+        process_mask != system_mask) {
         int count = 0;
-        for (; own; own &= own - 1) ++count;
+        for (; process_mask; process_mask &= process_mask - 1) ++count;
         return count;
     }
 #endif
@@ -86,7 +89,7 @@ Pool::Pool(int threads)
     try {
         start(threads);
     } catch (const std::exception& error) {
-        const size_t started = threads_->started.size() + 1;  // with the calling one
+        const size_t started = threads_->started.size() + 1;  // with the calling thread
         const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
         stop();
         throw std::invalid_argument("threads " + std::to_string(threads) + ": only " +
@@ -96,7 +99,7 @@ Pool::Pool(int threads)
 }
 
 void Pool::start(int threads) {
-    local_.reserve(size_t(threads));  // so that threads that run already see no address change
+    local_.reserve(size_t(threads));  // addresses must not change for threads that run already
     threads_->started.reserve(size_t(threads - 1));
     local_.push_back(allocate_aligned(kLocalBytes));
     for (int i = 1; i < threads; ++i) {
@@ -119,9 +122,9 @@ Pool::~Pool() {
         static_cast<void>(threads_.release());  // see struct Threads
 }
 
-// The next piece of a thread's run, or the last one; -1 when none is left.
-int64_t Pool::claim(int of, bool last) {
-    auto& claim = claims_[size_t(of)].word;
+// Returns the next piece of a thread's run (with `last`: its last piece); -1 if none is left.
+int64_t Pool::claim(int owner, bool last) {
+    auto& claim = claims_[size_t(owner)].word;
     uint64_t c = claim.load(std::memory_order_acquire);
     while ((c & kMask) < c >> kBits) {
         const uint64_t taken = last ? c - (uint64_t(1) << kBits) : c + 1;
@@ -141,14 +144,15 @@ int64_t Pool::steal(int thread) {
 
 bool Pool::work(int thread, uint64_t seen) {
     int64_t piece = claim(thread, false);
-    const bool own = piece >= 0;
-    if (!own) piece = steal(thread);
+    const bool own_run = piece >= 0;
+    if (!own_run) piece = steal(thread);
     if (piece < 0) return false;
-    // If a step was opened since, this thread wakes the one that it is to wake now, not after its pieces.
+    // If a step was opened since, wake this thread's children now, not after its pieces.
     const uint64_t epoch = epoch_.load(std::memory_order_acquire);
-    if (epoch != seen) rouse(epoch, thread);
+    if (epoch != seen) wake_children(epoch, thread);
     // A claimed piece keeps its step current until it is counted, so steps_, current_, pieces_ and shared_
-    // cannot change under us. Those of the own run are counted together: one write of a word that all share.
+    // cannot change here. The pieces of the thread's own run are counted together: one write to shared
+    // memory.
     const size_t step = current_;
     const int64_t pieces = pieces_;
     int64_t done = 0;
@@ -161,8 +165,8 @@ bool Pool::work(int thread, uint64_t seen) {
             }
         }
         ++done;
-        if (thread == 0) ask();
-        piece = own ? claim(thread, false) : -1;
+        if (thread == 0) poll_interrupt();
+        piece = own_run ? claim(thread, false) : -1;
     } while (piece >= 0);
     if (done_.fetch_add(done, std::memory_order_acq_rel) + done == pieces) advance(step + 1, thread);
     return true;
@@ -183,7 +187,7 @@ void Pool::advance(size_t next, int thread) {
         }
         current_ = next;
         pieces_ = pieces;
-        // Others may have done every piece before this thread has told of them: what it does here counts as a
+        // Other threads may finish every piece before this thread has published all: -1 counts this work as a
         // piece, so that the step stays open.
         done_.store(-1, std::memory_order_relaxed);
         for (int64_t i = 0; i < threads && pieces; ++i) {
@@ -196,16 +200,16 @@ void Pool::advance(size_t next, int thread) {
     }
 }
 
-// Called by one thread at a time. Whoever is about to sleep sees the new word, or is seen by wake().
+// Called by one thread at a time. A thread about to sleep reads the new epoch, or wake() sees it asleep.
 void Pool::change_epoch(int64_t pieces, int thread) {
     const auto wanted = uint64_t(std::min<int64_t>({pieces, threads(), int64_t(kThreads)}));
     const uint64_t number = (epoch_.load(std::memory_order_relaxed) >> 32) + 1;
     epoch_.store(number << 32 | (uint64_t(thread) & kThreads) << 16 | wanted, std::memory_order_seq_cst);
 }
 
-// Wakes those whom this thread is to wake for a step. Counted from the one that opened it, the threads are a
-// binary tree: each wakes two, if they sleep, so that none pays for all and all are awake soon.
-void Pool::rouse(uint64_t epoch, int thread) {
+// Wakes this thread's children for a step. The threads form a binary tree, with the thread that opened the
+// step as its root. Each wakes up to two sleeping threads, so that all are awake soon and none pays for all.
+void Pool::wake_children(uint64_t epoch, int thread) {
     const int all = threads(), opener = int(epoch >> 16 & kThreads), wanted = int(epoch & kThreads);
     const int place = (thread - opener + all) % all;
     for (int next = 2 * place + 1; next <= 2 * place + 2 && next < wanted; ++next)
@@ -215,12 +219,12 @@ void Pool::rouse(uint64_t epoch, int thread) {
 void Pool::wake(int thread) {
     Seat& seat = threads_->seats[size_t(thread)];
     if (!seat.asleep.load(std::memory_order_seq_cst) || !seat.asleep.exchange(false)) return;
-    std::unique_lock<std::mutex>(seat.mutex).unlock();  // it waits by now, or has seen the new epoch
+    std::unique_lock<std::mutex>(seat.mutex).unlock();  // the thread waits by now, or has read the new epoch
     seat.wake.notify_one();
 }
 
-// Runs steps of one piece, whose data then stay in the thread's cache, up to the next step that has several;
-// returns how many, 0 at the end of the run.
+// Runs steps of one piece, so that their data stay in this thread's cache, up to the next step with several.
+// Returns its number of pieces; 0 at the end of the run.
 int64_t Pool::run_single(size_t& next, int thread) {
     for (; next < steps_->size() && !dropping_.load(std::memory_order_relaxed); ++next) {
         const Step& step = (*steps_)[next];
@@ -231,7 +235,7 @@ int64_t Pool::run_single(size_t& next, int thread) {
         if (pieces > 1) return pieces;
         if (pieces == 1) step.run(0, scratch(thread));
         clock(next);
-        if (thread == 0) ask();
+        if (thread == 0) poll_interrupt();
     }
     return 0;
 }
@@ -247,7 +251,7 @@ void Pool::fail() {
     if (!dropping_.exchange(true)) error_ = std::current_exception();
 }
 
-void Pool::ask() {
+void Pool::poll_interrupt() {
     if (!*check_interrupt_ || --look_in_ > 0) return;
     look_in_ = kLookEvery;
     const Clock::time_point now = Clock::now();
@@ -264,13 +268,13 @@ void Pool::ask() {
 bool Pool::ending() {
     if (std::this_thread::get_id() == caller_) {
         look_in_ = 0;
-        ask();
+        poll_interrupt();
     }
     return dropping_.load(std::memory_order_relaxed);
 }
 
 std::shared_ptr<uint8_t> Pool::shared_scratch(size_t bytes) {
-    std::lock_guard<std::mutex> one(scratch_mutex_);
+    std::lock_guard<std::mutex> lock(scratch_mutex_);
     if (!shared_scratch_ || shared_bytes_ < bytes) {
         shared_scratch_ = std::shared_ptr<uint8_t>(allocate_aligned(bytes).release(), AlignedDelete());
         shared_bytes_ = bytes;
@@ -278,8 +282,8 @@ std::shared_ptr<uint8_t> Pool::shared_scratch(size_t bytes) {
     return shared_scratch_;
 }
 
-// Tells waiting threads what they will read in the next step that says so. Called before the current step
-// opens: after that, another thread may be the one that advances.
+// Publishes the memory that waiting threads will read in the next step with `reads`. Called before the
+// current step opens, because another thread may advance after that.
 void Pool::announce(size_t next) {
     while (next < steps_->size() && !(*steps_)[next].reads) ++next;
     announced_ = next;
@@ -293,7 +297,7 @@ void Pool::announce(size_t next) {
     }
 }
 
-// A few lines of what the thread will read next.
+// Prefetches a few cache lines of what the thread reads next.
 void Pool::fetch_ahead(int thread) {
     const Claim& claim = claims_[size_t(thread)];
     Fetched& done = fetched_[size_t(thread)];
@@ -304,14 +308,14 @@ void Pool::fetch_ahead(int thread) {
         fetch(next + done.bytes);
 }
 
-// Until the epoch is another one.
+// Waits until the epoch changes.
 void Pool::wait(int thread, uint64_t seen) {
     const auto start = Clock::now();
     const bool shared = shares_cores_.load(std::memory_order_relaxed);
     const bool bridges = !(seen & kThreads) && !shared && !crowded_;
     const Clock::duration patience =
         bridges ? Clock::duration(patience_.load(std::memory_order_relaxed)) : kSpin;
-    bool late = false;  // longer than kSpin: from then on the core is offered to others at each look
+    bool late = false;  // waited longer than kSpin: from then on each check yields the core
     for (int i = 0;; ++i) {
         if (epoch_.load(std::memory_order_acquire) != seen) return;
         fetch_ahead(thread);
@@ -347,11 +351,12 @@ void Pool::loop(int thread) {
     uint64_t seen = 0;
     for (;;) {
         const uint64_t epoch = epoch_.load(std::memory_order_acquire);
-        // After the epoch: whoever saw the last one, for which nobody is woken again, sees this, too.
+        // Read after the epoch: the last epoch wakes no thread again, so a thread that has read it must see
+        // stop_.
         if (stop_.load(std::memory_order_relaxed)) return;
-        if (epoch != seen) rouse(epoch, thread);
+        if (epoch != seen) wake_children(epoch, thread);
         seen = epoch;
-        // Pieces left of a step that was opened before are seen here, and another step changes the epoch.
+        // work() finds pieces left of a step that was opened before; another step changes the epoch.
         if (!work(thread, epoch)) wait(thread, epoch);
     }
 }
@@ -362,7 +367,7 @@ void Pool::run(const std::vector<Step>& steps, uint8_t* shared, const std::funct
         throw std::runtime_error(
             "this process was forked from the one that loaded the model, which has the pool's threads: load "
             "the model in this process");
-    std::lock_guard<std::mutex> one(run_mutex_);
+    std::lock_guard<std::mutex> lock(run_mutex_);
     steps_ = &steps;
     shared_ = shared;
     caller_ = std::this_thread::get_id();
@@ -380,8 +385,8 @@ void Pool::run(const std::vector<Step>& steps, uint8_t* shared, const std::funct
     advance(0, 0);
     for (uint64_t epoch, seen = 0; (epoch = epoch_.load(std::memory_order_acquire)) & kThreads;
          seen = epoch) {
-        ask();
-        if (epoch != seen) rouse(epoch, 0);
+        poll_interrupt();
+        if (epoch != seen) wake_children(epoch, 0);
         if (!work(0, epoch)) wait(0, epoch);
     }
     ended_ = Clock::now();

@@ -1,4 +1,4 @@
-// Shared by all that wait for another thread.
+// Helpers for waiting on another thread.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -23,8 +23,8 @@ inline void pause_briefly() {
 #endif
 }
 
-// Earlier stores are seen before later ones, by a device too: memory that the host writes
-// for one is often write-combined, and a release store does not order that.
+// Orders earlier stores before later ones, for devices too. Memory that the host writes for a device is often
+// write-combined, and a release store does not order that.
 inline void order_writes() {
 #if defined(__x86_64__) || defined(_M_X64)
     _mm_sfence();
@@ -35,9 +35,8 @@ inline void order_writes() {
 #endif
 }
 
-// Whether it was done soon. Spins for what is about to come; then the core is offered to others, the other
-// side's threads perhaps. Whoever waits longer than for a layer of a small model, for the next step perhaps,
-// sleeps.
+// Returns true if `done` became true within `patience`. Spins for 1 us, then yields the core, perhaps to the
+// threads that it waits for. Callers sleep after a longer wait than a layer of a small model takes.
 template <class Done>
 bool spin_until(Done done, std::chrono::microseconds patience = std::chrono::microseconds(200)) {
     constexpr std::chrono::microseconds kSpin(1);

@@ -9,15 +9,15 @@ namespace hc {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument("batch: " + what); }
+[[noreturn]] void refuse(const std::string& problem) { throw std::invalid_argument("batch: " + problem); }
 
-void check_range(const char* what, int64_t seen, int64_t limit, int64_t least = 0) {
+void check_range(const char* name, int64_t seen, int64_t limit, int64_t least = 0) {
     if (seen < least || seen > limit)
-        refuse(std::string(what) + " " + std::to_string(seen) +
+        refuse(std::string(name) + " " + std::to_string(seen) +
                " is out of range; allowed: " + std::to_string(least) + " to " + std::to_string(limit));
 }
 
-// The rows of one sequence.
+// Checks the rows of one sequence.
 void check_rows(const Batch& b, int32_t sequence) {
     const int64_t first = b.first_rows[sequence], end = first + b.row_counts[sequence], all = b.counts[0];
     const std::string name = "sequence " + std::to_string(sequence);
@@ -51,17 +51,17 @@ void check_batch(const Batch& b, const BatchBounds& bounds) {
     }
 }
 
-void check_states(const Batch& b, const BatchBounds& bounds, std::vector<int32_t>& found) {
-    found.clear();
+void check_states(const Batch& b, const BatchBounds& bounds, std::vector<int32_t>& sequences) {
+    sequences.clear();
     int64_t missing = b.counts[0];
     if (!missing) return;
-    std::vector<std::pair<int32_t, int32_t>> written;  // slots, and which sequences write them
+    std::vector<std::pair<int32_t, int32_t>> written;  // slots, and the sequences that write them
     for (int32_t s = 0; s < bounds.sequences; ++s) {
         if (!b.row_counts[s]) continue;
         check_rows(b, s);
         check_range("state_from", b.state_from[s], bounds.states - 1, -1);
         missing -= b.row_counts[s];
-        found.push_back(s);
+        sequences.push_back(s);
         const int32_t end = b.first_rows[s] + b.row_counts[s];
         for (int32_t t = b.first_rows[s]; t < end; ++t) {
             check_range("state_to", b.state_to[t], bounds.states - 1, -1);
@@ -77,7 +77,7 @@ void check_states(const Batch& b, const BatchBounds& bounds, std::vector<int32_t
     for (size_t i = 1; i < written.size(); ++i)
         if (written[i].first == written[i - 1].first)
             refuse("two rows write the state in slot " + std::to_string(written[i].first));
-    for (const int32_t s : found) {
+    for (const int32_t s : sequences) {
         const std::pair<int32_t, int32_t> read{b.state_from[s], 0};
         const auto at = std::lower_bound(written.begin(), written.end(), read);
         if (at != written.end() && at->first == read.first && at->second != s)

@@ -1,4 +1,4 @@
-// How the rows of products over the same input are cut into pieces.
+// Cuts the rows of products over the same input into pieces.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -7,13 +7,13 @@
 
 namespace hc {
 
-// Pieces read about as much each, and are as many as the threads share evenly: a small model's matrix makes
-// so few that a thread would wait for another's last one. They begin at whole units of rows; one may end a
-// product and begin the next, and one may be empty. No sum depends on where they begin.
+// Pieces read about equally many bytes, and their number is a multiple of the threads: with the few pieces of
+// a small matrix, a thread would otherwise wait for the last piece of another. Pieces begin at whole units of
+// rows. A piece may end one product and begin the next, or be empty. No sum depends on the cut.
 class EvenCut {
   public:
-    // A product's rows. A piece begins at a multiple of `unit`; where there is one product alone, it has
-    // `most` rows at most, which is a multiple, too.
+    // The rows of a product. A piece begins at a multiple of `unit`. If there is only one product, a piece
+    // has at most `most` rows, also a multiple of `unit`.
     struct Part {
         int64_t rows, row_bytes, unit, most;
     };
@@ -29,7 +29,7 @@ class EvenCut {
         int64_t pieces = std::max<int64_t>({(bytes + most - 1) / most, small, 1});
         if (pieces >= threads) pieces = (pieces + threads - 1) / threads * threads;
         size_t part = 0;
-        int64_t before = 0;  // bytes of the parts before this one
+        int64_t before = 0;  // bytes of the previous parts
         for (int64_t i = 0; i < pieces; ++i) {
             const int64_t at = bytes / pieces * i + bytes % pieces * i / pieces;
             while (part + 1 < parts.size() && at >= before + parts[part].rows * parts[part].row_bytes) {
@@ -45,7 +45,7 @@ class EvenCut {
 
     int64_t pieces() const { return int64_t(begins_.size()) - 1; }
 
-    // run(product, first, count) for what a piece has of each product.
+    // Calls run(product, first, count) for the rows of each product in a piece.
     template <class Run> void each(int64_t piece, Run run) const {
         const Begin &from = begins_[size_t(piece)], &to = begins_[size_t(piece) + 1];
         for (size_t i = from.part; i < counts_.size() && i <= to.part; ++i) {
@@ -54,7 +54,7 @@ class EvenCut {
         }
     }
 
-    // What pieces [piece, end) have of the first product that they have rows of.
+    // The rows of pieces [piece, end) in the first product they contain.
     struct Stretch {
         size_t part;
         int64_t first, end;
@@ -67,8 +67,8 @@ class EvenCut {
     }
 
   private:
-    static constexpr int64_t kSmall = 4;  // times less than the most is what the smallest pieces read
-    static constexpr int64_t kPiecesPerThread = 4;  // of these, so that all threads end together
+    static constexpr int64_t kSmall = 4;            // the smallest pieces read 1/kSmall of the largest
+    static constexpr int64_t kPiecesPerThread = 4;  // so that all threads end together
     struct Begin {
         size_t part;
         int64_t row;

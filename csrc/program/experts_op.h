@@ -1,4 +1,4 @@
-// What an FFN op for experts has and knows of a step: program_experts.cpp records it.
+// State of a recorded FFN op for experts; program_experts.cpp records it.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace hc {
 
-// The rows of a layer's weights that are one expert's.
+// The rows of one expert in a layer's weights.
 inline Rows rows_of(const Rows& all, int64_t first, int64_t count) {
     Rows rows = all;
     if (rows.base) rows.base += first * rows.stride;
@@ -21,21 +21,21 @@ inline Rows rows_of(const Rows& all, int64_t first, int64_t count) {
 
 inline const float* at(const float* values, int64_t i) { return values ? values + i : nullptr; }
 
-// An input's rows from t on.
+// The rows of an input from row t on.
 inline Input from_row(Input in, int64_t t) {
     in.x = at(in.x, t * in.stride);
     if (in.quantised) in.quantised += t * Input::token_bytes(in.cols);
     return in;
 }
 
-// Inputs of pairs whose rows are not neighbours, copied so that they are: first those of one routing, then
+// Inputs of pairs whose rows are not adjacent, copied so that they are: first the pairs of one routing, then
 // those of another.
 struct Gathered {
     Input from, to;
-    float* floats = nullptr;  // of `to`, where floats are read
-    bool codes = false;       // whether codes are read
+    float* floats = nullptr;  // of `to`, if kernels read floats
+    bool codes = false;       // kernels read quantised codes
 
-    // Takes the memory for the floats of `to`.
+    // Uses `memory` for the floats of `to`.
     void take(uint8_t* memory) { to.x = floats = reinterpret_cast<float*>(memory); }
     void copy(int token, int64_t pair) const {
         if (floats) std::memcpy(floats + pair * to.stride, from.x + token * from.stride, size_t(to.cols) * 4);
@@ -45,27 +45,27 @@ struct Gathered {
     void copy(const Routing& routing, int pair, int64_t before) const {
         if (!routing.part_of(pair).neighbours) copy(routing.token(pair), before + pair);
     }
-    // The input of a part, whose pairs lie behind so many others.
+    // The input of a part; `before` pairs precede the routing's pairs.
     Input of(const Routing::Part& part, int64_t before) const {
         return part.neighbours ? from_row(from, part.token) : from_row(to, before + part.begin);
     }
 };
 
-// One FFN op for experts: the layer, what was chosen of it, and scratch. All decode rows, all prompt rows and
-// all rows have routings of their own; an op uses the first two or the last.
+// One FFN op for experts: the layer, the routing, and scratch. Decode rows, prompt rows and all rows have
+// separate routings; an op uses the first two or the last.
 struct ExpertsOp {
-    Ffn layer;  // all experts' rows
+    Ffn layer;  // rows of all experts
     std::shared_ptr<const Experts> experts;
-    std::shared_ptr<LoadBatches> load_batches;  // or null: all of them is in memory
-    Masks fires;                    // by_gates(), of decode rows: the neurons whose gates may fire
-    std::vector<float> thresholds;  // of an expert's neurons, for these
-    std::vector<uint64_t> wanted;   // by_rows(): what a step needs of all experts
+    std::shared_ptr<LoadBatches> load_batches;  // null: all experts are in memory
+    Masks fires;                                // by_gates(), decode rows: neurons whose gates may be active
+    std::vector<float> thresholds;              // for `fires`, of an expert's neurons
+    std::vector<uint64_t> wanted;               // by_rows(): neurons that a step needs, of all experts
     Routing decode, prompt;
     Cut decode_cut, prompt_cut;
     Gathered input;
-    std::vector<std::array<int8_t, kMaxDecodeRows + 1>> levels;  // of each expert: Ffn::levels
-    std::vector<int64_t> down_rows;                              // by output, where each expert's begin
-    float* sums = nullptr;                                       // [pairs, D]: what each pair's expert gives
+    std::vector<std::array<int8_t, kMaxDecodeRows + 1>> levels;  // Ffn::levels of each expert
+    std::vector<int64_t> down_rows;                              // by output: first row of each expert
+    float* sums = nullptr;                                       // [pairs, D]: output of each pair's expert
     Input hidden;                                                // by output: [pairs, neurons]
     int64_t most_leaves = 0, most_neurons = 0;
 
@@ -82,14 +82,14 @@ struct ExpertsOp {
     }
 
     bool is_decode(const Routing& routing) const { return &routing == &decode; }
-    // Pairs before those of a routing.
+    // Pairs before the pairs of a routing.
     int64_t before(const Routing& routing) const { return is_decode(routing) ? 0 : decode.pairs(); }
     float* sum(const Routing& routing, int pair) const {
         return sums + (before(routing) + pair) * layer.dim();
     }
     const float* down_bias(int64_t expert) const { return at(layer.down_bias, expert * layer.dim()); }
     int64_t neurons(const Routing::Part& part) const { return experts->neurons(part.expert); }
-    // Whether the steps of a wave compute anything of this part.
+    // Returns true if the steps of the current batch compute this part.
     bool in_load_batch(const Routing::Part& part) const {
         return !load_batches || load_batches->in_load_batch(part.expert);
     }
@@ -97,7 +97,8 @@ struct ExpertsOp {
         return !load_batches || load_batches->load_batch() == load_batch;
     }
     int64_t most_load_batches() const { return load_batches ? load_batches->most_load_batches() : 1; }
-    // Whether what is read are rows of neurons; and whether, of decode rows, of those whose gates may fire.
+    // by_rows(): reads load rows of neurons. by_gates(): for decode rows, only of neurons whose gates may be
+    // active.
     bool by_rows() const { return load_batches && load_batches->unit() != LoadBatches::kExperts; }
     bool by_gates() const {
         return load_batches && load_batches->unit() == LoadBatches::kFiring && layer.skip &&
@@ -119,8 +120,7 @@ inline Ffn ExpertsOp::expert(int64_t number) const {
     Ffn f = layer;
     const int64_t first = experts->first(number), n = experts->neurons(number), dim = layer.dim();
     const int64_t slot = load_batches ? load_batches->slot(number) : number;
-    const int64_t row =
-        load_batches ? slot * n : first;  // where its weights begin: with waves all have as many
+    const int64_t row = load_batches ? slot * n : first;  // with `load_batches`, experts are equal in size
     f.gate = rows_of(layer.gate, row, n);
     f.up = rows_of(layer.up, row, n);
     f.gate_bias = at(layer.gate_bias, first);
@@ -150,8 +150,8 @@ inline std::vector<int32_t> ExpertsOp::named() const {
     return all;
 }
 
-// The neurons that a step's rows need: of decode rows those that their mask names and, where gates are at
-// hand, whose gates may fire.
+// Finds the neurons that a step's rows need. For decode rows: the neurons in their mask and, if gates are in
+// memory, whose gates may be active.
 inline void ExpertsOp::find_wanted() {
     std::fill(wanted.begin(), wanted.end(), 0);
     for (const Routing* routing : {&decode, &prompt})
@@ -162,11 +162,11 @@ inline void ExpertsOp::find_wanted() {
                 std::fill(to, to + words, ~uint64_t(0));
                 continue;
             }
-            const Masks own = of_part(by_gates() ? fires : layer.mask, part);
+            const Masks mask = of_part(by_gates() ? fires : layer.mask, part);
             for (int t = 0; t < part.rows(); ++t)
                 for (int64_t word = 0; word < words; ++word) {
-                    if (by_gates() && layer.mask) own.row(t)[word] &= of_part(layer.mask, part).row(t)[word];
-                    to[word] |= own.row(t)[word];
+                    if (by_gates() && layer.mask) mask.row(t)[word] &= of_part(layer.mask, part).row(t)[word];
+                    to[word] |= mask.row(t)[word];
                 }
         }
 }

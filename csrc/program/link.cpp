@@ -29,10 +29,10 @@ void Marks::record(int moment, int layer, int64_t nanoseconds) {
 }
 
 std::vector<Mark> Marks::taken() const {
-    std::vector<Mark> found(ring_.begin(), ring_.begin() + std::min(next_.load(), ring_.size()));
-    std::stable_sort(found.begin(), found.end(),
+    std::vector<Mark> marks(ring_.begin(), ring_.begin() + std::min(next_.load(), ring_.size()));
+    std::stable_sort(marks.begin(), marks.end(),
                      [](const Mark& a, const Mark& b) { return a.nanoseconds < b.nanoseconds; });
-    return found;
+    return marks;
 }
 
 void serve(Link& link, const ColdLayers& layers) {

@@ -1,4 +1,4 @@
-// How the two sides of a hybrid model tell each other what lies in a layer's mailbox.
+// The handshake between the two sides of a hybrid model about a layer's mailbox.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -14,7 +14,7 @@
 
 namespace hc {
 
-// The other side has failed, was stopped, is not in this process, or gives no answer in time.
+// The other side has failed, was stopped, is not in this process, or does not answer in time.
 class LinkError : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
@@ -28,7 +28,7 @@ struct Mark {
     int64_t nanoseconds;  // of a steady clock
 };
 
-// The last moments, from both sides; nothing is recorded before start().
+// The last events of both sides; records nothing before start().
 class Marks {
   public:
     void start(size_t capacity);
@@ -36,12 +36,12 @@ class Marks {
     void add(int moment, int layer) {
         if (taking()) record(moment, layer, now());
     }
-    // At another time than now, of the same clock.
+    // Records an event at another time of the same clock.
     void add_at(int moment, int layer, int64_t nanoseconds) {
         if (taking()) record(moment, layer, nanoseconds);
     }
     bool taking() const { return ring_size_.load(std::memory_order_acquire) != 0; }
-    // In the order of their times. While neither side is at work.
+    // Returns the events by time. Neither side may run.
     std::vector<Mark> taken() const;
 
     static int64_t now();
@@ -53,36 +53,37 @@ class Marks {
     std::atomic<size_t> ring_size_{0}, next_{0};
 };
 
-// The link as the cold side sees it. The hot side posts a layer when its input lies in the mailbox; at most
-// one layer is out at a time. How the hot side posts and learns of answers belongs to its backend: nothing
-// here says that it reads host memory.
+// The link as the cold side sees it. The hot side posts a layer when the mailbox holds its input; at most one
+// layer is outstanding. The hot side's backend decides how to post and how to learn of answers; it need not
+// read host memory.
 class Link {
   public:
     virtual ~Link() = default;
-    // Returns when a layer is posted: whether it is this one. If it is another one, the step has begun anew,
-    // and that layer stays posted. Also false once the link is stopped or has failed.
+    // Returns when a layer is posted: true if it is `layer`. If it is another one, a new step has begun and
+    // that layer stays posted. Also returns false once the link is stopped or has failed.
     virtual bool wait_posted(int layer) = 0;
-    virtual void answer(int layer) = 0;                // the layer's answer lies in the mailbox
-    virtual void fail(const std::string& reason) = 0;  // nothing will be answered any more
-    virtual void stop() = 0;                           // ends whoever waits
+    virtual void answer(int layer) = 0;                // the mailbox holds the layer's answer
+    virtual void fail(const std::string& reason) = 0;  // no more answers will come
+    virtual void stop() = 0;                           // ends all waits
     virtual bool ended() const = 0;                    // stopped or failed
 
     Marks marks;
 };
 
-// Answers layers, for each of which it has what computes it, in this order, until the link ends. What a layer
-// throws is told to the other side.
+// Answers layers in this order until the link ends, each with its function. An exception fails the link with
+// its message.
 using ColdLayers = std::vector<std::pair<int, std::function<void()>>>;
 void serve(Link& link, const ColdLayers& layers);
 
-// Two numbers in memory that both sides see. A wait spins for some microseconds, gives its core to others for
-// some more, and then sleeps.
+// A link of two numbers in memory that both sides share. A wait spins for some microseconds, yields for some
+// more, and then sleeps.
 class FlagLink final : public Link {
   public:
-    // Whether the one who waits shall give up; asked about every 50 ms. What it throws ends the wait, too.
+    // Returns true if the waiting thread should give up; called about every 50 ms. An exception ends the wait
+    // too.
     using GiveUp = std::function<bool()>;
 
-    // A layer without an answer for so long is a LinkError.
+    // A layer without an answer after the timeout throws LinkError.
     explicit FlagLink(double timeout_seconds);
     ~FlagLink() override;
 
@@ -92,16 +93,15 @@ class FlagLink final : public Link {
     void stop() override { fail("it was closed"); }
     bool ended() const override { return ended_.load(std::memory_order_acquire); }
 
-    // Hot side, before it fills a mailbox: an interrupted step may have left the cold side at work.
+    // Hot side, before it fills a mailbox: an interrupted step may have left the cold side running.
     void wait_idle(int layer, const GiveUp& give_up = {});
     void post(int layer);
-    // Whether the answer lies there; false where the wait was given up.
+    // Returns true if the answer has arrived, false if the wait was given up.
     bool wait_answered(int layer, const GiveUp& give_up = {});
 
   private:
     using Clock = std::chrono::steady_clock;
-    // The parts that a process forked from the link's can neither use nor destroy, as those who wait are not
-    // there.
+    // Parts that a forked process can neither use nor destroy, because the waiting threads are not in it.
     struct Sleepers {
         std::mutex mutex;
         std::condition_variable wake;
@@ -118,8 +118,8 @@ class FlagLink final : public Link {
     const std::chrono::duration<double> timeout_;
     const int64_t process_;
     alignas(64) std::atomic<uint64_t> posted_{
-        0};  // how many layers in the high half, the last one in the low one
-    alignas(64) std::atomic<uint64_t> done_{0};  // how many of them are answered
+        0};  // posted layers in the high half, the last one in the low half
+    alignas(64) std::atomic<uint64_t> done_{0};  // answered layers
     alignas(64) std::atomic<bool> ended_{false};
     std::atomic<int> sleeping_{0};
     std::unique_ptr<Sleepers> sleepers_;

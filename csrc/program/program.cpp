@@ -13,15 +13,15 @@ namespace hc {
 
 namespace {
 
-constexpr int64_t kSerialValues = 2048;  // keys of a step, that one thread stores with their values
+constexpr int64_t kSerialValues = 2048;  // keys of a step that one thread stores, with their values
 
-constexpr int kSerialSplits = 16;  // of a row, that one piece merges for all kv heads
+constexpr int kSerialSplits = 16;  // splits of a row that one piece merges for all kv heads
 
-constexpr int kBlockQueries = 128;   // of a kv head, that share what is read of the cache, at most
-constexpr int kFewestQueries = 32;   // at least, however many threads there are
+constexpr int kBlockQueries = 128;   // maximum queries of a kv head that share one reading of the cache
+constexpr int kFewestQueries = 32;   // minimum, even with many threads
 constexpr int kPiecesPerThread = 4;  // so that all threads end together
 
-// Prompt rows of one piece: fewer where there are many threads, none where no block fits a thread's scratch.
+// Prompt rows of one piece: fewer with many threads, 0 if no block fits a thread's scratch.
 int block_rows(const Attention& a, int64_t rows, int threads) {
     const int64_t group = a.group();
     const auto pieces = [&](int64_t n) { return ceil_div(rows, n) * a.kv_heads; };
@@ -34,7 +34,7 @@ int block_rows(const Attention& a, int64_t rows, int threads) {
 // NaN ranks last.
 bool ranks_above(float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); }
 
-// What a group of `count` experts ranks by.
+// The rank of a group of `count` experts.
 float group_rank(const float* ranks, int count, int best) {
     float first = ranks[0], second = 0;
     for (int i = 1; i < count; ++i) {
@@ -45,9 +45,9 @@ float group_rank(const float* ranks, int count, int best) {
     return best == 2 && count > 1 ? first + second : first;
 }
 
-// A selection bias for one row: the router's own one, but NaN for experts outside the groups that are used.
+// Computes the selection bias of one row: the router's bias, but NaN for experts outside the used groups.
 void leave_groups_out(const ExpertGroups& groups, const Router& r, const float* logits, float* bias) {
-    float ranks[kMaxExperts], of[kMaxExpertGroups], sum = 0;
+    float ranks[kMaxExperts], group_ranks[kMaxExpertGroups], sum = 0;
     const float largest = *std::max_element(logits, logits + r.experts);
     for (int e = 0; e < r.experts; ++e) {
         ranks[e] = r.softmax ? std::exp(logits[e] - largest) : 1 / (1 + std::exp(-logits[e]));
@@ -58,16 +58,17 @@ void leave_groups_out(const ExpertGroups& groups, const Router& r, const float* 
         ranks[e] = (r.softmax ? ranks[e] / sum : ranks[e]) + bias[e];
     }
     const int size = r.experts / groups.count;
-    for (int g = 0; g < groups.count; ++g) of[g] = group_rank(ranks + g * size, size, groups.best);
+    for (int g = 0; g < groups.count; ++g) group_ranks[g] = group_rank(ranks + g * size, size, groups.best);
     for (int g = 0; g < groups.count; ++g) {
         int above = 0;
         for (int o = 0; o < groups.count; ++o)
-            above += ranks_above(of[o], of[g]) || (o < g && !ranks_above(of[g], of[o]));
+            above += ranks_above(group_ranks[o], group_ranks[g]) ||
+                     (o < g && !ranks_above(group_ranks[g], group_ranks[o]));
         if (above >= groups.used) std::fill_n(bias + g * size, size, std::numeric_limits<float>::quiet_NaN());
     }
 }
 
-// The most splits of any decode row.
+// The largest number of splits of a decode row.
 int max_splits(const Attention& a, const Batch& b) {
     int m = 0;
     for (int t = 0; t < b.decode_count(); ++t) m = std::max(m, a.splits(b.positions[t]));
@@ -112,10 +113,10 @@ void Program::norm(const NormArgs& args, const float* x, float* out, int64_t row
     step([this, rows] { return count(rows); },
          [this, args, x, out, rows_per_token, groups](int64_t t, const Scratch&) {
              for (int64_t r = t * rows_per_token; r < (t + 1) * rows_per_token; ++r) {
-                 NormArgs own = args;
-                 if (own.weight) own.weight += r % groups * args.dim;
-                 if (own.bias) own.bias += r % groups * args.dim;
-                 k_.norm(own, x + r * args.dim, out + r * args.dim);
+                 NormArgs row_args = args;
+                 if (row_args.weight) row_args.weight += r % groups * args.dim;
+                 if (row_args.bias) row_args.bias += r % groups * args.dim;
+                 k_.norm(row_args, x + r * args.dim, out + r * args.dim);
              }
          });
 }
@@ -142,7 +143,8 @@ void Program::prepare(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets,
     }
 }
 
-// Counts the rows that decode rows, all of the step, read of a product, and the pairs of both.
+// Counts the rows of a product that decode rows read (the step has only decode rows), and the pairs of row
+// and token.
 static void count_wanted(const Product& p, int tokens) {
     int64_t rows = 0, pairs = 0;
     for (int64_t r = 0; r < p.rows.count; ++r) {
@@ -154,7 +156,7 @@ static void count_wanted(const Product& p, int tokens) {
     p.stats->add({0, rows, 0, pairs, 0});
 }
 
-// Pieces of several products over the same input: blocks of rows, one product after another.
+// Multiplies the same input by several products, in pieces: blocks of rows, one product after another.
 void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Product>> all,
                        std::function<int64_t()> rows) {
     std::vector<EvenCut::Part> parts;
@@ -175,10 +177,10 @@ void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Pr
              });
          },
          [all, cut](int64_t piece, int64_t end) {
-             const EvenCut::Stretch of = cut->stretch(piece, end);
-             const Product& p = (*all)[of.part];
-             if (p.where) return Span{};  // which of them are read is not known yet
-             return stretch(p.rows, of.first, of.end);
+             const EvenCut::Stretch range = cut->stretch(piece, end);
+             const Product& p = (*all)[range.part];
+             if (p.where) return Span{};  // the rows that will be read are not known yet
+             return stretch(p.rows, range.first, range.end);
          });
 }
 
@@ -194,16 +196,16 @@ void Program::linear(const float* x, const std::vector<Product>& list, RowsOf ro
 
 void Program::linear_heads(const float* x, int64_t width, const Rows& weights, int64_t heads, float* out) {
     ScratchPlan plan(*this);
-    const int64_t count_each = weights.count / heads, cols = weights.cols, most = bounds_.tokens;
+    const int64_t head_rows = weights.count / heads, cols = weights.cols, most = bounds_.tokens;
     auto in = std::make_shared<std::vector<Input>>();
     auto all = std::make_shared<std::vector<Product>>();
     for (int64_t h = 0; h < heads; ++h) {
         in->push_back({x + h * width + width - cols, heads * width, nullptr, cols});
-        Rows own = weights;
-        own.base = weights.row(h * count_each);
-        if (own.factors) own.factors += h * count_each;
-        own.count = count_each;
-        all->push_back({own, nullptr, out + h * count_each, heads * count_each, false});
+        Rows head_weights = weights;
+        head_weights.base = weights.row(h * head_rows);
+        if (head_weights.factors) head_weights.factors += h * head_rows;
+        head_weights.count = head_rows;
+        all->push_back({head_weights, nullptr, out + h * head_rows, heads * head_rows, false});
     }
     const auto tokens = [this] { return count(kTokens); };
     if (is_quantised(weights.type)) {
@@ -222,16 +224,16 @@ void Program::linear_heads(const float* x, int64_t width, const Rows& weights, i
         step([=] { return tokens() >= kLeastArranged ? tokens() * heads : 0; },
              [=](int64_t i, const Scratch&) { k_.arrange((*in)[size_t(i % heads)], int(i / heads)); });
     }
-    const int64_t size = piece_rows((*all)[0].rows), pieces = ceil_div(count_each, size);
+    const int64_t size = piece_rows((*all)[0].rows), pieces = ceil_div(head_rows, size);
     step([=] { return tokens() ? heads * pieces : 0; },
          [=](int64_t piece, const Scratch& s) {
              const auto h = size_t(piece / pieces);
-             const int64_t first = piece % pieces * size, n = std::min(size, count_each - first);
+             const int64_t first = piece % pieces * size, n = std::min(size, head_rows - first);
              k_.product((*all)[h], (*in)[h], first, n, 0, int(tokens()), s.local);
          },
          [=](int64_t piece, int64_t end) {
              const auto row = [=](int64_t i) {
-                 return i / pieces * count_each + std::min(i % pieces * size, count_each);
+                 return i / pieces * head_rows + std::min(i % pieces * size, head_rows);
              };
              return stretch(weights, row(piece), row(end));
          });
@@ -258,7 +260,7 @@ void Program::rope(const RopeArgs& args, int64_t positions, float* x, int64_t he
 
 void Program::store_kv(const float* k, const float* v, const Cache& c) {
     bounds_.pages = std::min(bounds_.pages, c.pages);
-    // Of few rows one thread stores all before another would have come.
+    // For few rows, one thread stores all before another would wake up.
     const int64_t most = kSerialValues / (c.kv_heads * c.head_dim);
     step([this, c, most] { return count(kTokens) > most ? c.kv_heads : int64_t(count(kTokens) > 0); },
          [=](int64_t piece, const Scratch&) {
@@ -301,7 +303,7 @@ void Program::attention(Attention args, int64_t pages) {
             else
                 k_.attention_row(*a, b, first, kv_head, s.local);
         });
-    // Few partial results are merged before other threads would have woken up.
+    // A few partial results are merged before other threads would wake up.
     const auto parts = [=] { return splits() > kSerialSplits ? a->kv_heads : 1; };
     step([=] { return int64_t(batch_.decode_count()) * parts(); },
          [=](int64_t piece, const Scratch&) {

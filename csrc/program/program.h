@@ -1,4 +1,4 @@
-// A recorded list of steps. Each function appends one op of hotcold.kernels.backend.Backend to it.
+// A recorded list of steps. Each function appends one op of hotcold.kernels.backend.Backend.
 #pragma once
 #include <functional>
 #include <memory>
@@ -23,10 +23,10 @@ struct Cache {
     int64_t pages, kv_heads, head_dim;
 };
 
-// A neuron is a candidate where its row of `second` times what `first` makes of x is at least its threshold.
+// A neuron is a candidate if dot(its row of `second`, first * x) reaches its threshold.
 struct Predictor {
     Rows first, second;
-    bool relu;  // between the two
+    bool relu;  // between the two products
     const float* threshold;
 };
 
@@ -39,20 +39,20 @@ constexpr int kMaxExpertGroups = 64;
 
 struct ExpertsOp;
 
-// The states of one layer, [slots, ...], as many floats each.
+// The states of one layer, [slots, ...], with equally many floats each.
 struct States {
     float* base;
     int64_t slots, floats;
 };
 
-// The arrays that the two sides of a layer exchange, in host memory, as the hot one sees it.
+// The arrays in host memory that the two sides of a layer exchange, as the hot side sees them.
 struct Mailbox {
     int layer;
     int32_t* counts;  // of the cold side's batch
     float *x, *y;     // [T, dim]
     uint64_t* mask;   // [T, words] candidates among the cold neurons, or null
     int64_t dim, words;
-    int32_t* ids = nullptr;  // [T, experts] that each row chose, with their factors; or null
+    int32_t* ids = nullptr;  // [T, experts] chosen by each row, with their factors; or null
     float* factors = nullptr;
     int64_t experts = 0;
 };
@@ -65,11 +65,12 @@ class Program {
     Program& operator=(const Program&) = delete;
 
     void embed(const Rows& table, float* out, IndexedBy, bool accumulate);
-    // Rows of a token have weights of their own, by turns, where `groups` is more than 1.
+    // If `groups` > 1, row r of a token uses weight r % groups.
     void norm(const NormArgs&, const float* x, float* out, int64_t rows_per_token, RowsOf,
               int64_t groups = 1);
     void linear(const float* x, const std::vector<Product>&, RowsOf);
-    // Each head has its rows of the weights; x [T, heads, width] ends, in each head, with what they meet.
+    // Each head has its rows of the weights. x is [T, heads, width]; the weights multiply the last columns of
+    // each head.
     void linear_heads(const float* x, int64_t width, const Rows& weights, int64_t heads, float* out);
     // out [T, heads, n + m] from x [T, heads, n] and y [T, heads, m].
     void join_heads(const float* x, const float* y, float* out, int64_t heads, int64_t n, int64_t m);
@@ -78,12 +79,12 @@ class Program {
     void attention(Attention, int64_t pages);
     void predict(const float* x, const Predictor&, const Masks& mask);
     void ffn(Ffn, const float* x, Masks strongest = {});
-    // The same for experts, whose weights lie one after another: rows of masks have whole words for each.
+    // The same for experts, whose weights are consecutive: rows of masks have whole words for each expert.
     void predict(const float* x, const Predictor&, const Masks& mask, std::shared_ptr<const Experts>);
-    // `load_batches`: of their weights some are read when they are needed; null: all are in memory.
+    // `load_batches`: loads some weights when they are needed; null: all are in memory.
     void ffn(const Ffn&, const float* x, std::shared_ptr<const Experts>,
              std::shared_ptr<LoadBatches> load_batches = {});
-    // expert_scale [experts] multiplies factors; or null.
+    // expert_scale [experts] multiplies the factors; or null.
     void router(const float* x, const Rows& weights, const float* bias, const Router&,
                 const float* expert_scale, int32_t* ids, float* factors, const ExpertGroups& = {});
     void add(float* x, const float* y, int64_t dim, float keep = 1, float scale = 1);
@@ -93,11 +94,12 @@ class Program {
     void gated_delta(const GatedDelta&, const States&);
     void ssm_scan(const SsmScan&, const States&);
     void decay(const Decay&, const float* x, float* out);
-    // x null: ones.
+    // `x`: null means ones.
     void multiply(Gate, const float* x, const float* gate, float* out, int64_t dim);
     void token_shift(const TokenShift&, const States&);
     void wkv7(const Wkv&, const States&);
-    // The inputs that fill a mailbox. From each of the mask's rows, of mask_words, the last words go there.
+    // The inputs that fill a mailbox. Each row of `mask` has mask_words words; the last ones go to the
+    // mailbox.
     struct Posted {
         const float* x;
         const uint64_t* mask;
@@ -108,24 +110,24 @@ class Program {
     void post(std::shared_ptr<FlagLink>, const Mailbox&, const Posted&);
     void collect(std::shared_ptr<FlagLink>, const Mailbox&, float* out);
 
-    // std::invalid_argument when the batch holds a number out of bounds. See Pool::run.
+    // Throws std::invalid_argument if the batch holds a number out of bounds. See Pool::run.
     void run(const std::function<void()>& check_interrupt = {}, int64_t* nanoseconds = nullptr);
-    // Of which ops are made: run() can tell the time of each.
+    // Steps of the program: run() can report the time of each.
     size_t steps() const { return steps_.size(); }
-    // Of the one buffer that all programs of a pool share; each thread has kLocalBytes besides.
+    // Size of the buffer that all programs of a pool share; each thread has kLocalBytes besides.
     size_t scratch_bytes() const { return shared_bytes_; }
 
   private:
-    // Scratch of one op. Ops run one after another, so all share one buffer, as large as the largest needs.
+    // Scratch of one op. Ops run one after another, so all share one buffer of the largest op's size.
     class ScratchPlan;
-    // Once that buffer exists, `set` is told where in it a part lies that was taken. It sets pointers and
-    // reads none, so the order of parts does not matter.
+    // When the buffer exists, `set` receives the address of a part of it. It writes pointers and reads none,
+    // so the order of parts does not matter.
     struct Part {
         size_t at;
         std::function<void(uint8_t*)> set;
     };
 
-    // run(rows, part) for each sequence and each of so many parts of its state; `reads` as in Step.
+    // Calls run(rows, part) for each sequence and each of `parts` parts of its state; `reads` as in Step.
     void by_sequence(const States&, int64_t parts,
                      std::function<void(const StateRows&, int64_t, const Scratch&)> run,
                      std::function<Span(int64_t, int64_t)> reads = {});
@@ -137,7 +139,7 @@ class Program {
               std::function<Span(int64_t, int64_t)> reads = {});
     void take_quantised(ScratchPlan&, std::shared_ptr<Input>, int64_t max_rows);
     void quantise(std::shared_ptr<Input>, std::function<int64_t()> rows);
-    // What products of these kinds of weights read besides `x`.
+    // The forms of an input that products with these weights read, besides `x`.
     struct Meets {
         bool quantised, plain;
         void with(const Rows& rows) { (is_quantised(rows.type) ? quantised : plain) = true; }
@@ -150,7 +152,7 @@ class Program {
     void ffn_by_output(std::shared_ptr<Ffn>, ScratchPlan&, Masks strongest);
     void experts_by_neuron(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void experts_by_output(std::shared_ptr<ExpertsOp>, ScratchPlan&);
-    // Of one row.
+    // For one row.
     void choose(const Router&, const ExpertGroups&, const float* logits, int32_t* ids, float* factors) const;
     void name_rows(std::shared_ptr<ExpertsOp>, ScratchPlan&);
     void next_load_batch(std::shared_ptr<ExpertsOp>, int64_t load_batch);
@@ -163,7 +165,7 @@ class Program {
     std::shared_ptr<Pool> pool_;
     const Batch batch_;
     BatchBounds bounds_;
-    std::vector<int32_t> active_;  // sequences that have rows, where ops keep a state
+    std::vector<int32_t> active_;  // sequences that have rows, if ops keep a state
     std::vector<Step> steps_;
     std::vector<Part> parts_;
     size_t shared_bytes_ = 0;

@@ -1,6 +1,6 @@
-// The FFN op for experts, and their predictors. A step's (row, expert) pairs are sorted by expert; each
-// expert's pairs are then the rows of a small FFN, whose kernels see its weights alone. What its neurons add
-// is summed as in a layer without experts; a row's experts are added one after another.
+// The FFN op for experts, and their predictors. A step's (row, expert) pairs are sorted by expert. Each
+// expert's pairs are the rows of a small FFN, whose kernels see only its weights. Neurons are summed as in a
+// layer without experts; a row's experts are added one after another.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -23,7 +23,7 @@ void put(const float* sum, bool accumulate, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = accumulate ? out[i] + sum[i] : sum[i];
 }
 
-// One row's experts: their pairs' sums lie there.
+// Adds one row's experts from the sums of its pairs.
 void add_experts(const ExpertsOp& op, const Routing& routing, int t) {
     const int64_t k = op.experts->chosen, dim = op.layer.dim();
     float sum[kGroup];
@@ -39,7 +39,7 @@ void add_experts(const ExpertsOp& op, const Routing& routing, int t) {
     }
 }
 
-// The same for one group of a decode row, whose experts' pieces are summed here.
+// The same for one group of a decode row; sums its experts' pieces here.
 void reduce_experts(const Kernels& k, const ExpertsOp& op, int t, int64_t group) {
     const int64_t dim = op.layer.dim(), i = group * kGroup, n = std::min<int64_t>(kGroup, dim - i);
     float sum[kGroup], y[kGroup];
@@ -56,7 +56,7 @@ void reduce_experts(const Kernels& k, const ExpertsOp& op, int t, int64_t group)
     put(sum, op.layer.accumulate, n, op.layer.out + t * dim + i);
 }
 
-// Nothing of a decode row fires in experts that it did not choose.
+// Clears the masks of decode rows: experts that a row did not choose have no active neurons.
 void clear_fired(const ExpertsOp& op, int rows) {
     if (!op.layer.fired) return;
     for (int t = 0; t < rows; ++t)
@@ -67,10 +67,10 @@ void add_stats(const ExpertsOp& op) {
     for (const Routing::Part& part : op.decode.parts()) {
         if (!op.neurons(part)) continue;
         const Ffn f = op.view(op.decode, part);
-        FfnCounts all{};
-        for (int piece = 0; piece < f.pieces(part.rows()); ++piece) all.add(f.piece_stats[piece]);
-        if (op.by_gates()) all.gate_rows = op.neurons(part);  // each once, and some once more
-        op.layer.stats->add(all);
+        FfnCounts counts{};
+        for (int piece = 0; piece < f.pieces(part.rows()); ++piece) counts.add(f.piece_stats[piece]);
+        if (op.by_gates()) counts.gate_rows = op.neurons(part);  // each gate row once; some are read twice
+        op.layer.stats->add(counts);
     }
 }
 
@@ -96,7 +96,7 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
     plan.take(pairs * dim * 4, [op](uint8_t* p) { op->sums = reinterpret_cast<float*>(p); });
     step([this] { return int64_t(count(kTokens) > 0); },
          [this, op](int64_t, const Scratch&) {
-             // By output decode rows are as any others.
+             // By output, decode rows are like all others.
              const int decode = op->layer.by_output ? 0 : batch_.decode_count();
              op->decode.sort(0, decode);
              op->prompt.sort(decode, batch_.tokens_count());
@@ -120,8 +120,8 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
         experts_by_neuron(op, plan);
 }
 
-// Names the rows that a step needs, whose reads then begin. Gates that lie in memory are computed first, as
-// by an FFN, so those that fire are among those that reach its threshold here.
+// Names the rows that a step needs, so that their reads begin. Gates in memory are computed first with the
+// FFN's threshold, so active neurons are among those that reach it here.
 void Program::name_rows(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
     op->wanted.resize(size_t(op->experts->words.back()));
     if (op->by_gates()) {
@@ -150,7 +150,7 @@ void Program::name_rows(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
          });
 }
 
-// As without experts, expert by expert.
+// Like an FFN without experts, expert by expert.
 void Program::experts_by_neuron(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
     const Experts& experts = *op->experts;
     const int64_t dim = op->layer.dim(), pairs = bounds_.tokens * experts.chosen;
@@ -191,12 +191,12 @@ void Program::experts_by_neuron(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
          });
 }
 
-// Whether a run that waits for the disk shall not wait on.
+// Returns a function that says whether a run that waits for the disk should stop.
 std::function<bool()> Program::give_up() const {
     return [pool = pool_.get()] { return pool->ending(); };
 }
 
-// Waits for the experts of a wave; the first one needs none of what is read.
+// Waits for the experts of a batch of loads; the first batch needs no reads.
 void Program::next_load_batch(std::shared_ptr<ExpertsOp> op, int64_t load_batch) {
     if (!load_batch) return;
     step(
@@ -206,7 +206,7 @@ void Program::next_load_batch(std::shared_ptr<ExpertsOp> op, int64_t load_batch)
         [this, op](int64_t, const Scratch&) { op->load_batches->next(give_up()); });
 }
 
-// Pieces of decode rows, and prompt rows up to their sums by outputs, of one wave's experts.
+// For the experts of one batch of loads: pieces of decode rows, and prompt rows up to their sums by output.
 void Program::load_batch_by_neuron(std::shared_ptr<ExpertsOp> op, int64_t load_batch) {
     const int64_t size = piece_rows(op->layer.up), groups = padded(op->layer.dim()) / kGroup;
     const auto pieces_of = [op](const Routing::Part& part) {
@@ -242,7 +242,7 @@ void Program::load_batch_by_neuron(std::shared_ptr<ExpertsOp> op, int64_t load_b
          });
 }
 
-// Every row that was chosen is read, and down is a dot over all neurons of an expert.
+// Reads every chosen row; down is a dot product over all neurons of an expert.
 void Program::experts_by_output(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
     const Experts& experts = *op->experts;
     const int64_t pairs = bounds_.tokens * experts.chosen;
@@ -341,10 +341,10 @@ void Program::predict(const float* x, const Predictor& p, const Masks& mask,
              const Routing::Part& part = op->routing.parts()[op->cut.part(piece)];
              const int64_t first = experts->first(part.expert), n = experts->neurons(part.expert);
              const int64_t end = std::min(ceil_div(n, 64), (piece + 1) * size);
-             const Masks own{mask.words + experts->words[size_t(part.expert)], mask.stride,
-                             op->routing.tokens(part)};
+             const Masks part_mask{mask.words + experts->words[size_t(part.expert)], mask.stride,
+                                   op->routing.tokens(part)};
              k_.predict(rows_of(p.second, first, n), op->input.of(part, 0), p.threshold + first, piece * size,
-                        end, part.rows(), own);
+                        end, part.rows(), part_mask);
          });
 }
 

@@ -6,7 +6,7 @@
 
 namespace hc {
 
-// More for several rows: the sums of large pieces would leave a core's L2.
+// More for several rows: the sums of large pieces would exceed a core's L2.
 static int pieces_wanted(int threads, int rows) {
     const int for_few_threads = std::min((rows <= 2 ? 8 : 16) * threads, 32);
     return std::max(for_few_threads, 2 * threads);
@@ -24,7 +24,8 @@ void cut_into_pieces(Ffn& f, int max_rows, int threads, int chosen) {
     }
 }
 
-// Steps that leave there what the first factor makes of decode rows, as the second one's input.
+// Records the first product of a predictor for decode rows. Returns its result, the input of the second
+// product.
 std::shared_ptr<Input> Program::predictor_hidden(ScratchPlan& plan, const float* x, const Predictor& p) {
     const auto rows = [this] { return int64_t(batch_.decode_count()); };
     auto in = input_of(x, p.first.cols);
@@ -79,7 +80,7 @@ void Program::ffn(Ffn args, const float* x, Masks strongest) {
         ffn_by_neuron(f, plan);
 }
 
-// Decode rows are cut by neurons, each piece with sums of its own; prompt rows by rows, then by outputs.
+// Decode rows are cut by neurons, each piece with its own sums; prompt rows by rows, then by outputs.
 void Program::ffn_by_neuron(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
     plan.take(bounds_.tokens * f->neurons() * 4,
               [f](uint8_t* p) { f->hidden = reinterpret_cast<float*>(p); });
@@ -141,24 +142,24 @@ void account_by_output(const Ffn& f, int decode, bool count) {
     f.stats->add({n, f.gate.base ? n : 0, n, pairs, 0});
 }
 
-// Sizes as whole numbers, which ascend as they do: the order of NaN, too, is one, that of the largest.
+// The magnitude of a float as an integer with the same order; NaN ranks highest.
 static uint32_t size_bits(float h) {
     uint32_t bits;
     std::memcpy(&bits, &h, 4);
     return bits & 0x7fffffff;
 }
 
-// The size of the `most`-th largest of n values, most >= 1. Values of about one size are counted together, so
-// that few are left to look at more closely; `scratch` holds those.
+// Returns size_bits() of the `most`-th largest of n values, most >= 1. Counts values by their leading bits,
+// so that few are left for an exact selection in `scratch`.
 static uint32_t least_of_largest(const float* h, int64_t n, int64_t most, uint32_t* scratch) {
-    constexpr int kShift = 21;  // what is left: the exponent and two bits more
+    constexpr int kShift = 21;  // leaves the exponent and two more bits
     uint32_t counts[1 << (31 - kShift)] = {};
     for (int64_t i = 0; i < n; ++i) ++counts[size_bits(h[i]) >> kShift];
-    uint32_t of = (1 << (31 - kShift)) - 1;
-    for (; counts[of] < most; --of) most -= counts[of];
+    uint32_t bucket = (1 << (31 - kShift)) - 1;
+    for (; counts[bucket] < most; --bucket) most -= counts[bucket];
     uint32_t* end = scratch;
     for (int64_t i = 0; i < n; ++i)
-        if (const uint32_t size = size_bits(h[i]); size >> kShift == of) *end++ = size;
+        if (const uint32_t size = size_bits(h[i]); size >> kShift == bucket) *end++ = size;
     std::nth_element(scratch, end - most, end);
     return end[-most];
 }
@@ -177,10 +178,10 @@ void mark_strongest(const Ffn& f, int decode, const Masks& strongest, uint32_t* 
     }
 }
 
-// Dense: every row is read, and down is a dot over all neurons.
+// Dense: every row is read, and down is a dot product over all neurons.
 void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan, Masks strongest) {
     const auto tokens = [this] { return count(kTokens); };
-    auto in = input_of(nullptr, f->neurons());  // of down
+    auto in = input_of(nullptr, f->neurons());  // input of down
     plan.take(bounds_.tokens * f->neurons() * 4, [f, in](uint8_t* p) {
         f->hidden = reinterpret_cast<float*>(p);
         in->x = f->hidden;
@@ -193,8 +194,8 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan, Masks str
              });
          },
          [=](int64_t piece, int64_t end) {
-             const EvenCut::Stretch of = cut->stretch(piece, end);
-             return stretch(f->first(), of.first, of.end);
+             const EvenCut::Stretch range = cut->stretch(piece, end);
+             return stretch(f->first(), range.first, range.end);
          });
     auto scratch = std::make_shared<uint32_t*>();
     if (strongest)

@@ -1,4 +1,4 @@
-// The two ops of a layer whose cold neurons another side computes.
+// The two ops of a layer with cold neurons that another side computes.
 #include <cstring>
 
 #include "program/program.h"

@@ -11,11 +11,12 @@ namespace hc {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Rows that prompts take at once.
+// Rows that prompt kernels compute together.
 inline int64_t unit_rows(const Rows& rows) { return is_quantised(rows.type) ? kDecodedRows : kArrangedRows; }
 
-// Rows of one piece of a product, so that a piece stays in L2 for all its tokens: about 64 KB of weights. Of
-// plain ones more, whose tokens do not stay there and are read again for every piece. A multiple of a unit.
+// Rows of one piece of a product: about 64 KB of quantised weights, so that a piece stays in L2 for all its
+// tokens. Plain weights take more: their tokens do not stay in L2 and are read again for each piece. A
+// multiple of unit_rows().
 inline int64_t piece_rows(const Rows& rows) {
     const int64_t most = (is_quantised(rows.type) ? 64 << 10 : kPlainPiece) /
                          std::max<int64_t>(1, row_size(rows.type, rows.cols));
@@ -23,12 +24,12 @@ inline int64_t piece_rows(const Rows& rows) {
     return std::clamp<int64_t>((most + unit / 2) / unit, 1, kMaxPieceRows / unit) * unit;
 }
 
-// Such pieces, or smaller ones.
+// Cuts rows into such pieces, or smaller ones.
 inline EvenCut::Part part_of(const Rows& rows) {
     return {rows.count, row_size(rows.type, rows.cols), unit_rows(rows), piece_rows(rows)};
 }
 
-// Rows [first, end) where they lie in one stretch.
+// Rows [first, end), if they are contiguous.
 inline Span stretch(const Rows& rows, int64_t first, int64_t end) {
     const int64_t bytes = row_bytes(rows.type, rows.cols);
     if (rows.stride != bytes) return {};
@@ -39,15 +40,15 @@ inline std::shared_ptr<Input> input_of(const float* x, int64_t cols) {
     return std::make_shared<Input>(Input{x, cols, nullptr, cols});
 }
 
-// Cuts decode rows into pieces as large as leaves enough of them to keep all threads busy to the end, since
-// each has sums of its own that are then added; and as fit a thread's scratch. `chosen` such layers are
-// computed together.
+// Chooses how decode rows are cut into pieces. Each piece has its own sums, which are added later, so pieces
+// are as large as possible: enough of them must keep all threads busy to the end, and one must fit a thread's
+// scratch. `chosen` such layers are computed together.
 void cut_into_pieces(Ffn& f, int max_rows, int threads, int chosen = 1);
-// Decode rows whose down lies by output: leaves out what no mask names, reports what fired, counts what is
-// read.
+// For decode rows with down by output: clears neurons outside the mask, reports active neurons, and counts
+// the rows read.
 void account_by_output(const Ffn& f, int decode, bool count);
-// Of the same rows, after that: marks the tenth of the neurons whose coefficients are the largest in size.
-// `scratch` is for so many whole numbers as there are neurons.
+// For the same rows, afterwards: marks the tenth of the neurons with the largest coefficients by magnitude.
+// `scratch` has one integer per neuron.
 void mark_strongest(const Ffn& f, int decode, const Masks& strongest, uint32_t* scratch);
 
 class Program::ScratchPlan {

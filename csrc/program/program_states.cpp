@@ -1,5 +1,5 @@
-// Ops that keep a state of each sequence. Work is cut by sequence and by head or channel, never by token: a
-// state is read and written once a step, and stays near its core meanwhile.
+// Ops that keep a state for each sequence. Work is cut by sequence and by head or channel, never by token: a
+// state is read and written once a step and stays in its core's cache.
 #include <algorithm>
 
 #include "program/program_parts.h"
@@ -15,11 +15,11 @@ void Program::by_sequence(const States& states, int64_t parts,
     };
     step([this, parts] { return int64_t(active_.size()) * parts; },
          [this, parts, state, run](int64_t piece, const Scratch& s) {
-             const int32_t of = active_[size_t(piece / parts)];
-             int64_t first = batch_.first_rows[of];
-             const int64_t end = first + batch_.row_counts[of];
-             const float* from = state(batch_.state_from[of]);
-             // To the next row after which the state is kept, and on from there.
+             const int32_t sequence = active_[size_t(piece / parts)];
+             int64_t first = batch_.first_rows[sequence];
+             const int64_t end = first + batch_.row_counts[sequence];
+             const float* from = state(batch_.state_from[sequence]);
+             // Run up to the next row whose state is kept, then continue from there.
              for (int64_t row = first; row < end; ++row) {
                  float* to = state(batch_.state_to[row]);
                  if (!to && row + 1 < end) continue;
@@ -31,14 +31,14 @@ void Program::by_sequence(const States& states, int64_t parts,
          reads);
 }
 
-// Where the states of pieces [piece, end) lie in one stretch.
+// The memory of the states of pieces [piece, end), if it is contiguous.
 Span Program::stretch_of(const States& states, int64_t parts, int64_t piece, int64_t end) const {
     const int32_t slot = batch_.state_from[active_[size_t(piece / parts)]];
     if (slot < 0) return {};
-    const int64_t each = states.floats / parts, first = piece % parts;
+    const int64_t part_floats = states.floats / parts, first = piece % parts;
     const int64_t count = std::min(end - piece, parts - first);
-    const float* at = states.base + slot * states.floats + first * each;
-    return {reinterpret_cast<const uint8_t*>(at), count * each * 4};
+    const float* at = states.base + slot * states.floats + first * part_floats;
+    return {reinterpret_cast<const uint8_t*>(at), count * part_floats * 4};
 }
 
 void Program::short_conv(const ShortConv& c, const States& states) {

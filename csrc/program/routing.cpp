@@ -6,7 +6,8 @@
 
 namespace hc {
 
-Experts::Experts(std::vector<int64_t> all, int64_t each) : ends(std::move(all)), chosen(each) {
+Experts::Experts(std::vector<int64_t> neuron_ends, int64_t choices)
+    : ends(std::move(neuron_ends)), chosen(choices) {
     words.push_back(0);
     for (int64_t e = 0; e < count(); ++e) words.push_back(words.back() + (neurons(e) + 63) / 64);
 }

@@ -1,5 +1,5 @@
-// Steps and bases of runs whose weights are step * code + base, with codes 0..last: a search for the least
-// squared error. Sums are of differences from the smallest weight, so that a large base costs no digits.
+// Steps and bases of runs with weights step * code + base and codes 0..last: a search for the least squared
+// error. Sums use differences from the smallest weight, so that a large base costs no digits.
 #pragma once
 #include "quantise/lanes.h"
 
@@ -12,7 +12,7 @@ struct AffineFit {
 
 template <int N> class AffineSearch {
   public:
-    // `up_to_zero`: bases are 0 or less.
+    // `up_to_zero`: bases must be 0 or less.
     AffineSearch(const Runs<N>& runs, V last, bool up_to_zero)
         : runs_(runs), last_(last), up_to_zero_(up_to_zero) {
         low_ = load(runs.x[0]);
@@ -32,8 +32,8 @@ template <int N> class AffineSearch {
         }
     }
 
-    // From codes that end at about `last` plus each of the starts; then so often from the best ones' own step
-    // and base. `judge(fit)` may round a fit, and tell the error that is left anew.
+    // Starts from codes that end at about `last` plus each of `starts`; then refits `refits` times from the
+    // step and base of the best fit. `judge(fit)` may round a fit and must then update its error.
     template <int S, class Judge>
     AffineFit find(const float (&starts)[S], int refits, const Judge& judge) const {
         const V inverse = ratio(splat(1), range_);
@@ -45,7 +45,7 @@ template <int N> class AffineSearch {
     }
 
   private:
-    // Fits step and base to the codes that (x - base) * inverse is next to, and keeps them where better.
+    // Fits step and base to the codes nearest to (x - base) * inverse, and keeps them if they are better.
     template <class Judge> void improve(AffineFit& best, V inverse, V base, const Judge& judge) const {
         V q1 = splat(0), q2 = q1, qy = q1;
         for (int j = 0; j < N; ++j) {
@@ -57,9 +57,9 @@ template <int N> class AffineSearch {
             qy += wq * (x - low_);
         }
         const V spread = weight_ * q2 - q1 * q1;
-        const auto enough = spread > splat(1e-6f) * weight_ * q2;
-        V step = select(enough, (weight_ * qy - sum_ * q1) / spread, splat(0));
-        V shift = select(enough, (q2 * sum_ - q1 * qy) / spread, sum_ / weight_);
+        const auto solvable = spread > splat(1e-6f) * weight_ * q2;
+        V step = select(solvable, (weight_ * qy - sum_ * q1) / spread, splat(0));
+        V shift = select(solvable, (q2 * sum_ - q1 * qy) / spread, sum_ / weight_);
         if (up_to_zero_) {
             const auto above = low_ + shift > splat(0);
             step = select(above, ratio(qy + low_ * q1, q2), step);
@@ -81,7 +81,7 @@ template <int N> class AffineSearch {
     V low_, range_, weight_, sum_, squares_;
 };
 
-// The code next to each weight of a run.
+// The code nearest to each weight of a run.
 template <class Inverse> inline V affine_code(V x, V base, Inverse inverse, V last) {
     return round_lanes(between((x - base) * inverse, splat(0), last));
 }

@@ -1,4 +1,4 @@
-// Blocks of 256 weights, whose runs have scales and minima of few bits.
+// Blocks of 256 weights with runs that have scales and minima of few bits.
 #pragma once
 #include <cmath>
 
@@ -65,16 +65,16 @@ template <int N> class AffineBlockSearch {
         }
     }
 
-    // Adds the block's sums.
+    // Adds the block's sums to `sums`.
     void add_products(const Block& block, Products& sums) const {
         V squares = splat(0), products = splat(0);
         for (int g = 0; g < kGroups; ++g) {
             const V step = splat(block.scale.value) * block.scales[g], inverse = ratio(splat(1), step);
             const V base = splat(-block.minimum.value) * block.minima[g];
             for (int j = 0; j < N; ++j) {
-                const V x = load(runs_[g].x[j]), counted = load(runs_[g].importance[j]) * x;
-                squares += counted * x;
-                products += counted * (step * affine_code(x, base, inverse, last_) + base);
+                const V x = load(runs_[g].x[j]), weighted = load(runs_[g].importance[j]) * x;
+                squares += weighted * x;
+                products += weighted * (step * affine_code(x, base, inverse, last_) + base);
             }
         }
         sums.squares += sum_lanes(squares) * double(unit_) * double(unit_);
@@ -86,13 +86,13 @@ template <int N> class AffineBlockSearch {
         V at[kGroups];
     };
 
-    // Refuses weights that lie too far apart, or too far below 0.
+    // Refuses weights with too large a range, or too far below 0.
     void check_scales() const {
         V depth = splat(0), height = splat(0);
-        for (const Runs<N>& each : runs_)
+        for (const Runs<N>& runs : runs_)
             for (int j = 0; j < N; ++j) {
-                depth = larger(splat(0) - load(each.x[j]), depth);
-                height = larger(load(each.x[j]), height);
+                depth = larger(splat(0) - load(runs.x[j]), depth);
+                height = larger(load(runs.x[j]), height);
             }
         const float deepest = largest_lane(depth);
         half_scale(type_, deepest / top_ * unit_);
@@ -103,18 +103,19 @@ template <int N> class AffineBlockSearch {
         if (block.error < best.error) best = block;
     }
 
-    Numbers multiples(const V* of, float d) const {
+    Numbers multiples(const V* values, float d) const {
         const float unit = HalfScale(d, unit_).value;
         Numbers numbers;
         for (int g = 0; g < kGroups; ++g)
-            numbers.at[g] = round_lanes(between(ratio(of[g], splat(unit)), splat(0), splat(top_)));
+            numbers.at[g] = round_lanes(between(ratio(values[g], splat(unit)), splat(0), splat(top_)));
         return numbers;
     }
     Block near(const Numbers& scales, const Numbers& minima, float d, float dmin, int reach) const {
         return near(scales.at, minima.at, d, dmin, reach);
     }
 
-    // Scales and minima no farther than `reach` from these, multiples of d and dmin: those of least error.
+    // Returns the block with the least error among scales and minima at most `reach` away from these,
+    // multiples of d and dmin.
     Block near(const V* scales, const V* minima, float d, float dmin, int reach) const {
         Block block;
         block.scale = HalfScale(d, unit_);
@@ -141,7 +142,7 @@ template <int N> class AffineBlockSearch {
         return block;
     }
 
-    // What scales and minima are best multiples of, where codes, scales and minima stay what they are.
+    // Finds the best d and dmin for fixed codes, scales and minima.
     void fit_multiples(const Block& block, float& d, float& dmin) const {
         V qq = splat(0), qm = qq, mm = qq, xq = qq, xm = qq;
         for (int g = 0; g < kGroups; ++g) {

@@ -1,5 +1,4 @@
-// Types whose bytes follow from a rule: those of ggml's quantize_row_*_ref and of its gguf package, to the
-// bit.
+// Types whose bytes follow from a rule: bit-identical to ggml's quantize_row_*_ref and to the gguf package.
 #pragma once
 #include <cmath>
 
@@ -9,30 +8,30 @@
 namespace hc {
 namespace {
 
-// 1 / scale, and 0 where that is infinite: then the scale's float16 is 0, too.
+// 1 / scale, or 0 if that is infinite: then the scale's float16 is 0 too.
 inline float inverse_of(float scale) {
     const float inverse = 1 / scale;
     return size_bits(inverse) < kInfinite ? inverse : 0;
 }
 
-// The first weight of the largest size.
+// The first weight with the largest magnitude.
 template <int N> float farthest_of(const float* x) {
     const uint32_t most = largest_bits(x, N);
     int first = N - 1;
     for (int i = 0; i < N; ++i) {
-        const int here = size_bits(x[i]) == most ? i : N - 1;
-        first = here < first ? here : first;
+        const int index = size_bits(x[i]) == most ? i : N - 1;
+        first = index < first ? index : first;
     }
     return x[first];
 }
 
-// Half away from zero, as C's roundf: adding the float below 0.5 cannot carry 0.49999997 to 1.
+// Rounds half away from zero like C's roundf: adding the float below 0.5 cannot carry 0.49999997 to 1.
 inline int round_away(float x) {
     constexpr float kBelowHalf = 0.49999997f;
     return int(x + (x < 0 ? -kBelowHalf : kBelowHalf));
 }
 
-// Codes that count from the middle of their range: the weight of the largest size gets code 0.
+// Codes centred in their range: the weight with the largest magnitude gets code 0.
 void write_centred(const char* type, int bits, const float* x, int64_t n, uint8_t* out) {
     check_finite(type, x, n, kHalfBound);
     const int bytes = bits == 4 ? 18 : 22;
@@ -49,7 +48,7 @@ void write_centred(const char* type, int bits, const float* x, int64_t n, uint8_
     }
 }
 
-// The least and the most of 32 weights; of zeros, the least is the first.
+// The smallest and the largest of 32 weights; if the smallest is zero, the first zero (its sign counts).
 struct Ends {
     float least, most;
     explicit Ends(const float* x) {
@@ -92,29 +91,29 @@ void write_from_minimum(const char* type, int bits, const float* x, int64_t n, u
     }
 }
 
-// Codes 0, 1 and 2 of what is about -scale, 0 and scale, and the scale: the largest size.
+// Codes 0, 1 and 2 for about -scale, 0 and scale; the scale is the largest magnitude.
 uint16_t ternary(const char* type, const float* x, uint8_t* codes) {
     const float scale = float_of(largest_bits(x, kLarge)), inverse = inverse_of(scale);
     for (int i = 0; i < kLarge; ++i) codes[i] = uint8_t(round_away(x[i] * inverse) + 1);
     return half_scale(type, scale);
 }
 
-// The exponent of a power of two, 127 less, of which the largest weight is 4 to 8 times as much. Of a float32
-// logarithm, which just below a power of two may be the whole number above.
+// Returns the exponent, biased by 127, of the power of two p with 4 p <= largest < 8 p. Uses a float32
+// logarithm, which may round up to the next integer just below a power of two.
 inline int mxfp4_exponent(float largest) {
     if (!(largest > 0)) return 0;
     const double exponent = std::floor(double(float(std::log2(double(largest))))) + 125;
     return exponent > 0 ? int(exponent) : 0;
 }
 
-// Numbers of units, and what lies between them. Units of exponents 0 and 1 are denormal.
+// Values in units, and the bounds between them. Units of exponents 0 and 1 are denormal.
 constexpr float kMxfp4[8] = {0, 1, 2, 3, 4, 6, 8, 12};
 constexpr float kMxfp4Bounds[7] = {0.5f, 1.5f, 2.5f, 3.5f, 5, 7, 10};
 inline float mxfp4_unit(int exponent) {
     return float_of(exponent < 2 ? uint32_t(1) << (21 + exponent) : uint32_t(exponent - 1) << 23);
 }
 
-// The codes next to the weights: the lower one of two that are as near.
+// The codes nearest to the weights; of two equally near codes, the lower one.
 void mxfp4_codes(const float* x, float unit, int* codes) {
     float bounds[7];
     for (int k = 0; k < 7; ++k) bounds[k] = kMxfp4Bounds[k] * unit;
@@ -150,7 +149,7 @@ void write_f16(const float* x, const float*, int64_t n, uint8_t* out) {
     }
 }
 
-// To nearest, ties to even; a NaN whose payload lies in the lost half stays one.
+// Rounds to nearest, ties to even. A NaN stays NaN even if its payload is in the lost half.
 void write_bf16(const float* x, const float*, int64_t n, uint8_t* out) {
     for (int64_t at = 0; at < n; at += kLarge) {
         const int count = int(n - at < kLarge ? n - at : kLarge);
@@ -178,7 +177,7 @@ void write_q8_0(const float* x, const float*, int64_t n, uint8_t* out) {
     }
 }
 
-// With importance, of three exponents the one that leaves the least error.
+// With importance, chooses the exponent with the least error among three.
 void write_mxfp4(const float* x, const float* w, int64_t n, uint8_t* out) {
     check_finite("MXFP4", x, n, INFINITY);
     for (int64_t at = 0; at < n; at += kSmall, x += kSmall, out += 17) {
@@ -206,7 +205,7 @@ void write_tq2_0(const float* x, const float*, int64_t n, uint8_t* out) {
     }
 }
 
-// A byte holds five digits to base 3, a number below 243, as the first 8 bits of the fraction it is of 243.
+// A byte holds five digits to base 3, a number below 243: the first 8 bits of the fraction number / 243.
 void write_tq1_0(const float* x, const float*, int64_t n, uint8_t* out) {
     check_finite("TQ1_0", x, n, kHalfBound);
     for (int64_t at = 0; at < n; at += kLarge, x += kLarge, out += 54) {

@@ -1,4 +1,4 @@
-// float16 in plain integer arithmetic: the same bits on every processor.
+// float16 in integer arithmetic: the same bits on every processor.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -18,7 +18,7 @@ inline float float_of(uint32_t bits) {
     return f;
 }
 
-// Of finite values the larger one has the larger size.
+// For finite values, a larger magnitude has larger size_bits.
 constexpr uint32_t kInfinite = 0x7f800000;
 inline uint32_t size_bits(float f) { return bits_of(f) & 0x7fffffff; }
 inline uint32_t largest_bits(const float* x, int64_t n) {
@@ -27,7 +27,7 @@ inline uint32_t largest_bits(const float* x, int64_t n) {
     return most;
 }
 
-// Nearest, ties to even; 65520 and more become infinite, a NaN stays one.
+// Rounds to nearest, ties to even; 65520 and more become infinite, a NaN stays NaN.
 inline uint16_t to_half(float f) {
     const uint32_t bits = bits_of(f), size = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
     if (size > 0x7f800000) {
@@ -35,13 +35,13 @@ inline uint16_t to_half(float f) {
         return uint16_t(sign | 0x7c00 | (payload ? payload : 1));
     }
     if (size >= 0x477ff000) return uint16_t(sign | 0x7c00);
-    if (size < 0x38800000)  // a denormal: of a sum from a half on, the last bit is 2^-24
+    if (size < 0x38800000)  // a denormal: in the sum with 0.5, the last bit is 2^-24
         return uint16_t(sign | (bits_of(float_of(size) + 0.5f) - 0x3f000000));
     const uint32_t rebased = size - 0x38000000;
     return uint16_t(sign | (rebased + 0xfff + (rebased >> 13 & 1)) >> 13);
 }
 
-// Of a finite one.
+// Only for finite values.
 inline float from_half(uint16_t half) {
     const uint32_t size = half & 0x7fff;
     const float value = size < 0x400 ? float(size) * 0x1p-24f : float_of((size << 13) + 0x38000000);

@@ -1,5 +1,5 @@
-// Scales of blocks whose weights were brought to size: a largest size from 1 to 2, by a power of two. A
-// search then meets neither overflow nor denormals, and scales are rounded to the float16 they become.
+// Scales of blocks whose weights are normalised by a power of two to a largest magnitude from 1 to 2. So a
+// search meets neither overflow nor denormals. Scales are rounded to float16.
 #pragma once
 #include <initializer_list>
 
@@ -9,14 +9,14 @@
 namespace hc {
 namespace {
 
-// The power of two not above the largest size; 0 where all weights are nearer to 0 than to any other float16.
+// The power of two not above the largest magnitude; 0 if every weight rounds to 0 in float16.
 inline float unit_of(const float* x, int n) {
     const uint32_t largest = largest_bits(x, n);
     return float_of(largest) > 0x1p-25f ? float_of(largest & kInfinite) : 0;
 }
 
-// A scale of weights that were divided by `unit`, rounded to the float16 that is nearest to what it is of the
-// weights themselves, and neither 0 nor infinite.
+// A scale of weights that were divided by `unit`, rounded to the nearest float16 of the original scale, but
+// neither to 0 nor to infinity.
 struct HalfScale {
     static constexpr int kLargestHalf = 0x7bff;
     uint16_t half = 0;
@@ -32,23 +32,24 @@ struct HalfScale {
     }
 };
 
-// What is left of the squares of a block's weights where it is all but one of those that the type holds
-// exactly, such as a constant one. Then rounding the scale is what errs, and some more scales are tried.
+// Error relative to the sum of squares below which a block is almost exactly representable, such as a
+// constant one. Then only the rounding of the scale errs, and more scales are tried.
 constexpr double kNearlyExact = 3e-5;
 constexpr int kMoreScales = 8;
 
-// Sums over weights of their squares and of their products with the values that replace them, each times the
+// Sums over weights of their squares, and of their products with the quantised values; both times the
 // column's importance.
 struct Products {
     double squares = 0, products = 0;
 };
 
-// Multiplies a row's scales, float16 at these offsets of each block, by one factor, so that the new values
-// have the product with the weights that the weights have with themselves. Fitted values are too small
-// otherwise: by 3 % in Q2_K, and with them each layer's output.
+// Multiplies a row's scales (float16 at these offsets of each block) by one factor. Then the inner product of
+// new values and weights equals the weights' squared norm. Without it fitted values are too small, by 3 % in
+// Q2_K, and so is each layer's output.
 template <int N>
 void grow_scales(uint8_t* out, int64_t blocks, int64_t bytes, const int (&offsets)[N], const Products& sums) {
-    constexpr double kLeast = 1 + 0x1p-8, kMost = 1.25;  // float16 loses less; rounding does no more
+    constexpr double kLeast = 1 + 0x1p-8,
+                     kMost = 1.25;  // float16 cannot represent less; rounding causes no more
     if (!(sums.squares > kLeast * sums.products) || sums.squares > kMost * sums.products) return;
     const float factor = float(sums.squares / sums.products);
     for (int64_t block = 0; block < blocks; ++block)
@@ -59,13 +60,13 @@ void grow_scales(uint8_t* out, int64_t blocks, int64_t bytes, const int (&offset
         }
 }
 
-// The eight runs of a group, brought to size.
+// Loads the eight runs of a group, normalised.
 template <int N> void load_group(Runs<N>& to, const float* x, const float* w, int group, float unit) {
     const float inverse = unit == 0 ? 0 : 1 / unit;
-    float all[kLanes];
-    for (float& each : all) each = inverse;
+    float inverses[kLanes];
+    for (float& value : inverses) value = inverse;
     const int first = group * N * kLanes;
-    load_runs(to, x + first, w ? w + first : nullptr, kLanes, all);
+    load_runs(to, x + first, w ? w + first : nullptr, kLanes, inverses);
 }
 
 template <int N> double energy_of(const Runs<N>& runs) {

@@ -1,5 +1,5 @@
-// Eight floats side by side. Every operation is IEEE's on each of them alone, so that the bits are the same
-// whichever instructions the compiler takes.
+// Eight floats. Each operation is IEEE's on each lane separately, so that the bits do not depend on the
+// instructions that the compiler chooses.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -61,9 +61,9 @@ inline V splat(float x) {
 inline V smaller(V a, V b) { return select(a < b, a, b); }
 inline V larger(V a, V b) { return select(a > b, a, b); }
 inline V size_of(V a) { return larger(a, splat(0) - a); }
-// a / b, and 0 where b is 0.
+// a / b, or 0 if b is 0.
 inline V ratio(V a, V b) { return select(size_of(b) > splat(0), a / b, splat(0)); }
-// The nearest whole number, ties to even, of what is below 2^22: adding 1.5 * 2^23 leaves no bits for more.
+// The nearest integer, ties to even, of values below 2^22: adding 1.5 * 2^23 leaves no bits for a fraction.
 inline V round_lanes(V a) { return (a + splat(12582912.0f)) - splat(12582912.0f); }
 inline V between(V a, V low, V high) { return smaller(larger(a, low), high); }
 
@@ -73,7 +73,7 @@ inline V root(V a) {
     return load(at);
 }
 
-// In the order of the lanes.
+// Sums in the order of the lanes.
 inline double sum_lanes(V v) {
     double sum = 0;
     for (int lane = 0; lane < kLanes; ++lane) sum += double(v[lane]);
@@ -89,13 +89,13 @@ inline float largest_lane(V v) {
 template <int N> struct Runs {
     alignas(32) float x[N][kLanes];
     alignas(32) float importance[N][kLanes];
-    alignas(32) float w[N][kLanes];  // how much its squared error counts
+    alignas(32) float w[N][kLanes];  // weight of its squared error
 };
 
-// Loads consecutive runs; missing ones are 0. Values are multiplied with `scale`. A weight's squared error
-// counts importance (w, where given) times the sum of the weight's size and the run's root mean square, as in
-// llama.cpp's Q4_K. If all errors count alike, the fit shrinks large weights, and with them the products.
-// With this rule the model's distributions are nearer to those of the float model (docs/log.md).
+// Loads consecutive runs; missing ones are 0. Values are multiplied by `scale`. A squared error has the
+// weight importance (`w`, if given) * (|weight| + root mean square of the run), as in llama.cpp's Q4_K. With
+// equal weights of all errors, the fit shrinks large weights and so the products. This rule brings the
+// model's distributions nearer to the float model's (docs/log.md).
 template <int N> void load_runs(Runs<N>& to, const float* x, const float* w, int runs, const float* scale) {
     for (int j = 0; j < N; ++j) {
         store(to.x[j], splat(0));

@@ -10,10 +10,10 @@
 namespace hc {
 namespace {
 
-constexpr int64_t kPiece = 8192;  // weights, at least, that a thread takes at a time
+constexpr int64_t kPiece = 8192;  // minimum number of weights that a thread takes at a time
 
-// Relative to the mean. A column that counts nothing still counts a little, so that its codes make sense;
-// empty where all count alike, or nothing.
+// Importance relative to the mean. Columns with importance 0 get a small one, so that their codes make sense.
+// Empty if the sum is 0.
 std::vector<float> relative_importance(const float* importance, int64_t n) {
     double sum = 0;
     for (int64_t i = 0; i < n; ++i) sum += double(importance[i]);
@@ -28,7 +28,8 @@ std::vector<float> relative_importance(const float* importance, int64_t n) {
 const BlockWriter* find_writer(int type, const char* isa) {
     const BlockWriter* writers = writers_plain;
 #ifdef HC_HAVE_WRITERS_AVX2
-    if (std::strcmp(isa, "scalar")) writers = writers_avx2;  // all others of such a processor have AVX2
+    if (std::strcmp(isa, "scalar"))
+        writers = writers_avx2;  // every other instruction set of such a processor includes AVX2
 #else
     (void)isa;
 #endif
@@ -55,12 +56,13 @@ void quantise(const BlockWriter& writer, const float* values, const float* impor
               int64_t n, uint8_t* out, Pool& pool, const std::function<void()>& check_interrupt) {
     const std::vector<float> weights = importance ? relative_importance(importance, n) : std::vector<float>();
     const float* w = weights.empty() ? nullptr : weights.data();
-    const int64_t row_bytes = n / writer.weights * writer.bytes, together = std::max<int64_t>(1, kPiece / n);
-    const int64_t pieces = (rows + together - 1) / together;
+    const int64_t row_bytes = n / writer.weights * writer.bytes,
+                  rows_per_piece = std::max<int64_t>(1, kPiece / n);
+    const int64_t pieces = (rows + rows_per_piece - 1) / rows_per_piece;
     pool.run({{[=] { return pieces; },
                [=](int64_t piece, const Scratch&) {
-                   const int64_t end = std::min(rows, (piece + 1) * together);
-                   for (int64_t row = piece * together; row < end; ++row)
+                   const int64_t end = std::min(rows, (piece + 1) * rows_per_piece);
+                   for (int64_t row = piece * rows_per_piece; row < end; ++row)
                        writer.row(values + row * n, w, n, out + row * row_bytes);
                }}},
              nullptr, check_interrupt);

@@ -1,12 +1,12 @@
-// Scales of runs whose weights are scale * value, where a code's values are whole numbers or a table's: a
-// search for the least squared error.
+// Scales of runs with weights scale * value, where a code's values are integers or from a table: a search for
+// the least squared error.
 #pragma once
 #include "quantise/lanes.h"
 
 namespace hc {
 namespace {
 
-// Codes are the whole numbers from -middle to middle - 1, plus middle.
+// Code c stands for c - middle: integers from -middle to middle - 1.
 struct CentredValues {
     V lowest, highest;
 
@@ -15,8 +15,8 @@ struct CentredValues {
     uint8_t code(float value) const { return uint8_t(value - lowest[0]); }
 };
 
-// IQ4_NL's 16 values. Halfway between two of them lies a multiple of a half, so that a table by halves knows
-// the nearest one.
+// IQ4_NL's 16 values. The midpoint of two neighbours is a multiple of a half, so a table with steps of a half
+// finds the nearest value.
 class TableValues {
   public:
     static constexpr int kValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
@@ -34,7 +34,7 @@ class TableValues {
     V nearest(V x) const {
         alignas(32) float at[kLanes];
         store(at, between(x, lowest, highest) * splat(2) + splat(kOffset));
-        for (float& each : at) each = values_[int(each)];
+        for (float& value : at) value = values_[int(value)];
         return load(at);
     }
     uint8_t code(float value) const { return codes_[int(value * 2 + kOffset)]; }
@@ -45,8 +45,8 @@ class TableValues {
     uint8_t codes_[kCells];
 };
 
-// The scale of each run: of several that give its largest weight about the lowest or the highest value, the
-// one whose values fit best, fitted again to them.
+// The scale of each run: tries several that map its largest weight to about the lowest or highest value,
+// keeps the one with the best fit, and fits it again.
 template <int N, class Values> class ScaleSearch {
   public:
     ScaleSearch(const Runs<N>& runs, const Values& values) : runs_(runs), values_(values) {
@@ -57,9 +57,9 @@ template <int N, class Values> class ScaleSearch {
         }
     }
 
-    // From each of the starts, which are added to the lowest value if they are negative, else to the highest;
-    // then so often from the best scale itself. `judge(scale, error)` may round a scale, and tell the error
-    // that is left anew; it is less what zeros would leave.
+    // Starts are added to the lowest value if negative, else to the highest; then refits `refits` times from
+    // the best scale. `judge(scale, error)` may round a scale and must then update its error, which is
+    // relative to the error of all zeros.
     template <int S, class Judge> V find(const float (&starts)[S], int refits, const Judge& judge) {
         error_ = scale_ = splat(0);
         judge(scale_, error_);

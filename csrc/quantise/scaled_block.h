@@ -1,4 +1,4 @@
-// Blocks of 256 weights, whose runs have scales of few bits.
+// Blocks of 256 weights with runs that have scales of few bits.
 #pragma once
 #include <cmath>
 
@@ -25,14 +25,14 @@ template <int N, class Values> class ScaledBlockSearch {
         for (int g = 0; g < kGroups; ++g) load_group(runs_[g], x, w, g, unit_);
     }
 
-    // `block_scales`: how many scales of the block to try.
+    // `block_scales`: number of block scales to try.
     template <int S> Block find(const float (&starts)[S], int refits, int block_scales = 1) {
         Block best;
         for (int g = 0; g < kGroups; ++g) best.scales[g] = splat(0);
         if (unit_ == 0) return best;
         V most = splat(0);
-        for (const Runs<N>& each : runs_)
-            for (int j = 0; j < N; ++j) most = larger(size_of(load(each.x[j])), most);
+        for (const Runs<N>& runs : runs_)
+            for (int j = 0; j < N; ++j) most = larger(size_of(load(runs.x[j])), most);
         half_scale(type_, largest_lane(most) / (values_.lowest[0] * lowest_) * unit_);
         V scales[kGroups], numbers[kGroups];
         float farthest = 0;
@@ -44,7 +44,7 @@ template <int N, class Values> class ScaledBlockSearch {
             energy += energy_of(runs_[g]);
         }
         for (int i = 0; i < kMoreScales; ++i) {
-            float d = farthest / (lowest_ + float(i));  // the largest scale takes about the lowest number
+            float d = farthest / (lowest_ + float(i));  // the largest scale gets about the lowest number
             const float unit = HalfScale(d, unit_).value;
             for (int g = 0; g < kGroups; ++g)
                 numbers[g] =
@@ -75,7 +75,7 @@ template <int N, class Values> class ScaledBlockSearch {
         if (block.error < best.error) best = block;
     }
 
-    // Scales no farther than `reach` from these, multiples of d: those of least error.
+    // Returns the block with the least error among scales at most `reach` away from these, multiples of d.
     Block near(const V* scales, float d, int reach) const {
         Block block;
         block.scale = HalfScale(d, unit_);
@@ -96,7 +96,7 @@ template <int N, class Values> class ScaledBlockSearch {
         return block;
     }
 
-    // What the scales are best multiples of, where codes and scales stay what they are.
+    // Finds the best d for fixed codes and scales.
     float fit_multiple(const Block& block) const {
         V xq = splat(0), qq = xq;
         for (int g = 0; g < kGroups; ++g) {

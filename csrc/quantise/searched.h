@@ -7,11 +7,11 @@
 namespace hc {
 namespace {
 
-// Where the largest weight lies before a scale is fitted, relative to the lowest or to the highest value.
+// Start position of the largest weight before a scale is fitted, relative to the lowest or highest value.
 constexpr float kFineStarts[] = {-0.9f, -0.7f, -0.6f, -0.5f, -0.4f, -0.3f,
                                  -0.2f, -0.1f, 0.0f,  0.2f,  0.4f,  0.6f};
 constexpr float kTableStarts[] = {-7, -5, -3, -1, 0, 3, 6, 9};
-// The same of the code of the largest weight, relative to the last one.
+// The same for the code of the largest weight, relative to the last code.
 constexpr float kAffineStarts[] = {-0.9f, -0.8f, -0.7f, -0.6f, -0.5f, -0.4f, -0.3f, -0.2f, -0.1f, 0.0f,
                                    0.1f,  0.2f,  0.3f,  0.4f,  0.5f,  0.6f,  0.7f,  0.8f,  0.9f};
 
@@ -22,7 +22,7 @@ struct SmallBlocks {
     float units[kLanes] = {};
     Runs<kSmall> runs;
 
-    // At most eight blocks of what is left of a row.
+    // At most eight blocks from the `left` remaining weights of a row.
     SmallBlocks(const float* x, const float* w, int64_t left)
         : count(int(left < kSmall * kLanes ? left / kSmall : kLanes)) {
         float inverses[kLanes] = {};
@@ -32,7 +32,7 @@ struct SmallBlocks {
         }
         load_runs(runs, x, w, count, inverses);
     }
-    // Each scale as it is once it was float16; those go to `halves` where that is given.
+    // Rounds each scale to float16; writes the float16 to `halves` if given.
     V rounded(V scales, uint16_t* halves = nullptr) const {
         float values[kLanes] = {};
         for (int i = 0; i < count; ++i) {
@@ -81,7 +81,7 @@ void search_affine_blocks(const char* type, int bits, const float* x, const floa
         const SmallBlocks blocks(x + at, w + at, n - at);
         const auto judge = [&](AffineFit& fit) {
             const V base = blocks.rounded(fit.base);
-            // Of equal weights, the step is what the base's rounding has left.
+            // For equal weights, the step is the rounding error of the base.
             const V step = select(size_of(fit.step) > splat(0), fit.step, fit.base - base);
             fit = {blocks.rounded(step), base, splat(0)};
             fit.error = affine_error(blocks.runs, fit.step, base, last);
@@ -151,8 +151,8 @@ void write_q3_k(const float* x, const float* w, int64_t n, uint8_t* out) {
     });
 }
 
-// Two float16, then 8 scales and 8 minima of 6 bits: the first four of each whole, the others spread over
-// what is left.
+// Two float16, then 8 scales and 8 minima of 6 bits: the first four of each whole, the others distributed
+// over the free bits.
 template <class Block> void put_affine_scales(uint8_t* out, const Block& block) {
     put_half(out, block.scale.half);
     put_half(out + 2, block.minimum.half);
@@ -240,7 +240,7 @@ void search_centred(const char* type, int bits, const float* x, const float* w, 
                   });
 }
 
-// The small types follow a rule; where importance is given, they are searched for as well.
+// The small types follow a rule without importance; with importance they are searched for.
 void write_q4_0(const float* x, const float* w, int64_t n, uint8_t* out) {
     w ? search_centred("Q4_0", 4, x, w, n, out) : write_centred("Q4_0", 4, x, n, out);
 }

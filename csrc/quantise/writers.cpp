@@ -1,4 +1,4 @@
-// Compiled once for each instruction set, with HC_WRITERS naming its table.
+// Compiled once for each instruction set; HC_WRITERS names its table.
 #include "quantise/writers.h"
 
 #include "quantise/exact.h"

@@ -1,11 +1,11 @@
-// What packs one row of each block type; what is compiled once for each instruction set.
+// The functions that pack one row of each block type; compiled once for each instruction set.
 #pragma once
 #include <cstdint>
 
 namespace hc {
 
-// `row` packs n weights, a multiple of a block; w has how much each one's squared error counts, null for
-// alike. It throws std::invalid_argument for a value that the type cannot hold.
+// `row` packs n weights, a multiple of a block. `w` has the weight of each squared error; null means equal
+// weights. Throws std::invalid_argument for a value that the type cannot hold.
 struct BlockWriter {
     int type;  // ggml's number
     int64_t weights, bytes;
@@ -16,7 +16,7 @@ constexpr int kWriters = 18;
 extern const BlockWriter writers_plain[kWriters];
 extern const BlockWriter writers_avx2[kWriters];
 
-// Refuses a value, or its block's scale, that the type cannot hold.
+// Refuses a value or block scale that the type cannot hold.
 [[noreturn]] void refuse_value(const char* type, float value);
 [[noreturn]] void refuse_scale(const char* type, float scale, float bound);
 

@@ -1,5 +1,5 @@
 // Activations and the exponential they need: csrc/ops/activation.h with every fused step as two roundings. A
-// comparison with NaN is false, and what it then chooses keeps NaN.
+// comparison with NaN is false, and the branch taken then keeps NaN.
 
 // In the order of hotcold/formats/words.py ACTIVATIONS.
 const uint RELU = 0, DRELU = 1, RELU2 = 2, SILU = 3, GELU = 4, GELU_ERF = 5, SWIGLU_OAI = 6;
@@ -38,7 +38,7 @@ float exponential(float x) {
     return y;
 }
 
-// m / (m + 2) with m = exp(2x) - 1, which keeps its digits where x is small.
+// m / (m + 2) with m = exp(2x) - 1, which is accurate for small x.
 float hyperbolic_tangent(float x) {
     precise float twice = x + x;
     const Exponential e = exponential_parts(twice);
@@ -76,7 +76,7 @@ float sigmoid(float x) {
     return y;
 }
 
-// act(g); of swiglu_oai, which needs both values, see coefficient.
+// act(g). swiglu_oai needs both values: see coefficient.
 float activate(uint kind, float g, float threshold) {
     precise float y = g > threshold ? g : 0.0;
     if (kind == RELU2) y = y * y;
@@ -93,7 +93,7 @@ float activate(uint kind, float g, float threshold) {
         precise float over = 1.0 + exponential(u);
         y = g / over;
     }
-    if (kind == GELU_ERF) {  // g P(X <= g) = max(g, 0) - |g| P(X > |g|); beyond 16 that tail is nothing
+    if (kind == GELU_ERF) {  // g P(X <= g) = max(g, 0) - |g| P(X > |g|); beyond 16 the tail is 0
         const float size = abs(g), a = size > 16.0 ? 16.0 : size;
         precise float tail = a * normal_tail(a);
         y = g < 0.0 ? 0.0 : g;
@@ -114,7 +114,7 @@ float coefficient(uint kind, float gate, float up, float threshold, float limit,
         precise float c = swish * more;
         return c;
     }
-    // Where gates decide what is read, up is not computed, so it does not matter here.
+    // If gates decide which rows are read, up is not computed, so it must not matter here.
     if (kind <= RELU2 && !(gate > threshold)) return 0.0;
     if (kind == DRELU && !(up > 0.0)) return 0.0;
     precise float c = activate(kind, gate, threshold) * up;

@@ -1,4 +1,4 @@
-// x[t] = keep x[t] + scale y[t]; what has a factor of 0 is not read.
+// x[t] = keep x[t] + scale y[t]; values with a factor of 0 are not read.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "batch.glsl"

@@ -1,7 +1,7 @@
-// Attention of rows to one split of 256 positions, for the query heads that share a kv head: what
-// attention_merge.comp merges. A group works on up to 4 queries at a time, the components of its vectors:
-// heads of one row, or of ROWS neighbouring rows of one sequence. An invocation is a position where scores
-// are summed, and two values of an output in a quarter of the split where values are.
+// Attention of rows to one split of 256 positions, for the query heads that share a kv head;
+// attention_merge.comp merges the splits. A workgroup handles up to 4 queries at a time, the components of
+// its vectors: heads of one row, or of ROWS neighbouring rows of one sequence. For scores an invocation is a
+// position; for values it is two values of an output in a quarter of the split.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "activation.glsl"
@@ -12,7 +12,7 @@
 
 layout(local_size_x = 256) in;
 layout(constant_id = 2) const uint ROWS = 1;
-layout(constant_id = 3) const uint HEADS = 4;  // of a row that are worked on together: ROWS * HEADS <= 4
+layout(constant_id = 3) const uint HEADS = 4;  // heads of a row at a time: ROWS * HEADS <= 4
 layout(constant_id = 4) const uint SOFTCAP = 0;
 layout(std430, binding = 1) readonly buffer Q { float q[]; };
 layout(std430, binding = 2) readonly buffer KCache { uint k_cache[]; };
@@ -22,7 +22,7 @@ layout(std430, binding = 3) readonly buffer VCache { uint v_cache[]; };
 layout(std430, binding = 4) writeonly buffer Partials { float partials[]; };
 layout(push_constant) uniform Push {
     uint first_row, end_row;  // of this pass
-    uint heads, kv_heads, most_splits, window;  // as first_seen() takes it
+    uint heads, kv_heads, most_splits, window;  // argument of first_seen()
     float scale, softcap;
 };
 
@@ -34,7 +34,7 @@ shared vec4 folded[SPLIT];
 shared vec4 parts[2][SPLIT];
 shared uint rows[SPLIT];  // of the caches
 
-// A value of the caches by its 16-bit place, and by its row.
+// A value of the caches by its 16-bit position, and by its row.
 uint half_at(bool keys, uint at) {
     return (keys ? k_cache[at / 2] : v_cache[at / 2]) >> (at & 1) * 16 & 0xffffu;
 }
@@ -43,7 +43,7 @@ float block_scale(bool keys, uint row, uint block) {
     return CACHE == CACHE_Q8_0 ? half_value(half_at(keys, 17 * (row * (HEAD_DIM / 32) + block))) : 1.0;
 }
 
-// Values 2 pair and 2 pair + 1 of a row; of a width that is odd the last pair has no second one.
+// Values 2 pair and 2 pair + 1 of a row; with an odd width the last pair has no second value.
 vec2 pair_at(bool keys, uint row, uint pair, float scale) {
     if (CACHE == CACHE_Q8_0) {
         const uint codes = half_at(keys, 17 * (row * (HEAD_DIM / 32) + pair / 16) + 1 + pair % 16);
@@ -68,8 +68,8 @@ vec2 halves_of(uint word) { return vec2(half_value(word & 0xffffu), half_value(w
 // Four signed bytes.
 vec4 codes_of(uint word) { return vec4(ivec4(word << 24, word << 16, word << 8, word) >> 24); }
 
-// Values 8 octet to 8 octet + 7 of a row of keys whose width is a multiple of 8. Each invocation reads a row
-// of its own: the more it takes at once, the less often a line of the device's cache is asked for.
+// Values 8 octet to 8 octet + 7 of a row of keys with a width that is a multiple of 8. Each invocation reads
+// a different row: larger reads request a cache line fewer times.
 void eight_keys(uint row, uint octet, out vec4 first, out vec4 second) {
     const uint at = row * (HEAD_DIM / 8) + octet;
     if (CACHE == CACHE_F32) {
@@ -92,7 +92,7 @@ void eight_keys(uint row, uint octet, out vec4 first, out vec4 second) {
     }
 }
 
-// Scores of the queries, plus their values d to d + 3 times those of a key.
+// Adds the products of values d to d + 3 of the queries and of a key to the scores.
 vec4 plus_products(vec4 score, uint d, vec4 keys) {
     for (uint i = 0; i < 4; ++i) {
         precise vec4 product = queries[d + i] * keys[i];
@@ -102,7 +102,7 @@ vec4 plus_products(vec4 score, uint d, vec4 keys) {
     return score;
 }
 
-// Sums of each query's values times a key's.
+// Dot products of the queries with a key.
 vec4 dots(uint row) {
     vec4 score = vec4(0.0);
     if (HEAD_DIM % 8 == 0) {
@@ -132,12 +132,12 @@ vec4 exponentials(vec4 x) {
     return vec4(exponential(x.x), exponential(x.y), exponential(x.z), exponential(x.w));
 }
 
-// Whether each query sees a position.
+// Returns for each query whether it attends to a position.
 bvec4 sees(uvec4 first, uvec4 end, uint i) {
     return bvec4(uvec4(greaterThanEqual(uvec4(i), first)) & uvec4(lessThan(uvec4(i), end)));
 }
 
-// Sums, or maxima, over the group as tree.glsl has them, of four values at a time.
+// Sums, or maxima, over the workgroup as in tree.glsl, of four values at a time.
 vec4 fold(vec4 value, bool largest) {
     const uint i = gl_LocalInvocationIndex;
     folded[i] = value;
@@ -174,7 +174,7 @@ void sum_values(uvec4 first, uvec4 end, uint from, uint until, uvec4 to) {
         parts[0][i] = one;
         parts[1][i] = other;
         barrier();
-        if (i < 2 * QUARTER && pair < PAIRS) {  // the first two quarters: a value of the pair each
+        if (i < 2 * QUARTER && pair < PAIRS) {  // the first two quarters: one value of the pair each
             const uint which = i / QUARTER, value = 2 * pair + which;
             precise vec4 sum = parts[which][lane] + parts[which][lane + QUARTER];
             sum = sum + parts[which][lane + 2 * QUARTER];
@@ -186,8 +186,8 @@ void sum_values(uvec4 first, uvec4 end, uint from, uint until, uvec4 to) {
     }
 }
 
-// Heads of rows [row, row + count), which see splits of one sequence from the same one on. Positions count
-// from the split's first one.
+// Attends heads of rows [row, row + count), which have the same first split of one sequence. Positions count
+// from the start of the split.
 void attend(uint row, uint count, uint head, uint split, uint number) {
     const uint i = gl_LocalInvocationIndex, group = heads / kv_heads;
     const uint kv_head = gl_WorkGroupID.y / (gl_NumWorkGroups.y / kv_heads);
@@ -239,7 +239,7 @@ void attend(uint row, uint count, uint head, uint split, uint number) {
     sum_values(first, end, from, until, to);
 }
 
-// Several groups may share the heads of a kv head.
+// Several workgroups may share the heads of a kv head.
 void main() {
     const uint sharing = gl_NumWorkGroups.y / kv_heads, own = gl_WorkGroupID.y % sharing;
     const uint begin = first_row + gl_WorkGroupID.z * ROWS, limit = min(end_row, N_TOKENS);

@@ -1,5 +1,5 @@
-// Merges the splits of each row in their order (online softmax, arXiv 2205.14135), the head's sink last: a
-// score that takes its share of the sum and has no value. An invocation for each value of the output.
+// Merges the splits of each row in their order (online softmax, arXiv 2205.14135). The head's sink comes
+// last: a score that counts in the sum and has no value. One invocation per value of the output.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "activation.glsl"

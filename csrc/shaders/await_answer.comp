@@ -1,14 +1,16 @@
 #version 450
-// Waits until the host says that a layer's answer lies there, but not for ever: no driver promises that the host is
-// heard, and watchdogs end what takes seconds: of a layer, and of a step, whose layers lie in one submit. Lavapipe ends all loops of an invocation after 65,535 iterations.
+// Waits until the host has written a layer's answer, but only for a bounded time: no driver guarantees that a
+// shader sees host writes, and watchdogs end work that takes seconds. The bounds are for a layer and for a
+// step, because a step's layers are in one submit. Lavapipe ends all loops of an invocation after 65,535
+// iterations.
 layout(local_size_x = 1) in;
 layout(std430, set = 0, binding = 0) buffer BatchBuffer { uint batch[]; };
 layout(std430, set = 0, binding = 1) volatile readonly buffer Answered { uint answered[]; };
-// By layer; the last word is how often this step's shaders have looked in vain.
+// By layer; the last word counts the unsuccessful polls of this step's shaders.
 layout(std430, set = 0, binding = 2) volatile buffer Status { uint status[]; };
 layout(push_constant) uniform Layer { uint layer; };
 
-// How often it looks, for a layer and in a step. Over PCI Express a look takes about a microsecond.
+// Maximum number of polls for a layer and for a step. Over PCI Express a poll takes about a microsecond.
 layout(constant_id = 0) const uint LOOKS = 40000;
 layout(constant_id = 1) const uint LOOKS_OF_STEP = 400000;
 const uint ANSWERED = 1, GAVE_UP = 2;
@@ -31,7 +33,7 @@ void main() {
     status[total] = before + in_vain;
     status[layer] = seen;
     if (seen == ANSWERED) return;
-    // No rows are left: what follows does nothing, and the host goes on from here.
+    // Without rows the following commands do nothing, and the host continues from here.
     batch[0] = 0;
     batch[1] = 0;
     batch[2] = 0;

@@ -1,15 +1,16 @@
-// Weights of every block type, as packing.py lays them out for a device, and their dots with quantised input.
+// Weights of every block type in the device layout of packing.py, and their dot products with quantised
+// input.
 //
-// A row is cut into blocks of 32 weights, and those into chunks of so many consecutive ones: a dot sums each
-// chunk in order, then the chunks. An invocation takes a chunk. So that neighbours read neighbouring units of
-// 16 bytes, the blocks of a row lie by their number in the chunk first, then by chunk (place_in_chunk()), and
-// of each such run first all first units. The codes of all rows come first, then their fifth and sixth bits,
-// then the scales.
+// A row is cut into blocks of 32 weights, and the blocks into chunks of equally many consecutive ones. A dot
+// product sums each chunk in order, then the chunks. An invocation takes a chunk. Neighbouring invocations
+// must read neighbouring units of 16 bytes. So the blocks of a row are ordered by their number in the chunk
+// first, then by chunk (place_in_chunk()); each such run stores all first units first. The codes of all rows
+// come first, then their fifth and sixth bits, then the scales.
 //
 // A shader binds a matrix twice at one binding, as uvec4 NAME4[] and uint NAME[], and reads it through the
-// macros below, which take NAME: so one shader can read several, of different types. `type` is ggml's number,
-// a specialisation constant: comparisons with it cost nothing. The rarer types were opened on the host: numbers
-// from OPENED on say which table has the values of their codes, and a block has two scales.
+// macros below with NAME as an argument. So one shader can read several matrices of different types. `type`
+// is ggml's number, a specialisation constant: comparisons with it cost nothing. The rarer types are opened
+// on the host: numbers from OPENED on select the table of code values, and a block has two scales.
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_EXT_spirv_intrinsics : require
 #include "half.glsl"
@@ -26,7 +27,7 @@ bool is_quantised(uint type) { return type != F32 && type != F16 && type != BF16
 bool is_k(uint type) { return type == Q4_K || type == Q5_K; }
 bool is_opened(uint type) { return type >= OPENED; }
 bool is_table(uint type) { return type == IQ4_NL || type == MXFP4 || is_opened(type); }
-// Whether the two halves of a block have small scales, in Block.scale.y, beside factors().
+// True if the two halves of a block have small scales, in Block.scale.y, besides factors().
 bool has_small_scales(uint type) { return type == Q6_K || type == OPENED_Q2_K; }
 bool has_minimum(uint type) {
     return type == Q4_1 || type == Q5_1 || is_k(type) || type == OPENED_Q2_K;
@@ -39,13 +40,13 @@ uint units_of(uint type) {
 // Words of a block's fifth or sixth bits.
 uint high_words(uint type) { return type == Q6_K ? 2 : has_fifth_bits(type) ? 1 : 0; }
 
-// --- where things lie ---
+// --- positions in memory ---
 
 struct Layout {
     uint rows;    // of the range that is bound
     uint blocks;  // of a row
     uint chunk;   // blocks of a chunk
-    uint chunks;  // of a row: 32 at most
+    uint chunks;  // of a row: at most 32
     uint last;    // blocks of the last chunk
 };
 
@@ -59,11 +60,11 @@ Layout layout_of(uint rows, uint columns) {
     return m;
 }
 
-// The place of a block in any row.
+// The position of a block in any row.
 struct Place {
     uint block;  // its number in the row
-    uint start;  // blocks that lie before those with its number in their chunk
-    uint width;  // how many chunks have a block of this number: units lie so far apart
+    uint start;  // blocks stored before the blocks with its number in their chunk
+    uint width;  // chunks that have a block of this number: the distance of units
     uint chunk;
 };
 
@@ -82,13 +83,13 @@ uint chunk_blocks(Layout m, uint chunk) {
     return chunk + 1 < m.chunks ? m.chunk : chunk + 1 == m.chunks ? m.last : 0;
 }
 
-// Which four weights of a row (4 q to 4 q + 3) are the i-th as units are stored: neighbours read neighbouring
-// bytes. Behind a row's last unit: i.
+// Returns which four weights of a row (4 q to 4 q + 3) are the i-th in storage order, so that neighbours read
+// neighbouring bytes. After a row's last unit: i.
 uint stored_quad(uint type, Layout m, uint i) {
     const uint units = units_of(type), quads = 8 / units;  // of a block; of a unit
     uint unit = i / quads;
     if (unit >= units * m.blocks) return i;
-    const uint whole = m.last * m.chunks * units;  // units of the numbers that blocks have in all chunks
+    const uint whole = m.last * m.chunks * units;  // units of the block numbers that all chunks have
     const bool beyond = unit >= whole;
     const uint width = units * (beyond ? m.chunks - 1 : m.chunks);
     if (beyond) unit -= whole;
@@ -101,27 +102,28 @@ uint stored_quad(uint type, Layout m, uint i) {
 uint unit_at(uint type, Layout m, uint row, Place at, uint u) {
     return units_of(type) * (row * m.blocks + at.start) + u * at.width + at.chunk;
 }
-// Number of a block among those of all rows, as they lie.
+// Number of a block among the blocks of all rows, in storage order.
 uint slot_of(Layout m, uint row, Place at) { return row * m.blocks + at.start + at.chunk; }
 // Words before the fifth and sixth bits, and before the scales.
 uint high_at(uint type, Layout m) { return 4 * units_of(type) * m.rows * m.blocks; }
 uint scales_at(uint type, Layout m) { return high_at(type, m) + high_words(type) * m.rows * m.blocks; }
-// Number of the 256 weights of a K type that a block is an eighth of, among those of all rows.
+// Number of a block's 256 weights of a K type among those of all rows.
 uint super_of(Layout m, uint row, Place at) { return row * m.blocks + at.block >> 3; }
-// The half of a word that the 16 bits of this number lie in.
+// The half of a word that holds the 16 bits of this number.
 uint half_bits(uint word, uint half_number) { return word >> 16 * (half_number & 1) & 0xffff; }
 
-// --- a block as it lies in memory ---
+// --- a block in memory ---
 
 struct Block {
     uvec4 codes[2];
     uvec2 high;   // fifth or sixth bits
-    uvec4 scale;  // of Q4_K and Q5_K all four words; of Q6_K the scale's bits, then two signed bytes; of types
-                  // that are opened two floats, of Q2_K two halves, then bytes: two scales and two minima
+    // `scale`: all four words for Q4_K and Q5_K; for Q6_K the scale's bits, then two signed bytes. Opened
+    // types: two floats; Q2_K: two halves, then bytes (two scales and two minima).
+    uvec4 scale;
     uint number;  // in the row
 };
 
-// A quantised type's block `at` of `row` into a variable of type Block.
+// Loads block `at` of `row` of a quantised type into a variable of type Block.
 #define LOAD_BLOCK(OUT, NAME, TYPE, LAYOUT, ROW, AT)                                                      \
     {                                                                                                     \
         const uint slot_ = slot_of(LAYOUT, ROW, AT), scales_ = scales_at(TYPE, LAYOUT);                   \
@@ -156,12 +158,13 @@ struct Block {
 
 // --- numbers ---
 
-// 2^(exponent - 128), since the table of MXFP4 holds doubles; the two smallest are denormal.
+// 2^(exponent - 128), because the table of MXFP4 holds doubled values; the two smallest are denormal.
 float half_power(uint exponent) {
     return uintBitsToFloat(exponent < 2 ? (1u << 21) << exponent : exponent - 1 << 23);
 }
 
-// Values of the codes, as signed bytes, of one table after another: those of types that are opened in order.
+// Values of the codes as signed bytes, one table after another: first for IQ4_NL and MXFP4, then for opened
+// types in order.
 const uint CODE_VALUES[32] = uint[32](
     0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535,  // IQ4_NL, IQ4_XS
     0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc,  // MXFP4, NVFP4
@@ -177,8 +180,8 @@ int code_value(uint type, uint code) {
     return int(word << 24 - 8 * (code & 3)) >> 24;
 }
 
-// Values of the low code of each byte, and 16 bits on of the high code. A shader whose matrix may be of a
-// type with a table fills this first, with all invocations.
+// For each byte the value of its low code, and 16 bits higher of its high code. A shader whose matrix may
+// have a type with a table fills this first, with all invocations.
 shared uint code_pairs[256];
 void fill_code_pairs(uint type, uint invocation, uint invocations) {
     if (is_table(type)) {
@@ -190,7 +193,7 @@ void fill_code_pairs(uint type, uint invocation, uint invocations) {
     }
 }
 
-// --- dots with quantised input ---
+// --- dot products with quantised input ---
 
 // A block's codes as signed bytes: of weights 0 to 15, and 16 to 31.
 struct Codes {
@@ -204,7 +207,7 @@ uvec2 table_codes(uint word) {
     return uvec2(even & 0xffff | odd << 16, even >> 16 | odd & 0xffff0000);
 }
 
-// Bit i of the low four to bit 4 of byte i.
+// Bit i of the low four goes to bit 4 of byte i.
 uvec4 fifth_bits(uint bits, uvec4 shifts) {
     return ((uvec4(bits) >> shifts & 15u) * 0x204081u & 0x01010101u) << 4;
 }
@@ -229,7 +232,7 @@ Codes codes_of(uint type, Block w) {
     return codes;
 }
 
-// Dots of the two halves of a block, whose scales differ in Q6_K and types that are opened.
+// Dot products of the two halves of a block, whose scales differ in Q6_K and opened types.
 ivec2 dot_halves(Codes w, uvec4 x_low, uvec4 x_high) {
     ivec2 dots = ivec2(sdot(w.low.x, x_low.x, 0), sdot(w.high.x, x_high.x, 0));
     dots += ivec2(sdot(w.low.y, x_low.y, 0), sdot(w.high.y, x_high.y, 0));
@@ -237,11 +240,11 @@ ivec2 dot_halves(Codes w, uvec4 x_low, uvec4 x_high) {
     return dots + ivec2(sdot(w.low.w, x_low.w, 0), sdot(w.high.w, x_high.w, 0));
 }
 
-// Sums of the codes of x: of the first 16, and the last 16, which quantise.comp packs into a word.
+// Sums of the codes of x: of the first 16 and the last 16, which quantise.comp packs into a word.
 ivec2 halves_sums(uint packed) { return ivec2(int(packed << 16) >> 16, int(packed) >> 16); }
 
-// The factor of the codes, and the sum that is added once for each; of types that are opened, but for Q2_K,
-// the factors of both halves.
+// The factor of the codes, and the addend of each weight; for opened types except Q2_K, the factors of both
+// halves.
 vec2 factors(uint type, Block w) {
     if (is_opened(type) && type != OPENED_Q2_K) return uintBitsToFloat(w.scale.xy);
     if (type == MXFP4) return vec2(half_power(w.scale.x), 0);
@@ -259,7 +262,7 @@ vec2 factors(uint type, Block w) {
     return vec2(dx, -mx);
 }
 
-// One block's part of a dot, from dot_halves(): x_scale and x_sums are those of the block of x.
+// One block's part of a dot product, from dot_halves(): x_scale and x_sums belong to the block of x.
 float block_dot(uint type, Block w, vec2 f, ivec2 dots, float x_scale, uint x_sums) {
     const ivec2 sums = halves_sums(x_sums);
     int dot = dots.x + dots.y;
@@ -294,7 +297,8 @@ vec4 unit_values(uint type, uvec4 unit, uint q) {
     return vec4(half_value(bits.x), half_value(bits.y), half_value(bits.z), half_value(bits.w));
 }
 
-// Values that a file has for weights 4 q to 4 q + 3 of a block: codes_of() them, exactly as in blocks.py.
+// The file's values of weights 4 q to 4 q + 3 of a block, from the block and its codes, exactly as in
+// blocks.py.
 vec4 quad_values(uint type, Block w, uint codes, uint q) {
     const ivec4 signed_codes = ivec4(codes) << ivec4(24, 16, 8, 0) >> 24;
     vec2 f = factors(type, w);
@@ -316,7 +320,7 @@ vec4 quad_values(uint type, Block w, uint codes, uint q) {
     return values;
 }
 
-// Codes of weights 4 q to 4 q + 3, from the words that hold them: as a word of signed bytes.
+// Codes of weights 4 q to 4 q + 3 as a word of signed bytes.
 uint quad_codes(uint type, uint word, uvec2 high, uint q) {
     if (type == Q8_0) return word;
     uint codes = word >> (q & 4) & 0x0f0f0f0fu;
@@ -332,7 +336,7 @@ uint quad_codes(uint type, uint word, uvec2 high, uint q) {
     return codes;
 }
 
-// The values of weights 4 q to 4 q + 3 of block `at` of `row`, exactly those of the file, into a vec4.
+// Loads the values of weights 4 q to 4 q + 3 of block `at` of `row` into a vec4, exactly as in the file.
 #define LOAD_VALUES(OUT, NAME, TYPE, LAYOUT, ROW, AT, Q)                                                  \
     if (is_quantised(TYPE)) {                                                                             \
         const uint slot_ = slot_of(LAYOUT, ROW, AT), scales_ = scales_at(TYPE, LAYOUT);                   \

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Adds a layer's answer, rows that the host has written: all layers' lie at the same place, and in the bounded spin the
-// host writes them while this step is executed. No cache may still hold those of the layer before (volatile in GLSL
-// is coherent too).
+// Adds a layer's answer, rows that the host has written. The answers of all layers share one place, and in
+// the bounded spin the host writes them while this step is executed. So no cache may hold the previous
+// layer's answer (volatile in GLSL is also coherent).
 #include "batch.glsl"
 layout(local_size_x = 256) in;
 layout(std430, set = 0, binding = 1) volatile readonly buffer Y { float y[]; };

@@ -1,11 +1,12 @@
-"""Compiles the shaders of this folder to src/hotcold/kernels/vulkan/spirv, whose content is committed, so
-that an installation needs no shader compiler: ``python csrc/shaders/compile.py [NAME ...]``.
+"""Compiles the shaders of this folder: ``python csrc/shaders/compile.py [NAME ...]``.
 
-``--check`` compares instead with what is there. Needs glslangValidator of :data:`GLSLANG`, since another
-version's modules differ in their bytes, and spirv-val (Debian 12: glslang-tools and spirv-tools).
+The modules in src/hotcold/kernels/vulkan/spirv are committed, so that an installation needs no shader
+compiler. ``--check`` compares with the existing modules instead. Needs glslangValidator of version
+:data:`GLSLANG`, since another version's modules differ in their bytes, and spirv-val (Debian 12:
+glslang-tools and spirv-tools).
 
-A shader is refused that rounds as the device likes: all its float arithmetic must be ``precise`` (decorated
-NoContraction), and none may be ``fma``, which devices round once or twice."""
+Refuses shaders whose rounding depends on the device: all float arithmetic must be ``precise`` (decorated
+NoContraction), and ``fma`` is not allowed, because devices round it once or twice."""
 
 import argparse
 import shutil
@@ -27,7 +28,7 @@ _GLSL_FMA = 50
 
 
 class ShaderError(Exception):
-    """One line: what is wrong with a shader, or with the compiler."""
+    """A problem of a shader or of the compiler, in one line."""
 
 
 def _instructions(module: bytes) -> Iterator[tuple[int, list[int]]]:
@@ -69,7 +70,7 @@ def compiler() -> str:
 
 
 def compiled(glslang: str, source: Path, folder: Path) -> bytes:
-    """The module of a shader, without names and lines, which would tell where it was compiled."""
+    """Returns a shader's module, without names and lines, which would contain the build folder."""
     out = folder / f"{source.stem}.spv"
     target = ["--target-env", "vulkan1.3"]
     for command in (

@@ -1,4 +1,4 @@
-// out = factor * ln(1 + e^(x + bias)); so many neighbours share a factor.
+// out = factor * ln(1 + e^(x + bias)); `neighbours` neighbouring values share a factor.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "activation.glsl"

@@ -1,17 +1,17 @@
-// Dots of one chunk of a row of weights with T rows of input. The shader that includes this defines before:
+// Dot products of one chunk of a row of weights with T rows of input. The including shader defines before:
 //   T, TYPE                     specialisation constants
 //   weights[], weights4[]       the matrix, as uint and uvec4 (blocks.glsl)
 //   x4[], x_factors[]           quantise.comp's result, as uvec4 and uvec2: codes of all rows, then factors
-//   x_values[], x_values4[]     what a float type multiplies, as float and vec4; at the same binding
-//   INPUT_ROWS                  of x: what quantise.comp was given
-//   uint input_row(uint t)      the row of x that is the t-th
-//   INPUTS                      optional: how many of the T there are
+//   x_values[], x_values4[]     input of a float type, as float and vec4; at the same binding
+//   INPUT_ROWS                  of x: the rows of quantise.comp
+//   uint input_row(uint t)      the t-th row of x
+//   INPUTS                      optional: actual number of the T rows
 #include "blocks.glsl"
 #ifndef INPUTS
 #define INPUTS T
 #endif
 
-// Adds the products of four weights, of number q in the block that begins with column `first`.
+// Adds the products of four weights, number q in the block that begins with column `first`.
 void add_quad(vec4 w, uint q, uint first, uint columns, inout float sums[T]) {
     [[unroll]] for (uint t = 0; t < T; ++t) {
         if (t >= INPUTS) break;
@@ -49,7 +49,7 @@ void chunk_dots(Layout m, uint columns, uint row, uint chunk, inout float sums[T
         const uint first = 32 * at.block, end = min(columns - first, 32);
         if ((columns & 3) == 0) {
             const uint quads = TYPE == F32 ? 1 : 2;  // of a unit
-            if (end == 32) {  // a whole block: without a way out of the loops, compilers unroll them
+            if (end == 32) {  // a whole block: without an exit from the loops, compilers unroll them
                 [[unroll]] for (uint u = 0; u < units_of(TYPE); ++u) {
                     const uvec4 unit = weights4[unit_at(TYPE, m, row, at, u)];
                     [[unroll]] for (uint q = 0; q < quads; ++q)

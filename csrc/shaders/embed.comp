@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Rows of a table, exactly the values of its file: out[t] (+)= table[number of t]. An invocation gives four
+// Rows of a table, exactly the values of its file: out[t] (+)= table[number of t]. An invocation writes four
 // values.
 layout(local_size_x = 64) in;
 #include "batch.glsl"

@@ -1,19 +1,19 @@
-// Shared by shaders of the FFN op: rows, their experts, and tiles of both. hotcold/kernels/vulkan/ffn.py
-// lays out what they read.
+// Shared by the shaders of the FFN op: rows, their experts, and tiles of both. hotcold/kernels/vulkan/ffn.py
+// specifies the buffers that they read.
 //
-// A choice is one expert of one row: number `row * k + place`, rows counted from the first that a dispatch
-// covers. Without experts each row has one choice. Values of neurons lie by choice. Choices of one expert
-// are gathered into tiles, which share what is read of its weights.
+// A choice is one expert of one row: number `row * k + place`, with rows counted from the first row of a
+// dispatch. Without experts each row has one choice. Values of neurons are stored by choice. Choices of one
+// expert are gathered into tiles, which share the reads of its weights.
 #include "batch.glsl"
 
-// Which rows: all of a step, its decode rows, or those after them.
+// The rows: all of a step, its decode rows, or the rows after them.
 const uint ALL = 0, DECODE = 1, PROMPT = 2;
 layout(constant_id = 0) const bool EXPERTS = false;
 layout(constant_id = 1) const uint TILE = 16;  // choices of a tile
 
 layout(push_constant) uniform Push {
     uint dim;         // D
-    uint most;        // neurons of the largest expert: values of a choice lie so far apart
+    uint most;        // neurons of the largest expert: the distance of two choices' values
     uint bit_words;   // 32-bit words of a choice's bits
     uint mask_words;  // of a row of the mask
     uint chosen;      // k
@@ -22,30 +22,30 @@ layout(push_constant) uniform Push {
     uint first_row;   // among these
     uint most_rows;
     uint most_tiles;
-    uint leaves;      // the most of an expert's sum
+    uint leaves;      // maximum, of an expert's sum
     uint together;    // leaves whose sum is stored as one: a power of two
     uint room;        // such sums of a choice
-    uint gate_bias;   // where biases begin in the table: 0 without
+    uint gate_bias;   // position of the biases in the table: 0 without
     uint up_bias;
     uint down_bias;
     float threshold;
     float limit;
     float alpha;
-    uint rows;         // of the weights that are bound, a part of them
+    uint rows;         // of the bound part of the weights
     uint first;        // the number of the first of these
-    uint x_rows;       // for which quantised input has room
-    uint fired_words;  // 32-bit words of a row that says what fired
+    uint x_rows;       // capacity of the quantised input
+    uint fired_words;  // 32-bit words of a row of active-neuron bits
     uint counts_row;
 };
 
 // Each expert's four words of Expert; then biases.
 layout(std430, binding = 1) readonly buffer TableBuffer { uint table[]; };
-// How many tiles; from word 4 on four words of each, then choices, as the tiles take them.
+// The number of tiles; from word 4 on four words of each tile, then choices in the order of tiles.
 layout(std430, binding = 2) buffer TileBuffer { uint tiles[]; };
 
 struct Expert {
     uint begin, end;  // its neurons
-    uint word;        // where its 32-bit words begin in a row of a mask
+    uint word;        // its first 32-bit word in a row of a mask
     uint outputs;     // its first row of down by output
 };
 
@@ -80,7 +80,7 @@ uint choice_of(Tile tile, uint place) {
 }
 uint row_of(uint choice) { return begin_of_rows() + choice / chosen; }
 
-// --- the order in which what neurons give is added: see Reference.down_sum ---
+// --- the order in which the neurons' outputs are added: see Reference.down_sum ---
 
 uint leaves_of(Expert e) { return clamp((e.end - e.begin + 63) / 64 / 2, 1, leaves); }
 // The first neuron of a leaf, counted from the expert's first.

@@ -1,5 +1,5 @@
-// Begins decode rows: no neuron is listed and none has fired; under a mask, it lists the neurons
-// that any of a tile's rows names. A workgroup for each tile.
+// Prepares decode rows: no neuron is listed or active yet. With a mask, lists the neurons that any of a
+// tile's rows names. One workgroup per tile.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "ffn.glsl"

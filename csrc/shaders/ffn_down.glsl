@@ -1,7 +1,7 @@
-// Down by neuron for decode rows: the sum of a few leaves, of the neurons whose coefficient is not zero.
+// Down by neuron for decode rows: the sum of a few leaves, over the neurons whose coefficient is not zero.
 //
 // A workgroup takes 256 outputs of up to AT_ONCE choices of a tile; an invocation 4 outputs of each. Rows of
-// blocks are read in the order in which they are stored, so that neighbours read neighbouring bytes.
+// blocks are read in storage order, so that neighbours read neighbouring bytes.
 #include "ffn.glsl"
 #include "ffn_weights.glsl"
 layout(local_size_x = 64) in;
@@ -14,7 +14,7 @@ const uint SPAN = 256;   // neurons of a leaf that are listed at a time
 const uint LEVELS = 3;   // of the tree, for 4 leaves
 const uint UNROLLED = 4;  // rows that are read before any is added
 
-// SwiftShader never comes to an end with this loop of panels, if it is told to unroll it.
+// SwiftShader never finishes with this loop of panels if it is asked to unroll it.
 #ifdef PANELS
 #define READ_AT_ONCE
 #else
@@ -28,7 +28,7 @@ shared float coefficients[SPAN * AT_ONCE];
 uint choices[AT_ONCE];
 vec4 sums[AT_ONCE];
 
-// Lists the neurons from `begin` on, up to `end`, whose coefficient is not zero for any choice; how many.
+// Lists the neurons of [begin, end) whose coefficient is not zero for any choice; returns their number.
 uint list_neurons(uint begin, uint end, uint tokens) {
     const uint own = gl_LocalInvocationID.x;
     barrier();
@@ -77,7 +77,7 @@ void main() {
     const Expert e = expert_of(tile.expert);
     const uint leaf_count = leaves_of(e), first_leaf = gl_WorkGroupID.y * together;
     if (first_leaf >= leaf_count || e.end == e.begin) return;
-    if (e.begin + leaf_begin(e, first_leaf) - first >= rows) return;  // another part's
+    if (e.begin + leaf_begin(e, first_leaf) - first >= rows) return;  // of another part
     const uint tokens = min(AT_ONCE, tile.count - share);
     for (uint t = 0; t < AT_ONCE; ++t) choices[t] = choice_of(tile, share + min(t, tokens - 1));
 
@@ -95,7 +95,8 @@ void main() {
         const uint end = leaf_begin(e, leaf + 1);
         for (uint begin = leaf_begin(e, leaf); begin < end; begin += SPAN) {
             const uint count = list_neurons(begin, end, tokens);
-            // No invocation leaves the loop's body early: all meet again at the barriers of the next span.
+            // No invocation leaves the loop's body early, because all must reach the barriers of the next
+            // span.
             const uint added = 4 * quad < dim ? count : 0;
             for (uint k = 0; k < added; k += UNROLLED) {
                 vec4 w[UNROLLED];
@@ -104,7 +105,7 @@ void main() {
                 [[unroll]] for (uint i = 0; i < UNROLLED; ++i) add(k + i, w[i]);
             }
         }
-        // The tree over these leaves: as many carries as a counter of leaves has.
+        // The tree over these leaves: like the carries of a binary counter of leaves.
         const uint number = leaf - first_leaf, level = (number & 3) == 3 ? 2 : number & 1;
         [[unroll]] for (uint t = 0; t < AT_ONCE; ++t) {
             precise vec4 sum = sums[t];

@@ -1,5 +1,5 @@
-// Takes gates that were computed before as what the rows of gates would have given; of decode rows it lists
-// the neurons that fire for any row of a tile, where others are skipped. A workgroup for each tile.
+// Copies gates that were computed before to the place of the gate rows' results. For decode rows with
+// skipping, lists the neurons that are active for any row of a tile. One workgroup per tile.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "ffn.glsl"

@@ -1,4 +1,4 @@
-// Dots of weight rows with the rows of a tile of prompt rows: what ffn_rows.comp does, to the same bits, for
+// Dot products of weight rows with the rows of a tile of prompt rows: the same bits as ffn_rows.comp, for
 // many rows and without masks.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -51,7 +51,7 @@ void main() {
     const uint begin = STAGE == OUTPUT ? expert.outputs : expert.begin;
     const uint count = STAGE == OUTPUT ? dim : neurons;
     first_row_of_expert = begin - first;
-    // The expert's neurons that the part has.
+    // The expert's neurons in this part.
     const uint start = max(begin, first) - begin, end = min(begin + count, first + rows);
     const uint first_output = start + gl_WorkGroupID.y * TILE_OUTPUTS;
     if (begin + first_output >= end) return;

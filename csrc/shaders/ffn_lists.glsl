@@ -1,5 +1,5 @@
-// Lists of each tile's neurons, in any order: candidates, and those whose gate fires. Counts of the tiles'
-// first lists, then of the second ones; then the lists.
+// Lists of each tile's neurons, in any order: candidates, and neurons with active gates. First the lengths of
+// the tiles' first lists, then of the second ones; then the lists.
 layout(std430, binding = 4) buffer ListBuffer { uint lists[]; };
 // The neurons of each choice whose coefficient is not zero.
 layout(std430, binding = 5) buffer BitBuffer { uint bits[]; };

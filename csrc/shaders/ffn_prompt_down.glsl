@@ -1,4 +1,4 @@
-// Down by neuron for prompt rows: leaves in order, whose sums a counter of leaves adds as the tree does.
+// Down by neuron for prompt rows: leaves in order; a binary counter of leaves adds their sums like the tree.
 //
 // A workgroup takes 64 outputs of a tile; an invocation 4 outputs of every 16th choice.
 #include "ffn.glsl"
@@ -7,9 +7,9 @@ layout(local_size_x = 256) in;
 layout(std430, binding = 4) readonly buffer ValueBuffer { float values[]; };
 layout(std430, binding = 5) writeonly buffer PartialBuffer { float partial[]; };
 
-const uint SLICE = 32;           // neurons, of which 64 are a word of a mask
+const uint SLICE = 32;           // neurons; 64 are a word of a mask
 const uint OWN = TILE / 16;   // choices of an invocation
-const uint WIDTH = TILE + 1;  // so that a column's values lie in different banks
+const uint WIDTH = TILE + 1;  // so that a column's values are in different banks
 const uint C_TILE = SLICE * WIDTH;
 
 shared vec4 w_tile[SLICE * 16];
@@ -38,7 +38,7 @@ void main() {
     const Expert e = expert_of(tile.expert);
     const uint leaf_count = leaves_of(e), first_leaf = gl_WorkGroupID.y * together;
     if (first_leaf >= leaf_count || e.end == e.begin) return;
-    if (e.begin + leaf_begin(e, first_leaf) - first >= rows) return;  // another part's
+    if (e.begin + leaf_begin(e, first_leaf) - first >= rows) return;  // of another part
     const uint own_quad = gl_LocalInvocationID.x % 16, own_place = gl_LocalInvocationID.x / 16;
 
     vec4 levels[7][OWN];
@@ -78,7 +78,7 @@ void main() {
                 sums[t] = sum;
             }
     const uint d = 4 * (gl_WorkGroupID.x * 16 + own_quad);
-    [[unroll]] for (uint t = 0; t < OWN; ++t) {  // unrolled, or an array of sums would not lie in registers
+    [[unroll]] for (uint t = 0; t < OWN; ++t) {  // unrolled, or an array of sums would not be in registers
         if (own_place + 16 * t >= tile.count) continue;
         const uint to = (choice_of(tile, own_place + 16 * t) * room + gl_WorkGroupID.y) * dim + d;
         for (uint i = 0; i < 4 && d + i < dim; ++i) partial[to + i] = sums[t][i];

@@ -1,4 +1,4 @@
-// Reports what a step read, and which neurons fired, in decode rows. The first workgroup counts.
+// Reports the rows that a step read and the active neurons of decode rows. The first workgroup counts.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "ffn.glsl"
@@ -6,8 +6,8 @@ layout(local_size_x = 256) in;
 layout(constant_id = 2) const bool MASKED = false;
 layout(constant_id = 3) const bool SKIP = false;
 layout(constant_id = 4) const bool GATED = true;
-layout(constant_id = 5) const bool DENSE = false;  // down by output, all of which is read
-layout(constant_id = 6) const uint RUN = 0;        // neurons that share scales, 16 or 32: 0 where none do
+layout(constant_id = 5) const bool DENSE = false;  // down by output: all of it is read
+layout(constant_id = 6) const uint RUN = 0;        // neurons that share scales, 16 or 32: 0 if none do
 layout(constant_id = 7) const bool FIRED = false;
 layout(constant_id = 8) const bool COUNTS = false;
 layout(constant_id = 9) const bool GIVEN = false;  // gates were computed before

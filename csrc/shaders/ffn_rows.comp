@@ -1,8 +1,8 @@
-// Dots of weight rows with the rows of a tile: gates, ups, and down by output where all of it is read.
+// Dot products of weight rows with the rows of a tile: gates, ups, and down by output if all of it is read.
 //
-// A workgroup takes NEURONS weight rows of a tile, and LANES invocations for each: one for every chunk of a
-// row, whose blocks it sums; the chunks' sums are added in order. Neighbours are of neighbouring rows, as in
-// gemv.comp.
+// A workgroup takes NEURONS weight rows of a tile, and LANES invocations for each. An invocation sums the
+// blocks of one chunk of a row; the chunks' sums are added in order. Neighbouring invocations take
+// neighbouring rows, as in gemv.comp.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "ffn.glsl"
@@ -12,11 +12,11 @@
 layout(local_size_x = 256) in;
 layout(constant_id = 2) const uint TYPE = 0;
 layout(constant_id = 3) const uint STAGE = GATE;
-layout(constant_id = 4) const uint LISTED = 0;  // 1, 2: rows are those of the tile's first or second list
+layout(constant_id = 4) const uint LISTED = 0;  // 1, 2: rows of the tile's first or second list
 layout(constant_id = 5) const bool MASKED = false;
 layout(constant_id = 6) const bool SKIP = false;
 layout(constant_id = 7) const uint ACTIVATION = RELU;
-layout(constant_id = 8) const uint LANES = 32;  // no fewer than a row's chunks
+layout(constant_id = 8) const uint LANES = 32;  // at least a row's chunks
 layout(std430, binding = 3) readonly buffer MaskBuffer { uint mask[]; };
 #include "ffn_lists.glsl"
 layout(std430, binding = 6) readonly buffer WeightBuffer { uint weights[]; };
@@ -39,9 +39,9 @@ const uint NEURONS = 256 / LANES;  // at most 32
 
 shared float partial[TILE * 256];
 shared uint fires;      // a bit for each of these neurons
-shared uint listed_at;  // the place of the first of them in the second list
+shared uint listed_at;  // the position of the first of them in the second list
 
-// The number of an expert's row at a place among those that are computed.
+// The number of an expert's row at a position among the computed rows.
 uint row_at(uint tile, uint place) { return LISTED == 0 ? place : lists[list_at(LISTED - 1, tile, place)]; }
 
 void finish(Tile tile, Expert e, uint t, uint i, float total) {
@@ -78,7 +78,7 @@ void main() {
     if (own == 0) fires = 0;
 
     inputs = tile.count;
-    [[unroll]] for (uint t = 0; t < TILE; ++t) {  // of known places, which registers have
+    [[unroll]] for (uint t = 0; t < TILE; ++t) {  // constant positions, so that they are in registers
         const uint choice = choice_of(tile, min(t, inputs - 1));
         input_rows[t] = STAGE == OUTPUT ? choice : row_of(choice);
     }
@@ -92,7 +92,7 @@ void main() {
     if (within && chunk < m.chunks) chunk_dots(m, columns, row, chunk, sums);
     [[unroll]] for (uint t = 0; t < TILE; ++t) partial[t * 256 + own] = sums[t];
     barrier();
-    if (within)  // an invocation for each choice, or for every LANES-th
+    if (within)  // one invocation per choice, or per LANES-th choice
         for (uint t = chunk; t < tile.count; t += LANES) {
             precise float total = partial[t * 256 + own % NEURONS];
             for (uint c = 1; c < m.chunks; ++c)

@@ -1,7 +1,7 @@
 // Adds each row's sums of leaves of its experts in the tree; then biases, factors, and the output.
 //
 // A workgroup has 32 outputs of a row. An invocation adds up to 8 neighbouring sums of a choice, so that many
-// are read at a time; one for each output adds what these give.
+// are read at a time; one per output then adds these results.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -15,7 +15,7 @@ layout(std430, binding = 5) readonly buffer PartialBuffer { float partial[]; };
 layout(std430, binding = 6) buffer OutBuffer { float outs[]; };
 
 const uint OUTPUTS = 32, NEIGHBOURS = 8;
-const uint MOST_SHARES = 64 / NEIGHBOURS + 32;  // of k choices, which have 64 / k leaves, rounded up, each
+const uint MOST_SHARES = 64 / NEIGHBOURS + 32;  // of k choices, with 64 / k leaves each, rounded up
 
 shared float shares[MOST_SHARES * OUTPUTS];
 
@@ -24,7 +24,7 @@ Expert expert_of_choice(uint row, uint c) {
 }
 uint sums_of(Expert e) { return e.end > e.begin ? (leaves_of(e) + together - 1) / together : 0; }
 
-// Neighbours are added, then neighbouring pairs, and so on; the last one without a neighbour goes up.
+// Neighbours are added, then neighbouring pairs, and so on; a last one without a neighbour moves up.
 float neighbours_sum(uint at, uint count) {
     float sums[NEIGHBOURS];
     [[unroll]] for (uint i = 0; i < NEIGHBOURS; ++i) sums[i] = i < count ? partial[at + i * dim] : 0;

@@ -4,14 +4,14 @@
 #include "ffn.glsl"
 layout(local_size_x = 256) in;
 layout(std430, binding = 3) readonly buffer IdBuffer { int ids[]; };
-// The first choice that is wrong, of the least row: 1, the row, the id, the id before it.
+// The first invalid choice, of the lowest row: 1, the row, the id, the id before it.
 layout(std430, binding = 4) buffer StatusBuffer { uint status[]; };
 
 const uint MOST_EXPERTS = 1024, SHARE = MOST_EXPERTS / 256;
 
-shared uint begins[MOST_EXPERTS];  // of each expert: its choices, then where they begin
+shared uint begins[MOST_EXPERTS];  // of each expert: its choices, then their start
 shared uvec2 sums[256];            // choices and tiles of the experts of each invocation
-shared uint wrong;                 // the least choice that is
+shared uint wrong;                 // the lowest invalid choice
 
 bool is_wrong(uint choice) {
     const uint at = begin_of_rows() * chosen + choice;

@@ -1,5 +1,6 @@
-// Down weights by neuron: rows of blocks, or, with PANELS, panels. There blocks lie along the neurons, and
-// what shares scales lies together: first the scales of all outputs, then each neuron's codes.
+// Down weights by neuron: rows of blocks or, with PANELS, panels. In panels, blocks are along the neurons,
+// and blocks that share scales are stored together: first the scales of all outputs, then each neuron's
+// codes.
 #include "blocks.glsl"
 layout(constant_id = 2) const uint TYPE = F32;
 layout(std430, binding = 3) readonly buffer WeightBuffer { uint weights[]; };
@@ -11,8 +12,9 @@ const uint PANEL = TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K ? 256 : 32;
 const uint CODE_BITS =
     TYPE == Q8_0 ? 8 : TYPE == Q6_K ? 6 : TYPE == Q5_0 || TYPE == Q5_1 || TYPE == Q5_K ? 5 : 4;
 
-// Words for all outputs, `wide` of them, of which 32 share words of high bits: scales of a panel, codes of a
-// neuron. Scales begin with float16 values, of which types with minima have two planes; then bytes.
+// Words for all outputs, `wide` of them; 32 outputs share words of high bits. scale_words(): scales of a
+// panel. code_words(): codes of a neuron. Scales begin with float16 values (two planes for types with
+// minima), then bytes.
 uint panel_halves() { return TYPE == MXFP4 ? 0 : has_minimum(TYPE) ? 2 : 1; }
 uint panel_bytes() { return TYPE == MXFP4 ? 1 : is_k(TYPE) ? 12 : TYPE == Q6_K ? 16 : 0; }
 uint scale_words(uint wide) { return wide / 4 * (2 * panel_halves() + panel_bytes()); }

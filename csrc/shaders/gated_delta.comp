@@ -1,7 +1,7 @@
 // The gated delta rule (arXiv 2412.06464), token by token: S = e^g S, then S += k (beta (v - S^T k))^T, out =
-// S^T q, with k and q normalised. A group works on 64 columns of S of one head and one sequence, which need
-// no other columns of v; S stays in registers, a quarter of a column in each invocation. Tokens come in
-// tiles, whose k and q are read and normalised together.
+// S^T q, with k and q normalised. A workgroup handles 64 columns of S of one head and one sequence, which
+// need only these columns of v. S stays in registers, a quarter of a column in each invocation. Tokens come
+// in tiles, whose k and q are read and normalised together.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

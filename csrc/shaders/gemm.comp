@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Many rows of input against all rows of a matrix: out[t] (+)= w x[t] + bias, to the bits of gemv.comp.
+// Many rows of input times all rows of a matrix: out[t] (+)= w x[t] + bias, the same bits as gemv.comp.
 layout(local_size_x = 256) in;
 #include "batch.glsl"
 #include "counts.glsl"
@@ -20,10 +20,10 @@ layout(std430, binding = 4) buffer Out { float result[]; };
 
 layout(push_constant) uniform Push {
     uint rows, columns;           // of the matrix that is bound
-    uint input_rows;              // of x: there is room for so many
-    uint count;                   // which number of the batch says how many there are (counts.glsl)
-    uint out_columns, out_first;  // where row 0 of the matrix goes
-    uint flags;                   // 1: add the bias, 2: add to what is there, 4: nothing below 0
+    uint input_rows;              // of x: capacity
+    uint count;                   // number of the batch with the row count (counts.glsl)
+    uint out_columns, out_first;  // position of the matrix's row 0
+    uint flags;                   // 1: add the bias, 2: accumulate, 4: clamp to 0 from below
     uint start;                   // the first row of the matrix of this dispatch
 };
 
@@ -43,11 +43,11 @@ void store(uint o, uint j, float v) {
 #include "gemm.glsl"
 
 void main() {
-    // Groups of the same weights are neighbours: a matrix that no cache holds is read once.
+    // Workgroups with the same weights are neighbours: a matrix larger than the cache is read once.
     const uint inputs = min(count_of(count), input_rows), first_input = gl_WorkGroupID.x * TILE_INPUTS;
     if (first_input >= inputs) return;
     uint first = start + gl_WorkGroupID.y * 64, end = rows;
-    if (HEADS > 1) {  // those rows of the head that are bound
+    if (HEADS > 1) {  // the rows of the head that are bound
         const uint each = out_columns / HEADS, begin = gl_WorkGroupID.z * each;
         first += max(begin, out_first) - out_first;
         end = min(max(begin + each, out_first) - out_first, rows);

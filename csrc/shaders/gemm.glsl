@@ -1,17 +1,17 @@
-// Tiles of a product of a matrix with many rows of input, to the same bits as dot.glsl: 64 outputs by
-// TILE_INPUTS (32 or 64; float types: 32) rows of input, in groups of 256. The shader that includes this
-// defines before, besides TYPE, weights[], weights4[], x4[], x_factors[], x_values[], x_values4[] and
-// INPUT_ROWS as dot.glsl says:
+// Tiles of a product of a matrix with many rows of input, the same bits as dot.glsl: 64 outputs by
+// TILE_INPUTS (32 or 64; float types: 32) rows of input, in workgroups of 256. The including shader defines
+// before, besides TYPE, weights[], weights4[], x4[], x_factors[], x_values[], x_values4[] and INPUT_ROWS as
+// in dot.glsl:
 //   TILE_INPUTS                            a specialisation constant, or a number
 //   uint weight_row(uint o)                the row of the matrix of output o
-//   uint input_row(uint j)                 the row of x that is the j-th
-//   void store(uint o, uint j, float v)    takes a result, which has no bias yet
+//   uint input_row(uint j)                 the j-th row of x
+//   void store(uint o, uint j, float v)    takes a result, without bias
 //
-// A step of the loop loads one block of each row of two neighbouring chunks into shared memory: these lie
-// side by side in 32 bytes, a sector, which a chunk alone would load twice. An invocation has outputs i,
-// i + 16, i + 32 and i + 48, so that neighbours read neighbouring 16 bytes of shared memory, and
-// TILE_INPUTS / 16 inputs, which 16 neighbours share; and for each of these the sums of both chunks, and the
-// total of those before.
+// A step of the loop loads one block of each row of two neighbouring chunks into shared memory. The two
+// blocks are adjacent in 32 bytes, a sector, which single chunks would load twice. An invocation has outputs
+// i, i + 16, i + 32 and i + 48, so that neighbours read neighbouring 16 bytes of shared memory, and
+// TILE_INPUTS / 16 inputs, which 16 neighbours share. For each pair it keeps the sums of both chunks and the
+// total of the earlier chunks.
 #include "blocks.glsl"
 
 const uint TILE_OUTPUTS = 64;
@@ -23,7 +23,7 @@ const uint WIDTH = FLOATS ? 8 : 2;                         // vectors of four wo
 // By chunk, then by vector, then by row.
 shared uvec4 w_tile[2 * WIDTH * TILE_OUTPUTS];
 shared uvec4 x_tile[2 * WIDTH * TILE_INPUTS];
-shared vec2 w_factors[2 * TILE_OUTPUTS];  // as factors() says
+shared vec2 w_factors[2 * TILE_OUTPUTS];  // from factors()
 shared uint w_small[2 * TILE_OUTPUTS];    // the small scales of Q6_K and Q2_K
 shared uvec2 x_scales[2 * TILE_INPUTS];
 
@@ -108,12 +108,12 @@ void add_block(uint stream, uint o, uint j, inout float sums[OWN]) {
     }
 }
 
-// Outputs from `first_output` on, which must be below `outputs`, by rows of input from `first_input` on,
-// which must be below `inputs`. All 256 invocations call it, with the same numbers.
+// Outputs from `first_output` on, below `outputs`, by rows of input from `first_input` on, below `inputs`.
+// All 256 invocations must call it with the same arguments.
 void gemm_tile(Layout m, uint columns, uint first_output, uint outputs, uint first_input, uint inputs) {
     const uint i = gl_LocalInvocationID.x, o = i % 16, j = i / 16;
     fill_code_pairs(TYPE, i, 256);
-    // The first half of the invocations loads weights, the second one inputs.
+    // The first half of the invocations loads weights, the second half inputs.
     const uint stream = i % 2, loaded = i % 128 / 2;
     const uint w_row = weight_row(min(first_output + loaded, outputs - 1));
     const uint x_row = input_row(min(first_input + loaded, inputs - 1));
@@ -129,7 +129,8 @@ void gemm_tile(Layout m, uint columns, uint first_output, uint outputs, uint fir
                 else if (loaded < TILE_INPUTS) load_inputs(m, columns, x_row, at, stream, loaded);
             }
             barrier();
-            // A loop, since drivers take their time for what is called twice; unrolled, the swap is nothing.
+            // A loop, because drivers compile code that is called twice slowly; unrolled, the swap costs
+            // nothing.
             [[unroll]] for (uint s = 0; s < 2; ++s) {
                 if (computes && n < chunk_blocks(m, chunk + s)) add_block(s, o, j, sums);
                 [[unroll]] for (uint k = 0; k < OWN; ++k) {

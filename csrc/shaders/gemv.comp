@@ -1,20 +1,20 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// A few rows of input against all rows of a matrix: out[t] (+)= w x[t] + bias.
+// A few rows of input times all rows of a matrix: out[t] (+)= w x[t] + bias.
 //
-// A group has ROWS rows of weights, of each of which LANES invocations take a chunk: 8 and 32, or 32 and 8
-// where rows are short. Neighbours are of neighbouring rows: 8 of them read the same input, which comes from
-// the cache once, and 4 times 16 bytes of a row lie together: two whole sectors of 32 bytes; the rest of
-// the row's line is read by the group's other invocations at the same time. A row a subgroup would read whole
-// lines, but 8 times as much input, which from 4 rows of input on is more than the weights.
+// A workgroup has ROWS rows of weights; for each row LANES invocations take a chunk: 8 rows and 32 lanes, or
+// 32 and 8 for short rows. Neighbouring invocations take neighbouring rows: 8 of them read the same input,
+// which comes from the cache once. 4 times 16 bytes of a row are adjacent: two whole sectors of 32 bytes;
+// other invocations of the workgroup read the rest of the row's line at the same time. One row per subgroup
+// would read whole lines, but 8 times as much input, which exceeds the weights from 4 rows of input on.
 layout(local_size_x = 256) in;
 #include "batch.glsl"
 #include "counts.glsl"
 
 layout(constant_id = 0) const uint TYPE = 2;
 layout(constant_id = 1) const uint T = 1;
-layout(constant_id = 2) const uint LANES = 32;  // no fewer than a row's chunks
-layout(constant_id = 3) const uint HEADS = 1;   // each has its rows of the matrix and, of each x[t], its row
+layout(constant_id = 2) const uint LANES = 32;  // at least a row's chunks
+layout(constant_id = 3) const uint HEADS = 1;   // each has its rows of the matrix and its row of each x[t]
 const uint ROWS = 256 / LANES;
 
 layout(std430, binding = 1) readonly buffer Weights { uint weights[]; };
@@ -28,10 +28,10 @@ layout(std430, binding = 4) buffer Out { float result[]; };
 
 layout(push_constant) uniform Push {
     uint rows, columns;           // of the matrix that is bound
-    uint input_rows;              // of x: there is room for so many
-    uint count;                   // which number of the batch says how many there are (counts.glsl)
-    uint out_columns, out_first;  // where row 0 of the matrix goes
-    uint flags;                   // 1: add the bias, 2: add to what is there, 4: nothing below 0
+    uint input_rows;              // of x: capacity
+    uint count;                   // number of the batch with the row count (counts.glsl)
+    uint out_columns, out_first;  // position of the matrix's row 0
+    uint flags;                   // 1: add the bias, 2: accumulate, 4: clamp to 0 from below
 };
 
 #define INPUT_ROWS (HEADS * input_rows)
@@ -48,7 +48,7 @@ void main() {
     if (HEADS > 1) head = min((out_first + row) / (out_columns / HEADS), HEADS - 1);
     const Layout m = layout_of(rows, columns);
     fill_code_pairs(TYPE, i, 256);
-    for (; first_input < inputs; first_input += T) {  // once, but where there are many rows of logits
+    for (; first_input < inputs; first_input += T) {  // once, except with many rows of logits
         float sums[T];
         [[unroll]] for (uint t = 0; t < T; ++t) sums[t] = 0;
         if (row < rows && chunk < m.chunks) chunk_dots(m, columns, row, chunk, sums);

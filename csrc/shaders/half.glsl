@@ -1,4 +1,4 @@
-// float16 by integers, which every device computes alike: some drivers flush small values, some fold a
+// float16 by integers, with the same result on every device: some drivers flush small values, and some fold a
 // product into a conversion, which then rounds once and not twice.
 
 // The value of the low 16 bits.

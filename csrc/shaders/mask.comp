@@ -1,13 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Candidates of the decode rows: a bit for each neuron whose score reaches its threshold. A group makes 8
-// words of 32 bits. Of experts, only words of those that a row chose are written.
+// Candidates of the decode rows: a bit for each neuron whose score reaches its threshold. A workgroup makes 8
+// words of 32 bits. With experts, only the words of a row's chosen experts are written.
 layout(local_size_x = 256) in;
 #include "batch.glsl"
 
 layout(std430, binding = 1) readonly buffer Scores { float scores[]; };
 layout(std430, binding = 2) readonly buffer Thresholds { float thresholds[]; };
-// For each word: its first neuron, where the neurons of its expert end, its expert.
+// For each word: its first neuron, the end of its expert's neurons, its expert.
 layout(std430, binding = 3) readonly buffer Neurons { uint neurons[]; };
 layout(std430, binding = 4) readonly buffer Ids { int ids[]; };
 layout(std430, binding = 5) writeonly buffer Mask { uint mask[]; };
@@ -15,7 +15,7 @@ layout(std430, binding = 5) writeonly buffer Mask { uint mask[]; };
 layout(push_constant) uniform Push {
     uint all;     // neurons of a row of scores
     uint words;   // of 32 bits, of a row of the mask
-    uint chosen;  // experts of a row; 0: there are no others
+    uint chosen;  // experts of a row; 0: no experts
 };
 
 shared uint bits[256];

@@ -1,4 +1,4 @@
-// RMSNorm and LayerNorm: a group for each vector of so many values, gl_NumWorkGroups.x of them in a row.
+// RMSNorm and LayerNorm: a workgroup per vector of `width` values, gl_NumWorkGroups.x of them in a row.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "batch.glsl"
@@ -15,7 +15,7 @@ layout(std430, binding = 3) readonly buffer Bias { float bias[]; };
 layout(std430, binding = 4) writeonly buffer Out { float y[]; };
 layout(push_constant) uniform Push {
     uint width;
-    uint groups;  // of so many values, side by side, each with weights of its own
+    uint groups;  // of `width` neighbouring values, with separate weights
     float eps;
 };
 

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Fills a mailbox: a group for each 256 words of a row.
+// Fills a mailbox: a workgroup for each 256 words of a row.
 #include "batch.glsl"
 layout(local_size_x = 256) in;
 layout(constant_id = 0) const uint HAS_MASK = 0;
@@ -25,7 +25,7 @@ layout(push_constant) uniform Sizes {
 void main() {
     uint i = gl_GlobalInvocationID.x;
     uint row = gl_WorkGroupID.y;
-    // A step that was given up has no rows, and leaves the mailbox as it is.
+    // A step that was given up has no rows and leaves the mailbox unchanged.
     if (row >= N_TOKENS) return;
     if (row == 0 && i < 4) box_counts[i] = batch[i];
     if (i < dim) box_x[row * dim + i] = x[row * dim + i];

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Tells the host that a layer's mailbox is full. What a shader stores and the host polls is outside of Vulkan's memory
-// model: a link uses this only where measuring has shown that it works.
+// Tells the host that a layer's mailbox is full. A shader's store that the host polls is outside Vulkan's
+// memory model: a link uses this only if a measurement has shown that it works.
 #include "batch.glsl"
 layout(local_size_x = 1) in;
 layout(std430, set = 0, binding = 1) readonly buffer Answered { uint answered[]; };

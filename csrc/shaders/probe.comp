@@ -1,5 +1,5 @@
-// Does what the other shaders rely on, one operation at a time: hotcold/kernels/vulkan/probe.py compares it
-// with what it must give.
+// Does the operations that other shaders rely on, one at a time: hotcold/kernels/vulkan/probe.py compares the
+// results with the required ones.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_spirv_intrinsics : require
@@ -25,7 +25,7 @@ const uint EXPONENTIAL = 8, TREE = 9, LARGEST = 10, BITS = 11, COMPARE = 12, QUO
 uint word(uint i) { return given[from + 3 * gl_GlobalInvocationID.x + i]; }
 float number(uint i) { return uintBitsToFloat(word(i)); }
 
-// Sums over the group where the group's word has a bit.
+// Sums over the workgroup if the workgroup's word has a bit.
 float sums_where_chosen() {
     const uint chosen = given[from + 3 * 256 * gl_WorkGroupID.x + 1];
     precise float value = number(0), sum = 0.0;

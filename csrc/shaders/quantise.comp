@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The input of a dot as int8 codes per 32 values: code = roundEven(x * (127 / amax)), scale = amax / 127,
-// both divisions correctly rounded (scales.glsl). A block with a NaN or an infinity has codes 0 and a NaN as
-// its scale; one whose largest magnitude is below 2^-100 counts as zero.
+// Quantises the input of a dot product to int8 codes per 32 values: code = roundEven(x * (127 / amax)), scale
+// = amax / 127, both divisions correctly rounded (scales.glsl). A block with a NaN or an infinity has codes 0
+// and a NaN as its scale; a block whose largest magnitude is below 2^-100 counts as zero.
 //
 // 8 invocations share a block, 4 values each, so that even one row keeps a device busy and reads whole lines.
 layout(local_size_x = 256) in;
@@ -11,13 +11,13 @@ layout(local_size_x = 256) in;
 #include "scales.glsl"
 
 layout(std430, binding = 1) readonly buffer X { vec4 x[]; };
-// Codes [rows][blocks][8] words, then of each block its scale and the sums of both halves of its codes, of 16
-// bits each.
+// Codes [rows][blocks][8] words, then for each block its scale and the sums of both halves of its codes, of
+// 16 bits each.
 layout(std430, binding = 2) writeonly buffer Codes { uint codes[]; };
 
 layout(push_constant) uniform Push {
     uint blocks;  // of a row
-    uint rows;    // that there is room for
+    uint rows;    // capacity
     uint count;   // counts.glsl
 };
 
@@ -34,7 +34,7 @@ void main() {
     const bool within = block < blocks;
     const uint at = row * blocks + block;
     const vec4 values = within ? x[at * 8 + i % 8] : vec4(0);
-    const uvec4 sizes = floatBitsToUint(values) & 0x7fffffffu;  // which order as their values do
+    const uvec4 sizes = floatBitsToUint(values) & 0x7fffffffu;  // ordered like the values
     largest[i] = max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
     barrier();
     uint amax = 0;

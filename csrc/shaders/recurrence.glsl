@@ -1,4 +1,4 @@
-// Which rows of a step are a sequence's, where its state lies, and what scans compute of their inputs.
+// A sequence's rows of a step, its state's slots, and functions that scans apply to their inputs.
 
 // Rows first to first + count - 1; the slot that its state is read from, or -1.
 struct Span {
@@ -6,7 +6,7 @@ struct Span {
     int from;
 };
 
-// `which` is a sequence or, by row, a row of the step: then only a sequence's first row is it.
+// `which` is a sequence or, by row, a row of the step: then only a sequence's first row gets its span.
 Span span_of(uint which, bool by_row) {
     if (N_TOKENS == 0 || by_row && which >= N_TOKENS) return Span(0, 0, -1);
     const uint sequence = by_row ? of_row(SEQUENCE, which) : which, first = of_row(FIRST_ROWS, sequence);
@@ -18,7 +18,7 @@ Span span_of(uint which, bool by_row) {
 int slot_after(uint row) { return int(of_row(STATE_TO, row)); }
 
 // ln(1 + e^x) = max(x, 0) + ln(1 + m), m = e^-|x|; with s = m / (m + 2) the latter is 2 artanh(s), a series
-// in s^2, which is 1/9 at most.
+// in s^2, which is at most 1/9.
 float softplus(float x) {
     const float m = exponential(0.0 - abs(x));
     precise float over = m + 2.0;
@@ -35,5 +35,5 @@ float softplus(float x) {
     return y;
 }
 
-// e^x of a decay, x <= 0: nothing is left where float32 would hold it without all of its digits.
+// e^x of a decay, x <= 0: 0 where float32 would lose digits.
 float shrink(float x) { return x < -87.0 ? 0.0 : exponential(x); }

@@ -1,4 +1,4 @@
-// Which experts a row goes to, and their factors, from the router's logits [row, EXPERTS]; a group for a row.
+// The experts of a row and their factors, from the router's logits [row, EXPERTS]; a workgroup per row.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "activation.glsl"
@@ -12,9 +12,9 @@ layout(constant_id = 2) const uint SOFTMAX = 0;
 layout(constant_id = 3) const uint SELECTION_BIAS = 0;
 layout(constant_id = 4) const uint NORMALISE = 0;
 layout(constant_id = 5) const uint EXPERT_SCALE = 0;
-layout(constant_id = 6) const uint GROUPS = 1;  // of neighbouring experts; of these USED are chosen from
+layout(constant_id = 6) const uint GROUPS = 1;  // of neighbouring experts; USED are used
 layout(constant_id = 7) const uint USED = 1;
-layout(constant_id = 8) const uint BEST = 1;  // experts of a group, 1 or 2, by whose sum it ranks
+layout(constant_id = 8) const uint BEST = 1;  // experts of a group, 1 or 2, whose sum ranks it
 layout(std430, binding = 1) readonly buffer Logits { float logits[]; };
 layout(std430, binding = 2) readonly buffer SelectionBias { float selection_bias[]; };
 layout(std430, binding = 3) readonly buffer ExpertScale { float expert_scale[]; };
@@ -30,7 +30,7 @@ shared uint best[CHOSEN];
 shared uint group_ranks[GROUPS];
 shared float total;
 
-// Integers that rank as floats do, NaN last. None is -0: sums begin with +0.
+// Integers with the order of floats, NaN last. None is -0: sums begin with +0.
 uint rank_of(float x) {
     const uint bits = floatBitsToUint(x), magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return 0u;
@@ -71,7 +71,7 @@ float rank_value(uint e) {
     return rank;
 }
 
-// Ranks experts of groups that are not used as NaN; groups rank as experts do.
+// Ranks experts of unused groups as NaN; groups rank as experts do.
 void leave_groups_out() {
     const uint first = gl_LocalInvocationIndex, size = EXPERTS / GROUPS;
     for (uint g = first; g < GROUPS; g += 256) {
@@ -96,7 +96,7 @@ void leave_groups_out() {
     barrier();
 }
 
-// Sets ranks to 1 for the chosen, whom fewer than CHOSEN others rank above, ties by lower id; else to 0.
+// Sets ranks to 1 for the chosen experts (fewer than CHOSEN others rank above, ties by lower id), else to 0.
 void choose(uint begin) {
     const uint first = gl_LocalInvocationIndex;
     for (uint e = first; e < EXPERTS; e += 256) {

@@ -1,6 +1,6 @@
 // The scales of a quantised block, correctly rounded by integer divisions: a float division may err by 2.5
-// units of the last place, on every device in its own way. Both take the bits of the largest magnitude, a
-// finite number of at least 2^-100.
+// units in the last place, differently on each device. Both take the bits of the largest magnitude, a finite
+// number of at least 2^-100.
 
 // amax / 127.
 float scale_of(uint amax) {

@@ -1,6 +1,6 @@
-// Causal convolution along a sequence, each column by itself, with TAPS - 1 columns of the past as state. An
-// invocation gives one value, but that of a sequence's first row gives all that see the state, and writes the
-// new ones, one of which may take the place of the old.
+// Causal convolution along a sequence, each column separately, with TAPS - 1 past columns as state. An
+// invocation writes one value. The invocation of a sequence's first row writes all values that depend on the
+// state, and the new states, one of which may replace the old one.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "activation.glsl"
@@ -29,7 +29,7 @@ void give(uint row, uint column, float seen[TAPS]) {
     y[row * width + column] = ACTIVATED == 1 ? activate(SILU, sum, 0.0) : sum;
 }
 
-// Writes the state after a row, whose last columns are the last ones seen.
+// Writes the state after a row: the last columns it has read.
 void keep(uint row, uint column, float seen[TAPS]) {
     const int to = slot_after(row);
     if (to < 0) return;
@@ -57,7 +57,7 @@ void main() {
         give(row + i, column, seen);
         keep(row + i, column, seen);
     }
-    // Of a prompt's rows only the last one keeps a state.
+    // For a prompt, only the last row keeps a state.
     for (uint i = row < N_DECODE ? PAST : max(PAST, span.count - 1); i < span.count; ++i) {
         for (uint j = 0; j < PAST; ++j) seen[j + 1] = x[(row + i + 1 - PAST + j) * width + column];
         keep(row + i, column, seen);

@@ -1,6 +1,6 @@
-// Mamba-2's scan (arXiv 2405.21060), token by token: S = e^(dt a) S + dt x B^T, out = S C + d x. A group
-// works on 32 rows of S of one head and one sequence; S stays in registers, every eighth value of a row in
-// each invocation. Tokens come in tiles, whose B and C are read and whose sums are made together.
+// Mamba-2's scan (arXiv 2405.21060), token by token: S = e^(dt a) S + dt x B^T, out = S C + d x. A workgroup
+// handles 32 rows of S of one head and one sequence; S stays in registers, every eighth value of a row in
+// each invocation. Tokens come in tiles, whose B and C are read together and whose sums are made together.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

@@ -1,5 +1,5 @@
-// K and V to the rows' slots of their caches. An invocation writes one value, a pair of float16, or a block
-// of Q8_0; a word that holds another invocation's bits too is changed atomically.
+// Stores K and V in the rows' slots of their caches. An invocation writes one value, a pair of float16, or a
+// block of Q8_0; a word with bits of another invocation is changed atomically.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "batch.glsl"
@@ -19,7 +19,7 @@ const uint ELEMENTS = (HEAD_DIM + VALUES - 1) / VALUES;                       //
 
 uint input_at(uint i) { return gl_WorkGroupID.z == 0 ? k[i] : v[i]; }
 
-// The masked bits of a word; the others belong to other elements.
+// Writes the masked bits of a word; the others belong to other elements.
 void put(uint word, uint mask, uint bits) {
     if (gl_WorkGroupID.z == 0) {
         if (mask == ~0u) {
@@ -38,10 +38,10 @@ void put(uint word, uint mask, uint bits) {
     }
 }
 
-// One 16-bit value.
+// Writes one 16-bit value.
 void put_half(uint at, uint h) { put(at / 2, 0xffffu << (at & 1) * 16, h << (at & 1) * 16); }
 
-// 32 values as a scale and codes, from a 16-bit place on.
+// Writes 32 values as a scale and codes, from a 16-bit position on.
 void put_block(uint from, uint at) {
     uint amax = 0;
     for (uint i = 0; i < 32; ++i) amax = max(amax, input_at(from + i) & 0x7fffffffu);

@@ -1,5 +1,5 @@
-// Sums and maxima over the 256 invocations of a group, in one order on every device: one half is folded onto
-// the other.
+// Sums and maxima over the 256 invocations of a workgroup, in the same order on every device: one half is
+// folded onto the other.
 shared float folded[256];
 
 float group_sum(float value) {

@@ -1,5 +1,5 @@
-// The first position that a row at `position` sees: of its last `window` ones; or, where the highest bit is set,
-// of those from the last multiple of the rest on. 0: all.
+// The first position that a row at `position` attends to: the start of its last `window` positions or, if the
+// highest bit is set, the last multiple of the remaining bits. 0: all.
 const uint CHUNKED = 0x80000000u;
 
 uint first_seen(uint position, uint window) {

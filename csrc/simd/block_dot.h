@@ -1,12 +1,12 @@
-// Dots and sums of packed rows, for every block type.
+// Dot products and sums of packed rows, for every block type.
 #pragma once
 #include "simd/open_groups.h"
 
 namespace hc {
 namespace {
 
-// fn(lanes, l, n) for the vectors of a group of fewer than kLanes blocks: lanes [l, l + n). `Short` rows have
-// no other group, so full vectors are worth a copy of the code there.
+// Calls fn(lanes, l, n) for the vectors of a group of fewer than kLanes blocks: lanes [l, l + n). `Short`
+// rows have no other group, so full vectors are worth a separate copy of the code.
 template <bool Short, class Fn> HC_INLINE void for_last_lanes(int lanes, Fn&& fn) {
     int l = 0;
     if constexpr (Short && Vec::width < kLanes)
@@ -14,14 +14,14 @@ template <bool Short, class Fn> HC_INLINE void for_last_lanes(int lanes, Fn&& fn
     for (; l < lanes; l += Vec::width) fn(lanes, l, smaller(Vec::width, lanes - l));
 }
 
-// fn(lanes, l, n) for the vectors of the group that starts at `block`. Full groups get constants.
+// Calls fn(lanes, l, n) for the vectors of the group that starts at `block`. Full groups get constants.
 template <class Fn> HC_INLINE void for_lanes(int64_t blocks, int64_t block, Fn&& fn) {
     if (blocks - block < kLanes) return for_last_lanes<false>(int(blocks - block), fn);
     for (int l = 0; l < kLanes; l += Vec::width) fn(kLanes, l, Vec::width);
 }
 
-// fn(block, lanes, l, n) for all groups of a row. Full groups have a loop of their own, with nothing in it
-// that depends on their number.
+// Calls fn(block, lanes, l, n) for all groups of a row. Full groups have a separate loop, in which nothing
+// depends on their number.
 template <bool Short = false, class Fn> HC_INLINE void for_groups(int64_t blocks, Fn&& fn) {
     int64_t block = 0;
     for (; block + kLanes <= blocks; block += kLanes)
@@ -31,7 +31,7 @@ template <bool Short = false, class Fn> HC_INLINE void for_groups(int64_t blocks
                               [&](int lanes, int l, int n) HC_INLINE_LAMBDA { fn(block, lanes, l, n); });
 }
 
-// How a dot reads its input: a vector of lanes; or half of one twice, where two rows lie in a vector.
+// How a dot product reads its input: a vector of lanes, or half a vector twice if a vector holds two rows.
 struct EachLane {
     static HC_INLINE F load(const float* p) { return Vec::load(p); }
     static HC_INLINE I load_i(const void* p) { return Vec::load_i(p); }
@@ -44,7 +44,7 @@ template <class V> struct HalfTwice {
 // log2 of a power of two.
 constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
 
-// s + the minima times the sums of x that they belong to.
+// s + the minima times the sums of x of their blocks.
 template <class B, class X = EachLane>
 HC_INLINE F add_minima(F s, const Head& head, F dx, const Input& in, int t, int64_t at) {
     const I total = X::load_i(in.sums(t) + at);
@@ -54,7 +54,7 @@ HC_INLINE F add_minima(F s, const Head& head, F dx, const Input& in, int t, int6
     return Vec::fma(head.high_minimum, Vec::mul(dx, Vec::to_float(Vec::sub_i(total, low))), s);
 }
 
-// The start of a dot, so that codes may be too large: the offset times the sum of x, negative.
+// Start value of a dot product with biased codes: minus the offset times the sum of x.
 template <class B, class X = EachLane> HC_INLINE I start_of(const Input& in, int t, int64_t at, bool high) {
     constexpr int offset = B::signed_codes ? Vec::signed_offset : B::offset;
     if constexpr (offset == 0) return Vec::zero_i();
@@ -66,7 +66,7 @@ template <class B, class X = EachLane> HC_INLINE I start_of(const Input& in, int
     return Vec::sub_i(Vec::zero_i(), Vec::template shl<log2_of(offset)>(sum));
 }
 
-// acc + four products of bytes in each lane of M words of codes; those of x lie a group's words apart.
+// acc + four byte products in each lane of M words of codes; the words of x are a group's words apart.
 template <bool Signed, class X = EachLane, int M>
 HC_INLINE I dot_words(I acc, const I (&w)[M], const int8_t* x) {
     auto sum = Vec::dot_begin(acc);
@@ -118,7 +118,8 @@ HC_INLINE void dot_group(const G (&group)[R], const Input& in, int t0, int64_t b
     }
 }
 
-// Dots of R rows with T tokens. Every (row, token) sums its blocks in one fixed order, whatever R and T are.
+// Dot products of R rows with T tokens. Each (row, token) sums its blocks in one fixed order, for all R and
+// T.
 template <class B, int R, int T> HC_INLINE void dot_quantised(const RowOf<B>* rows, const Input& in, int t0,
                                                               float (&out)[R][T], Stream& stream) {
     F sum[R][T];
@@ -136,9 +137,9 @@ template <class B, int R, int T> HC_INLINE void dot_quantised(const RowOf<B>* ro
         for (int t = 0; t < T; ++t) out[r][t] = Vec::sum(sum[r][t]);
 }
 
-// Whether rows are taken two at a time where their last blocks are half a vector or less, of the types of
-// which that may be: half of those vectors is saved, and of the sums of lanes. T tokens: one or a whole tile.
-// Q5_1 and MXFP4, which no small model has, would be 4 KB of code and more each.
+// True if rows are taken two at a time when their last blocks fill at most half a vector: this saves half of
+// those vectors and of the lane sums. Only for some types. T: one token or a whole tile. Q5_1 and MXFP4,
+// which no small model uses, would add 4 KB of code each and more.
 template <class B> constexpr bool takes_two(int T) {
     if (T != 1 && T != Vec::token_tile) return false;
     if constexpr (std::is_same_v<B, BlockQ5_1> || std::is_same_v<B, BlockMXFP4>)
@@ -153,7 +154,7 @@ HC_INLINE bool ends_in_half(int64_t cols) {
     return last > 0 && 2 * last <= Vec::width;
 }
 
-// The dots of two such rows with T tokens: the same bits as those of one row.
+// The dot products of two such rows with T tokens: the same bits as of one row.
 template <class B, class V, int T>
 HC_INLINE void dot_two(const RowOf<B>* rows, const Input& in, int t0, float (&out)[2][T], Stream& stream) {
     const int64_t blocks = in.cols / kBlock, last = blocks / kLanes * kLanes;
@@ -162,7 +163,7 @@ HC_INLINE void dot_two(const RowOf<B>* rows, const Input& in, int t0, float (&ou
     for (int r = 0; r < 2; ++r) {
         F own[1][T];
         for (F& s : own[0]) s = V::zero();
-        // One copy of the code for all vectors, which is long.
+        // One copy of the code for all vectors, because it is long.
         for (int64_t full = 0; full + V::width <= blocks; full += V::width) {
             const int64_t block = full / kLanes * kLanes;
             const int of = int(smaller<int64_t>(kLanes, blocks - block)), at = int(full - block);
@@ -184,15 +185,15 @@ HC_INLINE void dot_two(const RowOf<B>* rows, const Input& in, int t0, float (&ou
     fetch(stream, 2 * bytes_of<B>(rows[0], lanes));
 }
 
-// Bytes [begin, end) of each of some rows, which will be read next.
+// Bytes [begin, end) of each of some rows, which are read next.
 struct Ahead {
     const uint8_t* const* rows;
     int64_t begin, end;
 };
 
-// Products of columns [i, end) of R rows and T tokens, a multiple of `step`: sum[a] gets those of every
-// A-th vector from the a-th on, in order. For several rows one a after another, so that a tile of sums fits
-// in registers; the columns are few enough to stay in L1. Meanwhile what lies ahead is fetched.
+// Products of columns [i, end) of R rows and T tokens, a multiple of `step`. sum[a] gets every A-th vector
+// from the a-th on, in order. With several rows, one a after another, so that a tile of sums fits in
+// registers; the columns are few enough to stay in L1. Prefetches `ahead` meanwhile.
 template <class P, int R, int T>
 HC_INLINE void add_columns(const uint8_t* const* rows, const float* x, int64_t stride, int64_t i, int64_t end,
                            F (&sum)[Vec::accumulators][R][T], const Ahead& ahead = {nullptr, 0, 0}) {
@@ -222,7 +223,8 @@ HC_INLINE void add_columns(const uint8_t* const* rows, const float* x, int64_t s
     }
 }
 
-// A tile of sums before any column; then what follows its last whole step of columns, and the dots.
+// clear(): a tile of sums before any column. finish_plain(): the columns after the last whole step, and the
+// dot products.
 template <int R, int T> using PlainSums = F[Vec::accumulators][R][T];
 template <int R, int T> HC_INLINE void clear(PlainSums<R, T>& sum) {
     for (auto& part : sum)
@@ -254,7 +256,7 @@ template <class P, int R, int T> HC_INLINE void finish_plain(const uint8_t* cons
     }
 }
 
-// Dots of one plain row with T tokens, whose sums stay in registers: two tokens at most.
+// Dot products of one plain row with T tokens, with the sums in registers: at most two tokens.
 template <class P, int T>
 inline void dot_plain(const uint8_t* row, const Input& in, int t0, float (&out)[1][T], Stream& stream) {
     constexpr int step = Vec::accumulators * Vec::width, together = 2 * step;
@@ -286,10 +288,10 @@ HC_INLINE void dot_tile(const RowOf<B>* rows, const Input& in, int t0, float (&o
         dot_plain<B, T>(rows[0], in, t0, out, stream);
 }
 
-// Whether a weight is one code times one scale, so that scale and coefficient can be multiplied beforehand.
+// True if a weight is one code times one scale, so that scale and coefficient can be multiplied first.
 template <class B> constexpr bool one_scale = !B::halves && !B::has_minimum;
 
-// Whether sums of rows need those of the factors too.
+// True if sums of rows also need the sums of their factors.
 template <class B> constexpr bool sums_factors() {
     if constexpr (B::quantised)
         return one_scale<B> && B::offset > 0;
@@ -297,7 +299,7 @@ template <class B> constexpr bool sums_factors() {
         return false;
 }
 
-// The code of one element, too large by its offset or put right.
+// The code of one element, biased by its offset or corrected (PutRight).
 template <class B, int P, int W, int Byte, bool PutRight> HC_INLINE F code(const I* unit) {
     constexpr int times = B::template times<W, Byte>();
     const F value = B::template value<P, W, Byte>(unit);
@@ -313,9 +315,9 @@ template <class B, int P, int W, int Byte> HC_INLINE F weight(const I* unit, con
     return Vec::add(Vec::mul(value, scale), B::halves && W ? head.high_minimum : head.minimum);
 }
 
-// y += c[0] w[0] + ... + c[K-1] w[K-1], added in that order. For quantised types y is in packed order:
-// element e of the block in lane l of group g is y[g * kSums + e * kLanes + l], so y holds whole groups. Of
-// types whose codes are too large, element kBlock sums the factors that they were multiplied by.
+// y += c[0] w[0] + ... + c[K-1] w[K-1], added in this order. For quantised types y is in packed order:
+// element e of the block in lane l of group g is y[g * kSums + e * kLanes + l], so y holds whole groups. For
+// biased codes, element kBlock accumulates the factors.
 template <class B, int K>
 inline void axpy_quantised(const RowOf<B>* rows, const float* c, int64_t cols, float* y, Stream& stream) {
     constexpr int words = B::words_per_part;
@@ -345,7 +347,7 @@ inline void axpy_quantised(const RowOf<B>* rows, const float* c, int64_t cols, f
         unroll<0, B::parts>([&](auto part) HC_INLINE_LAMBDA {
             constexpr int P = decltype(part)::value;
             load(part);
-            // A word's four elements side by side: as many chains of additions.
+            // A word's four elements are four independent chains of additions.
             unroll<0, words>([&](auto word) HC_INLINE_LAMBDA {
                 constexpr int W = decltype(word)::value;
                 float* to = group + 4 * (P + W * B::parts) * kLanes;
@@ -377,8 +379,8 @@ struct PanelRun {
     int64_t blocks;  // of 32 outputs
 };
 
-// y + what a run adds to one output: the sum of its c[k] value[k], here `times` as much, put right and
-// scaled, and the minimum for each of its c[k], whose sum is `total`.
+// y + the sum of a run for one output: sum of c[k] value[k], here `times` as large, corrected and scaled.
+// Adds the minimum for each c[k]; their sum is `total`.
 template <class B> HC_INLINE F add_run(F sum, int times, F total, const Head& head, F y) {
     if constexpr (B::offset > 0)
         sum = Vec::fma(sum, Vec::set1(1.0f / times), Vec::mul(total, Vec::set1(-B::offset)));
@@ -415,8 +417,8 @@ HC_INLINE void panel_parts(const PanelRun& p, int64_t block, int lanes, int l, i
     });
 }
 
-// y += what the neurons of one run add. Their sum is kept in registers, a few parts of the codes at a time,
-// and goes to y once.
+// Adds the neurons of one run to y. Their sum stays in registers, a few parts of the codes at a time, and is
+// added to y once.
 template <class B> inline void panel_axpy(const PanelRun& p, float* y, Stream& stream) {
     constexpr int parts = Vec::panel_vectors / 4 / B::words_per_part;
     constexpr int scales = kBlock * B::header_quarters / (B::halves ? 8 : 4);  // bytes, of a run's 32 outputs
@@ -432,7 +434,7 @@ template <class B> inline void panel_axpy(const PanelRun& p, float* y, Stream& s
 
 template <class P, int K>
 inline void axpy_plain(const uint8_t* const* rows, const float* c, int64_t cols, float* y, Stream& stream) {
-    constexpr int A = 4;  // vectors between two looks at the stream
+    constexpr int A = 4;  // vectors between two fetches of the stream
     int64_t i = 0;
     for (; i + A * Vec::width <= cols; i += A * Vec::width) {
         for (int a = 0; a < A; ++a) {
@@ -459,8 +461,8 @@ inline void axpy(const RowOf<B>* rows, const float* c, int64_t cols, float* y, S
         axpy_plain<B, K>(rows, c, cols, y, stream);
 }
 
-// Some lanes' sums, as axpy leaves them, in plain order: `unit` times each, less `offset` times the sum of
-// the factors.
+// Writes some lanes' sums, in axpy's layout, in plain order: each times `unit`, minus `offset` times the sum
+// of the factors.
 HC_NOINLINE inline void unpack_lanes(const float* packed, const float (&unit)[kBlock], float offset,
                                      int64_t lanes, float* out) {
     for (int64_t l = 0; l < lanes; l += 4)
@@ -475,7 +477,7 @@ HC_NOINLINE inline void unpack_lanes(const float* packed, const float (&unit)[kB
         }
 }
 
-// One group of sums, as axpy leaves them, in plain order.
+// Writes one group of sums, in axpy's layout, in plain order.
 template <class B> inline void unpack_group(const float* packed, float* out, int64_t cols, int64_t group) {
     float unit[kBlock];
     unroll<0, kBlock>([&](auto element) {

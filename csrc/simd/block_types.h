@@ -7,8 +7,8 @@
 #include "simd/types.h"
 #include "simd/vec.h"
 
-// Everything below is compiled once per ISA, in an unnamed namespace: a function compiled for AVX-512 must
-// never be the one that the linker keeps for all.
+// Everything below is compiled once per ISA, in an unnamed namespace: the linker must never use a function
+// compiled for AVX-512 for all ISAs.
 namespace hc {
 namespace {
 
@@ -32,7 +32,7 @@ struct Lanes {
     int n;
 };
 
-// A block's scale, or the scales of its halves, and what is added to every weight, likewise.
+// A block's scale, or the scales of its halves, and the minimum added to every weight, likewise.
 struct Head {
     F scale, high_scale, minimum;
     F high_minimum = Vec::zero();
@@ -43,21 +43,21 @@ HC_INLINE F f16_lanes(const Lanes& s, int64_t region) {
     return s.n == Vec::width ? Vec::load_f16(at) : Vec::load_f16(at, s.n);
 }
 
-// The base of all types. A block is 32 codes in eight words of four (word w: elements 4w..4w+3), kept
-// in `units` 32-bit units per lane: unit k < parts holds words k, k + parts, ...; further units hold the
-// codes' high bits.
+// The base of all types. A block is 32 codes in eight words of four (word w: elements 4w..4w+3), kept in
+// `units` 32-bit units per lane: unit k < parts holds words k, k + parts, ...; further units hold the codes'
+// high bits.
 struct TypeBase {
     static constexpr bool quantised = true;
     static constexpr int parts = 4, words_per_part = 2, units = 4;
-    static constexpr bool signed_codes = false;  // whether word() gives int8 or codes 0..127
-    static constexpr int code_bits = 4;          // of the largest magnitude that word() gives
-    static constexpr int offset = 0;             // how much too large codes are: a power of two, or 0
+    static constexpr bool signed_codes = false;  // word() returns int8, else codes 0..127
+    static constexpr int code_bits = 4;          // of the largest magnitude that word() returns
+    static constexpr int offset = 0;             // bias of the codes: a power of two, or 0
     static constexpr bool halves = false;        // two scales in a block, of 16 weights each
     static constexpr bool has_minimum = false;
-    static constexpr bool opened = false;  // whether a group is opened before it is read: open_groups.h
+    static constexpr bool opened = false;  // a group is opened before it is read: open_groups.h
     static constexpr bool super =
-        false;  // blocks of 256: a panel's scales depend on where in it a neuron lies
-    // value() gives a code times<W, Byte>() as large: sums of it are put right once.
+        false;  // blocks of 256: a panel's scales depend on a neuron's position in it
+    // value() returns a code times<W, Byte>() as large: its sums are corrected once.
     template <int W, int Byte> static constexpr int times() { return 1; }
     template <int W> static HC_INLINE I nibbles(I part) {
         return Vec::bit_and(W ? Vec::shr<4>(part) : part, Vec::set1_i(0x0f0f0f0f));
@@ -76,8 +76,8 @@ struct BlockQ8_0 : TypeBase {
     }
 };
 
-// Unsigned codes of four bits. A value is a nibble where it stands in its unit, since a shift costs as much
-// as the product that follows; the last nibble would be negative there.
+// Unsigned codes of four bits. A value is a nibble at its position in its unit, since a shift costs as much
+// as the following product; the last nibble would be negative there.
 struct Nibbles : TypeBase {
     template <int P, int W> static HC_INLINE I word(const I* unit) { return nibbles<W>(unit[P]); }
     template <int W, int Byte> static constexpr int times() {
@@ -89,7 +89,7 @@ struct Nibbles : TypeBase {
     }
 };
 
-// Unsigned codes of up to eight bits, likewise: a byte where it stands in its word.
+// Unsigned codes of up to eight bits, likewise: a byte at its position in its word.
 struct Bytes : TypeBase {
     template <int W, int Byte> static constexpr int times() { return Byte == 3 ? 1 : 1 << 8 * Byte; }
     template <int Byte> static HC_INLINE F byte(I word) {
@@ -154,7 +154,7 @@ struct KBlock {
                         Vec::load_u8(s.row + 4 * supers + s.at, s.n),
                         Vec::spread_nibbles(s.row + 12 * supers, s.at, s.n));
     }
-    // The same of outputs [at, at + n) of a panel, run `r` of its neurons.
+    // The same for outputs [at, at + n) of a panel, run `r` of its neurons.
     static HC_INLINE Head panel_head(const Lanes& s, int r) {
         const I high = Vec::load_u8(s.row + (12 + r / 2) * s.blocks + s.at, s.n);
         return k_scales(f16_lanes(s, 0), f16_lanes(s, 2),
@@ -171,7 +171,7 @@ struct BlockQ5_K : FiveBits, KBlock {
     using KBlock::has_minimum, KBlock::super;
 };
 
-// Two high bits: byte c of unit 4 + w / 4 holds those of element 4w + c at bit 2 (w % 4).
+// Two high bits: byte c of unit 4 + w / 4 holds the bits of element 4w + c at bit 2 (w % 4).
 struct BlockQ6_K : Bytes {
     static constexpr int header_quarters = 9, units = 6, code_bits = 6, offset = 32;
     static constexpr bool halves = true, super = true;
@@ -196,7 +196,7 @@ struct BlockQ6_K : Bytes {
     }
 };
 
-// Codes that name one of 16 values.
+// Codes that index 16 values.
 template <class T> struct TableBlock : TypeBase {
     static constexpr bool signed_codes = true;
     template <int P, int W> static HC_INLINE I word(const I* unit) {
@@ -229,10 +229,10 @@ struct BlockMXFP4 : TableBlock<BlockMXFP4> {
     }
 };
 
-// Of these a dot of one row with one token is compiled; everything else reads what open_types.h makes of
-// them.
+// For the following types only the dot product of one row with one token is compiled; all other kernels read
+// the opened form of open_types.h.
 
-// Codes of two bits: bits 2i of unit u are those of word 4u + i.
+// Codes of two bits: bits 2i of unit u belong to word 4u + i.
 struct Pairs : TypeBase {
     static constexpr int units = 2, code_bits = 2;
     static constexpr bool halves = true;
@@ -241,7 +241,8 @@ struct Pairs : TypeBase {
     }
 };
 
-// Scale and minimum of 4 bits each in a byte: those of all blocks' first halves, then of the second ones.
+// Scale and minimum of 4 bits each in a byte: first the bytes of all blocks' first halves, then of the second
+// halves.
 struct BlockQ2_K : Pairs {
     static constexpr int header_quarters = 10;
     static constexpr bool has_minimum = true;
@@ -266,7 +267,7 @@ struct BlockTQ2_0 : Pairs {
     }
 };
 
-// A third bit: that of word w is bit w of unit 2. Scales of 6 bits, from -32: the halves' low nibbles in a
+// A third bit: bit w of unit 2 belongs to word w. Scales of 6 bits, from -32: the halves' low nibbles in a
 // byte, then their two high bits in a nibble.
 struct BlockQ3_K : Pairs {
     static constexpr int header_quarters = 7, units = 3, code_bits = 3, offset = 4;
@@ -310,8 +311,8 @@ struct BlockIQ4_XS : TableBlock<BlockIQ4_NL> {
     }
 };
 
-// Bytes, for all types that are opened, with two scales in a block. Narrow ones, from -15 to 15, are 16 too
-// large, so that products need no signs, and may have two minima.
+// Bytes with two scales in a block, for all opened types. Narrow ones, from -15 to 15, are biased by 16, so
+// that products need no signs, and may have two minima.
 template <bool Narrow> struct BlockOpened : Bytes {
     static constexpr int units = 8, code_bits = Narrow ? 5 : 7, offset = Narrow ? 16 : 0;
     static constexpr bool signed_codes = !Narrow, halves = true, has_minimum = Narrow, opened = true;
@@ -352,7 +353,7 @@ struct FloatBF16 {
     }
 };
 
-// Types with blocks of 32 weights, of which a file has the dots (isa/block_dots.cpp); another one has the
+// Types with blocks of 32 weights. isa/block_dots.cpp compiles their dot products, isa/other_dots.cpp the
 // others.
 inline bool has_small_blocks(Type type) { return block_size(type).weights == kBlock; }
 

@@ -8,7 +8,7 @@ namespace hc {
 
 namespace {
 
-// By maker, family and range of models, as CPUID gives them.
+// By maker, family and range of models, from CPUID.
 struct Processors {
     const char* maker;
     uint32_t family, first_model, last_model;
@@ -24,7 +24,7 @@ constexpr Fetching kNear{3 << 10, false}, kFar{8 << 10, true}, kFarIntoL1{8 << 1
     {"AuthenticAMD", 0x1a, 0x00, 0x7f, kFarIntoL1},  // Zen 5, whose L1 has 48 KiB
     {"GenuineIntel", 6, 0x00, 0xff, kFar},           // all of Intel's, with smaller L2 caches too
 };
-// The value of all processors before this table was written. It was not measured on others.
+// The value of all processors before this table existed; not measured on others.
 constexpr Fetching kUnknown = kNear;
 
 Fetching default_fetching() {

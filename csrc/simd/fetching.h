@@ -1,4 +1,4 @@
-// How far ahead of their use weights are fetched.
+// The distance at which weights are prefetched.
 #pragma once
 #include <cstdint>
 

@@ -1,6 +1,6 @@
-// Dots of rows whose blocks name entries of a grid, read as a file has them: lane = block, as everywhere. An
-// entry is loaded by itself, since gathers are slower on most processors; all that follows is done for the
-// blocks of a whole vector at once.
+// Dot products of rows whose blocks index a grid, read in the file's layout: lane = block, as everywhere.
+// Entries are loaded singly, since gathers are slower on most processors; all other work is done for a whole
+// vector of blocks.
 #pragma once
 #include <cstring>
 
@@ -28,12 +28,12 @@ inline uint32_t word_of(const uint8_t* at) {
     return word;
 }
 
-// The blocks of one vector: some of one super-block of 256 weights, or all of two. Where the row ends after
-// the first, it stands for the second too, whose scales are 0.
+// The blocks of one vector: some of one super-block of 256 weights, or all of two. If the row ends after the
+// first, it also stands for the second, with scales of 0.
 struct Supers {
     static constexpr int count = Vec::width < 8 ? 1 : Vec::width / 8;
     const uint8_t* at[count];
-    int first, n;  // block of the super-block, lanes that are in use
+    int first, n;  // block in the super-block; lanes in use
 
     HC_INLINE Supers(const uint8_t* row, int bytes, int64_t block, int lanes)
         : first(int(block % 8)), n(lanes) {
@@ -46,7 +46,8 @@ struct Supers {
         const uint8_t* from = at[0] + offset + 4 * first;
         return Vec::load_halves(from, at[count - 1] + offset);
     }
-    // A byte of each block, likewise; a half of the super-block; a nibble of each block.
+    // each_byte(): a byte of each block. half(): a half of the super-block. nibbles(): a nibble of each
+    // block.
     HC_INLINE I each_byte(int offset) const {
         uint8_t bytes[8 * count];
         for (int i = 0; i < count; ++i) std::memcpy(bytes + 8 * i, at[i] + offset, 8);
@@ -64,7 +65,7 @@ struct Supers {
     }
 };
 
-// Four fields of seven signs: eight each, where that of the eighth code makes their number even.
+// Four fields of seven signs give eight signs each: the sign of the eighth code makes their number even.
 HC_INLINE I all_signs(I fields) {
     constexpr int8_t odd[16] = {0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0};
     I signs = Vec::bit_and(fields, Vec::set1_i(0x7f));
@@ -80,9 +81,9 @@ HC_INLINE F half_more(F d, I code, float times) {
     return Vec::mul(Vec::mul(d, Vec::add(Vec::set1(0.5f), Vec::to_float(code))), Vec::set1(times));
 }
 
-// What a type gives of some blocks: entry<W>(lane), word W of that block, or where entries have eight codes
+// A type's data of some blocks: entry<W>(lane), word W of that block, or for entries with eight codes
 // pair<P>(lane), words 2 P and 2 P + 1; bits of all signs; the scales of the first or second halves.
-// look_ahead may prepare what takes long, one vector earlier.
+// look_ahead may prepare slow parts one vector earlier.
 struct GridBlocks {
     static constexpr bool pairs = false;
     struct Ahead {};
@@ -164,7 +165,7 @@ struct GridIQ2_S : GridBlocks {
 struct GridIQ3_S {
     static constexpr int bytes = 110, code_bits = 4;
     static constexpr bool pairs = false;
-    // Of a block's entries, four in a word's halves: those of even number, then of odd ones.
+    // Entry numbers of a block, in halves of words: even entries, then odd ones.
     struct Ahead {
         alignas(64) uint16_t number[2][4 * Vec::width];
     };
@@ -197,11 +198,11 @@ struct GridIQ3_S {
     }
 };
 
-// The dot of one row with one token: the same bits as of a row that is opened.
+// The dot product of one row with one token: the same bits as of an opened row.
 template <class B> void dot_grid(const uint8_t* row, const Input& in, int t, float& dot, Stream& stream) {
     constexpr int M = smaller(Vec::words_at_once(B::code_bits), 4);
     const int64_t blocks = in.cols / kBlock;
-    typename B::Ahead ahead[2];  // of this vector of blocks and of the next, by turns
+    typename B::Ahead ahead[2];  // of this vector of blocks and of the next, alternating
     B::look_ahead({row, B::bytes, 0, int(smaller<int64_t>(blocks, Vec::width))}, ahead[0]);
     F sum = Vec::zero();
     for_groups<true>(blocks, [&](int64_t block, int lanes, int l, int n) HC_INLINE_LAMBDA {
@@ -218,10 +219,10 @@ template <class B> void dot_grid(const uint8_t* row, const Input& in, int t, flo
         unroll<0, 2>([&](auto which) HC_INLINE_LAMBDA {
             constexpr int half = decltype(which)::value;
             I acc = Vec::zero_i(), code[2];
-            unroll<0, 4 / M>([&](auto some) HC_INLINE_LAMBDA {
+            unroll<0, 4 / M>([&](auto chunk) HC_INLINE_LAMBDA {
                 auto part = Vec::dot_begin(acc);
                 unroll<0, M>([&](auto m) HC_INLINE_LAMBDA {
-                    constexpr int W = half * 4 + decltype(some)::value * M + decltype(m)::value;
+                    constexpr int W = half * 4 + decltype(chunk)::value * M + decltype(m)::value;
                     if constexpr (!B::pairs)
                         code[W % 2] = Vec::each_word(
                             [&](int lane) HC_INLINE_LAMBDA { return grid.template entry<W>(lane); });
@@ -230,10 +231,10 @@ template <class B> void dot_grid(const uint8_t* row, const Input& in, int t, flo
                                            HC_INLINE_LAMBDA { return grid.template pair<W / 2>(lane); },
                                        code[0], code[1]);
                     constexpr int bits = W % 2 ? int(0x80402010) : 0x08040201;
-                    const I some_signs = Vec::spread_byte<W / 2>(signs);
+                    const I word_signs = Vec::spread_byte<W / 2>(signs);
                     part = Vec::template dot_add<false>(
                         part, code[W % 2],
-                        Vec::negative_where(Vec::load_i(x + W * 4 * kLanes), some_signs, Vec::set1_i(bits)));
+                        Vec::negative_where(Vec::load_i(x + W * 4 * kLanes), word_signs, Vec::set1_i(bits)));
                 });
                 acc = Vec::dot_end(acc, part);
             });

@@ -1,4 +1,4 @@
-// The grids of IQ1, IQ2 and IQ3: src/hotcold/formats/grids.py has the same digits, and says what they mean.
+// The grids of IQ1, IQ2 and IQ3: src/hotcold/formats/grids.py has the same digits and their meaning.
 #include "simd/grids.h"
 
 namespace hc {
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int digit(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
 
-// Entries of `Digits` hexadecimal digits; each field of `Bits` names a byte.
+// Entries of `Digits` hexadecimal digits; each field of `Bits` selects a byte.
 template <class Word, int N, int Digits, int Bits>
 constexpr Grid<Word, N> bytes_of(const char* digits, const uint8_t (&values)[1 << Bits]) {
     Grid<Word, N> grid{};

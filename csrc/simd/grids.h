@@ -1,4 +1,4 @@
-// The grids of IQ1, IQ2 and IQ3, of whose entries a block names one at a time; compiled once.
+// The grids of IQ1, IQ2 and IQ3, whose entries a block selects by number; compiled once.
 #pragma once
 #include <cstdint>
 
@@ -12,7 +12,7 @@ extern const Grid<uint32_t, 512> kGridIQ3_S;
 extern const Grid<uint64_t, 256> kGridIQ2_XXS;
 extern const Grid<uint64_t, 512> kGridIQ2_XS;
 extern const Grid<uint64_t, 1024> kGridIQ2_S;
-// Eight codes from -1 to 1, less -1, of two bits each.
+// Eight codes from -1 to 1, plus 1, of two bits each.
 extern const Grid<uint16_t, 2048> kGridIQ1;
 
 }  // namespace hc

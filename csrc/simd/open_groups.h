@@ -1,6 +1,6 @@
-// What a group of a row is read from: the row as it is packed; or, of types that are opened, bytes and floats
-// in L1, which one short function for each type leaves there. So all kernels are compiled once for all of
-// those types, and memory has no more to give than their few bits.
+// The source of a row's groups: the packed row, or for opened types bytes and floats in L1, written by one
+// short function for each type. So all kernels are compiled once for all opened types, and memory only
+// delivers their few bits.
 #pragma once
 #include <type_traits>
 
@@ -9,8 +9,8 @@
 
 namespace hc {
 
-// A group after it was opened: word w of block l is words[w][l], four codes of BlockOpened. A block's halves
-// have scales of their own, and minima where the type has any.
+// An opened group: word w of block l is words[w][l], four codes of BlockOpened. A block's halves have
+// separate scales, and minima if the type has any.
 struct Opened {
     alignas(64) uint32_t words[kBlock / 4][kLanes];
     float scale[2][kLanes], minimum[2][kLanes];
@@ -21,21 +21,21 @@ struct Opening {
     void (*open)(const uint8_t* row, int64_t blocks, int64_t block, int lanes, Opened& to);
     int bytes;  // of 256 weights
     bool has_minimum;
-    // Where it is worth one: the dot of a row with token t, without opening it.
+    // The dot product of a row with token t without opening it, if it pays; or null.
     void (*dot)(const uint8_t* row, const Input& in, int t, float& dot, Stream& stream) = nullptr;
 };
-const Opening* HC_OWN(opening_of)(Type);  // isa/other_dots.cpp defines it by open_types.h
+const Opening* HC_OWN(opening_of)(Type);  // defined in isa/other_dots.cpp by open_types.h
 
 namespace {
 
-// A row as the kernels take it, and what its scales are multiplied by.
+// A row as the kernels take it, and the factor of its scales.
 struct OpenedRow {
     const uint8_t* at;
     const Opening* opening;
     float factor;
 };
 template <class B> using RowOf = std::conditional_t<B::opened, OpenedRow, const uint8_t*>;
-// Row `number` of some, which lies at `at`.
+// Row `number` of `rows`, stored at `at`.
 template <class B> HC_INLINE RowOf<B> row_of(const Rows& rows, int64_t number, const uint8_t* at) {
     if constexpr (B::opened)
         return {at, HC_OWN(opening_of)(rows.type), rows.factors ? rows.factors[number] : 1};
@@ -58,7 +58,7 @@ HC_NOINLINE inline void open_group(const OpenedRow& row, int64_t blocks, int64_t
         }
 }
 
-// Bytes of so many of a row's blocks.
+// Bytes of `blocks` blocks of a row.
 template <class B> HC_INLINE int bytes_of(const RowOf<B>& row, int blocks) {
     if constexpr (B::opened)
         return blocks * row.opening->bytes / 8;
@@ -66,7 +66,8 @@ template <class B> HC_INLINE int bytes_of(const RowOf<B>& row, int blocks) {
         return blocks * (B::header_quarters + 16 * B::units) / 4;
 }
 
-// Unit k of some lanes, from a group of `lanes` blocks whose codes start at `codes`; then all of a type's.
+// load_unit(): unit k of some lanes, from a group of `lanes` blocks whose codes start at `codes`.
+// load_units(): all units.
 HC_INLINE I load_unit(const uint8_t* codes, int k, int lanes, int n) {
     const uint8_t* at = codes + k * 4 * lanes;
     return n == Vec::width ? Vec::load_i(at) : Vec::load_i(at, n);
@@ -77,8 +78,8 @@ template <int Units> HC_INLINE void load_units(const uint8_t* codes, int lanes, 
         unit[K] = load_unit(codes, K, lanes, n);
     });
 }
-// fn(load), where load(p) loads the n words at p, at most `Most`: by a copy of its own for each number that
-// needs no mask.
+// Calls fn(load); load(p) loads the n words at p, at most `Most`. Each n that needs no mask has a separate
+// copy.
 template <class V, int Most = V::width, class Fn> HC_INLINE void with_load(int n, Fn&& fn) {
     if constexpr (Most == V::width)
         if (n == V::width) return fn([](const uint8_t* p) HC_INLINE_LAMBDA { return V::load_i(p); });
@@ -140,7 +141,7 @@ template <class B> struct Group<B, true> {
 };
 
 // The last blocks of two rows, at most half a vector of each: one row's in the low lanes, the other's in the
-// high ones.
+// high lanes.
 template <class B, class V> struct GroupOfTwo {
     Group<B> a, b;
 
@@ -161,11 +162,11 @@ template <class B, class V> struct GroupOfTwo {
     }
 };
 
-// Where the groups of N rows are opened.
+// Buffers for the opened groups of N rows.
 template <class B, int N, bool = B::opened> struct GroupScratch {};
 template <class B, int N> struct GroupScratch<B, N, true> { Opened opened[N]; };
 
-// The group at `block` of row k, of which lanes from l on come next: l is 0 first.
+// The group at `block` of row k for the lanes from l on; opens it if l is 0.
 template <class B, int N> HC_INLINE Group<B> group_of(const RowOf<B>& row, int64_t blocks, int64_t block,
                                                       int lanes, int l, GroupScratch<B, N>& scratch,
                                                       int k = 0) {

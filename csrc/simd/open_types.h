@@ -1,5 +1,5 @@
-// How each type that is opened becomes bytes: from a row that pack.cpp has arranged, or from a file's blocks
-// as they are.
+// How each opened type becomes bytes: from a row that pack.cpp has arranged, or from a file's blocks
+// unchanged.
 #pragma once
 #include <cstring>
 
@@ -13,14 +13,14 @@ HC_INLINE void put_word(Opened& to, int w, int l, I word) {
 }
 HC_INLINE void put_floats(float* to, F value) { std::memcpy(to, &value, sizeof value); }
 
-// fn(l, n) for the vectors of a group.
+// Calls fn(l, n) for the vectors of a group.
 template <class Fn> HC_INLINE void for_vectors(int lanes, Fn&& fn) {
     for (int l = 0; l < lanes; l += Vec::width) fn(l, smaller(Vec::width, lanes - l));
 }
 
 // --- rows that are arranged: scales of all blocks, then codes by groups, lane = block ---
 
-// What the struct of a type gives of a group; narrow codes become 16 too large.
+// Opens a group by the type's struct; narrow codes are biased by 16.
 template <class B> void open_as(const uint8_t* row, int64_t blocks, int64_t block, int lanes, Opened& to) {
     const Group<B> group{row, blocks, block, lanes};
     for_vectors(lanes, [&](int l, int n) HC_INLINE_LAMBDA {
@@ -29,8 +29,8 @@ template <class B> void open_as(const uint8_t* row, int64_t blocks, int64_t bloc
         unroll<0, 8>([&](auto k) HC_INLINE_LAMBDA {
             constexpr int w = decltype(k)::value;
             const I word = B::template word<w % 4, w / 4>(unit);
-            constexpr int more = 0x01010101 * (16 - B::offset);
-            put_word(to, w, l, B::signed_codes ? word : Vec::add_i(word, Vec::set1_i(more)));
+            constexpr int bias = 0x01010101 * (16 - B::offset);
+            put_word(to, w, l, B::signed_codes ? word : Vec::add_i(word, Vec::set1_i(bias)));
         });
         const Head head = group.head(l, n);
         put_floats(to.scale[0] + l, head.scale);
@@ -42,7 +42,7 @@ template <class B> void open_as(const uint8_t* row, int64_t blocks, int64_t bloc
     });
 }
 
-// The dot of one row with one token, which reads codes as they lie: the same bits.
+// The dot product of one row with one token, which reads the codes in place: the same bits.
 template <class B> void dot_as(const uint8_t* row, const Input& in, int t, float& dot, Stream& stream) {
     float out[1][1];
     dot_quantised<B, 1, 1>(&row, in, t, out, stream);
@@ -60,7 +60,7 @@ inline void put_scales(Opened& to, int lane, int count, float low, float high) {
 // --- rows as a file has them ---
 
 constexpr int8_t kMinus[16] = {0, -1, -1, 0, -1, 0, 0, 0, -1};  // of one bit
-// Bit i of a lane's signs: whether its code i is negative. No code is 0. Narrow ones become 16 too large.
+// Bit i of a lane's signs: code i is negative. No code is 0. Narrow codes are biased by 16.
 template <bool Narrow> void apply_signs(Opened& to, const uint32_t (&signs)[kLanes], int lanes) {
     for_vectors(lanes, [&](int l, int) HC_INLINE_LAMBDA {
         const I all = Vec::load_i(signs + l);
@@ -72,10 +72,10 @@ template <bool Narrow> void apply_signs(Opened& to, const uint32_t (&signs)[kLan
             const I mask = Vec::lookup(bits, kMinus), word = Vec::load_i(to.words[w] + l);
             const I one = Vec::set1_i(0x01010101), first = Vec::set1_i(0x0f0f0f0f);
             const I flip = Narrow ? Vec::bit_and(mask, first) : mask;
-            I more = Vec::bit_and(mask, one);
+            I addend = Vec::bit_and(mask, one);
             if constexpr (Narrow)
-                more = Vec::bit_xor(Vec::bit_and(mask, Vec::set1_i(0x11111111)), Vec::set1_i(0x10101010));
-            put_word(to, w, l, Vec::add_i(Vec::bit_xor(word, flip), more));
+                addend = Vec::bit_xor(Vec::bit_and(mask, Vec::set1_i(0x11111111)), Vec::set1_i(0x10101010));
+            put_word(to, w, l, Vec::add_i(Vec::bit_xor(word, flip), addend));
         });
     });
 }
@@ -87,13 +87,13 @@ HC_INLINE void for_supers(const uint8_t* row, int64_t block, int lanes, Fn&& fn)
     for (int l = 0; l < lanes; l += 8, at += Bytes) fn(at, l);
 }
 
-// Seven signs; that of the eighth code makes their number even.
+// Seven signs; the sign of the eighth code makes their number even.
 inline uint32_t eight_signs(uint32_t seven) {
     seven &= 127;
     const uint32_t odd = 0x6996u >> ((seven ^ seven >> 4) & 15) & 1;
     return seven | odd << 7;
 }
-// Of four groups of eight codes, from fields of seven bits.
+// Signs of four groups of eight codes, from fields of seven bits.
 inline uint32_t all_signs(uint32_t fields) {
     uint32_t signs = 0;
     for (int i = 0; i < 4; ++i) signs |= eight_signs(fields >> 7 * i) << 8 * i;
@@ -111,9 +111,9 @@ inline void open_iq3_xxs(const uint8_t* row, int64_t, int64_t block, int lanes, 
         const float d = half_at(at);
         for (int b = 0; b < 8; ++b) {
             for (int w = 0; w < 8; ++w) to.words[w][l + b] = kGridIQ3_XXS.at[at[2 + 8 * b + w]];
-            const uint32_t more = word_of(at + 66 + 4 * b);
-            signs[l + b] = all_signs(more);
-            const float scale = d * (0.5f + float(more >> 28)) * 0.5f;
+            const uint32_t fields = word_of(at + 66 + 4 * b);
+            signs[l + b] = all_signs(fields);
+            const float scale = d * (0.5f + float(fields >> 28)) * 0.5f;
             put_scales(to, l + b, 1, scale, scale);
         }
     });
@@ -144,9 +144,9 @@ inline void open_iq2_xxs(const uint8_t* row, int64_t, int64_t block, int lanes, 
         const float d = half_at(at);
         for (int b = 0; b < 8; ++b) {
             for (int i = 0; i < 4; ++i) put_eight(to, l + b, i, kGridIQ2_XXS.at[at[2 + 8 * b + i]]);
-            const uint32_t more = word_of(at + 6 + 8 * b);
-            signs[l + b] = all_signs(more);
-            const float scale = quarter_scale(d, int(more >> 28));
+            const uint32_t fields = word_of(at + 6 + 8 * b);
+            signs[l + b] = all_signs(fields);
+            const float scale = quarter_scale(d, int(fields >> 28));
             put_scales(to, l + b, 1, scale, scale);
         }
     });
@@ -188,7 +188,7 @@ inline void open_iq2_s(const uint8_t* row, int64_t, int64_t block, int lanes, Op
     apply_signs<false>(to, signs, lanes);
 }
 
-// Eight codes of IQ1_S's grid, eight times as large, and one more or less: the scale is an eighth.
+// Eight codes of IQ1_S's grid, eight times as large, plus or minus one: the scale is an eighth.
 inline uint64_t with_delta(uint32_t entry, bool minus) {
     uint64_t codes = 0;
     for (int j = 0; j < 8; ++j) {
@@ -237,8 +237,8 @@ inline void open_iq1_m(const uint8_t* row, int64_t, int64_t block, int lanes, Op
 inline void open_tq1_0(const uint8_t* row, int64_t, int64_t block, int lanes, Opened& to) {
     for_supers<54>(row, block, lanes, [&](const uint8_t* at, int l) {
         int8_t codes[256], *code = codes;
-        const auto digits = [&](const uint8_t* from, int count, int each) {
-            for (int n = 0, power = 1; n < each; ++n, power *= 3)
+        const auto digits = [&](const uint8_t* from, int count, int digits_a_byte) {
+            for (int n = 0, power = 1; n < digits_a_byte; ++n, power *= 3)
                 for (int m = 0; m < count; ++m) *code++ = int8_t((uint8_t(from[m] * power) * 3 >> 8) + 15);
         };
         digits(at, 32, 5);
@@ -251,8 +251,8 @@ inline void open_tq1_0(const uint8_t* row, int64_t, int64_t block, int lanes, Op
     });
 }
 
-// A scale without a sign: three bits of fraction after four of exponent. Half of it, as the values are
-// doubled.
+// An unsigned scale: three bits of fraction after four of exponent. Returns half of it, because the values
+// are doubled.
 inline float half_of_e4m3(int code) {
     if (code == 0x7f) return 0;
     const int exponent = code >> 3 & 15, fraction = code & 7;

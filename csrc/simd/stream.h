@@ -1,4 +1,4 @@
-// Fetching what will be read ahead of its use.
+// Prefetching weights ahead of their use.
 #pragma once
 #include "simd/fetching.h"
 #include "simd/types.h"
@@ -6,16 +6,16 @@
 
 namespace hc {
 
-// A part of what will be read: `count` runs of `bytes`, `step` apart.
+// A part of the memory to read: `count` runs of `bytes`, `step` apart.
 struct Segment {
     const uint8_t* at;
     int64_t bytes, step = 0, count = 1;
 };
 
-// Plans what to fetch into L1 or L2 ahead of its use. A stream walks segments in the order in which they are
-// read; whoever reads `bytes` now fetches as many ahead, so that memory stays busy while the vector units
-// work. What nobody expected yet is fetched, as much as was owed, once it is. Plain data, which the kernels
-// of two instruction sets may share; what moves it is compiled for each.
+// Plans prefetches into L1 or L2. A stream walks segments in the order in which they are read. The reader of
+// `bytes` prefetches as many bytes ahead, so that memory stays busy while the vector units work. If no
+// segment is known yet, the bytes are owed and fetched later. Plain data, which the kernels of two
+// instruction sets may share; functions that advance it are compiled for each.
 struct Stream {
     HC_SMALL Stream() : owed(INT64_MIN / 2) {}  // fetches nothing
     HC_SMALL explicit Stream(const Segment& one) : segment(one) {}
@@ -30,7 +30,7 @@ struct Stream {
 
 namespace {
 
-// Adds to the end of what will be read; neighbours in memory become one.
+// Appends memory to the stream; merges it with the last segment if adjacent.
 inline void expect(Stream& s, const uint8_t* at, int64_t bytes) {
     if (s.end != s.next && s.end[-1].at + s.end[-1].bytes == at)
         s.end[-1].bytes += bytes;
@@ -51,7 +51,7 @@ HC_NOINLINE bool advance(Stream& s) {
     return true;
 }
 
-// `bytes` were read without it.
+// Skips `bytes` that were read without the stream.
 inline void pass(Stream& s, int64_t bytes) {
     while (bytes > 0 && (s.at < s.stop || advance(s))) {
         const int64_t part = bytes < s.stop - s.at ? bytes : s.stop - s.at;
@@ -67,7 +67,7 @@ template <bool L2> HC_INLINE void fetch_lines(Stream& s) {
     }
 }
 
-// The level is asked for once a call: in the loop that costs more than a wrong level does (docs/log.md).
+// Tests the level once a call: in the loop this costs more than a wrong level (docs/log.md).
 HC_INLINE void fetch(Stream& s, int64_t bytes) {
     s.owed += bytes;
     if (s.into_l2)

@@ -1,4 +1,4 @@
-// Not in a file of the bindings: those are compiled to be small.
+// Not in a file of the bindings, because those are compiled for size.
 #include "simd/top_k.h"
 
 #include <algorithm>
@@ -7,9 +7,9 @@ namespace hc {
 
 namespace {
 
-constexpr int kRanked = 64;  // logits that are looked at together: a word of a mask
+constexpr int kRanked = 64;  // logits compared together: a word of a mask
 
-// Whether any of so many is larger, which NaN never is. Compilers make vectors of it.
+// True if any of kRanked values is larger; NaN never is. Compilers vectorise this loop.
 bool any_above(const float* v, float worst) {
     int above = 0;
     for (int i = 0; i < kRanked; ++i) above += v[i] > worst;
@@ -29,9 +29,9 @@ std::vector<std::pair<float, int32_t>> top_k(const float* logits, int64_t n, int
         if (!an && a.first != b.first) return a.first > b.first;
         return a.second < b.second;
     };
-    std::vector<Entry> heap;  // its front is the worst that was kept
+    std::vector<Entry> heap;  // its front is the worst entry
     heap.reserve(size_t(std::min(k, n)));
-    bool full = false;  // of numbers: then whatever is not above the worst one is left out, as ids ascend
+    bool full = false;  // k numbers are kept: values not above the worst are skipped, because ids ascend
     float worst = 0;
     std::sort(bias.begin(), bias.end());
     bias.push_back({INT32_MAX, 0});

@@ -1,4 +1,5 @@
-// The k largest logits, descending, ties by lower id, after each bias is added to its id's; ids are distinct.
+// The k largest logits, descending, ties by lower id, after each bias is added to the logit of its id; ids
+// are distinct.
 #pragma once
 #include <cstdint>
 #include <utility>

@@ -1,15 +1,15 @@
 // Block types, weight rows and activations: the memory layouts that all kernels read.
 //
 // A quantised row is packed for the vector unit as [scales of all blocks][codes], the codes in groups of
-// kLanes blocks with lane = block: word j (4 codes) of the group's blocks lie side by side. The last group
-// may hold fewer blocks. The row keeps its size in the file and nothing is rounded: packing is a permutation
-// of bytes. A quantised down by output is packed into panels (struct Panels), so that there too a neuron is a
+// kLanes blocks with lane = block: word j (4 codes) of each of the group's blocks are adjacent. The last
+// group may hold fewer blocks. The row keeps its size in the file and nothing is rounded: packing permutes
+// bytes. A quantised down by output is packed into panels (struct Panels), so that there too a neuron is a
 // row.
 #pragma once
 #include <cstdint>
 
-// This header is compiled once per ISA too: a function of it that stayed one would be a weak symbol, of which
-// the linker keeps any ISA's.
+// This header is also compiled once per ISA. A function that is not inlined would be a weak symbol, and the
+// linker keeps that of any ISA.
 #if defined(_MSC_VER)
 #define HC_SMALL __forceinline
 #else
@@ -21,7 +21,7 @@ namespace hc {
 constexpr int kBlock = 32;  // weights of one scale
 constexpr int kLanes = 16;  // blocks of one group
 constexpr int kGroup = kBlock * kLanes;
-constexpr int kSums = kGroup + kLanes;  // floats that sums of packed rows take for a group: see axpy
+constexpr int kSums = kGroup + kLanes;  // floats of the sums of packed rows for a group: see axpy
 
 enum Type : int {
     F32 = 0,
@@ -125,7 +125,7 @@ struct Rows {
     int64_t count = 0;
     int64_t cols = 0;
     Type type = F32;
-    const float* factors = nullptr;  // of types that are opened: what each row is multiplied by, or nothing
+    const float* factors = nullptr;  // of opened types: factor of each row; or null
     HC_SMALL const uint8_t* row(int64_t i) const { return base + i * stride; }
 };
 
@@ -140,16 +140,16 @@ struct Panels {
 // Neurons whose weights of one output share one scale; panels of 256 hold several such runs.
 HC_SMALL int scale_run(Type type) { return type == Q6_K ? 16 : kBlock; }
 
-// Activations of several tokens: float rows and, where a quantised weight will meet them, int8 codes per 32
-// values in the order of packed rows, with a scale and a sum of codes for each block.
+// Activations of several tokens: float rows and, for quantised weights, int8 codes per 32 values in the order
+// of packed rows, with a scale and a sum of codes for each block.
 struct Input {
     const float* x = nullptr;
     int64_t stride = 0;  // floats between tokens
     uint8_t* quantised = nullptr;
     int64_t cols = 0;
-    float* arranged = nullptr;  // where plain weights will meet many tokens: see ops/plain_tiles.h
+    float* arranged = nullptr;  // for plain weights and many tokens: see ops/plain_tiles.h
 
-    // A stride that no set of a cache divides, as tokens are read side by side.
+    // Rows of several tokens are read together: the stride avoids that they share cache sets.
     HC_SMALL static int64_t arranged_stride(int64_t cols) { return cols + 16; }
     HC_SMALL float* arranged_row(int t) const { return arranged + t * arranged_stride(cols); }
 

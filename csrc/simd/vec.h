@@ -1,8 +1,8 @@
-// The vector type of the ISA that this file is being compiled for.
+// The vector type of the ISA that this file is compiled for.
 #pragma once
 
-// Names of what one file of an instruction set defines and another one uses: HC_OWN(dots) is dots_avx2 in
-// AVX2's files, and HC_SHARED(dots) also in those of a set that shares AVX2's kernels (HC_ISA_SHARES).
+// Names that one file of an instruction set defines and another uses: HC_OWN(dots) is dots_avx2 in AVX2's
+// files. HC_SHARED(dots) is the same also in files of a set that shares AVX2's kernels (HC_ISA_SHARES).
 #define HC_CONCAT_(a, b) a##b
 #define HC_CONCAT(a, b) HC_CONCAT_(a, b)
 #define HC_OWN(name) HC_CONCAT(name##_, HC_ISA)
@@ -12,9 +12,8 @@
 #define HC_SHARED(name) HC_OWN(name)
 #endif
 
-// A step that is left as a call of its own moves a kernel's registers to memory and back; and GCC drops calls
-// of a function that does nothing but prefetch. The scalar kernels have no such registers, and do not
-// prefetch.
+// Steps are inlined: a call would spill a kernel's registers, and GCC drops calls of a function that only
+// prefetches. The scalar kernels have no such registers and do not prefetch.
 #if defined(_MSC_VER)
 #define HC_INLINE __forceinline
 #define HC_NOINLINE __declspec(noinline)
@@ -28,7 +27,8 @@
 #define HC_NOINLINE __attribute__((noinline))
 #define HC_INLINE_LAMBDA __attribute__((always_inline))
 #endif
-// GCC computes many products before it adds them up, and keeps them in memory, unless each sum is looked at.
+// GCC computes many products before it adds them, and spills them to memory; this makes it add each one at
+// once.
 #if defined(HC_IN_ORDER)  // emulated
 #elif defined(__GNUC__) && defined(__x86_64__) && !defined(HC_ISA_SCALAR)
 #define HC_IN_ORDER(vector) asm volatile("" : "+v"(vector))

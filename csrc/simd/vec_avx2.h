@@ -1,5 +1,5 @@
-// AVX2 with FMA and F16C; and the same with dots of bytes in one instruction: AVX-VNNI, or for tests its twin
-// of AVX-512VL.
+// AVX2 with FMA and F16C; also with byte dot products in one instruction: AVX-VNNI, or for tests its
+// AVX-512VL twin.
 #pragma once
 #include <immintrin.h>
 
@@ -31,7 +31,7 @@ struct Vec {
     static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 6, attend_keys = 2, attend_values = 2;  // tiles of attention_block
 #ifdef HC_DPBUSD
-    static constexpr int signed_offset = 128;  // how much too large dot_code makes signed codes
+    static constexpr int signed_offset = 128;  // bias that dot_code adds to signed codes
 #else
     static constexpr int signed_offset = 0;
 #endif
@@ -41,8 +41,9 @@ struct Vec {
     static I mask(int n) {
         return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     }
-    // In registers: a row whose blocks fill no whole vectors has one such load, and stores of a half each
-    // that a load of all then waits for take as long as a dot of the row's last blocks.
+    // Builds the vector in registers. 16-bit stores followed by one wide load would wait for store
+    // forwarding, as long as a dot product of the row's last blocks. Only rows that do not fill whole vectors
+    // need this load.
     static __m128i load_u16(const uint16_t* p, int n) {
         if (n == 4) return _mm_loadl_epi64((const __m128i*)p);
         if (n == 2) {
@@ -95,7 +96,7 @@ struct Vec {
         const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
         return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
     }
-    // sum() of each of four.
+    // sum() of each of four vectors.
     static HC_INLINE void sum4(const F (&v)[4], float* to) {
         const F a =
             _mm256_add_ps(_mm256_permute2f128_ps(v[0], v[1], 0x20), _mm256_permute2f128_ps(v[0], v[1], 0x31));
@@ -110,7 +111,7 @@ struct Vec {
         const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
         return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
     }
-    // The lane that is leaf k of sum()'s tree, and the leaf that lane k is: k's three bits reversed.
+    // The lane that is leaf k of sum()'s tree, and the leaf of lane k: k's three bits reversed.
     static constexpr int sum_order(int k) { return k % 2 * 4 + k / 2 % 2 * 2 + k / 4; }
     // Lane i of to[j]: from[i * stride + j].
     static HC_INLINE void transpose4(const float* from, int64_t stride, F (&to)[4]) {
@@ -131,8 +132,7 @@ struct Vec {
     static I set1_i(int v) { return _mm256_set1_epi32(v); }
     static I load_i(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
     static I load_i(const void* p, int n) { return _mm256_maskload_epi32((const int*)p, mask(n)); }
-    // The same of a number that the compiler knows: a masked load takes AMD's processors several times as
-    // long.
+    // The same for a constant number: a masked load is several times slower on AMD's processors.
     static constexpr bool loads_first = true;
     template <int N> static HC_INLINE I load_first(const void* p) {
         static_assert(N == 2 || N == 4 || N == 6, "whole loads");
@@ -141,7 +141,7 @@ struct Vec {
         if constexpr (N == 4) return low;
         return _mm256_inserti128_si256(low, _mm_loadl_epi64((const __m128i*)p + 1), 1);
     }
-    // Half a vector twice; the low halves of two; the high halves of two.
+    // Half a vector twice; the low halves of two vectors; the high halves of two.
     static F load_twice(const float* p) { return _mm256_broadcast_ps((const __m128*)p); }
     static I load_twice_i(const void* p) {
         return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
@@ -149,7 +149,7 @@ struct Vec {
     static F low_halves(F a, F b) { return _mm256_insertf128_ps(a, _mm256_castps256_ps128(b), 1); }
     static I low_halves(I a, I b) { return _mm256_inserti128_si256(a, _mm256_castsi256_si128(b), 1); }
     static F high_halves(F a, F b) { return _mm256_permute2f128_ps(a, b, 0x31); }
-    // sum() of two vectors, of which these are the low and the high halves.
+    // sum() of two vectors, given by their low and high halves.
     static HC_INLINE void sum_halves(F low, F high, float& a, float& b) {
         const F two = _mm256_add_ps(low, high);
         const F one = _mm256_add_ps(two, _mm256_permute_ps(two, 0xee));
@@ -184,7 +184,7 @@ struct Vec {
         return _mm256_setr_epi32(int(fn(0)), int(fn(1)), int(fn(2)), int(fn(3)), int(fn(4)), int(fn(5)),
                                  int(fn(6)), int(fn(7)));
     }
-    // The low and the high word of what fn(lane) gives, of 64 bits.
+    // The low and the high word of the 64 bits of fn(lane).
     template <class Fn> static HC_INLINE void each_pair(Fn&& fn, I& low, I& high) {
         const auto at = [&](int lane) HC_INLINE_LAMBDA { return (long long)fn(lane); };
         const F a = _mm256_castsi256_ps(_mm256_setr_epi64x(at(0), at(1), at(4), at(5)));
@@ -201,7 +201,7 @@ struct Vec {
                                                  0x08080808, 0x0c0c0c0c),
                                _mm256_set1_epi8(N)));
     }
-    // Bytes of x, negative where those of `v` have the bit that is set in those of `bits`.
+    // Bytes of x, negated if the byte of `v` has the bit of the byte of `bits`.
     static I negative_where(I x, I v, I bits) {
         const I mask = _mm256_cmpeq_epi8(_mm256_and_si256(v, bits), bits);
         return _mm256_sub_epi8(_mm256_xor_si256(x, mask), mask);
@@ -223,8 +223,8 @@ struct Vec {
     static I to_int(F a) { return _mm256_cvtps_epi32(a); }
     static F as_float(I a) { return _mm256_castsi256_ps(a); }
 
-    // Dots of bytes, four in each lane: acc + the products of at most words_at_once words of codes, which
-    // dot_code makes ready, with as many of x, added to what dot_begin gives.
+    // Byte dot products, four in each lane: acc + the products of at most words_at_once words of codes,
+    // prepared by dot_code, with as many words of x. dot_begin makes the first sum.
     using Dots = I;
 #ifdef HC_DPBUSD
     static constexpr int words_at_once(int) { return 8; }

@@ -8,15 +8,15 @@ namespace {
 struct Vec {
     static constexpr const char* name = "avx512";
     static constexpr int width = 16;
-    static constexpr int accumulators = 4;  // independent sums of one float dot
+    static constexpr int accumulators = 4;  // independent sums of one float dot product
     static constexpr int row_tile = 2, token_tile = 4, plain_rows = 4, plain_tile = 4, down_tile = 8;
     static constexpr int decoded_rows = 4, decoded_tokens = 4;  // a tile of row_tiles.h
     // In a slice of columns of plain rows from memory.
     static constexpr int cold_steps(int) { return 4; }
     static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 6, attend_keys = 2, attend_values = 4;  // tiles of attention_block
-    static constexpr bool loads_first = false;  // whether masks are dear: see vec_avx2.h
-    static constexpr int signed_offset = 128;   // how much too large dot_code makes signed codes
+    static constexpr bool loads_first = false;  // masks are slow: see vec_avx2.h
+    static constexpr int signed_offset = 128;   // bias that dot_code adds to signed codes
     using F = __m512;
     using I = __m512i;
 
@@ -57,7 +57,7 @@ struct Vec {
         const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
         return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
     }
-    // sum() of each of four.
+    // sum() of each of four vectors.
     static HC_INLINE void sum4(const F (&v)[4], float* to) {
         const F a =
             _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
@@ -70,7 +70,7 @@ struct Vec {
         _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(lanes, one)));
     }
     static float max_of(F v) { return _mm512_reduce_max_ps(v); }
-    // The lane that is leaf k of sum()'s tree, and the leaf that lane k is: k's four bits reversed.
+    // The lane that is leaf k of sum()'s tree, and the leaf of lane k: k's four bits reversed.
     static constexpr int sum_order(int k) { return k % 2 * 8 + k / 2 % 2 * 4 + k / 4 % 2 * 2 + k / 8; }
     // Lane i of to[j]: from[i * stride + j].
     static HC_INLINE void transpose4(const float* from, int64_t stride, F (&to)[4]) {
@@ -100,8 +100,8 @@ struct Vec {
     static HC_INLINE I load_i8(const uint8_t* p, int n) {
         return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask(n), p));
     }
-    // Lane i: the half, or nibble i % 8 of the 32-bit word, of super-block (at + i) / 8; at is a multiple
-    // of 16.
+    // Lane i: the half, or nibble i % 8 of the 32-bit word, of super-block (at + i) / 8; at is a multiple of
+    // 16.
     static F spread_f16(const uint16_t* p, int64_t at, int n) {
         const __m512i lane =
             _mm512_srli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 3);
@@ -124,7 +124,7 @@ struct Vec {
                                  int(fn(6)), int(fn(7)), int(fn(8)), int(fn(9)), int(fn(10)), int(fn(11)),
                                  int(fn(12)), int(fn(13)), int(fn(14)), int(fn(15)));
     }
-    // The low and the high word of what fn(lane) gives, of 64 bits.
+    // The low and the high word of the 64 bits of fn(lane).
     template <class Fn> static HC_INLINE void each_pair(Fn&& fn, I& low, I& high) {
         const auto at = [&](int lane) HC_INLINE_LAMBDA { return (long long)fn(lane); };
         const F a =
@@ -144,7 +144,7 @@ struct Vec {
         const __m128i first = _mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c);
         return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_add_epi8(first, _mm_set1_epi8(N))));
     }
-    // Bytes of x, negative where those of `v` have the bit that is set in those of `bits`.
+    // Bytes of x, negated if the byte of `v` has the bit of the byte of `bits`.
     static I negative_where(I x, I v, I bits) {
         return _mm512_mask_sub_epi8(x, _mm512_test_epi8_mask(v, bits), _mm512_setzero_si512(), x);
     }
@@ -161,8 +161,8 @@ struct Vec {
     static I to_int(F a) { return _mm512_cvtps_epi32(a); }
     static F as_float(I a) { return _mm512_castsi512_ps(a); }
 
-    // Dots of bytes, four in each lane: acc + the products of at most words_at_once words of codes, which
-    // dot_code makes ready, with as many of x, added to what dot_begin gives.
+    // Byte dot products, four in each lane: acc + the products of at most words_at_once words of codes,
+    // prepared by dot_code, with as many words of x. dot_begin makes the first sum.
     using Dots = I;
     static constexpr int words_at_once(int) { return 8; }
     template <bool Signed> static I dot_code(I w) {

@@ -1,5 +1,5 @@
-// NEON of every ARMv8-A, with the dot product instructions of ARMv8.2-A, and with those that multiply
-// matrices of bytes (I8MM of ARMv8.6-A), too.
+// NEON of every ARMv8-A; also with the dot product instructions of ARMv8.2-A, and with I8MM of ARMv8.6-A,
+// which multiplies byte matrices.
 #pragma once
 #include <arm_neon.h>
 
@@ -28,7 +28,7 @@ struct Vec {
     static constexpr int cold_steps(int) { return 4; }
     static constexpr int panel_vectors = 16;  // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 6, attend_keys = 4, attend_values = 4;  // tiles of attention_block
-    static constexpr bool loads_first = false;  // whether masks are dear: see vec_avx2.h
+    static constexpr bool loads_first = false;  // masks are slow: see vec_avx2.h
     static constexpr int signed_offset = 0;
     using F = float32x4_t;
     using I = int32x4_t;
@@ -77,7 +77,7 @@ struct Vec {
         return vreinterpretq_f32_u32(vandq_u32(vcgtq_f32(a, b), vreinterpretq_u32_f32(value)));
     }
     static float sum(F v) { return vaddvq_f32(v); }
-    // sum() of each of four.
+    // sum() of each of four vectors.
     static HC_INLINE void sum4(const F (&v)[4], float* to) {
         vst1q_f32(to, vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3])));
     }
@@ -104,8 +104,8 @@ struct Vec {
     }
     static I load_u8(const uint8_t* p, int n) { return vld1q_s32(extended<int32_t>(p, n).v); }
     static I load_i8(const uint8_t* p, int n) { return vld1q_s32(extended<int32_t>((const int8_t*)p, n).v); }
-    // Lane i: the half, or nibble (at + i) % 8 of the 32-bit word, of super-block at / 8; at is a multiple
-    // of 4.
+    // Lane i: the half, or nibble (at + i) % 8 of the 32-bit word, of super-block at / 8; at is a multiple of
+    // 4.
     static F spread_f16(const uint16_t* p, int64_t at, int) {
         return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(p[at / 8])));
     }
@@ -127,7 +127,7 @@ struct Vec {
         v = vsetq_lane_s32(int32_t(fn(2)), v, 2);
         return vsetq_lane_s32(int32_t(fn(3)), v, 3);
     }
-    // The low and the high word of what fn(lane) gives, of 64 bits.
+    // The low and the high word of the 64 bits of fn(lane).
     template <class Fn> static HC_INLINE void each_pair(Fn&& fn, I& low, I& high) {
         const I a = vreinterpretq_s32_u64(vcombine_u64(vcreate_u64(fn(0)), vcreate_u64(fn(1))));
         const I b = vreinterpretq_s32_u64(vcombine_u64(vcreate_u64(fn(2)), vcreate_u64(fn(3))));
@@ -142,7 +142,7 @@ struct Vec {
                                       N + 8, N + 8, N + 8, N + 8, N + 12, N + 12, N + 12, N + 12};
         return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(v), vld1q_u8(from)));
     }
-    // Bytes of x, negative where those of `v` have the bit that is set in those of `bits`.
+    // Bytes of x, negated if the byte of `v` has the bit of the byte of `bits`.
     static I negative_where(I x, I v, I bits) {
         const uint8x16_t mask = vtstq_u8(vreinterpretq_u8_s32(v), vreinterpretq_u8_s32(bits));
         const uint8x16_t flipped = veorq_u8(vreinterpretq_u8_s32(x), mask);
@@ -167,8 +167,8 @@ struct Vec {
     static I to_int(F a) { return vcvtnq_s32_f32(a); }
     static F as_float(I a) { return vreinterpretq_f32_s32(a); }
 
-    // Dots of bytes, four in each lane: acc + the products of at most words_at_once words of codes, which
-    // dot_code makes ready, with as many of x, added to what dot_begin gives.
+    // Byte dot products, four in each lane: acc + the products of at most words_at_once words of codes,
+    // prepared by dot_code, with as many words of x. dot_begin makes the first sum.
     template <bool Signed> static I dot_code(I w) { return w; }
 #ifdef HC_HAS_DOTS
     using Dots = I;
@@ -194,12 +194,12 @@ struct Vec {
     }
 #endif
 #ifdef HC_ISA_I8MM
-    // Dots of eight bytes of two rows, in the halves of `rows`, with those of two tokens: row 0 with either,
-    // then row 1.
+    // Dot products of eight bytes of two rows, in the halves of `rows`, with eight bytes of two tokens: row 0
+    // with both, then row 1.
     static I multiply_pairs(I sum, I rows, I tokens) {
         return vmmlaq_s32(sum, vreinterpretq_s8_s32(rows), vreinterpretq_s8_s32(tokens));
     }
-    // Lane i of to[j]: lane j of the i-th.
+    // Lane i of to[j]: lane j of the i-th argument.
     static HC_INLINE void transpose4(I a, I b, I c, I d, I (&to)[4]) {
         const int32x4x2_t first = vtrnq_s32(a, b), second = vtrnq_s32(c, d);
         for (int i = 0; i < 2; ++i) {

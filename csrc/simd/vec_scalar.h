@@ -1,6 +1,5 @@
-// Plain C++: four lanes in an array, for any processor. HC_ISA_FALLBACK compiles fewer tiles, which takes
-// less time and gives the same bits: for builds that need these kernels only on another processor than they
-// are made for.
+// Plain C++: four lanes in an array, for any processor. HC_ISA_FALLBACK compiles fewer tiles with the same
+// bits: faster to compile, for builds that need these kernels only on other processors than their target.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -28,7 +27,7 @@ struct Vec {
     static constexpr int cold_steps(int) { return 4; }
     static constexpr int panel_vectors = 8;  // sums that panel_axpy keeps in registers
     static constexpr int attend_rows = 2, attend_keys = 1, attend_values = 2;  // tiles of attention_block
-    static constexpr bool loads_first = false;  // whether masks are dear: see vec_avx2.h
+    static constexpr bool loads_first = false;  // masks are slow: see vec_avx2.h
     static constexpr int signed_offset = 0;
     struct F {
         float v[4];
@@ -57,7 +56,7 @@ struct Vec {
         const uint32_t exponents = magnitude < 0x7c00 ? 0x1c000 : 0x38000;  // infinity, NaN: all ones
         return bits_of<float>(sign | (magnitude + exponents) << 13);
     }
-    static uint16_t to_half(float f) {  // nearest, ties to even
+    static uint16_t to_half(float f) {  // to nearest, ties to even
         const uint32_t bits = bits_of<uint32_t>(f), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
         if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
         if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);
@@ -98,7 +97,7 @@ struct Vec {
         for (int i = 1; i < 4; ++i) m = v.v[i] > m ? v.v[i] : m;
         return m;
     }
-    // The lane that is leaf k of sum()'s tree, and the leaf that lane k is: k's two bits reversed.
+    // The lane that is leaf k of sum()'s tree, and the leaf of lane k: k's two bits reversed.
     static constexpr int sum_order(int k) { return k % 2 * 2 + k / 2; }
     // Lane i of to[j]: from[i * stride + j].
     static void transpose4(const float* from, int64_t stride, F (&to)[4]) {
@@ -114,8 +113,8 @@ struct Vec {
     }
     static I load_u8(const uint8_t* p, int n) { return HC_EACH(I, i < n ? int32_t(p[i]) : 0); }
     static I load_i8(const uint8_t* p, int n) { return HC_EACH(I, i < n ? int32_t(int8_t(p[i])) : 0); }
-    // Lane i: the half, or nibble (at + i) % 8 of the 32-bit word, of super-block at / 8; at is a multiple
-    // of 4.
+    // Lane i: the half, or nibble (at + i) % 8 of the 32-bit word, of super-block at / 8; at is a multiple of
+    // 4.
     static F spread_f16(const uint16_t* p, int64_t at, int) { return set1(half(p[at / 8])); }
     static I spread_nibbles(const uint8_t* p, int64_t at, int) {
         uint32_t word;
@@ -131,7 +130,7 @@ struct Vec {
     }
     // Lane i: fn(i).
     template <class Fn> static I each_word(Fn&& fn) { return HC_EACH(I, int32_t(fn(i))); }
-    // The low and the high word of what fn(lane) gives, of 64 bits.
+    // The low and the high word of the 64 bits of fn(lane).
     template <class Fn> static void each_pair(Fn&& fn, I& low, I& high) {
         low = HC_EACH(I, int32_t(uint32_t(fn(i))));
         high = HC_EACH(I, int32_t(uint32_t(fn(i) >> 32)));
@@ -142,7 +141,7 @@ struct Vec {
     template <int N> static I spread_byte(I v) {
         return HC_EACH(I, int32_t(0x01010101u * uint8_t(byte(v.v[i], N))));
     }
-    // Bytes of x, negative where those of `v` have the bit that is set in those of `bits`.
+    // Bytes of x, negated if the byte of `v` has the bit of the byte of `bits`.
     static I negative_where(I x, I v, I bits) {
         return each<I>([&](int i) {
             uint32_t word = 0;
@@ -168,7 +167,7 @@ struct Vec {
     static I to_int(F a) { return HC_EACH(I, int32_t(std::lrintf(a.v[i]))); }
     static F as_float(I a) { return bits_of<F>(a); }
 
-    // Dots of bytes, four in each lane: acc + the products of words of codes with as many of x.
+    // Byte dot products, four in each lane: acc + the products of words of codes with as many words of x.
     using Dots = I;
     static constexpr int words_at_once(int) { return 8; }
     template <bool Signed> static I dot_code(I w) { return w; }

@@ -1,4 +1,4 @@
-// Command buffers, and the barriers between what they hold.
+// Command buffers, and the barriers between their commands.
 #pragma once
 #include <memory>
 #include <vector>
@@ -14,7 +14,7 @@ class Commands {
     explicit Commands(std::shared_ptr<Device> device);
 
     VkCommandBuffer make();
-    void begin(VkCommandBuffer, VkCommandBufferUsageFlags usage = 0);  // forgets what was recorded
+    void begin(VkCommandBuffer, VkCommandBufferUsageFlags usage = 0);  // discards earlier commands
     void end(VkCommandBuffer);
 
   private:
@@ -29,15 +29,15 @@ struct Span {
 };
 Span span_of(const Memory& memory, uint64_t offset, uint64_t bytes);
 
-// Earlier work of shaders and copies is seen by shaders and copies that follow; kToHost: also by the host;
-// kFromHost: and so is what the host did.
+// Makes earlier work of shaders and copies visible to later shaders and copies; kToHost: also to the host;
+// kFromHost: and the host's writes to them.
 enum class Barrier : int { kWork = 0, kToHost = 1, kFromHost = 2 };
 void put_barrier(const Functions&, VkCommandBuffer, Barrier barrier = Barrier::kWork);
 
 // Ranges that were read and written since the last barrier.
 class Hazards {
   public:
-    // Whether a barrier must come before commands that read and write these. They are noted.
+    // Returns true if a barrier must precede commands that read and write these ranges; records the ranges.
     bool add(const std::vector<Span>& reads, const std::vector<Span>& writes);
     void clear();
 

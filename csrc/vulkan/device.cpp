@@ -19,9 +19,9 @@ namespace {
 constexpr uint32_t kVersion = VK_API_VERSION_1_3;
 constexpr uint32_t kInvocations = 256, kSharedBytes = 32 << 10, kStorageBuffers = 11, kGroups = 65535;
 constexpr uint64_t kSliceNanoseconds = 50'000'000;
-constexpr int kReadings = 5;  // of two clocks, of which the closest counts
+constexpr int kReadings = 5;  // pairs of clock readings; the closest pair counts
 
-// Calls a function that tells a count, then fills so many.
+// Calls a function that returns a count, then fills a list of this size.
 template <class T, class List> std::vector<T> listed(List list) {
     std::vector<T> found;
     uint32_t count = 0;
@@ -59,8 +59,8 @@ struct Features {
     Features& operator=(const Features&) = delete;
 };
 
-// A queue that computes, and if possible does not draw, so that it does not wait for the desktop. On some
-// cards the other one is faster: HOTCOLD_VULKAN_QUEUE=graphics takes it.
+// Returns a compute queue, preferably without graphics, so that it does not wait for the desktop. On some
+// GPUs the graphics queue is faster: HOTCOLD_VULKAN_QUEUE=graphics chooses it.
 std::optional<uint32_t> compute_family(const Functions& f, VkPhysicalDevice device) {
     const char* const name = std::getenv("HOTCOLD_VULKAN_QUEUE");
     const std::string wanted = name && *name ? name : "compute";
@@ -89,7 +89,7 @@ bool has_extension(const Functions& f, VkPhysicalDevice device, const char* name
     });
 }
 
-// The one that std::chrono::steady_clock reads.
+// The clock of std::chrono::steady_clock.
 #if defined(_WIN32)
 constexpr VkTimeDomainEXT kHostClock = VK_TIME_DOMAIN_QUERY_PERFORMANCE_COUNTER_EXT;
 #else
@@ -111,7 +111,7 @@ std::string lacking(const char* what, uint64_t has, uint64_t needed) {
            " are needed";
 }
 
-// Why a device cannot be used.
+// Returns why a device cannot be used, or "".
 std::string problem_of(const Functions& f, VkPhysicalDevice device, const VkPhysicalDeviceProperties& p) {
     if (p.apiVersion < kVersion)
         return "its driver has Vulkan " + version_name(p.apiVersion) + ", 1.3 is needed: update the driver";
@@ -199,7 +199,7 @@ DeviceInfo info_of(const Functions& f, VkPhysicalDevice device, int index) {
     bool tells_budget = false;
     try {
         tells_budget = has_extension(f, device, VK_EXT_MEMORY_BUDGET_EXTENSION_NAME);
-    } catch (const VulkanError& error) {  // of this device: others may be right
+    } catch (const VulkanError& error) {  // only this device fails: others may work
         if (info.problem.empty()) info.problem = error.what();
     }
     const Heaps heaps = heaps_of(f, device, tells_budget);
@@ -219,7 +219,7 @@ Instance::Instance() : process_(process_id()) {
     create.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO;
     create.pApplicationInfo = &application;
     call(f.vkCreateInstance, &create, nullptr, &handle);
-    f.find(handle);  // what it lacks, it cannot destroy itself with either
+    f.find(handle);  // a missing function may also be the one that destroys the instance
 }
 
 Instance::~Instance() {
@@ -295,7 +295,7 @@ void Device::open(VkPhysicalDevice device) {
     VkSemaphoreCreateInfo semaphore{VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, &type, 0};
     const VkResult made = f().vkCreateSemaphore(handle_, &semaphore, nullptr, &timeline_);
     if (made == VK_SUCCESS) return;
-    f().vkDestroyDevice(handle_, nullptr);  // as no destructor runs
+    f().vkDestroyDevice(handle_, nullptr);  // because no destructor runs
     raise_result(f().vkCreateSemaphore.id(), made);
 }
 
@@ -304,7 +304,7 @@ bool Device::finds_clock(VkPhysicalDevice device) const {
     f().vkGetPhysicalDeviceQueueFamilyProperties(device, &count, nullptr);
     std::vector<VkQueueFamilyProperties> families(count);
     f().vkGetPhysicalDeviceQueueFamilyProperties(device, &count, families.data());
-    // Timestamps of fewer bits begin anew within minutes.
+    // Timestamps of fewer bits wrap around within minutes.
     if (families[family_].timestampValidBits != 64 || limits_.timestampPeriod <= 0) return false;
     if (!f().vkGetPhysicalDeviceCalibrateableTimeDomainsEXT ||
         !has_extension(f(), device, VK_EXT_CALIBRATED_TIMESTAMPS_EXTENSION_NAME))
@@ -322,7 +322,7 @@ std::vector<int64_t> Device::host_times(const std::vector<uint64_t>& timestamps)
     const VkCalibratedTimestampInfoEXT clocks[] = {
         {VK_STRUCTURE_TYPE_CALIBRATED_TIMESTAMP_INFO_EXT, nullptr, VK_TIME_DOMAIN_DEVICE_EXT},
         {VK_STRUCTURE_TYPE_CALIBRATED_TIMESTAMP_INFO_EXT, nullptr, kHostClock}};
-    // The clocks are read one after the other; of a process that is held up in between the deviation tells.
+    // The clocks are read one after the other; the deviation shows if the process was descheduled in between.
     uint64_t now[2] = {}, least = 0;
     for (int i = 0; i < kReadings; ++i) {
         uint64_t read[2], deviation = 0;
@@ -393,8 +393,8 @@ uint64_t Device::submitted() noexcept {
 uint64_t Device::done() {
     uint64_t value = 0;
     call(f().vkGetSemaphoreCounterValue, handle_, timeline_, &value);
-    // Drivers of NVIDIA and AMD return success for a lost device, and a value of 2^64 - 1. Another thread may
-    // be within submit(), which has the lock until it has counted.
+    // Drivers of NVIDIA and AMD return success and a value of 2^64 - 1 for a lost device. Another thread may
+    // be inside submit(), which holds the lock until it has counted.
     if (value > submitted_ && value > submitted())
         raise(f().vkGetSemaphoreCounterValue.id(), VK_ERROR_DEVICE_LOST);
     return value;

@@ -1,4 +1,4 @@
-// A device, its one queue, and the count of what that has done.
+// A device, its one queue, and the progress of that queue.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -19,16 +19,16 @@ struct DeviceInfo {
     std::string driver, api;  // the driver's name and version; "1.3.230"
     uint32_t vendor, device;
     std::string uuid;
-    uint64_t memory_bytes;               // of the device's own heaps
-    std::optional<uint64_t> free_bytes;  // of it, where the driver tells
-    bool unified;                        // the processor's memory is the device's
-    uint64_t max_range;  // bytes of one range that a shader is given, in one allocation; a multiple of 256
+    uint64_t memory_bytes;               // of the device's local heaps
+    std::optional<uint64_t> free_bytes;  // free bytes of these, if the driver reports them
+    bool unified;                        // shares the processor's memory
+    uint64_t max_range;  // bytes of one range of a shader, in one allocation; a multiple of 256
     uint64_t max_allocation;
     uint32_t shared_bytes;  // of a workgroup
     std::string problem;    // why it cannot be used, or ""
 };
 
-// VulkanError: no loader, no driver.
+// Throws VulkanError without a loader or driver.
 std::vector<DeviceInfo> list_devices();
 
 class Instance {
@@ -42,18 +42,18 @@ class Instance {
 
     Functions f;
     VkInstance handle = VK_NULL_HANDLE;
-    bool kept = false;  // is not destroyed, as a device of it hangs
+    bool kept = false;  // never destroyed, because one of its devices hangs
 
   private:
     int64_t process_;
 };
 
-// Asked about every 50 ms by who waits; what it throws ends the wait.
+// Called about every 50 ms by a waiting thread; its exception ends the wait.
 using CheckInterrupt = std::function<void()>;
 
 class Device {
   public:
-    explicit Device(int index);  // VulkanError: there is no such device, or it cannot be used
+    explicit Device(int index);  // VulkanError: no such device, or it cannot be used
     ~Device();
     Device(const Device&) = delete;
     Device& operator=(const Device&) = delete;
@@ -64,12 +64,12 @@ class Device {
     uint32_t queue_family() const { return family_; }
     const VkPhysicalDeviceMemoryProperties& memory() const { return memory_; }
     const VkPhysicalDeviceLimits& limits() const { return limits_; }
-    // Not in a process that was forked from the one that opened it, where the driver's threads are not; nor
-    // if it hangs: what it may still use is never destroyed.
+    // False in a process forked from the one that opened the device, which lacks the driver's threads. Also
+    // false if the device hangs: objects it may still use are never destroyed.
     bool usable() const;
-    void check_usable() const;  // VulkanError: see usable(), or the device was lost
+    void check_usable() const;  // throws VulkanError: see usable(), or the device was lost
 
-    // As call(), and remembers that the device was lost.
+    // Like vulkan::call(), but remembers a lost device.
     template <class F, class... A> VkResult call(const Function<F>& function, A&&... arguments) {
         check_usable();
         const VkResult result = function(std::forward<A>(arguments)...);
@@ -77,26 +77,26 @@ class Device {
         return result;
     }
 
-    // One vkQueueSubmit with a batch for each of these, which raises by one what done() returns once it is
-    // executed. Returns the last one's value.
+    // One vkQueueSubmit with a batch for each command buffer; each batch raises done() by one when it is
+    // executed. Returns the value of the last batch.
     uint64_t submit(const std::vector<VkCommandBuffer>& batches);
     uint64_t done();  // VulkanError: the device is lost, whatever the driver returns
     void wait(uint64_t value, const CheckInterrupt& check = {});
-    bool wait_for(uint64_t value, uint64_t nanoseconds);  // whether it was reached
-    void wait_idle() noexcept;                            // whatever happens
-    uint64_t submitted() noexcept;                        // what done() returns when all is
-    // VulkanError if what was submitted makes no progress for long: asked while waiting. The device is then
-    // lost.
+    bool wait_for(uint64_t value, uint64_t nanoseconds);  // true if it was reached
+    void wait_idle() noexcept;                            // ignores errors
+    uint64_t submitted() noexcept;                        // value of done() when all work is done
+    // Called while waiting. Throws VulkanError if submitted work makes no progress for too long; the device
+    // then counts as lost.
     void check_progress();
 #ifdef HOTCOLD_FAULTS
     void set_patience(double seconds) { patience_ = seconds; }
 #endif
     int32_t next_step() { return steps_.fetch_add(1) + 1; }  // 1, 2, ...
 
-    // Whether timestamps of the device can be told in the host's time.
+    // True if timestamps of the device can be converted to the host's time.
     bool has_clock() const { return has_clock_; }
-    // Bytes that this process has of the device's own memory beyond what the driver has for it; 0: none, or
-    // the driver does not tell. Drivers of Windows give them, and move others to the processor's memory.
+    // Bytes of device memory that this process has beyond the driver's budget; 0 if none, or if the driver
+    // does not report it. Drivers of Windows allow the excess and move memory to the processor.
     uint64_t over_budget() const;
     // Nanoseconds of std::chrono::steady_clock.
     std::vector<int64_t> host_times(const std::vector<uint64_t>& timestamps);
@@ -124,15 +124,15 @@ class Device {
     std::vector<VkSubmitInfo> submits_;
     std::vector<VkTimelineSemaphoreSubmitInfo> signals_;
     std::vector<uint64_t> values_;
-    // When work was last submitted or done, and how much was done then.
+    // Time of the last submit or progress, and the work done by then.
     std::chrono::steady_clock::time_point progress_at_;
     uint64_t progress_ = 0;
-    std::atomic<double> patience_{60};  // seconds; ten minutes of a software driver
+    std::atomic<double> patience_{60};  // seconds; ten minutes for a software driver
     std::atomic<bool> lost_{false}, hung_{false};
     std::atomic<int32_t> steps_{0};
 };
 
-// An object of a device, destroyed with this.
+// An object of a device, destroyed with its owner.
 template <class T> class Owned {
   public:
     using Destroy = Function<void(VKAPI_PTR*)(VkDevice, T, const VkAllocationCallbacks*)>;
@@ -151,7 +151,7 @@ template <class T> class Owned {
     }
 
     T get() const { return it_; }
-    T* put() { return &it_; }  // where a vkCreate writes
+    T* put() { return &it_; }  // target of a vkCreate function
 
   private:
     void reset() noexcept {

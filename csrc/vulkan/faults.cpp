@@ -1,4 +1,4 @@
-// Calls that fail because a test wants it: in builds with HOTCOLD_FAULTS alone.
+// Calls that fail on a test's request; only in builds with HOTCOLD_FAULTS.
 #include <atomic>
 
 #include "vulkan/functions.h"

@@ -18,7 +18,7 @@ constexpr const char* kNames[] = {
 
 #if defined(_WIN32)
 constexpr const char* kLoader = "vulkan-1.dll";
-// From the program's folder or the system's, never from the one that is the current one.
+// Searches the program's folder and the system's, never the current folder.
 void* open_loader() {
     return reinterpret_cast<void*>(LoadLibraryExA(kLoader, nullptr, LOAD_LIBRARY_SEARCH_DEFAULT_DIRS));
 }
@@ -35,7 +35,7 @@ void* open_loader() { return dlopen(kLoader, RTLD_NOW | RTLD_LOCAL); }
 void* find_symbol(void* library, const char* name) { return dlsym(library, name); }
 #endif
 
-// Stays open: drivers do not survive being closed and opened again everywhere.
+// Stays open: not all drivers survive being closed and opened again.
 PFN_vkGetInstanceProcAddr loader() {
     static void* const library = open_loader();
     if (!library)

@@ -1,4 +1,4 @@
-// Vulkan's functions, which the loader is asked for when a device is opened; and what goes wrong in them.
+// Vulkan's functions, found by the loader when a device is opened; and their errors.
 #pragma once
 #define VK_NO_PROTOTYPES
 #include <vulkan/vulkan_core.h>
@@ -18,7 +18,7 @@ class VulkanError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The device's memory, or what we may take of it, is full.
+// The device's memory, or our budget of it, is full.
 class VulkanMemoryError : public VulkanError {
   public:
     VulkanMemoryError(const std::string& what, uint64_t asked, uint64_t allocated, uint64_t budget)
@@ -26,7 +26,7 @@ class VulkanMemoryError : public VulkanError {
     uint64_t asked, allocated, budget;  // bytes; budget 0: none was set
 };
 
-// Functions that belong to no instance, to an instance, and to a device.
+// Functions of no instance, of an instance, and of a device.
 #define HC_VULKAN_GLOBAL(X) \
     X(vkCreateInstance)     \
     X(vkEnumerateInstanceVersion)
@@ -104,14 +104,14 @@ enum FunctionId : int {
 };
 
 #ifdef HOTCOLD_FAULTS
-// For tests (faults.cpp): counts a call, and says whether it shall fail, and how; VK_SUCCESS: go on.
+// For tests (faults.cpp): counts a call and returns the error it should fail with; VK_SUCCESS: proceed.
 VkResult watched_call(FunctionId);
-std::map<std::string, int64_t> calls();  // of each function, how often
+std::map<std::string, int64_t> calls();  // number of calls of each function
 void forget_calls();
-// The nth call of the function from now on (1: the next) returns `result` and does nothing; nth 0: none does.
-// std::invalid_argument: no such function, or it returns no VkResult.
+// Makes the nth next call of the function (1: the next) return `result` and do nothing; nth 0: none. Throws
+// std::invalid_argument if the function does not exist or returns no VkResult.
 void fail_call(const std::string& function, int64_t nth, int result);
-// The same of a function that returns nothing.
+// The same for a function that returns nothing.
 void skip_call(const std::string& function, int64_t nth);
 #endif
 
@@ -145,7 +145,7 @@ struct Functions {
     HC_VULKAN_ALL(HC_MEMBER)
 #undef HC_MEMBER
 
-    Functions();  // opens the loader, and finds the global ones
+    Functions();  // opens the loader and finds the global functions
     void find(VkInstance);
     void find(VkDevice);
 
@@ -157,10 +157,10 @@ const char* function_name(FunctionId);
 std::string result_name(VkResult);
 std::string version_name(uint32_t);
 
-// VulkanError with the function's and the result's names. VulkanMemoryError: out of device memory.
+// Throws VulkanError with the names of function and result; VulkanMemoryError if the device is out of memory.
 [[noreturn]] void raise_result(FunctionId, VkResult);
 
-// For what must succeed; positive results are no failure.
+// For calls that must succeed; positive results are no failure.
 template <class F, class... A> VkResult call(const Function<F>& function, A&&... arguments) {
     const VkResult result = function(std::forward<A>(arguments)...);
     if (result < 0) raise_result(function.id(), result);

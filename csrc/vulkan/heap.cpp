@@ -7,9 +7,9 @@ namespace hc::vulkan {
 
 namespace {
 
-// Bytes that the driver gives beyond those asked for: up to 256 KiB, or 2 % where that is more.
+// Bytes that the driver allocates beyond the requests: up to 256 KiB, or 2 % if that is more.
 constexpr uint64_t kLeastUnused = 256 << 10, kUnusedShare = 50;
-// Sizes of a chunk that several share. Each takes at most a quarter: what does not fit at its end is lost.
+// Sizes of a shared chunk. A request takes at most a quarter: the rest at the chunk's end may be lost.
 constexpr uint64_t kLeastChunk = 64 << 10, kMostChunk = 64 << 20, kChunkShare = 64, kSharers = 4;
 
 uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -104,7 +104,7 @@ std::shared_ptr<Memory> Heap::allocate(uint64_t bytes, Where where) {
     return std::make_shared<Memory>(shared_from_this(), chunk, *offset, taken, bytes);
 }
 
-// Bytes to take beside these, for what will be asked for later.
+// Extra bytes to allocate with a request, for later requests.
 uint64_t Heap::room_for(const Kind& kind, uint64_t bytes) const {
     const uint64_t asked = kind.asked + bytes;
     const uint64_t chunk = std::clamp(asked / kChunkShare, kLeastChunk, kMostChunk);
@@ -172,7 +172,7 @@ uint32_t Heap::type_for(Where where, uint32_t allowed) const {
                                     kSeen = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
                                             VK_MEMORY_PROPERTY_HOST_COHERENT_BIT,
                                     kCached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
-    // The flags that memory needs, and those that it had better not have; the best first.
+    // The flags that memory needs, and flags that it should not have; the best choice first.
     struct Choice {
         VkMemoryPropertyFlags needed, unwanted;
     };

@@ -10,15 +10,15 @@
 
 namespace hc::vulkan {
 
-// For shaders; written by the host and read by the device; written by the device and read by the host.
+// kDevice: for shaders. kUpload: written by the host, read by the device. kDownload: the reverse.
 enum class Where : int { kDevice = 0, kUpload = 1, kDownload = 2 };
 
-constexpr uint64_t kAlignment = 256;  // of every range: no device asks for more
+constexpr uint64_t kAlignment = 256;  // of every range: no device requires more
 
 class Heap;
 struct Chunk;
 
-// A range of a chunk, given back with the last reference.
+// A range of a chunk, freed with the last reference.
 class Memory {
   public:
     Memory(std::shared_ptr<Heap> heap, Chunk* chunk, uint64_t offset, uint64_t taken, uint64_t size)
@@ -30,7 +30,7 @@ class Memory {
     VkBuffer buffer() const;
     uint64_t offset() const { return offset_; }  // in the buffer
     uint64_t size() const { return size_; }
-    uint8_t* host() const;  // null where the host does not see it
+    uint8_t* host() const;  // null if the host cannot access it
 
   private:
     friend class Heap;
@@ -39,23 +39,24 @@ class Memory {
     uint64_t offset_, taken_, size_;
 };
 
-// Large requests get chunks of their own size, small ones share some.
+// Large requests get chunks of their own size; small ones share chunks.
 class Heap : public std::enable_shared_from_this<Heap> {
   public:
-    // `budget`: the most bytes of the device's own memory.
+    // `budget`: maximum bytes of the device's own memory.
     Heap(std::shared_ptr<Device> device, std::optional<uint64_t> budget);
     ~Heap();
 
     std::shared_ptr<Memory> allocate(uint64_t bytes, Where where);
     uint64_t allocated() const;  // of the device's own memory
     uint64_t host_allocated() const;
-    // VulkanMemoryError: the driver has given more of the device's memory than it has for this process.
+    // Throws VulkanMemoryError if the driver has allocated more of the device's memory than this process may
+    // use.
     void check_budget() const;
     const std::shared_ptr<Device>& device() const { return device_; }
 
   private:
     friend class Memory;
-    // Bytes asked for and bytes given by the driver, of one kind.
+    // Bytes requested and bytes allocated by the driver, of one kind.
     struct Kind {
         uint32_t type = 0;
         uint64_t asked = 0, given = 0;

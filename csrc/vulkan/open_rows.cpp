@@ -7,7 +7,7 @@ namespace hc::vulkan {
 
 namespace {
 
-constexpr int64_t kChunks = 32;  // of a row, at most
+constexpr int64_t kChunks = 32;  // maximum, of a row
 constexpr int kOfSuper = 8;      // blocks of 32 weights that share scales
 
 uint64_t word_at(const uint8_t* at) {
@@ -33,7 +33,7 @@ float half_at(const uint8_t* at) {
     return value;
 }
 
-// Where the blocks of a row are stored: RowLayout.order of packing.py.
+// Order of a row's blocks in memory: RowLayout.order of packing.py.
 struct Order {
     int64_t chunk, chunks, last;
     explicit Order(int64_t blocks) {
@@ -47,7 +47,7 @@ struct Order {
     }
 };
 
-// Bits of 2 of 32 weights, in the 32 bytes at `from`, whose blocks are four fields of each byte.
+// 2 bits of each of 8 weights, from the 32 bytes at `from`; each byte has fields of four blocks.
 uint64_t two_bits(const uint8_t* from, int block, int half) {
     return word_at(from + block / 4 * 32 + 8 * half) >> 2 * (block % 4) & 0x0303030303030303;
 }
@@ -70,7 +70,7 @@ struct Q2K {
 struct Q3K {
     static constexpr int bytes = 110;
     static void block(const uint8_t* super, int b, uint8_t* codes, uint8_t* scales) {
-        // Codes from -4 to 3; numbers of the table begin with -8.
+        // Codes from -4 to 3; the table's numbers begin with -8.
         const auto numbers = [&](int i) {
             const uint64_t high = word_at(super + 8 * i) >> b & 0x0101010101010101;
             return (two_bits(super + 32, b, i) | high << 2) + 0x0404040404040404;

@@ -1,4 +1,4 @@
-// A compute shader, ready to be dispatched.
+// A compute shader, ready to dispatch.
 #pragma once
 #include <memory>
 #include <vector>

@@ -88,8 +88,8 @@ void Recorder::take_link(std::shared_ptr<VulkanLink> link, int layer) {
     link_ = std::move(link);
 }
 
-// The shader sees the batch, two words of a layer, and which layer it is. `writes_batch`: what reads the
-// batch must wait for it.
+// The shader reads the batch, two words of the layer, and the layer's number. `writes_batch`: later readers
+// of the batch must wait for the shader.
 Recorder::Dispatch Recorder::of_link(const std::shared_ptr<Pipeline>& shader,
                                      const std::shared_ptr<Memory>& read,
                                      const std::shared_ptr<Memory>& written, int layer,
@@ -114,7 +114,7 @@ void Recorder::cut() { steps_.push_back(Cut{}); }
 
 std::shared_ptr<Program> Recorder::finish() { return std::make_shared<Program>(std::move(*this)); }
 
-// Returns the dispatch of a step, a link's among them.
+// Returns the dispatch of a step, including a link's.
 const Recorder::Dispatch* Recorder::dispatch_of(const Step& step) {
     if (const auto* d = std::get_if<Dispatch>(&step)) return d;
     if (const auto* p = std::get_if<Post>(&step)) return &p->flag;
@@ -122,7 +122,7 @@ const Recorder::Dispatch* Recorder::dispatch_of(const Step& step) {
     return nullptr;
 }
 
-// Writes command buffers, with barriers where they are needed.
+// Writes command buffers, with barriers between commands that need them.
 class Program::Writer {
   public:
     Writer(Program& program, VkQueryPool times) : p_(program), f_(program.device_->f()), times_(times) {}
@@ -135,7 +135,7 @@ class Program::Writer {
         p_.commands_.end(commands_);
         return commands_;
     }
-    // `barrier`, and what was noted is forgotten.
+    // Adds a barrier and clears the recorded hazards.
     void order(Barrier barrier) {
         hazards_.clear();
         put_barrier(f_, commands_, barrier);
@@ -155,7 +155,7 @@ class Program::Writer {
     void forget_times(size_t first, size_t count) {
         if (times_ && count) f_.vkCmdResetQueryPool(commands_, times_, uint32_t(first), uint32_t(count));
     }
-    // When all that came before is done.
+    // Records the time when all earlier commands are done.
     void time(size_t query) {
         if (times_)
             f_.vkCmdWriteTimestamp(commands_, VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT, times_, uint32_t(query));
@@ -196,7 +196,7 @@ Program::Program(Recorder recorder)
     if (recorded_.link_ && recorded_.link_->spins() && step_.step.is_balanced()) record_whole(step_);
 }
 
-// Other programs may have work for long.
+// Waits only for this program: others may run for long.
 Program::~Program() {
     if (!last_) return;
     try {
@@ -266,7 +266,7 @@ void Program::record_rounds(Recorded& to) {
     const auto end_submit = [&] { round.submits.push_back(std::exchange(batches, {})); };
     writer.begin();
     writer.forget_times(0, kTimes * step_.step.collects.size());
-    writer.order(Barrier::kWork);  // after what was submitted before
+    writer.order(Barrier::kWork);  // after earlier submits
     writer.batch();
     auto set = sets_.begin();
     for (const Recorder::Step& step : recorded_.steps_) {
@@ -320,7 +320,7 @@ void Program::record_whole(Recorded& to) {
         } else if (const auto* c = std::get_if<Recorder::Copy>(&step)) {
             writer.copy(c->source, c->target);
         } else if (const auto* post = std::get_if<Recorder::Post>(&step)) {
-            writer.order(Barrier::kToHost);  // what lies in the mailbox is seen before the flag
+            writer.order(Barrier::kToHost);  // the mailbox must be visible before the flag
             writer.time(times + kPosted);
             writer.dispatch(post->flag, *set);
         } else if (const auto* collect = std::get_if<Recorder::Collect>(&step)) {
@@ -374,7 +374,7 @@ void Program::run(const CheckInterrupt& check) {
 }
 
 void Program::run_once(const CheckInterrupt& check) {
-    device_->wait(device_->submitted(), check);  // an interrupted run may still be at work
+    device_->wait(device_->submitted(), check);  // an interrupted run may still be executing
     take_batch();
     for (const auto& memory : recorded_.cleared_) std::memset(memory->host(), 0, size_t(memory->size()));
     if (recorded_.link_) return run_linked(check);
@@ -402,8 +402,8 @@ void Program::run_linked(const CheckInterrupt& check) {
     if (timed) mark_times(chosen, form.spin, seen);
 }
 
-// `seen`: how many answers shaders have seen. Of the others the rounds tell the times, but the device came to
-// the first of them before it gave up.
+// `seen`: answers that shaders received. The rounds have the times of the other answers, except that the
+// device reached the first of them before it gave up.
 void Program::mark_times(const Recorded& from, bool spun, size_t seen) {
     const std::vector<int>& layers = from.step.collects;
     constexpr Moment kMoments[kTimes] = {kPost, kWait, kWaited};

@@ -20,16 +20,16 @@ struct Range {
     bool written;
 };
 
-// The step's numbers: the host's arrays, and where shaders see them, behind a header.
+// The step's numbers: the host's arrays, and their place in device memory after a header.
 struct BatchPlace {
     static constexpr size_t kHeader = 17;
     std::shared_ptr<Memory> memory;
     Batch batch{};
     BatchBounds bounds{};
     std::array<int32_t, kHeader> header{};
-    std::vector<std::pair<const int32_t*, size_t>> arrays;  // in their order behind the header
+    std::vector<std::pair<const int32_t*, size_t>> arrays;  // in their order after the header
     uint64_t words() const;
-    // The header's words from the sixth to the last but one say where each array begins.
+    // Header words 5 to 15 hold the start of each array.
     void add(const int32_t* values, size_t size) {
         header[5 + arrays.size()] = int32_t(words());
         arrays.emplace_back(values, size);
@@ -42,15 +42,16 @@ class Recorder {
   public:
     explicit Recorder(std::shared_ptr<Heap> heap) : heap_(std::move(heap)) {}
 
-    // All of these throw std::invalid_argument for what is not right.
+    // These functions throw std::invalid_argument for invalid arguments.
     void batch(BatchPlace place);
     void dispatch(std::shared_ptr<Pipeline> pipeline, std::vector<Range> ranges, std::vector<uint8_t> push,
                   std::array<uint32_t, 3> groups);
     void copy(Range source, Range target);
     void cut();
-    // The host fills it with zeros before each run, once the device has done what came before.
+    // The host clears it before each run, after the device has done all earlier work.
     void clear(std::shared_ptr<Memory> memory);
-    // After what fills a layer's mailbox, and before what reads its answer.
+    // Goes after the commands that fill a layer's mailbox; collect() goes before commands that read its
+    // answer.
     void post(std::shared_ptr<VulkanLink> link, int layer);
     void collect(std::shared_ptr<VulkanLink> link, int layer);
     std::shared_ptr<Program> finish();
@@ -96,18 +97,18 @@ class Program {
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
 
-    // Takes the batch to the device, submits, and waits. What `check` throws ends the wait alone: the next
-    // run first waits until the device is idle.
+    // Copies the batch to the device, submits, and waits. An exception of `check` ends only the wait: the
+    // next run first waits until the device is idle.
     void run(const CheckInterrupt& check = {});
 
   private:
     class Writer;
-    // A submit as recorded, and, where a timeline is wanted, when the device was where.
+    // A recorded step and, if a timeline is requested, its timestamps.
     struct Recorded {
-        LinkedStep step;  // of one round, where there is no link
+        LinkedStep step;  // of one round if there is no link
         Owned<VkQueryPool> times;
     };
-    // Times of a collect; those of all rounds come first, then those of the whole.
+    // Times of a collect; first of all rounds, then of the whole step.
     enum Time : uint32_t { kPosted = 0, kWaits = 1, kGoesOn = 2, kTimes = 3 };
 
     void make_sets();
@@ -122,15 +123,15 @@ class Program {
 
     std::shared_ptr<Device> device_;
     Recorder recorded_;
-    std::shared_ptr<Memory> upload_;  // the batch, as the host writes it
-    std::vector<int32_t> with_rows_;  // sequences of the step, as check_states finds them
+    std::shared_ptr<Memory> upload_;  // the batch as the host writes it
+    std::vector<int32_t> with_rows_;  // sequences of the step, found by check_states
     Owned<VkDescriptorPool> sets_pool_;
     std::vector<VkDescriptorSet> sets_;  // of the dispatches, in order
     Commands commands_;
     Recorded step_;
-    std::unique_ptr<Recorded> timed_;  // once it is wanted
+    std::unique_ptr<Recorded> timed_;  // once it is needed
     std::mutex mutex_;                 // of run()
-    uint64_t last_ = 0;                // what the timeline tells when an interrupted run is done, or 0
+    uint64_t last_ = 0;                // timeline value when an interrupted run is done, or 0
 };
 
 }  // namespace hc::vulkan

@@ -7,7 +7,7 @@ namespace hc::vulkan {
 
 namespace {
 
-// Bytes of one buffer: as many as are moved, within these.
+// Size limits of one buffer: as many bytes as are moved, within these.
 constexpr uint64_t kLeast = 1 << 20, kMost = 32 << 20;
 
 }  // namespace

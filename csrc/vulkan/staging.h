@@ -1,4 +1,4 @@
-// Moves bytes between the host and memory that it does not see.
+// Copies bytes between the host and memory that the host cannot access.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -7,7 +7,7 @@
 
 namespace hc::vulkan {
 
-// From several threads, one after another.
+// Several threads may call it; calls are serialised.
 class Staging {
   public:
     explicit Staging(std::shared_ptr<Heap> heap);
@@ -15,7 +15,7 @@ class Staging {
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
 
-    // `data` is taken when this returns, and whatever is submitted later sees it.
+    // On return `data` may be reused, and later submits see the write.
     void write(std::shared_ptr<Memory> to, uint64_t offset, const uint8_t* data, uint64_t bytes,
                const CheckInterrupt& check);
     void read(std::shared_ptr<Memory> from, uint64_t offset, uint8_t* data, uint64_t bytes,
@@ -23,7 +23,7 @@ class Staging {
     void clear(std::shared_ptr<Memory> memory, const CheckInterrupt& check);
 
   private:
-    // Half of the double buffer, and what the device may still be doing with it.
+    // Half of the double buffer, and the memory that the device may still use with it.
     struct Lane {
         VkCommandBuffer commands = VK_NULL_HANDLE;
         std::shared_ptr<Memory> host, other;

@@ -11,9 +11,9 @@ namespace hc::vulkan {
 namespace {
 
 constexpr std::chrono::milliseconds kAskEvery(50);
-constexpr std::chrono::microseconds kNap(50);  // between looks at a flag that stays unset
+constexpr std::chrono::microseconds kNap(50);  // between checks of a flag that stays unset
 constexpr uint64_t kSliceNanoseconds = 50'000'000;
-constexpr uint32_t kAnswered = 1, kGaveUp = 2;  // what the waiting shader writes
+constexpr uint32_t kAnswered = 1, kGaveUp = 2;  // written by the waiting shader
 
 // A word that the device and the host share.
 std::atomic<uint32_t>& word(const Memory& memory, int layer) {
@@ -41,8 +41,8 @@ VulkanLink::~VulkanLink() {
     if (process_ != process_id()) static_cast<void>(sleepers_.release());  // see struct Sleepers
 }
 
-// How long to look before sleeping: while a step is executed, for as long as a layer of a large model takes,
-// as waking up takes as long as much of a layer.
+// Spin time before sleeping. While a step is executed, as long as a layer of a large model takes, because
+// waking up takes much of that time.
 std::chrono::microseconds VulkanLink::patience() const {
     return std::chrono::microseconds(running_.load(std::memory_order_relaxed) ? 1000 : 200);
 }
@@ -79,7 +79,7 @@ bool VulkanLink::wait_posted(int layer) {
     return false;
 }
 
-// Looks for a while: an announcement may be withdrawn, and the link may end.
+// Waits for a while only: an announcement may be withdrawn, and the link may end.
 bool VulkanLink::is_posted(const Announced& seen) {
     if (seen.by_flag) {
         const std::atomic<uint32_t>& flag = word(*posted_, seen.layer);
@@ -97,7 +97,7 @@ void VulkanLink::answer(int layer) {
     marks.add(kGive, layer);
     try {
         Lock lock(sleepers_->mutex);
-        // The device may have been waiting for long already.
+        // The device may have waited for long already.
         if (spinning_) {
             order_writes();
             word(*answered_, layer).store(uint32_t(number_), std::memory_order_release);
@@ -168,7 +168,7 @@ size_t VulkanLink::run(const LinkedStep& step, int32_t number, Form form, const 
     return seen;
 }
 
-// Submits rounds until one needs an answer that is not there.
+// Submits rounds until one needs an answer that has not arrived.
 void VulkanLink::begin_rounds(const Lock& lock) {
     while (begun_ < step_->rounds.size() && (!begun_ || idle())) {
         const Round& round = step_->rounds[begun_];
@@ -206,7 +206,7 @@ size_t VulkanLink::run_spinning(const CheckInterrupt& check) {
     }
     gave_up_.fetch_add(1);
     in_a_row_.fetch_add(1);
-    if (begun_ > seen + 1) done_.store(announced_.load());  // the next post was announced, and never came
+    if (begun_ > seen + 1) done_.store(announced_.load());  // the next post was announced and never came
     begun_ = seen + 1;
     finished_ = device_->submit(step_->restore);
     begin_rounds(lock);
@@ -234,7 +234,7 @@ void VulkanLink::follow_rounds(const CheckInterrupt& check) {
     }
 }
 
-// How many answers the shaders saw.
+// Returns the number of answers that the shaders received.
 size_t VulkanLink::rounds_seen() const {
     size_t seen = 0;
     for (int layer : step_->collects) {
@@ -251,7 +251,7 @@ size_t VulkanLink::rounds_seen() const {
     return seen;
 }
 
-// An interrupted step may have left the cold side at work.
+// An interrupted step may have left the cold side running.
 void VulkanLink::wait_idle(int layer, const CheckInterrupt& check) {
     const Clock::time_point start = Clock::now();
     while (!ended() && !idle()) {
@@ -263,9 +263,9 @@ void VulkanLink::wait_idle(int layer, const CheckInterrupt& check) {
     if (ended()) raise_ended(layer);
 }
 
-// Until so many have been submitted.
+// Waits until `count` rounds have been submitted.
 void VulkanLink::wait_for_rounds(size_t count, const CheckInterrupt& check) {
-    uint64_t asked = 0;  // the announcement whose time runs
+    uint64_t asked = 0;  // the announcement whose timeout runs
     Clock::time_point since = Clock::now();
     for (;;) {
         Announced now;
@@ -290,7 +290,7 @@ void VulkanLink::leave(bool failed) {
     Lock lock(sleepers_->mutex);
     step_ = nullptr;
     running_.store(false);
-    // A layer that was announced, and is not taken, will not be posted by a device that has given up.
+    // A device that has given up will not post a layer that was announced but not taken.
     if (failed && spinning_ && taken_ != last_.number) done_.store(announced_.load());
     spinning_ = false;
 }

@@ -1,4 +1,4 @@
-// The two sides of a layer, the hot one of which is a GPU.
+// The link between a GPU as the hot side and the CPU as the cold side of a layer.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -14,21 +14,22 @@
 
 namespace hc::vulkan {
 
-// The part of a step that can be executed before an answer is needed; the next begins with what needs it.
+// The part of a step up to the point where an answer is needed; the next round begins with the use of the
+// answer.
 struct Round {
-    std::vector<std::vector<VkCommandBuffer>> submits;  // each a vkQueueSubmit, whose batches they are
-    int posts = -1;                                     // a layer, or none
-    uint64_t after_post = 0;                            // how many batches follow the one that posts
+    std::vector<std::vector<VkCommandBuffer>> submits;  // each is one vkQueueSubmit with these batches
+    int posts = -1;                                     // a layer, or -1
+    uint64_t after_post = 0;                            // batches after the one that posts
 };
 
 struct LinkedStep {
     std::vector<Round> rounds;
-    std::vector<int> collects;  // the layer whose answer rounds[i + 1] begins with
-    // All rounds in one, for the bounded spin, or empty. Then `restore` sets the batch's numbers again.
+    std::vector<int> collects;  // rounds[i + 1] begins with the answer of layer collects[i]
+    // All rounds in one, for the bounded spin, or empty. `restore` then sets the batch's numbers again.
     std::vector<std::vector<VkCommandBuffer>> whole;
     std::vector<VkCommandBuffer> restore;
 
-    // Whether every layer that is posted is collected here, and the other way round.
+    // Returns true if each posted layer is collected in this step, and vice versa.
     bool is_balanced() const {
         for (size_t i = 0; i < collects.size(); ++i)
             if (rounds[i].posts != collects[i]) return false;
@@ -36,12 +37,12 @@ struct LinkedStep {
     }
 };
 
-// In one of two forms. Submit on answer: a step is submitted up to where it needs an answer; whoever brings
-// the answer submits the next round. A mailbox is full once the timeline says so. Bounded spin: the whole
-// step is submitted. The device sets a flag in host memory when a mailbox is full, and where it needs an
-// answer, a shader reads the flag that says that it is there, up to so many times. If it gives up, it sets
-// the step's counts to 0, so that what follows does nothing; the rest of the step is then submitted in the
-// first form. A link whose shaders give up in three steps in a row keeps to the first form from then on.
+// Works in one of two forms. Submit on answer: a step is submitted up to the point where it needs an answer;
+// the thread that brings the answer submits the next round. A mailbox is full when the timeline reaches a
+// value. Bounded spin: the whole step is submitted. The device sets a flag in host memory when a mailbox is
+// full. To receive an answer, a shader polls a flag, up to a fixed number of times. If it gives up, it sets
+// the step's counts to 0, so that the following commands do nothing; the rest of the step is then submitted
+// in the first form. After three steps in a row in which shaders gave up, the link stays with the first form.
 class VulkanLink final : public Link {
   public:
     static constexpr int kLayers = 1024;
@@ -62,33 +63,33 @@ class VulkanLink final : public Link {
     bool ended() const override { return ended_.load(std::memory_order_acquire); }
 
     struct Form {
-        bool spin;   // if the link does, and the step can
-        bool timed;  // by the device, so that marks need not tell when the host saw that it was there
+        bool spin;   // only if the link spins and the step can
+        bool timed;  // the device records the times, so the host need not mark them
     };
-    // Hot side: executes a step, and returns how many answers shaders have seen. LinkError, as Link has it;
-    // VulkanError, whichever side it comes from. Marks of a step that is not timed are those of a step that
-    // is submitted on answer, as a waiting shader tells the host nothing.
+    // Hot side: executes a step and returns the number of answers that shaders received. Throws LinkError
+    // like Link, and VulkanError from either side. Without `timed`, while marks are recorded, a step is
+    // submitted on answer, because a waiting shader reports nothing to the host.
     size_t run(const LinkedStep& step, int32_t number, Form form, const CheckInterrupt& check);
 
     bool spins() const { return spin_; }
     bool still_spins() const { return spin_ && in_a_row_.load() < kMostInARow; }
     const Shaders& shaders() const { return shaders_; }
-    // Words by layer: the step for which it was posted, answered, and what the waiting shader wrote; one more
-    // of the last is how often the step's shaders have looked in vain.
+    // Words by layer: the step for which it was posted, the step for which it was answered, and the result of
+    // the waiting shader. The last array has one more word: the unsuccessful polls of the step's shaders.
     const std::shared_ptr<Memory>& posted() const { return posted_; }
     const std::shared_ptr<Memory>& answered() const { return answered_; }
     const std::shared_ptr<Memory>& status() const { return status_; }
 
     struct Counts {
-        int64_t steps, answered, gave_up;  // of collects, those whose answer a shader saw, and the others
-        bool spins;                        // still
+        int64_t steps, answered, gave_up;  // collects: answer received by a shader, or not
+        bool spins;                        // still spins
     };
     Counts counts() const { return {steps_.load(), seen_.load(), gave_up_.load(), still_spins()}; }
 
   private:
     static constexpr int kMostInARow = 3;
     using Clock = std::chrono::steady_clock;
-    // A layer whose input is in the mailbox, or will be: at a value of the timeline, or by a flag.
+    // A layer whose input is or will be in the mailbox: at a timeline value, or when its flag is set.
     struct Announced {
         uint64_t number = 0;
         int layer = -1;
@@ -96,12 +97,12 @@ class VulkanLink final : public Link {
         uint64_t value = 0;
         int32_t step = 0;
     };
-    // The parts that a forked process can neither use nor destroy.
+    // Parts that a forked process can neither use nor destroy.
     struct Sleepers {
         std::mutex mutex;
         std::condition_variable wake;
         std::string reason;        // why the link ended
-        std::exception_ptr error;  // of the device, which the cold side met
+        std::exception_ptr error;  // error of the device that the cold side met
     };
     using Lock = std::unique_lock<std::mutex>;
 
@@ -129,23 +130,23 @@ class VulkanLink final : public Link {
     const Shaders shaders_;
     std::shared_ptr<Memory> posted_, answered_, status_;
 
-    std::atomic<uint64_t> announced_{0}, done_{0};  // how many layers
+    std::atomic<uint64_t> announced_{0}, done_{0};  // numbers of layers
     std::atomic<bool> ended_{false}, running_{false};
     std::atomic<int64_t> steps_{0}, seen_{0}, gave_up_{0};
     std::atomic<int> in_a_row_{0};  // steps in which shaders gave up
     std::unique_ptr<Sleepers> sleepers_;
 
-    // Under its mutex.
+    // Protected by the mutex of sleepers_.
     Announced last_;
     uint64_t taken_ = 0;                // the last announcement that the cold side has taken
-    const LinkedStep* step_ = nullptr;  // that is being executed
+    const LinkedStep* step_ = nullptr;  // being executed
     int32_t number_ = 0;
     bool spinning_ = false;
-    size_t begun_ = 0;            // rounds that are submitted, or that the device may be at
-    bool by_host_ = false;        // marks of the device's are the host's
+    size_t begun_ = 0;            // rounds that are submitted, or that the device may have reached
+    bool by_host_ = false;        // the host records the device's marks
     std::vector<uint64_t> ends_;  // of each round, on the timeline
-    std::vector<int64_t> takes_;  // when the cold side took each layer
-    uint64_t finished_ = 0;       // value of the timeline when all that is submitted is done
+    std::vector<int64_t> takes_;  // times when the cold side took each layer
+    uint64_t finished_ = 0;       // timeline value when all submitted work is done
 };
 
 }  // namespace hc::vulkan
