@@ -1,1 +1,1 @@
-"""Takes requests and returns tokens: scheduling, batches, sampling, the text of tokens."""
+"""Requests in, tokens out: scheduling, batches, sampling, and the text of tokens."""

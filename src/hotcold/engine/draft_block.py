@@ -1,5 +1,5 @@
-"""Guesses of a block of the model's own file (:mod:`hotcold.model.draft_block`): it reads what the model made
-of each token."""
+"""Drafts from a block in the model's own file (:mod:`hotcold.model.draft_block`), which reads the model's
+hidden rows."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -13,16 +13,16 @@ from hotcold.model.draft_block import DraftBlock
 
 @dataclass
 class _Text:
-    """A request whose last token was chosen by the last step."""
+    """A request whose last token the last step chose."""
 
-    length: int  # of its tokens
-    row: int  # of the block's logits that guess the next one
-    found: list[int] = field(default_factory=list)  # guesses, one after the other
+    length: int  # number of its tokens
+    row: int  # row of the block's logits for its next draft token
+    drafts: list[int] = field(default_factory=list)  # draft tokens so far
 
 
 class BlockDrafts(ModelDrafter):
-    """A :class:`~hotcold.engine.drafts.ModelDrafter` that is told of each step, and guesses for all requests
-    of the next one together. ``batch`` is the model's, as the last step left it."""
+    """A :class:`~hotcold.engine.drafts.ModelDrafter` that reads every step, and drafts for all requests of
+    the next step in one pass. ``batch`` is the model's, as the last step left it."""
 
     kind = Kind.BLOCK
 
@@ -31,88 +31,88 @@ class BlockDrafts(ModelDrafter):
         self._block = block
         self._batch = batch
         self._texts: dict[Request, _Text] = {}
-        self._going_on: list[Request] = []  # those that get one more guess
+        self._drafting: list[Request] = []  # requests that get a further draft token
 
     def read(self, put: Sequence[tuple[Request, int]]) -> None:
-        """Reads a step's rows, of requests up to a position each, with the tokens that follow them. A row of
-        a guess that was wrong is followed by anything: a later one takes its place."""
-        model, own = self._batch, self._block.batch
+        """Reads a step's rows, each with the token that follows it. ``put``: requests, each with the position
+        after its rows. Rows of rejected draft tokens are read with a wrong next token; later rows overwrite
+        them."""
+        model, batch = self._batch, self._block.batch
         rows = model.n_tokens
-        own.tokens[:rows] = 0
+        batch.tokens[:rows] = 0
         for name in ("positions", "sequence", "slots"):
-            getattr(own, name)[:rows] = getattr(model, name)[:rows]
+            getattr(batch, name)[:rows] = getattr(model, name)[:rows]
         for name in ("lengths", "first_rows", "row_counts"):
-            getattr(own, name)[:] = getattr(model, name)
+            getattr(batch, name)[:] = getattr(model, name)
         self._texts = {}
         for request, end in put:
-            at, pages = request.row, -(-end // PAGE)
-            own.pages[at, :pages] = model.pages[at, :pages]
-            coming = request.tokens(request.computed + 1, min(end + 1, request.length))
-            first = int(model.first_rows[at])
-            own.tokens[first : first + len(coming)] = coming
-            if request.computed + len(coming) == request.length - 1 and not request.finished and coming:
-                own.logits_rows[len(self._texts)] = first + len(coming) - 1
+            table_row, pages = request.row, -(-end // PAGE)
+            batch.pages[table_row, :pages] = model.pages[table_row, :pages]
+            following = request.tokens(request.computed + 1, min(end + 1, request.length))
+            first = int(model.first_rows[table_row])
+            batch.tokens[first : first + len(following)] = following
+            if request.computed + len(following) == request.length - 1 and not request.finished and following:
+                batch.logits_rows[len(self._texts)] = first + len(following) - 1
                 self._texts[request] = _Text(request.length, len(self._texts))
-        own.counts[:] = (rows, model.n_decode, len(self._texts), model.counts[3])
+        batch.counts[:] = (rows, model.n_decode, len(self._texts), model.counts[3])
         self._block.read()
 
     def begin(self, requests: Iterable[Request]) -> None:
-        """Says which requests the next step serves: the others are not guessed for."""
+        """Sets the requests of the next step; other requests get no drafts."""
         served = set(requests)
         self._texts = {
             each: text for each, text in self._texts.items() if each in served and each.length == text.length
         }
-        self._going_on = [*self._texts]
+        self._drafting = [*self._texts]
 
     def __call__(self, request: Request, most: int) -> Draft | None:
         text = self._texts.get(request)
         if text is None:
             return None
-        while len(text.found) < most and request in self._going_on:
+        while len(text.drafts) < most and request in self._drafting:
             start = time.perf_counter()
             self._draft_one_more()
             self.note(time.perf_counter() - start)
-        return Draft(text.found[:most], self.kind) if text.found and most > 0 else None
+        return Draft(text.drafts[:most], self.kind) if text.drafts and most > 0 else None
 
     def seconds_of(self, tokens: int) -> float:
         return max(tokens - self._drafted, 0) * self.seconds
 
     def clear(self) -> None:
         self._texts = {}
-        self._going_on = []
+        self._drafting = []
 
     @property
     def _drafted(self) -> int:
-        """How many tokens are guessed already for the next step."""
-        return max((len(text.found) for text in self._texts.values()), default=0)
+        """Number of tokens drafted so far for the next step."""
+        return max((len(text.drafts) for text in self._texts.values()), default=0)
 
     def _draft_one_more(self) -> None:
-        """Guesses the next token of each request, after the last guess for it; those that have no page for
-        that are left out from here on."""
+        """Drafts one more token for each request; leaves out requests without a page for it."""
         if self._drafted:
             self._read_drafts()
-        if self._going_on:
+        if self._drafting:
             logits = self._block.logits()
-            for request in self._going_on:
+            for request in self._drafting:
                 text = self._texts[request]
-                text.found.append(int(logits[text.row].argmax()))
+                text.drafts.append(int(logits[text.row].argmax()))
 
     def _read_drafts(self) -> None:
-        """Has the block read the last guess for each request."""
-        own, rows, row = self._block.batch, [], 0
-        going_on = self._going_on
-        self._going_on = []
-        for request in going_on:
+        """Lets the block read the last draft token of each request."""
+        batch, rows, row = self._block.batch, [], 0
+        drafting = self._drafting
+        self._drafting = []
+        for request in drafting:
             text = self._texts[request]
-            position = text.length - 2 + len(text.found)
+            position = text.length - 2 + len(text.drafts)
             if position >= len(request.pages) * PAGE:
                 continue
-            own.put(row, request.row, position, text.found[-1:], request.pages)
-            own.logits_rows[row] = row
+            batch.put(row, request.row, position, text.drafts[-1:], request.pages)
+            batch.logits_rows[row] = row
             rows.append(text.row)
             text.row = row
             row += 1
-            self._going_on.append(request)
-        own.counts[:3] = row
+            self._drafting.append(request)
+        batch.counts[:3] = row
         if row:
             self._block.read_own(rows)

@@ -1,4 +1,4 @@
-"""Guesses of a smaller model with the same vocabulary: its likeliest tokens, one after the other."""
+"""Drafts from a smaller model with the same vocabulary: its likeliest tokens, one after the other."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,18 +11,20 @@ from hotcold.runtime.session import Session
 
 @dataclass
 class _Text:
-    """Tokens of one request that the smaller model has read, and where."""
+    """The tokens of one request that the smaller model has read, and their row and pages."""
 
     row: int
     pages: list[int]
-    tokens: list[int] = field(default_factory=list)  # whose keys and values it has; guesses among them
+    tokens: list[int] = field(default_factory=list)  # tokens in its KV cache, draft tokens included
 
 
 class DraftModel(ModelDrafter):
-    """A :class:`~hotcold.engine.drafts.ModelDrafter` with a session of the smaller model to itself. It reads
-    a prompt before its first guess, and what was guessed wrong again. Where a text has no room, is longer
-    than the context, or has tokens that the smaller model lacks, it guesses nothing; and it guesses none that
-    the larger one lacks, whose vocabulary has ``vocab`` tokens: both may be padded."""
+    """A :class:`~hotcold.engine.drafts.ModelDrafter` with its own session of the smaller model. It reads a
+    prompt before its first draft, and tokens that replaced rejected ones.
+
+    It drafts nothing for a request without a free row or page, beyond the smaller model's context, or with
+    tokens outside the smaller vocabulary. It drafts no token from ``vocab`` on, the size of the larger
+    model's vocabulary: both vocabularies may be padded."""
 
     kind = Kind.MODEL
 
@@ -51,19 +53,19 @@ class DraftModel(ModelDrafter):
         unread = [*map(int, request.tokens(len(text.tokens), request.length))]
         if max(unread) >= self._vocab:
             return None
-        found = [self._read(text, unread)]
+        drafts = [self._read(text, unread)]
         start = time.perf_counter()
-        while len(found) < most:
-            found.append(self._read(text, found[-1:]))
+        while len(drafts) < most:
+            drafts.append(self._read(text, drafts[-1:]))
         if most > 1:
             self.note((time.perf_counter() - start) / (most - 1))
-        return Draft(found, self.kind)
+        return Draft(drafts, self.kind)
 
     def seconds_of(self, tokens: int) -> float:
         return tokens * self.seconds
 
     def clear(self) -> None:
-        """Forgets all texts, and takes their rows and pages back."""
+        """Forgets all texts and frees their rows and pages."""
         self._texts.clear()
         self._session.state.clear()
 
@@ -73,7 +75,7 @@ class DraftModel(ModelDrafter):
             del self._texts[other]
 
     def _begin(self, request: Request) -> _Text | None:
-        """Gives a request a row and no pages yet; takes those of requests that ended."""
+        """Gives a request a row, without pages yet; frees the rows and pages of finished requests."""
         self._forget_finished()
         taken = {text.row for text in self._texts.values()}
         free = set(range(self._session.model.limits.sequences)) - taken
@@ -84,22 +86,23 @@ class DraftModel(ModelDrafter):
         return text
 
     def _take_back(self, text: _Text, request: Request) -> None:
-        """Forgets guesses that were wrong, and the last token, which gives the next one."""
+        """Removes rejected draft tokens, and the last token, whose row gives the next one."""
         read = text.tokens
         del read[request.length - 1 :]
-        own = request.tokens(0, len(read))
-        wrong = next((i for i, (a, b) in enumerate(zip(read, own, strict=True)) if a != b), len(read))
-        del read[wrong:]
+        tokens = request.tokens(0, len(read))
+        pairs = enumerate(zip(read, tokens, strict=True))
+        first_wrong = next((i for i, (a, b) in pairs if a != b), len(read))
+        del read[first_wrong:]
 
     def _read(self, text: _Text, tokens: list[int]) -> int:
-        """Reads tokens at the end of a text; the likeliest one after them."""
+        """Reads tokens at the end of a text; returns the likeliest token after them."""
         session = self._session
         batch, limits = session.transformer.batch, session.model.limits
         for at in range(0, len(tokens), limits.tokens):
-            some = tokens[at : at + limits.tokens]
-            rows = batch.put(0, text.row, len(text.tokens), some, text.pages)
+            chunk = tokens[at : at + limits.tokens]
+            rows = batch.put(0, text.row, len(text.tokens), chunk, text.pages)
             batch.logits_rows[0] = rows - 1
             batch.counts[:] = (rows, rows if rows <= limits.decode else 0, 1, limits.sequences)
             session.run()
-            text.tokens += some
+            text.tokens += chunk
         return int(session.transformer.read_logits(0, 1)[0][: self._vocab].argmax())

@@ -1,7 +1,7 @@
-"""Guesses of a request's next tokens, which a step can verify: what they are, and where they come from.
+"""Drafters that need no weights, and the interface of all drafters.
 
-A guess costs a row of a step where it is wrong, and never changes a token: see
-:mod:`hotcold.engine.speculation`."""
+A rejected draft token costs a row of a step and never changes the output
+(:mod:`hotcold.engine.speculation`)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,81 +10,82 @@ from typing import Any, NamedTuple, Protocol
 
 from hotcold.engine.request import Request
 
-_LONGEST = 32  # tokens that are compared, of two places in a text
-_BEFORE_GAP = 8  # tokens at least that stood in the text before one that did not
-_PLACES = 16  # that are compared, the latest ones
-_LAST = 0.1  # weight of the newest time in a drafter's mean time of a token
+_LONGEST = 32  # tokens at most that a match compares
+_BEFORE_GAP = 8  # minimum match before a one-token gap
+_PLACES = 16  # latest earlier places that a search compares
+_LAST = 0.1  # weight of the newest time in a drafter's mean time per token
 
 
 class Kind(IntEnum):
-    """The drafter of a guess. It has one acceptance rate."""
+    """Kinds of drafters; each has its own acceptance rate."""
 
-    FORCED = 0  #: the grammar, where it leaves no choice but how tokens divide the text
-    LONG = 1  #: prompt lookup, where four or more tokens agree
-    SHORT = 2  #: prompt lookup, where fewer agree, or the last token took the place of another one
+    FORCED = 0  #: the grammar, where only one text may follow (in any split into tokens)
+    LONG = 1  #: prompt lookup with a match of four or more tokens
+    SHORT = 2  #: prompt lookup with a shorter match, or with a match before a one-token gap
     MODEL = 3  #: a smaller model
-    BLOCK = 4  #: a block of the model's file
+    BLOCK = 4  #: a draft block in the model's file
 
 
-#: Acceptance rates before the first guess.
+#: Acceptance rates before the first draft.
 FIRST_RATES = {Kind.FORCED: 0.95, Kind.LONG: 0.7, Kind.SHORT: 0.35, Kind.MODEL: 0.6, Kind.BLOCK: 0.7}
-_SHORT = 3  # tokens that agree at most in a guess of that kind
+_SHORT = 3  # longest match of that kind
 
 
 class Draft(NamedTuple):
-    """Tokens that may come next, at least one."""
+    """Draft tokens, at least one."""
 
     tokens: Sequence[int]
     kind: Kind
-    length: int = 0  #: of what was found in the text; 0 where nothing was looked up
+    length: int = 0  #: tokens that match an earlier place; 0 if not from prompt lookup
 
     def kind_of(self, i: int) -> Kind:
-        """The kind of token ``i``. Accepted tokens before it make what agrees longer."""
+        """Returns the kind of token ``i``: accepted tokens before it lengthen the match."""
         return _kind(self.length + i) if i and self.length else self.kind
 
 
 class Drafter(Protocol):
-    """Guesses for requests."""
+    """A drafter: proposes next tokens of a request."""
 
     def __call__(self, request: Request, most: int) -> Draft | None:
-        """Tokens that may follow those of a request, up to ``most`` tokens; None where nothing is known."""
+        """Returns up to ``most`` tokens that may follow; None if it has no draft."""
 
 
 class ModelDrafter(ABC):
-    """A :class:`Drafter` that computes with weights, and so takes time for each token."""
+    """A :class:`Drafter` that computes with weights and so takes time per token."""
 
     kind: Kind
 
     def __init__(self) -> None:
-        self.seconds = 0.0  #: of a token; of all requests together where the drafter serves them so
+        self.seconds = 0.0  #: mean time of a token (of one token for all requests, if drafted together)
 
     @abstractmethod
     def __call__(self, request: Request, most: int) -> Draft | None:
-        """As of a :class:`Drafter`."""
+        """Returns up to ``most`` tokens that may follow; None if it has no draft."""
 
     @abstractmethod
     def seconds_of(self, tokens: int) -> float:
-        """Estimates the time of a guess of so many tokens."""
+        """Estimates the time to draft this number of tokens."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Forgets all texts, which an exception may have broken off."""
+        """Forgets all texts; an exception may have left them incomplete."""
 
     def note(self, seconds: float) -> None:
-        """Learns the time of a token."""
+        """Updates the mean time per token."""
         self.seconds += (_LAST if self.seconds else 1) * (seconds - self.seconds)
 
 
 class _Places:
-    """Where each so many tokens in a row end, the latest place first; others may be among them, rarely."""
+    """An index of all n-grams of a text by their last position, the latest first; hash collisions are
+    possible."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
-        self._last: dict[int, int] = {}  # by hash, which takes half the memory of tokens
-        self._before: list[int] = []  # of each place, the one before that has the same; -1 without any
+        self._last: dict[int, int] = {}  # by hash, which takes half the memory of the tokens
+        self._before: list[int] = []  # previous position of the same n-gram, by position; -1: none
 
     def add(self, text: Sequence[int]) -> None:
-        """Takes the end of a text that is one token longer than before."""
+        """Adds the last n-gram of a text that is one token longer than before."""
         at = len(self._before)
         key = hash((*text[-self._tokens :],))
         self._before.append(self._last.get(key, -1))
@@ -95,10 +96,9 @@ class _Places:
 
 
 class Lookup:
-    """Finds the longest end of one text that stood in it before: what followed there may follow here.
-
-    Indexes of four and of two tokens, which grow with the text; no weights (prompt lookup decoding, Saxena
-    2023). Two are often in too many places to look at all."""
+    """Prompt lookup decoding (Saxena 2023): drafts what followed an earlier match of the text's end. Two
+    indexes grow with the text, of four and of two tokens. A pair of tokens often has too many places to
+    compare them all."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -108,16 +108,16 @@ class Lookup:
         return len(self._tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Takes more tokens, at the end of the text."""
+        """Appends tokens to the text."""
         for token in tokens:
             self._tokens.append(int(token))
             for places in self._places:
                 places.add(self._tokens)
 
     def find(self, most: int) -> Draft | None:
-        """The tokens that followed the longest end of the text that stood in it before, the latest of
-        several; a text that repeats itself goes on so. Where nothing did, as after a name that takes the
-        place of another one, the last token counts as that of the text found."""
+        """Returns the tokens that followed the longest earlier match of the text's end, the latest of equal
+        ones; repetition continues. Without a match, looks for one that ends before the last token: that token
+        may have replaced another one, such as a name."""
         end = len(self._tokens) - 1
         if end < 1 or most < 1:
             return None
@@ -128,14 +128,14 @@ class Lookup:
             if length < _BEFORE_GAP:
                 return None
             place, kind = place + 1, Kind.SHORT
-        found = self._tokens[place + 1 : place + 1 + most]
-        while len(found) < most:  # the text has repeated itself up to its end
-            found.append(found[len(found) - (end - place)])
-        return Draft(found, kind, length)
+        tokens = self._tokens[place + 1 : place + 1 + most]
+        while len(tokens) < most:  # the match reaches the end of the text: repeat it
+            tokens.append(tokens[len(tokens) - (end - place)])
+        return Draft(tokens, kind, length)
 
     def _longest(self, end: int) -> tuple[int, int]:
-        """Where else the text up to a place ends, and how many tokens are the same; -1 where less than two
-        are."""
+        """Returns the earlier place with the longest match of the text up to ``end``, and the match's length;
+        -1 if fewer than two tokens match."""
         best, length = -1, 1
         for places in self._places:
             place = places.before(end)
@@ -151,7 +151,7 @@ class Lookup:
         return best, length
 
     def _same(self, place: int, end: int) -> int:
-        """How many tokens up to two places are the same."""
+        """Returns how many tokens up to two places are the same."""
         tokens, same = self._tokens, 0
         while same < min(_LONGEST, place + 1) and tokens[place - same] == tokens[end - same]:
             same += 1
@@ -163,43 +163,43 @@ def _kind(length: int) -> Kind:
 
 
 def forced(request: Request, most: int) -> Draft | None:
-    """Tokens that a request's grammar leaves no choice about. A :class:`Drafter`."""
-    found = (_asked(request, "forced") or ())[:most]
-    return Draft(found, Kind.FORCED) if found else None
+    """Drafts the tokens that the request's grammar forces. A :class:`Drafter`."""
+    tokens = (_asked(request, "forced") or ())[:most]
+    return Draft(tokens, Kind.FORCED) if tokens else None
 
 
 def look_up(request: Request, most: int) -> Draft | None:
-    """Looks in a request's prompt and answer. A :class:`Drafter`."""
+    """Drafts from the request's prompt and output (prompt lookup). A :class:`Drafter`."""
     index = request.lookup
     if index is None:
         index = request.lookup = Lookup()
     if len(index) < request.length:
         index.extend(request.tokens(len(index), request.length))
-    found: Draft | None = index.find(most)
-    return found
+    draft: Draft | None = index.find(most)
+    return draft
 
 
 def copied(request: Request, most: int) -> Draft | None:
-    """As :func:`look_up`, where that is likely to be right. A :class:`Drafter`."""
-    found = look_up(request, most)
-    return found if found is not None and found.kind is Kind.LONG else None
+    """Drafts as :func:`look_up`, but only from long matches. A :class:`Drafter`."""
+    draft = look_up(request, most)
+    return draft if draft is not None and draft.kind is Kind.LONG else None
 
 
 def possible(request: Request, draft: Draft) -> Draft | None:
-    """The part of a guess that is left under the request's grammar."""
+    """Returns the longest beginning of a draft that the request's grammar allows; None if empty."""
     most = _asked(request, "possible", draft.tokens)
     tokens = draft.tokens[:most]
     return draft._replace(tokens=tokens) if tokens and not request.finished else None
 
 
-def _asked(request: Request, method: str, *more: Sequence[int]) -> Any:
-    """The answer of a request's constraint; None where it has no such method. An exception ends the request
-    alone."""
+def _asked(request: Request, method: str, *arguments: Sequence[int]) -> Any:
+    """Calls a method of the request's constraint; returns None if it has no such method. An exception ends
+    only this request."""
     ask = getattr(request.constraint, method, None)
     if ask is None:
         return None
     try:
-        return ask(request.output, *more)
+        return ask(request.output, *arguments)
     except Exception as error:
         request.fail(error)
         return None

@@ -1,8 +1,8 @@
-"""The loop: schedule rows, run the model, choose tokens.
+"""The engine loop: schedule rows, run the model, choose tokens.
 
-An engine is pure token ids and knows no text. Several threads may use it: a method waits for the step that
-another thread runs, and no longer. An exception out of one of its methods, Ctrl-C at any moment included,
-leaves an engine that works: :meth:`Engine.step` says what becomes of the requests."""
+An engine works on token ids and knows no text. Several threads may use it: a method waits only for the
+current step of another thread. After an exception in a method, Ctrl-C at any moment included, the engine
+still works: :meth:`Engine.step` says what happens to the requests."""
 
 import math
 import time
@@ -30,33 +30,31 @@ from hotcold.watch.live import Live
 
 @dataclass(frozen=True)
 class EngineStats:
-    """How an engine is now, and what it did since it was made; plain numbers. None where nothing was
-    measured yet."""
+    """The present state of an engine, and its counters since it was made. None: not measured yet."""
 
-    running: int  #: requests
-    waiting: int
-    slots: int  #: the most that can run
-    pages: int  #: of the KV cache
-    free_pages: int  #: that hold nothing of use
-    shared_pages: int  #: that nobody runs on, kept for prompts that begin alike; given up where pages lack
-    states: int  #: slots for states of sequences; 0 where no layer keeps one
-    free_states: int  #: slots that hold nothing of use
-    shared_states: int  #: copies that nobody runs on, kept as pages are
-    prompt_tokens: int  #: that were computed, again where pages had to be taken away
-    reused_tokens: int  #: of prompts, that were not computed
+    running: int  #: requests that run
+    waiting: int  #: requests in the queue
+    slots: int  #: requests that can run at a time
+    pages: int  #: pages of the KV cache
+    free_pages: int  #: empty pages
+    shared_pages: int  #: cached pages that no request reads; reused when no page is free
+    states: int  #: state slots of sequences; 0 if no layer keeps states
+    free_states: int  #: empty state slots
+    shared_states: int  #: cached states that no request reads; reused as pages are
+    prompt_tokens: int  #: prompt tokens computed, including recomputation after preemption
+    reused_tokens: int  #: prompt tokens served from the prefix cache
     generated_tokens: int
     steps: int
     preemptions: int  #: requests whose pages were taken for an older one
-    prompt_s: float  #: of the steps that had any prompt row
-    decode_s: float  #: of the others
+    prompt_s: float  #: time of steps with prompt rows
+    decode_s: float  #: time of other steps
     prompt_tok_s: float | None
     tok_s: float | None
-    gb_s: float | None  #: that generation read from memory
-    active_share: float | None  #: of the neurons, in generation
-    guessed_tokens: int = 0  #: that steps verified
-    accepted_tokens: int = 0  #: of those, the ones that were right
-    #: where not all experts lie in memory: those that steps named and that were there, those that were read,
-    #: what was read of the file, and how often and how long computing waited for that
+    gb_s: float | None  #: memory read in generation
+    active_share: float | None  #: share of active neurons in generation
+    guessed_tokens: int = 0  #: draft tokens verified
+    accepted_tokens: int = 0  #: draft tokens accepted
+    #: expert cache: hits, misses, bytes read, stalls and their time; None if all experts are in memory
     expert_hits: int | None = None
     expert_misses: int | None = None
     disk_bytes: int | None = None
@@ -65,9 +63,9 @@ class EngineStats:
 
 
 class Engine:
-    """Runs requests on a session. ``max_waiting`` is how many may wait for a row, None any number; ``reuse``:
-    whether a prompt that begins like one before it takes the pages of that (:attr:`Job.cache`);
-    ``speculation`` guesses tokens, which changes no token: None guesses none."""
+    """Runs requests on a session. ``max_waiting``: length of the queue; None: unlimited. ``reuse``: share KV
+    pages of equal prompt prefixes (:attr:`Job.cache`). ``speculation``: drafts tokens without changing the
+    output; None: no drafts."""
 
     def __init__(
         self,
@@ -89,7 +87,7 @@ class Engine:
             if reuse
             else None,
             context=model.context,
-            # Where experts are read from disk, steps with fewer rows read nearly as much.
+            # Where experts are read from disk, a step with fewer rows reads nearly as much.
             pace=Pace(model.limits.chunk, STEP_S if model.disk_counts() is None else math.inf),
             prefill_equals_decode=prefill_equals_decode,
             max_waiting=max_waiting,
@@ -104,7 +102,7 @@ class Engine:
         self._live: Live | None = None  # made for the first request with a viewer
 
     def check(self, request: Request) -> None:
-        """UserError: the prompt leaves no room for one token in the context, or an id is outside the
+        """Raises UserError if the context cannot hold the prompt and one token, or an id is outside the
         vocabulary."""
         vocab = self.model.config.vocab
         ids = np.asarray(request.job.prompt)
@@ -120,9 +118,9 @@ class Engine:
         self.scheduler.check(request)
 
     def add(self, request: Request) -> None:
-        """Queues a request; :meth:`step` starts it when a row and pages are free. Errors are those of
-        :meth:`check`, a RequestError ``queue_full``, and that of :meth:`Session.claim`: something else uses
-        the session. ValueError: the job has a grammar, and the request no constraint of it."""
+        """Queues a request; :meth:`step` starts it when a row and pages are free. RequestError
+        ``queue_full``: the queue is full. UserError: see :meth:`check`, or another user of the session
+        (:meth:`Session.claim`). ValueError: the job has a grammar, but the request has no constraint."""
         self.check(request)
         if request.job.grammar is not None and request.constraint is None:
             raise ValueError("the job has a grammar: give the request the constraint that comes of it")
@@ -140,8 +138,8 @@ class Engine:
         self.scheduler.add(request)
 
     def _think_first(self, request: Request) -> None:
-        """Leaves a request's thought to the model, up to its budget. A constraint that is not of a grammar
-        holds the thought, too."""
+        """Leaves a request's thought to the model, up to its budget. A constraint without a grammar applies
+        to the thought, too."""
         job, thought = request.job, request.job.thought
         if thought is None or (job.grammar is None and (thought.budget is None or request.constraint)):
             return
@@ -150,21 +148,24 @@ class Engine:
         request.constraint = ThoughtConstraint(self._spelling, job, request.constraint)
 
     def step(self) -> list[Event]:
-        """Runs the model once; returns a :class:`Token` for each that a request got, then a
-        :class:`Finished` for each that ended by itself. Empty when nothing was to do, or only a part of a
-        prompt was read. Whoever calls :meth:`finish` knows, and gets no event.
+        """Runs the model once; returns a :class:`Token` for each new token, then a :class:`Finished` for each
+        request that ended by itself.
 
-        A request whose token cannot be chosen ends alone, with :attr:`Request.error`, and so does one whose
-        expert cannot be read, unless layers keep states, which a step cannot compute again. An exception
-        from here is one of the model, or Ctrl-C. It cancels the requests that ran: they keep their tokens,
-        their error says why they ended, and their pages are free. Those that wait start in the next step.
+        The list is empty if no request had work, or if the step read only parts of prompts. Callers of
+        :meth:`finish` get no event.
 
-        The thread that calls this gets the events of all threads' requests. Several threads therefore wait by
-        :meth:`run_until`. On a closed session all requests end with a UserError."""
+        A request whose token cannot be chosen ends alone, with :attr:`Request.error`. The same holds for a
+        request whose expert cannot be read, unless layers keep states, since a step cannot compute states
+        again. Other exceptions come from the model, or are Ctrl-C. They cancel the running requests: these
+        keep their tokens, get an error that says why they ended, and free their pages. Waiting requests start
+        in the next step.
+
+        The calling thread gets the events of all threads' requests, so several threads wait with
+        :meth:`run_until` instead. On a closed session all requests end with a UserError."""
         return self.session.lock.run(self._step)
 
     def _step(self, requests: Sequence[Request] = ()) -> list[Event]:
-        """Runs a step. Raises its exception unless ``requests`` are given and none of them ran in it."""
+        """Runs a step. Raises its exception, unless only requests outside ``requests`` ran in the step."""
         try:
             return self._run_step()
         except BaseException as error:
@@ -215,7 +216,7 @@ class Engine:
         return events + _ends(ended)
 
     def stats(self) -> EngineStats:
-        """How it is now, and what it did so far; between two steps."""
+        """Returns the statistics, between two steps."""
         return self.session.lock.run(self._stats)
 
     def _stats(self) -> EngineStats:
@@ -246,12 +247,12 @@ class Engine:
             active_share=figures.active_share,
             guessed_tokens=speculation.guessed if speculation else 0,
             accepted_tokens=speculation.accepted if speculation else 0,
-            **_of_disk(self.model.disk_counts()),
+            **_expert_cache_fields(self.model.disk_counts()),
         )
 
     def run(self, requests: Sequence[Request]) -> None:
-        """Runs these to their end, beside each other and whatever else is queued; then raises the error of
-        the first that failed. Where anything else is raised, they are cancelled."""
+        """Runs requests to their end, together with all queued ones; then raises the error of the first that
+        failed. Any other exception cancels the requests."""
         try:
             for request in requests:
                 self.add(request)
@@ -265,13 +266,13 @@ class Engine:
 
     def run_until(self, done: Callable[[], bool], requests: Sequence[Request]) -> None:
         """Runs steps until ``done``, or waits while other threads run them. Raises the exception of a step in
-        which one of ``requests`` ran; other requests have it as :attr:`Request.error`."""
+        which one of ``requests`` ran; other requests get it as :attr:`Request.error`."""
         self.session.lock.run_until(done, partial(self._step, requests))
 
     def finish(self, request: Request, reason: FinishReason = "stop") -> None:
-        """Ends a request from outside, between two steps, whether it waits, reads its prompt or decodes: its
-        pages are free at once, its tokens stay, and it gets no more. ``stop`` is for who found a stop string
-        in its text. Harmless when it has finished, and then the reason stays as it was."""
+        """Ends a running or waiting request between two steps: its pages are free at once, and it keeps its
+        tokens. Callers that find a stop string in the text give ``stop``. Does nothing to a finished
+        request."""
         self.session.lock.run(partial(self._finish, request, reason))
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
@@ -280,23 +281,24 @@ class Engine:
         self.scheduler.remove(request)
 
     def abort(self, request: Request) -> None:
-        """:meth:`finish` as ``cancelled``. Never waits: while a step runs, the request ends after it."""
+        """Ends a request as ``cancelled`` without waiting: during a step, the request ends after the step."""
         self.session.lock.run_soon(partial(self._finish, request, "cancelled"))
 
     @property
     def in_use(self) -> str:
-        """Says what :meth:`Session.claim` tells another user; empty where no request is unfinished."""
+        """Description of this engine in errors of :meth:`Session.claim`; empty if no request is
+        unfinished."""
         unfinished = self.scheduler.unfinished
         return f"an engine with {unfinished} unfinished requests" if unfinished else ""
 
     def _score(self, request: Request, position: int, row: int) -> None:
-        """Judges the prompt's token at a position by the row of logits before it."""
+        """Computes the log-probability of a prompt token from the row of logits before it."""
         assert request.job.logprobs is not None
         logits, token = self.session.transformer.logits, request.job.prompt[position]
         request.prompt_logprobs.append(self.sampler.logprobs(logits, row, token, request.job.logprobs))
 
     def _pool(self, request: Request, position: int, row: int, count: int) -> None:
-        """Adds rows of a prompt to its vector, which is done after the last one."""
+        """Adds rows of a prompt to its vector; finishes the request after the last row."""
         try:
             rows = self.session.transformer.read_hidden(row, row + count)
             request.pool.add(rows, first=position == 0)
@@ -311,7 +313,7 @@ class Engine:
         request.finish("stop")
 
     def _prepare(self, request: Request) -> None:
-        """Tells a constraint what it will be asked next."""
+        """Lets the request's constraint begin to compute its next mask."""
         prepare = getattr(request.constraint, "prepare", None)
         if prepare is None:
             return
@@ -329,12 +331,12 @@ class Engine:
         self._live.take(step.rows)
 
     def _verify(self, step: Step, request: Request, row: int) -> list[Token]:
-        """Chooses a request's next tokens: one, and one more after each guess that was the token chosen."""
+        """Chooses a request's next tokens: one, and a further one after each accepted draft token."""
         drafts, start = step.drafts.get(request, ()), len(request.output)
-        found: list[Token] = []
+        tokens: list[Token] = []
         right = 0
         while (token := self._continue(request, row + right)) is not None:
-            found.append(token)
+            tokens.append(token)
             if right == len(drafts) or token.id != drafts[right]:
                 break
             right += 1
@@ -346,18 +348,18 @@ class Engine:
                 request.viewer.forget(len(request.output))
         if self.scheduler.speculation is not None:
             self.scheduler.speculation.learn(request, len(drafts), right, request.output[start:])
-        return found
+        return tokens
 
     def _continue(self, request: Request, row: int) -> Token | None:
-        """Chooses a request's next token from a row of logits; None where it ends instead."""
+        """Chooses a request's next token from a row of logits; returns None if the request ends instead."""
         if request.finished or request.job.max_tokens == 0:
             return None
-        found = None
+        logprobs = None
         try:
             token = self._sample(request, row)
             if request.job.logprobs is not None:
                 logits = self.session.transformer.logits
-                found = self.sampler.logprobs(logits, row, token, request.job.logprobs)
+                logprobs = self.sampler.logprobs(logits, row, token, request.job.logprobs)
         except Exception as error:
             request.fail(error)
             return None
@@ -367,12 +369,12 @@ class Engine:
         if token in self._stop_ids:
             request.finish("stop")
             return None
-        if found is not None:
-            request.output_logprobs.append(found)
+        if logprobs is not None:
+            request.output_logprobs.append(logprobs)
         request.output.append(token)
         if request.constraint is not None and not request.complete:
             self._prepare(request)
-        return Token(request, token, *found) if found else Token(request, token)
+        return Token(request, token, *logprobs) if logprobs else Token(request, token)
 
     def _sample(self, request: Request, row: int) -> int:
         params, position = request.params, request.length
@@ -386,8 +388,8 @@ class Engine:
         return self.sampler.sample(logits, row, params, position, recent, mask, bias, request.output)
 
 
-def _of_disk(counts: DiskCounts | None) -> dict[str, Any]:
-    """The fields of :class:`EngineStats` that tell what was read of experts."""
+def _expert_cache_fields(counts: DiskCounts | None) -> dict[str, Any]:
+    """Returns the fields of :class:`EngineStats` about the expert cache."""
     if counts is None:
         return {}
     return {

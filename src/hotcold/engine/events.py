@@ -7,17 +7,18 @@ from hotcold.engine.request import FinishReason, Request
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One more token, already in ``request.output``. What the request did not ask for is None or empty."""
+    """A new token, already in ``request.output``. Fields that the request did not ask for are None or
+    empty."""
 
     request: Request
     id: int
     logprob: float | None = None  #: natural logarithm of its probability under the model's own distribution
-    top: tuple[tuple[int, float], ...] = ()  #: the likeliest ids with theirs, as :attr:`Job.logprobs` asks
+    top: tuple[tuple[int, float], ...] = ()  #: likeliest ids with theirs (:attr:`Job.logprobs`)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request has ended; ``request.error`` says why where the reason is ``error``."""
+    """The end of a request; ``request.error`` has the cause if the reason is ``error``."""
 
     request: Request
     reason: FinishReason

@@ -1,4 +1,4 @@
-"""A request's text and how it ended, piece by piece or as a whole."""
+"""The text of a request, in pieces or as a whole, and the reason of its end."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -9,31 +9,31 @@ from hotcold.engine.sampler import Logprobs
 from hotcold.engine.text import TextStream
 from hotcold.watch.live import Frame, Viewer
 
-SCORED_TOKENS = 256  #: of a prompt, whose log-probabilities make a piece of their own
+SCORED_TOKENS = 256  #: scored prompt tokens that make a piece without text
 
 
 @dataclass(frozen=True)
 class Piece:
-    """New text of a continuation, with its tokens; ``str()`` gives the text. All but the last piece have some
-    text, or some ``prompt_logprobs``."""
+    """New text of a continuation, with its tokens; ``str()`` gives the text. Each piece before the last one
+    has text or ``prompt_logprobs``."""
 
     text: str
-    ids: tuple[int, ...]  #: since the piece before; their text may come later, where a part is held back
-    logprobs: tuple[Logprobs, ...]  #: of these ids, if asked for
-    finish_reason: FinishReason | None  #: of the last piece; None before
-    stop: str | None  #: the stop string that ended the text, which is no part of it
-    context_full: bool  #: whether the end of the context is what stopped it
-    prompt_tokens: int  #: BOS included
-    seed: int  #: gives this text again
-    timings: Timings  #: up to now
-    reused: int = 0  #: tokens of the prompt that were not computed, since another request had them
-    #: of the next tokens of the prompt, the first of which has none, of a request with ``echo``; the first
-    #: text has the last of them
+    ids: tuple[int, ...]  #: new tokens; a later piece may have the end of their text
+    logprobs: tuple[Logprobs, ...]  #: log-probabilities of ``ids``, if requested
+    finish_reason: FinishReason | None  #: None before the last piece
+    stop: str | None  #: the stop string that ended the text; the text does not contain it
+    context_full: bool  #: whether the end of the context ended the text
+    prompt_tokens: int  #: length of the prompt, BOS included
+    seed: int  #: seed that gives the same text again
+    timings: Timings  #: times so far
+    reused: int = 0  #: prompt tokens served from the prefix cache
+    #: with ``echo``: log-probabilities of the next prompt tokens (None for the first token); the first piece
+    #: with text has the last of them
     prompt_logprobs: tuple[Logprobs | None, ...] = ()
-    guessed: int = 0  #: tokens so far that were guessed and verified
-    accepted: int = 0  #: of those, the ones that were right
-    frame: Frame | None = None  #: which neurons fired, of a request with a viewer
-    vector: tuple[float, ...] | None = None  #: of the last piece of a job with a pooling
+    guessed: int = 0  #: draft tokens verified so far
+    accepted: int = 0  #: draft tokens accepted so far
+    frame: Frame | None = None  #: active neurons, for requests with a viewer
+    vector: tuple[float, ...] | None = None  #: the result of a job with pooling, in the last piece
 
     def __str__(self) -> str:
         return self.text
@@ -44,36 +44,36 @@ class Generation:
     """A finished continuation; ``str()`` gives its text."""
 
     text: str  #: the continuation alone, without the prompt and without a stop string
-    #: its token ids, without one that ended the text; the one that completed a stop string is the last
+    #: token ids, without an end token; the token that completed a stop string is the last one
     ids: tuple[int, ...]
-    logprobs: tuple[Logprobs, ...]  #: of these ids, if asked for
+    logprobs: tuple[Logprobs, ...]  #: log-probabilities of ``ids``, if requested
     finish_reason: FinishReason
     stop: str | None  #: the stop string that ended the text
-    context_full: bool  #: whether the end of the context is what stopped it
-    prompt_tokens: int  #: BOS included
-    seed: int  #: gives this text again
+    context_full: bool  #: whether the end of the context ended the text
+    prompt_tokens: int  #: length of the prompt, BOS included
+    seed: int  #: seed that gives the same text again
     timings: Timings
-    error: Exception | None = None  #: where the reason is ``error``: why; the text is what came before it
-    reused: int = 0  #: tokens of the prompt that were not computed, since another request had them
-    prompt_logprobs: tuple[Logprobs | None, ...] = ()  #: of the prompt's tokens, with ``echo``
-    guessed: int = 0  #: tokens that were guessed and verified
-    accepted: int = 0  #: of those, the ones that were right
+    error: Exception | None = None  #: cause of the finish reason ``error``; ``text`` came before it
+    reused: int = 0  #: prompt tokens served from the prefix cache
+    prompt_logprobs: tuple[Logprobs | None, ...] = ()  #: with ``echo``: log-probabilities of the prompt
+    guessed: int = 0  #: draft tokens verified
+    accepted: int = 0  #: draft tokens accepted
 
     def __str__(self) -> str:
         return self.text
 
 
 class Continuation:
-    """A request and the text of its tokens, which may end it: see :class:`TextStream` for stop strings."""
+    """A request and its text; a stop string in the text ends the request (:class:`TextStream`)."""
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self.request = request
         self._engine = engine
         job = request.job
         self._text = TextStream(engine.model.tokenizer, job.prompt, job.stop, job.shown, job.thought)
-        self._pushed = 0  # tokens whose text was taken; none follows a stop string
-        self._told = 0  # tokens of the pieces so far
-        self._scored = 0  # tokens of the prompt whose log-probabilities pieces had
+        self._pushed = 0  # tokens passed to the text stream; none follows a stop string
+        self._told = 0  # tokens in pieces so far
+        self._scored = 0  # prompt tokens with log-probabilities in pieces so far
         self._ended = False
 
     @property
@@ -83,24 +83,24 @@ class Continuation:
 
     @property
     def has_news(self) -> bool:
-        """Whether there are tokens, scores or an end that :meth:`take` has not seen."""
+        """Whether there are tokens, scores or an end that :meth:`take` has not returned."""
         return self.request.finished or len(self.request.output) > self._pushed or self.has_scores
 
     @property
     def has_scores(self) -> bool:
-        """Whether so many of the prompt's tokens were scored that they are a piece without text: all of a
-        long prompt as one would hold up whoever reads it."""
+        """Whether enough prompt tokens were scored for a piece without text. A single piece for a long prompt
+        would keep its reader waiting."""
         return len(self.request.prompt_logprobs) - self._scored >= SCORED_TOKENS
 
     def take(self) -> Piece | None:
-        """Returns the new piece since the last call, or None where there is no text to show, no end, and no
-        :attr:`has_scores`. A request whose text has come to a stop string is ended."""
+        """Returns the next piece; None if there is no text to show, no end, and no :attr:`has_scores`. Ends
+        the request if its text has come to a stop string."""
         if self._ended:
             return None
-        # Asked first, since a step of another thread may add tokens and end the request from here on.
+        # Read first: from here on, a step of another thread may add tokens and end the request.
         self._ended = self.request.finished
         text = ""
-        # Other requests' steps may have given this one several tokens, more perhaps than belong to it.
+        # Steps of other threads may have added several tokens, perhaps more than the text keeps.
         for id in self.request.output[self._pushed :]:
             text += self._text.push(id)
             self._pushed += 1
@@ -135,7 +135,7 @@ class Continuation:
         )
 
     def _end_at_stop(self) -> None:
-        """Ends the request with the token that completed a stop string, whatever was chosen after it."""
+        """Ends the request at the token that completed a stop string; drops later tokens."""
         request = self.request
         self._engine.finish(request)
         del request.output[self._pushed :], request.output_logprobs[self._pushed :]
@@ -151,8 +151,8 @@ class Continuation:
 
 
 def stream(engine: Engine, request: Request) -> Generator[Piece, None, None]:
-    """Runs a request and yields its text piece by piece; cancels it when it is closed or interrupted. Raises
-    the request's error, after the text before it. A pause between two pieces delays no other thread."""
+    """Runs a request and yields its text piece by piece; cancels it when closed or interrupted. Raises the
+    request's error after the text before it. A pause between two pieces delays no other thread."""
     continuation = Continuation(engine, request)
     try:
         engine.add(request)
@@ -168,8 +168,8 @@ def stream(engine: Engine, request: Request) -> Generator[Piece, None, None]:
 
 
 def generate(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
-    """Runs requests to their end, beside each other and whatever else is queued. One that fails is told by
-    its :attr:`Generation.error` alone; where anything is raised, all are cancelled."""
+    """Runs requests to their end, together with all queued ones. A failed request has
+    :attr:`Generation.error`; an exception from here cancels all requests."""
     continuations = [Continuation(engine, request) for request in requests]
     pieces: list[list[Piece]] = [[] for _ in requests]
     try:
@@ -177,9 +177,9 @@ def generate(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
             engine.add(request)
         while unfinished := [each for each in continuations if not each.finished]:
             engine.run_until(lambda: any(each.has_news for each in unfinished), requests)
-            for each, found in zip(continuations, pieces, strict=True):
+            for each, pieces_so_far in zip(continuations, pieces, strict=True):
                 if (piece := each.take()) is not None:
-                    found.append(piece)
+                    pieces_so_far.append(piece)
     finally:
         for request in requests:
             engine.abort(request)
@@ -187,7 +187,7 @@ def generate(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
 
 
 def joined(pieces: Sequence[Piece], error: Exception | None = None) -> Generation:
-    """All pieces of a continuation as one."""
+    """Joins all pieces of a continuation."""
     last = pieces[-1]
     assert last.finish_reason is not None
     return Generation(

@@ -1,12 +1,12 @@
-"""Which pages of the cache hold the beginning of a request's tokens already.
+"""The prefix cache: pages of the KV cache that later requests with the same first tokens read.
 
-A full page is kept under a key that stands for all tokens up to its end, and for whatever else decides about
-its bits: the model, the mode, predictors, placement and cache type. The pool gives such a page away when
-nobody runs on it and pages lack, so nothing is held that somebody needs.
+The cache keeps a full page under a key of all tokens up to the page's end and of all else that decides its
+bits: model, mode, predictors, placement and cache type. The pool reuses such a page when no request reads it
+and no other page is free.
 
-Where layers keep a state of the whole sequence, pages alone do not do: a request begins where a copy of the
-state is kept, too, under the key of the page that ends there. A copy costs nothing but its slot: the step
-after it reads that and writes another (:class:`States`)."""
+Where layers keep a state of the whole sequence, a request also needs a copy of the state after the last page.
+The cache keeps copies under the key of the page that ends there. A copy costs only its slot: the step after
+it reads the copy and writes another slot (:class:`States`)."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -21,21 +21,18 @@ from hotcold.model.kv_cache import PagePool, SlotPool
 
 
 @dataclass(frozen=True)
-class Found:
-    """The beginning of a request that others have computed."""
+class CachedPrefix:
+    """The cached beginning of a request."""
 
-    pages: Sequence[int] = ()  #: that hold its tokens
-    slot: int = -1  #: with the state after those; -1 without any
-    known: int = 0  #: pages of its beginning that are kept, those among them after which no state is
+    pages: Sequence[int] = ()  #: pages with its tokens
+    slot: int = -1  #: slot with the state after these pages; -1: none
+    known: int = 0  #: cached pages, including pages after the last cached state
 
 
 class PrefixCache:
-    """Keeps the pages of requests, and copies of their states in ``slots``, for those that begin with the
-    same tokens.
-
-    ``identity`` is what decides about the bits of keys and values beside tokens. ``generated``: whether rows
-    of generated tokens have the bits that rows of a prompt have; else only pages of prompts are kept, and
-    only for prompts."""
+    """Keeps pages of requests, and copies of their states in ``slots``, for later requests. ``identity``: all
+    besides the tokens that decides the bits of keys and values. ``generated``: rows of generated tokens have
+    the same bits as prompt rows. Otherwise only pages of prompts are kept, and only for prompts."""
 
     def __init__(
         self, pool: PagePool, identity: Sequence[str], *, generated: bool, slots: SlotPool | None = None
@@ -45,33 +42,33 @@ class PrefixCache:
         self._root = _digest(json.dumps([*identity, generated]).encode())
         self._generated = generated
 
-    def find(self, request: Request, first: int = 0) -> Found:
-        """Finds a request's tokens from those of its page ``first`` on; the pages before it are its own.
-        At least its last token is left to be computed, which gives the next one."""
+    def find(self, request: Request, first: int = 0) -> CachedPrefix:
+        """Returns the cached pages of a request from page ``first`` on; the request has the pages before. The
+        last token is never among them, since its row gives the next token."""
         if not shares(request):
-            return Found()
+            return CachedPrefix()
         last = min((request.length - 1) // PAGE, self._most(request))
-        pages = list(self._found(request, range(first, last)))
+        pages = list(self._cached_pages(request, range(first, last)))
         known = first + len(pages)
         if self._slots is None:
-            return Found(pages, known=known)
+            return CachedPrefix(pages, known=known)
         while pages:
             slot = self._slots.find(self._key(request, first + len(pages) - 1))
             if slot is not None:
-                return Found(pages, slot, known)
+                return CachedPrefix(pages, slot, known)
             pages.pop()
-        return Found(known=known)
+        return CachedPrefix(known=known)
 
     def state_key(self, request: Request, position: int) -> bytes | None:
-        """Where a request's tokens before a position end with a page: what the state after them is found
-        under, if others may find it."""
+        """Returns the key of a request's state before a position; None if no page ends there, or if the state
+        must not be shared."""
         pages, rest = divmod(position, PAGE)
         if rest or not shares(request) or not 0 < pages <= self._most(request):
             return None
         return self._key(request, pages - 1)
 
     def keep(self, request: Request) -> None:
-        """Keeps the full pages of a request that has them, for others."""
+        """Keeps the full pages of a request that others may share."""
         if not shares(request):
             return
         for i in range(request.kept, min(request.computed // PAGE, self._most(request))):
@@ -79,10 +76,10 @@ class PrefixCache:
             request.kept = i + 1
 
     def _most(self, request: Request) -> int:
-        """Pages, of those that a request fills, that are like those of any other."""
+        """Returns how many of a request's full pages others may share."""
         return (request.length if self._generated else len(request.job.prompt)) // PAGE
 
-    def _found(self, request: Request, pages: range) -> Iterator[int]:
+    def _cached_pages(self, request: Request, pages: range) -> Iterator[int]:
         for i in pages:
             page = self._pool.find(self._key(request, i))
             if page is None:
@@ -90,7 +87,7 @@ class PrefixCache:
             yield page
 
     def _key(self, request: Request, index: int) -> bytes:
-        """A hash chain: each key depends on that of the page before."""
+        """Returns the key of a page: a hash of its tokens and of the previous page's key."""
         keys = request.page_keys
         while len(keys) <= index:
             at = len(keys) * PAGE
@@ -100,11 +97,11 @@ class PrefixCache:
 
 
 def shares(request: Request) -> bool:
-    """Whether a request may have pages together with others. The prompt of one that is scored runs as decode
-    rows, so its pages are not those of a prompt."""
+    """Returns whether a request may share pages. Rows of a scored prompt are decode rows, whose bits may
+    differ from those of prompt rows."""
     return request.job.cache and not request.job.echo
 
 
 def _digest(data: bytes) -> bytes:
-    """Wide enough that nobody can make two texts with one key."""
+    """Returns a digest so wide that no client can construct two texts with the same key."""
     return blake2b(data, digest_size=32).digest()

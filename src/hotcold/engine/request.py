@@ -1,4 +1,4 @@
-"""One text to continue: what was asked, what came out so far, and how long it took."""
+"""A request: one text to continue, its progress, and its timings."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -15,17 +15,17 @@ from hotcold.runtime.sampling import SamplingParams
 from hotcold.values import real, whole
 from hotcold.watch.live import Viewer
 
-MAX_LOGPROBS = 20  #: alternatives that a request may ask for
+MAX_LOGPROBS = 20  #: limit for the alternatives of a token
 
-#: The model, or a stop string, ended the text; ``max_tokens`` or the end of the context did; somebody
-#: cancelled it, or a step that it ran in failed; or a token could not be chosen. For the last two
-#: :attr:`Request.error` says why.
+#: ``stop``: the model or a stop string ended the text; ``length``: ``max_tokens`` or the end of the context;
+#: ``cancelled``: a client, or a failed step; ``error``: a token could not be chosen. :attr:`Request.error`
+#: has the cause of a failed step and of ``error``.
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class RequestError(UserError):
-    """Why a request could not start or go on. ``code`` is for programs; ``retry_after_s`` is when another try
-    may succeed, None where it will not by itself."""
+    """Reason why a request could not start or continue. ``code`` is for programs; ``retry_after_s`` is the
+    time after which a retry may succeed, or None if a retry would fail again."""
 
     def __init__(
         self, message: str, code: str = "invalid_request", retry_after_s: float | None = None
@@ -36,9 +36,8 @@ class RequestError(UserError):
 
 
 class PromptTooLongError(RequestError):
-    """Raised for a prompt that leaves no token of the context for an answer, or none of the KV cache if
-    ``cache`` is the smaller of both. ``at_least`` marks a lower bound, of a prompt that was refused before it
-    was encoded."""
+    """A prompt that leaves no token of the context for an answer (or of the KV cache, if ``cache`` is True).
+    ``at_least``: ``tokens`` is a lower bound, since the prompt was refused before it was encoded."""
 
     def __init__(self, tokens: int, context: int, *, at_least: bool = False, cache: bool = False) -> None:
         length = f"{'at least ' if at_least else ''}{tokens} tokens"
@@ -54,78 +53,79 @@ class Timings:
     """Moments of a request on the monotonic clock, in seconds; None until they happen."""
 
     added: float | None = None
-    started: float | None = None  #: when it first had a row of the batch
+    started: float | None = None  #: first row in a batch
     first_token: float | None = None
     finished: float | None = None
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token, from the moment the request was added (so waiting counts)."""
+        """Time to first token, from the moment the request was added, so it includes the queue."""
         return None if self.added is None or self.first_token is None else self.first_token - self.added
 
     @property
     def queued_s(self) -> float | None:
-        """How long it waited for a row."""
+        """Time in the queue."""
         return None if self.added is None or self.started is None else self.started - self.added
 
 
 class Constraint(Protocol):
-    """Says which tokens may come next: a grammar, say."""
+    """Decides which tokens may come next, for example by a grammar."""
 
     def __call__(self, output: Sequence[int]) -> Allowed:
-        """Returns the tokens that may follow ``output``, the tokens generated so far, which it must not
-        change. An exception ends the request alone.
+        """Returns the tokens that may follow ``output``, the tokens generated so far; must not change it. An
+        exception ends only this request.
 
-        It may have a method ``prepare(output) -> None``, which is called as soon as a token is chosen, and
-        when the request starts: threads can then find what is allowed next while the model runs. That method
-        returns at once, and may be called again with the same tokens, or not at all.
+        An optional method ``prepare(output) -> None`` is called when the request starts and after each chosen
+        token: threads can then compute the next mask while the model runs. The method returns at once, and
+        may be called again with the same tokens, or not at all.
 
-        Where tokens are guessed, two more methods may help, which return soon: ``forced(output) ->
-        Sequence[int]``, tokens that come next because nothing else may, and ``possible(output, tokens) ->
-        int``, how many of these may follow. Neither decides anything."""
+        With draft tokens, two more optional methods help; both return soon. ``forced(output) ->
+        Sequence[int]`` gives tokens that must come next. ``possible(output, tokens) -> int`` tells how many
+        of these may follow. Neither decides about the output."""
 
 
-#: ``checked`` is what a check has made of one of the others; nobody else makes it.
+#: ``checked`` is the result of checking one of the others; only this package makes it.
 GrammarKind = Literal["json_schema", "json_object", "regex", "gbnf", "lark", "checked"]
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A text in one of several notations that an answer must match from its first character to its last."""
+    """A text in one of several notations; the whole answer must match it."""
 
     kind: GrammarKind
-    source: str = ""  #: JSON of the schema, the expression, or the grammar's text; nothing of ``json_object``
-    #: what of a schema the answer is not held to, such as ``uniqueItems at properties.tags``
+    source: str = ""  #: JSON of the schema, the expression, or the grammar's text; empty for ``json_object``
+    #: parts of a schema that are not enforced, such as ``uniqueItems at properties.tags``
     notes: tuple[str, ...] = ()
-    param: str = field(default="", compare=False)  #: field of the request that errors name
+    param: str = field(default="", compare=False)  #: field of the request that error messages name
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A text to continue, and how. It is plain data, which may cross to another process. UserError: a value
-    that is not allowed. The engine, which knows the model, checks the prompt."""
+    """A text to continue, and the settings. It is plain data that can be sent to another process. UserError:
+    a value that is not allowed. The engine, which knows the model, checks the prompt."""
 
     prompt: Sequence[int] = ()  #: token ids, at least one
     params: SamplingParams = field(default_factory=SamplingParams)
-    max_tokens: int = 200  #: the most tokens to generate, 1 or more; 0 where the prompt is :attr:`scored`
-    stop: tuple[str, ...] = ()  #: strings that end the answer where they come up, and are no part of it
-    ignore_eos: bool = False  #: never choose a token that would end the text; a complete form ends it
-    #: how many of the likeliest tokens to state beside each token's probability, 0 to 20; None states nothing
+    max_tokens: int = 200  #: limit for generated tokens, at least 1; 0 if the prompt is :attr:`scored`
+    stop: tuple[str, ...] = ()  #: strings that end the answer, which does not contain them
+    ignore_eos: bool = False  #: forbid tokens that end the text; a complete grammar still ends it
+    #: number of likeliest tokens to return with each token's log-probability, 0 to 20; None: no
+    #: log-probabilities
     logprobs: int | None = None
-    #: with ``logprobs``: the prompt's tokens get log-probabilities, too, by the decode rule of the mode
+    #: with ``logprobs``: also compute log-probabilities of the prompt, by the decode rule of the mode
     echo: bool = False
-    grammar: Grammar | None = None  #: what the answer must match
-    thought: Thought | None = None  #: what may come before the answer; None: the whole text is the answer
-    cache: bool = True  #: whether its pages may be those of other requests, and theirs its own
-    borders: tuple[int, ...] = ()  #: positions of the prompt up to which later prompts are likely to be equal
-    #: seconds in which the request must end, waiting included; after these it ends with an error
+    grammar: Grammar | None = None  #: grammar that the answer must match
+    #: marks of a thought before the answer; None: the whole text is the answer
+    thought: Thought | None = None
+    cache: bool = True  #: whether it shares KV pages with other requests
+    borders: tuple[int, ...] = ()  #: prompt positions up to which later prompts are likely to be equal
+    #: seconds in which the request must end, time in the queue included; then it ends with an error
     deadline_s: float | None = None
-    #: seconds that the request may wait in the queue, and after that without a new token; it then ends with
-    #: an error
+    #: limit in seconds for the time in the queue and between tokens; then the request ends with an error
     timeout_s: float | None = None
-    shown: tuple[int, ...] = ()  #: control tokens whose names are part of its text; others add nothing to it
-    picture: bool = False  #: whether pieces bring frames of which neurons fired
-    pooling: Pooling | None = None  #: makes one vector of the prompt, and nothing is generated
+    shown: tuple[int, ...] = ()  #: control tokens whose names the text contains; others add no text
+    picture: bool = False  #: whether pieces contain frames of active neurons
+    pooling: Pooling | None = None  #: makes one vector of the prompt, without generating
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"stop": stop_strings(self.stop)}
@@ -137,18 +137,18 @@ class Job:
             if (limit := getattr(self, name)) is not None:
                 checked[name] = real(name, limit, 0, 1e9, "seconds")
         if self.pooling in ("mean", "cls"):
-            checked["cache"] = False  # rows that others computed are gone
-        for name, value in checked.items():  # NumPy's numbers become Python's
+            checked["cache"] = False  # the hidden rows of cached tokens are not available
+        for name, value in checked.items():  # NumPy numbers become Python numbers
             object.__setattr__(self, name, value)
 
     @property
     def scored(self) -> bool:
-        """Whether the prompt's tokens get log-probabilities, so that all of its rows are decode rows."""
+        """Whether the prompt gets log-probabilities, so that all of its rows are decode rows."""
         return self.echo and self.logprobs is not None
 
     def nth(self, index: int) -> Self:
-        """The job of one text of several: all but the first have seeds that follow from the given one, if
-        one is given."""
+        """Returns the job of one of several answers. The seeds of all but the first derive from the job's
+        seed, if it has one."""
         seed = self.params.seed
         if index == 0 or seed is None:
             return self
@@ -157,44 +157,41 @@ class Job:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A job, and how far an engine has come with it: ``output`` and ``finish_reason``, and what the scheduler
-    and the clock keep about it."""
+    """A job and its progress in an engine: output, finish reason, and the scheduler's records about it."""
 
     job: Job
-    constraint: Constraint | None = None  #: asked before each token; that of the job's grammar, say
-    params: SamplingParams = field(init=False)  #: the job's, with a seed and without what it must not choose
-    made: float = field(default_factory=time.perf_counter, init=False)  #: when it was made
-    progress: float = field(init=False)  #: when it was made, started, or got its latest token
-    viewer: Viewer | None = field(init=False)  #: watches which neurons fire
-    output: list[int] = field(default_factory=list)  #: so far, without a token that ends the text
-    output_logprobs: list[Logprobs] = field(default_factory=list)  #: of ``output``'s tokens, if asked for
-    #: with ``echo``: of the prompt's tokens, in order, as far as they are; the first has none
+    constraint: Constraint | None = None  #: gives the mask of each token, for example by the job's grammar
+    params: SamplingParams = field(init=False)  #: the job's, with a seed and the engine's forbidden tokens
+    made: float = field(default_factory=time.perf_counter, init=False)  #: time of creation
+    progress: float = field(init=False)  #: time of creation, start, or latest token
+    viewer: Viewer | None = field(init=False)  #: records active neurons
+    output: list[int] = field(default_factory=list)  #: tokens so far, without a token that ends the text
+    output_logprobs: list[Logprobs] = field(default_factory=list)  #: of ``output``, if requested
+    #: with ``echo``: log-probabilities of the prompt's tokens so far, in order; None for the first token
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
-    finish_reason: FinishReason | None = None  #: None while it runs
-    error: Exception | None = None  #: why it ended, where the reason is ``error`` or a step failed
+    finish_reason: FinishReason | None = None  #: None before the end
+    error: Exception | None = None  #: cause of the end, if the reason is ``error`` or a step failed
     timings: Timings = field(default_factory=Timings)
-    guessed: int = 0  #: tokens that were guessed and verified
-    accepted: int = 0  #: of those, the ones that were right
-    reused: int = 0  #: positions of the prompt that others had computed, in pages that are only read
-    preempted: int = 0  #: how often its pages were taken for an older request, and computed again
-    arrival: int = -1  #: its place among all requests of its scheduler
-    computed: int = 0  #: positions whose K and V are in the cache, while it runs
-    pages: list[int] = field(default_factory=list)  #: of the cache, in order of position, while it runs
-    page_keys: list[bytes] = field(default_factory=list)  #: what its first pages are found under
-    kept: int = 0  #: of its pages, while it runs, those that others may find
-    row: int = -1  #: its row in the batch's page table, while it runs
-    #: slots of the state that its next step reads, -1 for zeros, and of the one that it writes, which is its
-    #: own; -1 where no layer keeps a state
-    state: int = -1
-    slot: int = -1
-    borders: tuple[int, ...] = ()  #: positions at which its steps end, so that the state there can be kept
-    last_copy: bytes | None = None  #: what the state at the latest page that it has generated is found under
-    vector: tuple[float, ...] | None = None  #: of a job with a pooling, at its end
+    guessed: int = 0  #: draft tokens verified
+    accepted: int = 0  #: draft tokens accepted
+    reused: int = 0  #: prompt tokens served from the prefix cache
+    preempted: int = 0  #: number of preemptions
+    arrival: int = -1  #: number in order of arrival at the scheduler
+    # ``computed`` to ``slot`` are valid while the request runs.
+    computed: int = 0  #: positions whose K and V are in the cache
+    pages: list[int] = field(default_factory=list)  #: its pages of the KV cache, in order of position
+    page_keys: list[bytes] = field(default_factory=list)  #: keys of its first pages in the prefix cache
+    kept: int = 0  #: number of its pages in the prefix cache
+    row: int = -1  #: its row in the batch's page table
+    state: int = -1  #: slot of the state that its next step reads; -1: zeros, or no states
+    slot: int = -1  #: its own slot, which its next step writes; -1: no states
+    borders: tuple[int, ...] = ()  #: positions where its steps must end, so that the state there can be kept
+    last_copy: bytes | None = None  #: key of the state copy at its latest generated page end
+    vector: tuple[float, ...] | None = None  #: result of a job with pooling
     pool: Pool = field(default_factory=Pool)
-    lookup: Any = None  #: the index of its tokens, where guesses are looked up in them
+    lookup: Any = None  #: index of its tokens for prompt lookup
     acceptance: dict[Any, float] = field(default_factory=dict)  #: acceptance rates of draft tokens by drafter
-    #: the different tokens among so many first ones, once they were asked for; more are added as they come
-    _different: set[int] = field(default_factory=set)
+    _different: set[int] = field(default_factory=set)  # distinct tokens among the first ``_looked_at``
     _looked_at: int = 0
 
     def __post_init__(self) -> None:
@@ -209,12 +206,12 @@ class Request:
 
     @property
     def seed(self) -> int:
-        assert self.params.seed is not None  # drawn when the request was made
+        assert self.params.seed is not None  # set at creation
         return self.params.seed
 
     @property
     def length(self) -> int:
-        """Tokens so far, prompt and output. The last one's K and V are not in the cache yet."""
+        """Number of tokens so far, prompt and output. K and V of the last one are not in the cache yet."""
         return len(self.job.prompt) + len(self.output)
 
     @property
@@ -223,17 +220,17 @@ class Request:
 
     @property
     def complete(self) -> bool:
-        """Whether it has all that it asked for."""
+        """Whether it has all requested tokens and log-probabilities."""
         n = len(self.output)
         return n >= self.job.max_tokens and (n > 0 or len(self.prompt_logprobs) == len(self.job.prompt))
 
     @property
     def context_full(self) -> bool:
-        """Whether the end of the context stopped it."""
+        """Whether the end of the context ended the request."""
         return self.finish_reason == "length" and not self.complete
 
     def overdue(self, now: float) -> RequestError | None:
-        """The error of a request that has passed a time limit of its job at ``now``; None within them."""
+        """Returns the error of a request that has passed a time limit of its job at ``now``, else None."""
         deadline, timeout = self.job.deadline_s, self.job.timeout_s
         if deadline is not None and now - self.made >= deadline:
             limit = f"the request did not end within {deadline:g} seconds (`deadline_s`)"
@@ -250,14 +247,14 @@ class Request:
         return RequestError(f"{limit}: {state}", "deadline")
 
     def tokens(self, start: int, stop: int) -> Sequence[int]:
-        """Tokens from position ``start`` to ``stop``, of the prompt and then of the output."""
+        """Returns the tokens from position ``start`` to ``stop``, of the prompt and then of the output."""
         prompt = self.job.prompt
         if stop <= len(prompt):
             return prompt[start:stop]
         return [*prompt[start:], *self.output[max(start - len(prompt), 0) : stop - len(prompt)]]
 
     def recent(self, n: int) -> Collection[int]:
-        """The last ``n`` tokens; -1: all different ones. Costs what is new, not what the sequence is long."""
+        """Returns the last ``n`` tokens, or for -1 all distinct ones; the cost grows only with new tokens."""
         length = self.length
         if n >= 0:
             return self.tokens(max(length - n, 0), length)
@@ -266,7 +263,7 @@ class Request:
         return self._different
 
     def fail(self, error: Exception) -> None:
-        """Ends alone, with an error."""
+        """Ends only this request, with an error."""
         self.error = error
         self.finish("error")
 

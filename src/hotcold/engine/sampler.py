@@ -1,9 +1,9 @@
-"""Choosing the next token from its logits.
+"""The sampler: chooses the next token from its logits.
 
-The steps come in llama.cpp's order: logit bias, repetition penalty, frequency and presence penalty, top-k,
-top-p, min-p, temperature. With a top-k the backend ranks so many, and the draw goes down the ranks; without
-one nothing is ranked, and it goes by id. A random number depends on the request's seed and the token's
-position alone, so a request gives the same text whatever runs beside it."""
+The steps have llama.cpp's order: logit bias, repetition penalty, frequency and presence penalty, top-k,
+top-p, min-p, temperature. With a top-k the backend ranks ``k`` tokens, and the draw follows the ranks.
+Without one nothing is ranked, and the draw follows the ids. A random number depends only on the request's
+seed and the token's position, so a request gives the same text in any batch."""
 
 import math
 from collections import Counter
@@ -17,42 +17,41 @@ from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend, Buffer, Floats, Ints
 from hotcold.runtime.sampling import SamplingParams
 
-_BLOCK = 256  # tokens whose probabilities are summed together, where none are ranked
-_BINS, _BINS_PER_NAT = 8192, 64  # of logits below the largest one; what lies lower is in the last bin
+_BLOCK = 256  # tokens whose probabilities are summed together, if none are ranked
+_BINS, _BINS_PER_NAT = 8192, 64  # of logits below the largest one; the last bin has all lower logits
 
 _U64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio, odd
 
 
 class DamagedModelError(UserError):
-    """The model computes what cannot be right, whatever a request asks for."""
+    """The model's logits or vectors are invalid, independently of the request."""
 
 
 def mask_of(ids: Iterable[int], vocab: int) -> npt.NDArray[np.uint64]:
-    """A mask ``[ceil(vocab / 64)]`` with the bits of these ids."""
+    """Returns a mask ``[ceil(vocab / 64)]`` with the bits of these ids."""
     bits = np.zeros(-(-vocab // 64) * 64, np.uint8)
     bits[[*ids]] = 1
     return np.packbits(bits, bitorder="little").view(np.uint64)
 
 
 class Allowed(NamedTuple):
-    """The tokens that a constraint allows for one choice, beside the parameters that hold for all of them."""
+    """The tokens that a constraint allows for one choice, and their bias besides the parameters' bias."""
 
-    mask: npt.NDArray[np.uint64] | None = None  #: ``[ceil(V / 64)]``, a bit for each id; None allows all
+    mask: npt.NDArray[np.uint64] | None = None  #: ``[ceil(V / 64)]``, a bit for each id; None: all allowed
     bias: Mapping[int, float] | None = None  #: added to single logits, as ``logit_bias``
 
 
 class Logprobs(NamedTuple):
-    """Log-probabilities of one token under the model's own distribution: before bias, penalty, mask and
-    temperature."""
+    """Log-probabilities under the model's own distribution: before bias, penalty, mask and temperature."""
 
     logprob: float  #: natural logarithm of the chosen token's probability
-    top: tuple[tuple[int, float], ...]  #: the likeliest ids and theirs, in descending order, ties by lower id
+    top: tuple[tuple[int, float], ...]  #: likeliest ids with theirs, in descending order, ties by lower id
 
 
 class Sampler:
-    """Chooses tokens for any number of requests and remembers nothing of them. Not thread-safe. ``backend``
-    is the one that has the logits."""
+    """Chooses tokens for any number of requests; stateless, but not thread-safe. ``backend`` has the
+    logits."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -68,14 +67,14 @@ class Sampler:
         bias: Mapping[int, float] | None = None,
         generated: Sequence[int] = (),
     ) -> int:
-        """The id of the next token, from a row of a buffer of logits ``[R, V]`` float32, and parameters with
-        a seed or temperature 0.
+        """Returns the id of the next token, from a row of a buffer of logits ``[R, V]`` float32.
 
-        The token's ``position`` in its sequence is the key of the random number, with the seed; ``recent`` is
-        the sequence so far, or a set of what the repetition penalty is of; ``allowed`` is a bit mask
-        ``[ceil(V / 64)]`` of ids, and ``bias`` is added to the parameters' own; ``generated`` are the
-        answer's tokens so far, for the frequency and the presence penalty. ``ValueError``: logits that are
-        not numbers, a mask or a bias that does not fit the vocabulary, or nothing allowed."""
+        ``params`` need a seed or temperature 0. The seed and the token's ``position`` in its sequence
+        determine the random number. ``recent``: the sequence so far, or the set of tokens for the repetition
+        penalty. ``allowed``: a bit mask ``[ceil(V / 64)]`` of ids. ``bias``: added to the parameters' bias.
+        ``generated``: the answer's tokens so far, for the frequency and presence penalties. UserError: logits
+        that are not numbers, a mask or bias that does not fit the vocabulary, or nothing allowed. ValueError:
+        no seed."""
         logits: Floats = self._backend.read(buffer, row, row + 1)[0]
         words = -(-len(logits) // 64)
         if allowed is not None and (allowed.dtype != np.uint64 or allowed.shape != (words,)):
@@ -106,8 +105,8 @@ class Sampler:
         return int(ids[draw(values, params, random_uniform(params.seed, position))])
 
     def logprobs(self, buffer: Buffer, row: int, id: int, top: int) -> Logprobs:
-        """Returns the log-probabilities of the token ``id`` and of the ``top`` likeliest ones, from a row of
-        a buffer of logits ``[R, V]`` float32 without NaN."""
+        """Returns the log-probabilities of token ``id`` and of the ``top`` likeliest ones, from a row of a
+        buffer of logits ``[R, V]`` float32 without NaN."""
         logits: Floats = self._backend.read(buffer, row, row + 1)[0]
         values = logits.astype(np.float64)
         best = values.max()
@@ -126,7 +125,7 @@ def _nothing_allowed() -> UserError:
 def _adjusted(
     logits: Floats, bias: tuple[Ints, Floats] | None, allowed: npt.NDArray[np.uint64] | None
 ) -> Floats:
-    """Returns the logits that the backend ranks: float32, minus infinity where a token is not allowed."""
+    """Returns the logits to draw from: float32 with biases, minus infinity where a token is not allowed."""
     if bias is None and allowed is None:
         return logits
     values = logits.copy()
@@ -145,7 +144,7 @@ def _adjustments(
     bias: Mapping[int, float],
     generated: Sequence[int],
 ) -> dict[int, float]:
-    """Returns what to add to single logits, by id, for the logit bias and then the penalties."""
+    """Returns the amounts to add to single logits, by id, for the logit bias and then the penalties."""
     adjusted = dict(params.logit_bias)
     for id, value in bias.items():
         if not value < math.inf:
@@ -170,9 +169,9 @@ def _adjustments(
 
 
 def draw(values: Floats, params: SamplingParams, uniform: float) -> int:
-    """Draws from ranked candidates by top-p, min-p and temperature: an index into ``values``. ``values`` are
-    ``[k]`` logits in descending order, of which the first is finite; ``uniform`` is the random number, in
-    [0, 1)."""
+    """Draws from ranked candidates by top-p, min-p and temperature; returns an index into ``values``.
+    ``values``: ``[k]`` logits in descending order, the first one finite. ``uniform``: random number in [0,
+    1)."""
     logits = values.astype(np.float64)
     logits -= logits[0]
     n = len(logits)
@@ -183,43 +182,43 @@ def draw(values: Floats, params: SamplingParams, uniform: float) -> int:
         n = min(n, int(np.count_nonzero(logits >= math.log(params.min_p))))
     with np.errstate(over="ignore"):  # a tiny temperature: minus infinity is right
         sums = np.exp(logits[:n] / params.temperature).cumsum()
-    # The product is below the last sum even when rounded, as uniform <= 1 - 2^-53: the index is below n, and
-    # a candidate without probability is never chosen.
+    # The product is below the last sum even when rounded, as uniform <= 1 - 2^-53. So the index is below n,
+    # and a candidate without probability is never chosen.
     return int(sums.searchsorted(uniform * sums[-1], side="right"))
 
 
 def draw_by_id(values: Floats, params: SamplingParams, uniform: float) -> int:
-    """Draws from the whole vocabulary by top-p, min-p and temperature: the id at which the sum of the kept
-    ones' probabilities, in the order of ids, exceeds ``uniform``. ``values`` ``[V]`` are logits below
-    infinity. UserError: all are minus infinity."""
+    """Draws from the whole vocabulary by top-p, min-p and temperature. Returns the first id at which the
+    cumulative probability of the kept ids, in order of id, exceeds ``uniform``. ``values`` ``[V]``: logits
+    below infinity. UserError: all are minus infinity."""
     best = values.max()
     if best == -math.inf:
         raise _nothing_allowed()
     ids = _kept(values, best, params)
     weights = (values if ids is None else values[ids]) - best
     with np.errstate(over="ignore"):
-        # A lower temperature parts no logits that this does not, and its inverse would not be finite.
+        # A lower temperature would separate no further logits, and its inverse would not be finite.
         weights *= np.float32(1 / max(params.temperature, 1e-30))
     np.exp(weights, out=weights)
     blocks = None
-    if ids is not None:  # of the blocks that have one: the others add nothing
+    if ids is not None:  # only blocks with kept ids: the others add nothing
         weights, blocks = _in_blocks(weights, ids, len(values))
-    # A cumulative sum costs as much as all the rest: it is made of blocks, then of the one that was drawn.
+    # A cumulative sum takes as long as all other work: sum whole blocks, then only within the drawn block.
     sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64).cumsum()
     point = uniform * sums[-1]  # below the last sum, as in draw()
     block = int(sums.searchsorted(point, side="right"))
     inside = weights[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
     rest = point - (sums[block - 1] if block else 0.0)
     index = int(inside.searchsorted(rest, side="right"))
-    # A block's own sum may be rounded otherwise: then the last of it that can be drawn is meant.
+    # The block's own sum may be rounded differently: then take the last token with any probability.
     index = min(index, int(inside.searchsorted(inside[-1])))
     return (block if blocks is None else int(blocks[block])) * _BLOCK + index
 
 
 def _kept(values: Floats, best: np.float32, params: SamplingParams) -> npt.NDArray[np.intp] | None:
-    """Returns the ids that top-p and min-p keep, in ascending order; None where neither leaves any out."""
+    """Returns the ids that top-p and min-p keep, in ascending order; None if both keep all."""
     least = np.float32(-math.inf)
-    if params.min_p > 0:  # rounded up, so that it parts the same as before: comparing in float64 takes long
+    if params.min_p > 0:  # rounded up, to keep the same ids as float64, which is slow to compare
         exact = np.float64(best) + math.log(params.min_p)
         least = np.float32(exact)
         if least < exact:
@@ -231,20 +230,20 @@ def _kept(values: Floats, best: np.float32, params: SamplingParams) -> npt.NDArr
 
 
 def _in_blocks(weights: Floats, ids: npt.NDArray[np.intp], vocab: int) -> tuple[Floats, npt.NDArray[np.intp]]:
-    """Returns the blocks of a vocabulary's weights that have any besides 0, side by side, and which these
-    are. The vocabulary's last one may be shorter."""
-    of = ids // _BLOCK
-    begins = np.flatnonzero(np.diff(of, prepend=-1))
-    blocks = of[begins]
+    """Returns the blocks of a vocabulary's weights that have any kept id, concatenated, and their indices.
+    The last block of a vocabulary may be shorter."""
+    block_of_id = ids // _BLOCK
+    begins = np.flatnonzero(np.diff(block_of_id, prepend=-1))
+    blocks = block_of_id[begins]
     dense = np.zeros(len(blocks) * _BLOCK, np.float32)
-    place = np.repeat(np.arange(len(blocks)), np.diff(begins, append=len(ids)))
-    dense[place * _BLOCK + ids % _BLOCK] = weights
+    positions = np.repeat(np.arange(len(blocks)), np.diff(begins, append=len(ids)))
+    dense[positions * _BLOCK + ids % _BLOCK] = weights
     return dense[: len(dense) - max((int(blocks[-1]) + 1) * _BLOCK - vocab, 0)], blocks
 
 
 def _top_p(logits: Floats, top_p: float) -> npt.NDArray[np.intp]:
     """Returns the ids that top-p keeps, in ascending order; ``logits`` are relative to the largest one. Only
-    those of the bin in which the sum is reached are sorted."""
+    the bin in which the sum is reached is sorted."""
     below = logits * -_BINS_PER_NAT
     bins = np.minimum(below, _BINS - 1, out=below).astype(np.intp)
     weights = np.exp(logits, out=below)
@@ -260,15 +259,14 @@ def _top_p(logits: Floats, top_p: float) -> npt.NDArray[np.intp]:
 
 
 def random_uniform(seed: int, position: int) -> float:
-    """A number in [0, 1), a multiple of 2^-53, that depends on its arguments alone.
-
-    Element ``position`` of the splitmix64 sequence (Steele, Lea and Flood, OOPSLA 2014) whose start is itself
-    drawn from the seed, so that the sequences of neighbouring seeds have nothing in common."""
+    """Returns a number in [0, 1), a multiple of 2^-53, that depends only on the arguments. It is element
+    ``position`` of a splitmix64 sequence (Steele, Lea and Flood, OOPSLA 2014). The start of the sequence is
+    itself drawn from the seed, so that the sequences of neighbouring seeds have nothing in common."""
     return (splitmix64(splitmix64(seed, 0), position) >> 11) * 2.0**-53
 
 
 def splitmix64(seed: int, index: int) -> int:
-    """Element ``index``, from 0, of the splitmix64 sequence that starts at ``seed``; 64 bits."""
+    """Returns element ``index``, from 0, of the splitmix64 sequence that starts at ``seed``; 64 bits."""
     z = (seed + (index + 1) * _GOLDEN) & _U64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _U64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _U64

@@ -1,26 +1,25 @@
-"""Which rows the next step computes: decode rows first, then a chunk of the prompts that are being read.
+"""The scheduler: chooses the rows of the next step, decode rows first, then prompt rows.
 
-A request starts when there are a row of the page table and the pages of the tokens that it has; those of the
-tokens to come are taken one by one. Where none is left, the request that came last goes back to the front of
-the queue: it keeps its tokens, and their keys and values are computed again. So the oldest request goes on,
-and each that is accepted comes to its end.
+A request starts when a row of the page table and the pages of its present tokens are free. Pages of later
+tokens are allocated one at a time. When none is free, the scheduler preempts the youngest request: the
+request keeps its tokens and returns to the front of the queue, and its keys and values are computed again
+later. The oldest request is never preempted for another one, so each accepted request ends.
 
-Every row from :attr:`Request.computed` to the last token is still to be computed, and the last one gives the
-next token. For a request that decodes this is one row. Rows of a prompt that is scored follow the decode
-rule, as many in a step as there is room for. What was generated before a request lost its pages is read again
-like a prompt where that gives the same bits (``prefill_equals_decode``), and follows the decode rule
-where it does not.
+The rows from :attr:`Request.computed` to the last token are still to be computed; the last one gives the next
+token. A decoding request has one such row. Rows of a scored prompt follow the decode rule, and a step takes
+as many as fit. Generated tokens of a preempted request are computed again: as prompt rows if these have the
+same bits as decode rows (``prefill_equals_decode``), else as decode rows.
 
-A row that decodes may have rows of guessed tokens behind it (:mod:`hotcold.engine.speculation`), as far as
-rows and pages are free; those that turn out wrong are undone by :attr:`Request.computed`, and by the choice
-of a slot where layers keep states.
+Rows of draft tokens may follow a decode row (:mod:`hotcold.engine.speculation`), as far as rows and pages are
+free. To undo rejected tokens, :attr:`Request.computed` stays before their rows. Where layers keep states, the
+request takes the slot written before those rows.
 
-A request may begin with pages that others computed (:class:`PrefixCache`): its own rows are those after them,
-so nobody writes to a page that is shared. The same holds for slots of states (:class:`States`).
+A request may begin with pages that other requests computed (:class:`PrefixCache`). Its own rows come after
+these pages, so no request writes to a shared page. The same holds for state slots (:class:`States`).
 
-An exception, Ctrl-C for instance, may come between any two instructions. Nothing is repaired then:
-:meth:`Scheduler.drop` ends what runs. It needs each unfinished request to be in a list at any moment, so a
-request enters the new list before it leaves the old one."""
+An exception such as Ctrl-C may come between any two instructions. :meth:`Scheduler.drop` then ends all
+running requests instead of repairing them. It finds each unfinished request in a list, so a request enters
+the new list before it leaves the old one."""
 
 import math
 import time
@@ -30,7 +29,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from hotcold.engine.pace import Pace
-from hotcold.engine.prefix_cache import Found, PrefixCache
+from hotcold.engine.prefix_cache import CachedPrefix, PrefixCache
 from hotcold.engine.request import PromptTooLongError, Request, RequestError
 from hotcold.engine.speculation import Speculation
 from hotcold.engine.states import States
@@ -44,33 +43,33 @@ _arrival = attrgetter("arrival")
 
 @dataclass(slots=True)
 class Step:
-    """The rows of one step: which requests own them, and what their logits are for."""
+    """The rows of one step, the requests that own them, and the use of each row of logits."""
 
-    decode: list[tuple[Request, int]] = field(default_factory=list)  #: and the position after its rows
-    #: of each decode row, who owns it and which token of the answer it chooses; below 0 where none
+    #: requests that decode, each with the position after its rows
+    decode: list[tuple[Request, int]] = field(default_factory=list)
+    #: request of each decode row, and the index of the answer token that the row chooses (negative: none)
     rows: list[tuple[Request, int]] = field(default_factory=list)
-    prompts: list[tuple[Request, int]] = field(default_factory=list)  #: as ``decode``
-    #: and the row of logits for the next token; behind it are those for the tokens after each guess
+    #: requests with prompt rows, as ``decode``
+    prompts: list[tuple[Request, int]] = field(default_factory=list)
+    #: requests that get a token, each with its first row of logits; rows of its draft tokens follow
     sampled: list[tuple[Request, int]] = field(default_factory=list)
-    drafts: Mapping[Request, Sequence[int]] = field(default_factory=dict)  #: that this step verifies
-    wrong: dict[Request, int] = field(default_factory=dict)  #: of ``decode``, how many rows do not count
+    drafts: Mapping[Request, Sequence[int]] = field(default_factory=dict)  #: draft tokens to verify
+    wrong: dict[Request, int] = field(default_factory=dict)  #: rejected draft tokens
     logits: int = 0  #: rows of logits
-    #: of prompts: the request, the position that its next token has, and the row of logits that judges it
+    #: scored prompt tokens: the request, the token's position, and the row of logits before the token
     scored: list[tuple[Request, int, int]] = field(default_factory=list)
-    #: of prompts that become a vector: the request, its first position here, the row of logits that this has,
-    #: and how many
+    #: pooled prompts: the request, its first position in this step, the row of logits there, and the count
     pooled: list[tuple[Request, int, int, int]] = field(default_factory=list)
-    started: list[Request] = field(default_factory=list)
-    ended: list[Request] = field(default_factory=list)  #: before it
+    started: list[Request] = field(default_factory=list)  #: requests that begin with this step
+    ended: list[Request] = field(default_factory=list)  #: requests that ended before this step
 
 
 class Scheduler:
-    """Fills a :class:`Batch` in place from running requests, and admits waiting ones as rows and pages allow.
-
-    ``context`` is the most positions of a sequence, ``pace`` chooses the prompt rows of a step,
-    ``max_waiting`` is the most requests that may wait for a row. ``prefill_equals_decode``: rows of a prompt
-    and rows that decode give the same bits. ``slots`` are those of states, one for each sequence at least;
-    None where no layer keeps one. ``speculation`` chooses guesses, None for none."""
+    """Fills a :class:`Batch` in place from running requests, and starts waiting requests. ``context`` limits
+    the positions of a sequence, ``pace`` the prompt rows of a step, and ``max_waiting`` the queue.
+    ``prefill_equals_decode``: prompt rows have the same bits as decode rows. ``slots`` holds at least one
+    state slot for each sequence, or is None if no layer keeps states. ``speculation`` drafts tokens, if
+    given."""
 
     def __init__(
         self,
@@ -98,30 +97,30 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = 0
-        #: requests of a step that failed, for one of them: each runs a step by itself before others run on
+        #: requests of a failed step; each runs alone for one step, to find the request that fails
         self.suspects: list[Request] = []
-        #: that were computed; those of scored prompts and of tokens read again among them
+        #: prompt rows computed, including scored prompts and recomputation after preemption
         self.prompt_rows = 0
-        self.reused = 0  #: positions that were not
-        self._changing = False  # pages and lists; an exception meanwhile leaves it True
+        self.reused = 0  #: prompt tokens served from the prefix cache
+        self._changing = False  # True while pages and lists change, and after an exception there
         self._arrivals = 0
-        self._time_limits = False  # whether any request has had one
+        self._time_limits = False  # whether any request so far has a time limit
         self._ended_at = 0.0
         self._seconds_per_end = 1.0
 
     @property
     def unfinished(self) -> int:
-        """How many requests run or wait."""
+        """Number of running and waiting requests."""
         return sum(not request.finished for request in (*self.running, *self.waiting))
 
     def check(self, request: Request) -> None:
-        """Raises RequestError when a prompt leaves no room for one token in the context, or in the cache."""
+        """Raises RequestError if the context or the KV cache cannot hold the prompt and one token."""
         prompt = len(request.job.prompt)
         if prompt >= self.context:
             raise PromptTooLongError(prompt, self.context, cache=self._pool_is_small)
 
     def add(self, request: Request) -> None:
-        """Queues a request. RequestError: too many wait already, or it is too long."""
+        """Queues a request. RequestError: the queue is full, or the prompt is too long."""
         if request.finished or request in self.running or request in self.waiting:
             raise ValueError("this request was added before: make another one")
         self.check(request)
@@ -137,7 +136,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
-        """Forgets a finished request and gives its row and pages back; harmless when it is already gone."""
+        """Removes a finished request and frees its row and pages; does nothing if it was removed before."""
         self._begin()
         if request in self.waiting:
             self.waiting.remove(request)
@@ -145,11 +144,11 @@ class Scheduler:
         self._changing = False
 
     def drop(self, why: str = "was interrupted") -> list[Request]:
-        """Cancels the requests that run, with an error, and takes their pages back; returns them. Those that
-        wait go on waiting. Where an exception came while pages changed hands, the cache begins anew, without
-        the pages that were kept for others."""
+        """Cancels the running requests with an error, frees their pages, and returns them. Waiting requests
+        stay in the queue. After an exception during a change of pages, the whole cache is cleared, shared
+        pages included."""
         whole = not self._changing
-        self._changing = True  # so that whoever comes after an interrupt from here on does this again
+        self._changing = True  # an exception from here on makes the next call drop everything again
         for request in self.running:
             if not request.finished:
                 told = f"a step {why}, which ended the requests that ran: ask again"
@@ -170,7 +169,7 @@ class Scheduler:
         return dropped
 
     def fail_all(self, make_error: Callable[[], Exception]) -> list[Request]:
-        """Ends all requests, each with an error of its own; returns them."""
+        """Ends all requests, each with its own error; returns them."""
         unfinished = [request for request in (*self.running, *self.waiting) if not request.finished]
         for request in unfinished:
             request.fail(make_error())
@@ -178,7 +177,7 @@ class Scheduler:
         return unfinished
 
     def _begin(self) -> None:
-        """Begins a change of pages and lists, after what an exception broke off has been dropped."""
+        """Begins a change of pages and lists; first drops the requests of an interrupted change."""
         if self._changing:
             self.drop()
         self._changing = True
@@ -189,13 +188,13 @@ class Scheduler:
             self.states.release(request)
 
     def _settle(self) -> list[Request]:
-        """Ends requests that have all their tokens, and forgets those that ended; returns these."""
+        """Ends requests that have all their tokens; removes ended requests and returns them."""
         ended = []
         for request in self.running:
             if request.finish_reason is None:
                 tokens = len(request.output)
-                going_on = tokens < request.job.max_tokens or not request.complete
-                if going_on and len(request.job.prompt) + tokens < self.context:
+                wants_more = tokens < request.job.max_tokens or not request.complete
+                if wants_more and len(request.job.prompt) + tokens < self.context:
                     continue
                 request.finish("length")
             self._release(request)
@@ -204,13 +203,13 @@ class Scheduler:
             self.running = [request for request in self.running if not request.finished]
             now = time.perf_counter()
             if self._ended_at:
-                each = min((now - self._ended_at) / len(ended), _LONGEST_RETRY_S)
-                self._seconds_per_end += 0.2 * (each - self._seconds_per_end)
+                seconds = min((now - self._ended_at) / len(ended), _LONGEST_RETRY_S)
+                self._seconds_per_end += 0.2 * (seconds - self._seconds_per_end)
             self._ended_at = now
         return ended
 
     def schedule(self) -> Step:
-        """Fills the batch with the next step's rows."""
+        """Fills the batch with the rows of the next step."""
         self._begin()
         step = Step()
         if self.states is not None:
@@ -218,7 +217,7 @@ class Scheduler:
         if self._time_limits:
             self._end_overdue(step)
         step.ended += self._settle()
-        self._grow()
+        self._allocate_pages()
         self._admit(step)
         decoding, reading = [], []
         self.suspects = [each for each in self.suspects if each in self.running]
@@ -238,8 +237,7 @@ class Scheduler:
         return step
 
     def advance(self, step: Step) -> list[Request]:
-        """Records which rows are in the cache, after the step's tokens are chosen; forgets the requests that
-        ended, and returns them."""
+        """Records computed rows after the step's tokens are chosen; removes and returns ended requests."""
         self._begin()
         for request, put in step.decode:
             start, end = request.computed, put - step.wrong.get(request, 0)
@@ -258,7 +256,7 @@ class Scheduler:
                 self.states.written(request, start)
             self._keep(request)
         del self.suspects[:1]
-        if len(self.running) > self.batch.limits.decode:  # those served go to the end of the queue
+        if len(self.running) > self.batch.limits.decode:  # requests that had a turn move to the end
             served = {request for request, _ in step.decode}
             self.running = sorted(self.running, key=served.__contains__)
         ended = self._settle()
@@ -266,12 +264,12 @@ class Scheduler:
         return ended
 
     def fail(self, step: Step, error: Exception) -> list[Request]:
-        """After a step that failed for what one of its requests needs: ends that one, where it was alone, or
-        lets each of them run alone once to find it. Nothing of the step counts, and it can be run again.
-        Returns the requests that ended."""
+        """Handles a failed step that one request caused; returns the requests that ended. A request that ran
+        alone ends with the error. Otherwise each request runs alone in one of the next steps, to find the
+        cause. No row of the failed step counts, so the step can be repeated."""
         self._begin()
         ran = [request for request, _ in (*step.decode, *step.prompts) if not request.finished]
-        if len(ran) > 1 or any(map(len, step.drafts.values())):  # a guess that nobody needs, perhaps
+        if len(ran) > 1 or any(map(len, step.drafts.values())):  # a draft token may have caused the error
             self.suspects = ran
         else:
             del self.suspects[:1]
@@ -290,13 +288,13 @@ class Scheduler:
             self.states.keep(request)
 
     def _decodes(self, request: Request) -> bool:
-        """Whether its next row follows the decode rule."""
+        """Returns whether the request's next row follows the decode rule."""
         if request.computed < len(request.job.prompt):
             return request.job.scored
         return not self.prefill_equals_decode or request.computed == request.length - 1 or request.job.scored
 
     def _end_overdue(self, step: Step) -> None:
-        """Ends requests that have passed a time limit, with an error."""
+        """Ends requests whose time limit has passed, with an error."""
         now = time.perf_counter()
         for request in (*self.running, *self.waiting):
             error = None if request.finished else request.overdue(now)
@@ -309,16 +307,16 @@ class Scheduler:
 
     # --- pages ----------------------------------------------------------------------------------------
 
-    def _grow(self) -> None:
-        """Sees to it that each running request has a page for its last token."""
+    def _allocate_pages(self) -> None:
+        """Allocates a page for the last token of each running request."""
         lacking = [each for each in self.running if each.length > len(each.pages) * PAGE]
         for request in sorted(lacking, key=_arrival):
             while request in self.running and request.length > len(request.pages) * PAGE:
                 if not self.cache.extend(request):
-                    self._make_room()
+                    self._preempt_youngest()
 
-    def _make_room(self) -> None:
-        """Sends the request that came last back to the front of the queue."""
+    def _preempt_youngest(self) -> None:
+        """Preempts the youngest request: returns it to the front of the queue."""
         youngest = max(self.running, key=_arrival)
         youngest.preempted += 1
         self.preemptions += 1
@@ -331,27 +329,27 @@ class Scheduler:
             step.started.append(self.waiting.popleft())
 
     def _start(self, request: Request) -> bool:
-        """Gives a request a row, the pages of its tokens and slots for its state; False where not enough are
-        free. Each request that runs has a page left over, so that none is sent back at once."""
+        """Gives a request a row, pages for its tokens and slots for its state; returns False if too few are
+        free. One page for each running request stays free, so that none is preempted in the next step."""
         if len(self.running) == self.batch.limits.sequences:
             return False
-        found = self.prefixes.find(request) if self.prefixes is not None else Found()
-        pages = -(-request.length // PAGE) - len(found.pages)
-        if not self.cache.fits(pages + len(self.running), found.pages):
+        cached = self.prefixes.find(request) if self.prefixes is not None else CachedPrefix()
+        pages = -(-request.length // PAGE) - len(cached.pages)
+        if not self.cache.fits(pages + len(self.running), cached.pages):
             return False
-        if self.states is not None and not self.states.start(request, found):
+        if self.states is not None and not self.states.start(request, cached):
             return False
         request.row = min(set(range(self.batch.limits.sequences)) - {other.row for other in self.running})
         request.computed = request.kept = 0
-        request.pages = self.cache.allocate(request, pages, found.pages)
+        request.pages = self.cache.allocate(request, pages, cached.pages)
         self.running.append(request)
-        self._skip(request, len(found.pages))
+        self._skip_pages(request, len(cached.pages))
         if request.timings.started is None:
             request.timings.started = request.progress = time.perf_counter()
         return True
 
-    def _skip(self, request: Request, pages: int) -> None:
-        """Goes on behind a request's first pages, which others computed."""
+    def _skip_pages(self, request: Request, pages: int) -> None:
+        """Skips the first pages of a request, which the prefix cache holds."""
         skipped = pages * PAGE - request.computed
         if not request.preempted:
             request.reused += skipped
@@ -360,11 +358,11 @@ class Scheduler:
         request.kept = pages
         self.batch.pages[request.row, :pages] = request.pages[:pages]
 
-    # --- guesses --------------------------------------------------------------------------------------
+    # --- draft tokens ---------------------------------------------------------------------------------
 
     def _drafts(self, speculation: Speculation, decoding: Sequence[Request]) -> dict[Request, Sequence[int]]:
-        """The guesses of the next step, of which each has a row, a page and a slot. None where a request has
-        more tokens to compute than one: those take the rows."""
+        """Returns the draft tokens of the next step, each with a row, a page and a slot. There are none while
+        a request has more than one token to compute: such tokens take the spare rows."""
         limits, served = self.batch.limits, decoding[: self.batch.limits.decode]
         spare = min(limits.decode - len(served), limits.logits - len(self.running))
         if self.states is not None:
@@ -373,36 +371,36 @@ class Scheduler:
             return {}
         most_drafts = {each: self._tokens_left(each) - 1 for each in served}
         chosen = speculation.choose(most_drafts, len(served), spare)
-        given = {each: tokens[: self._paged(each, len(tokens))] for each, tokens in chosen.items()}
+        given = {each: tokens[: self._with_pages(each, len(tokens))] for each, tokens in chosen.items()}
         if self.states is None:
             return given
         return {each: tokens[: self.states.lend(each, len(tokens))] for each, tokens in given.items()}
 
     def _tokens_left(self, request: Request) -> int:
-        """How many tokens it may still get."""
+        """Returns how many tokens the request may still get."""
         return min(request.job.max_tokens - len(request.output), self.context - request.length)
 
-    def _paged(self, request: Request, more: int) -> int:
-        """How many of so many tokens after its last one have a page; it takes one that nobody will want."""
-        while request.length + more > len(request.pages) * PAGE:
+    def _with_pages(self, request: Request, tokens: int) -> int:
+        """Returns how many of these draft tokens get a page; leaves a free page for each running request."""
+        while request.length + tokens > len(request.pages) * PAGE:
             if self.cache.free_pages <= len(self.running) or not self.cache.extend(request):
                 return len(request.pages) * PAGE - request.length
-        return more
+        return tokens
 
     # --- rows -----------------------------------------------------------------------------------------
 
     def _put_decode_rows(self, requests: Sequence[Request], step: Step) -> int:
-        """Adds one row of each request, and of those that have more as many as there is room for; returns the
-        number of rows of the step."""
+        """Adds one row for each request, and further rows for requests with more tokens to compute, as far as
+        they fit; returns the number of rows of the step."""
         batch = self.batch
         limits, row = batch.limits, 0
-        more = [each for each in requests if each.computed < each.length - 1]
+        unread = [each for each in requests if each.computed < each.length - 1]
         extra: dict[Request, int] = {}
-        if more:
+        if unread:
             spare = min(limits.decode - len(requests), limits.logits - len(self.running))
-            more.sort(key=_arrival)
-            wanted = [each.length - 1 - each.computed for each in more]
-            extra = dict(zip(more, divided(max(spare, 0), wanted), strict=True))
+            unread.sort(key=_arrival)
+            wanted = [each.length - 1 - each.computed for each in unread]
+            extra = dict(zip(unread, divided(max(spare, 0), wanted), strict=True))
         for request in requests[: limits.decode]:
             start, last, prompt = request.computed, request.length - 1, len(request.job.prompt)
             drafts = step.drafts.get(request, ())
@@ -422,7 +420,7 @@ class Scheduler:
         return row
 
     def _put(self, row: int, request: Request, start: int, end: int, drafts: Sequence[int] = ()) -> int:
-        """Adds the rows of a request's positions, guesses last; returns the row after them."""
+        """Adds the rows of a request's positions, draft tokens last; returns the row after them."""
         tokens = request.tokens(start, end - len(drafts))
         if drafts:
             tokens = [*tokens, *drafts]
@@ -442,14 +440,14 @@ class Scheduler:
         """Adds prompt rows of as many requests as fit; returns the number of rows of the step."""
         batch = self.batch
         for request in requests:
-            self._look_again(request)
+            self._skip_shared_pages(request)
         ends = [each.length if self.prefill_equals_decode else len(each.job.prompt) for each in requests]
         if self.states is not None:
             ends = [self.states.end(each, end) for each, end in zip(requests, ends, strict=True)]
         wanted = [end - each.computed for each, end in zip(requests, ends, strict=True)]
         given = divided(min(self.pace.rows(awaited=bool(step.sampled)), batch.limits.tokens - row), wanted)
         for after, request, rows in zip(range(len(requests))[::-1], requests, given, strict=True):
-            if request.job.pooling == "mean":  # each of its rows takes a row of logits; others need one each
+            if request.job.pooling == "mean":  # each row needs a row of logits; later requests need one each
                 rows = min(rows, batch.limits.logits - step.logits - after)
             if not rows:
                 continue
@@ -471,26 +469,27 @@ class Scheduler:
                 step.logits += 1
         return row
 
-    def _look_again(self, request: Request) -> None:
-        """Others may have computed what comes next since the request started, if they began alike."""
+    def _skip_shared_pages(self, request: Request) -> None:
+        """Skips pages with the request's next tokens that other requests computed since it started."""
         if self.prefixes is None:
             return
         first = request.computed // PAGE
-        found = self.prefixes.find(request, first)
-        if found.pages:
-            self.cache.share(request, first, found.pages)
+        cached = self.prefixes.find(request, first)
+        if cached.pages:
+            self.cache.share(request, first, cached.pages)
             if self.states is not None:
-                self.states.read_from(request, found.slot)
-            self._skip(request, first + len(found.pages))
+                self.states.read_from(request, cached.slot)
+            self._skip_pages(request, first + len(cached.pages))
 
 
 def divided(rows: int, wanted: Sequence[int]) -> list[int]:
-    """How many rows each request gets, in order of arrival: the first gets half of them at least, and the
-    others go to those that want least. So neither a long prompt nor the short ones after it stand still."""
+    """Divides the rows of a step among requests in order of arrival. The first request gets at least half of
+    the rows; the others go to the smallest demands first. So neither a long prompt nor the short ones after
+    it are starved."""
     given = [min(wanted[0], -(-rows // 2)), *[0] * (len(wanted) - 1)]
     left = rows - given[0]
     for i in sorted(range(len(wanted)), key=lambda i: wanted[i] - given[i]):
-        more = min(wanted[i] - given[i], left)
-        given[i] += more
-        left -= more
+        extra = min(wanted[i] - given[i], left)
+        given[i] += extra
+        left -= extra
     return given

@@ -1,13 +1,12 @@
-"""Lossless speculation: guesses of next tokens, verified in one step (arXiv 2211.17192, without its
-randomness).
+"""Lossless speculation: draft tokens, verified in one step (arXiv 2211.17192, without its randomness).
 
-A row's bits do not depend on the rows beside it, and the sampler draws by seed and position. So a guess is
-right where it is the very token that the sampler chooses there, and the text is the same with and without
-guesses, to the last bit. What is wrong is undone by a shorter length, since later rows write over it; states
-of whole sequences are written after each row, and that of the last right one is taken.
+A row's bits do not depend on other rows, and the sampler draws by seed and position. A draft token is
+accepted if the sampler chooses the same token there. So the text is the same with and without speculation, to
+the last bit. A shorter length undoes rejected tokens, since later rows overwrite them. The state of a
+sequence is written after each row, and the one after the last accepted token is taken.
 
-This file decides how many guesses a step verifies, from what steps cost by their rows and how often guesses
-are right. It may use the clock: it cannot change the text."""
+This module decides how many draft tokens a step verifies, from the cost of a step by its rows and from
+acceptance rates. It may use the clock, since it cannot change the text."""
 
 import statistics
 import time
@@ -34,25 +33,24 @@ from hotcold.runtime.session import Session
 
 _RECENT = 0.08  # weight of the newest draft token in a request's acceptance rate
 _RECENT_TEXTS = 0.02  # its weight in the rate over all requests
-_WORTH = 1.02  # drafts must promise this much, since promises are rough
-_SLOPE = 0.22  # share of a step's cost that one more row adds, until that is measured
-_FEW, _MANY = 5, 40  # steps of one size from which its cost is known, and after which it stays
-_HOPE = 0.9  # factor of a cost that is not known, so that promising sizes are tried
-_TRY_AGAIN = 40  # steps after which a drafter that does not pay drafts one token
+_WORTH = 1.02  # least gain for which drafts are verified, since estimates are rough
+_SLOPE = 0.22  # estimated share of a step's cost that one more row adds, until it is measured
+_FEW, _MANY = 5, 40  # samples of a step size from which its cost is known, and after which it is fixed
+_HOPE = 0.9  # factor for unknown costs, so that promising sizes are tried
+_TRY_AGAIN = 40  # steps between trials of a drafter that does not pay
 
 
 class StepCosts:
-    """Seconds of a step without a prompt by its rows, measured once per session.
-
-    The cost of a number of rows is the median of the first steps with that many. Until it is known, it is a
-    little less than its known neighbours let expect."""
+    """Seconds of a step without prompt rows by its number of rows, measured once per session. The cost of a
+    size is the median of its first steps. An unmeasured cost is interpolated from its measured neighbours,
+    and a little lower."""
 
     def __init__(self, most_rows: int) -> None:
         self._samples: list[list[float]] = [[] for _ in range(most_rows + 1)]
         self._costs = self._line = _SLOPE * (np.arange(most_rows + 1) - 1) + 1
 
     def note(self, rows: int, seconds: float) -> None:
-        """Learns from one step."""
+        """Records the time of one step."""
         if not 0 < rows < len(self._samples) or len(self._samples[rows]) == _MANY or seconds <= 0:
             return
         self._samples[rows].append(seconds)
@@ -66,29 +64,29 @@ class StepCosts:
         return len(self._samples[rows]) >= _FEW
 
     def of(self, rows: int) -> float:
-        """The cost of a step of so many rows."""
+        """Returns the cost of a step with this number of rows."""
         return float(self._costs[rows])
 
 
 class Speculation:
-    """Gives the rows of a step to guesses by what they earn. ``drafters`` are asked in this order, up to the
-    first that has a guess; ``most`` is how many tokens of one request a step may verify, and ``most_rows``
-    how many rows a step may have."""
+    """Chooses the draft tokens of each step by their expected gain. ``drafters``: drafters, the preferred one
+    first; the first with drafts for a request serves it. ``most``: draft tokens of one request in a step.
+    ``most_rows``: rows of a step."""
 
     def __init__(self, drafters: Sequence[Drafter], most: int, most_rows: int) -> None:
-        self.guessed = self.accepted = 0  #: tokens that were verified, and those of them that were right
+        self.guessed = self.accepted = 0  #: draft tokens verified, and accepted
         self.costs = StepCosts(most_rows)
         self._drafters = drafters
         self._block = next((each for each in drafters if isinstance(each, BlockDrafts)), None)
         self._most = most
         self._steps = 0
-        self.drafting_s = 0.0  #: of this step, in which drafters ran
+        self.drafting_s = 0.0  #: time that drafters took in this step
         self._rates = dict(FIRST_RATES)  # over all requests
-        self._drafts: dict[Request, Draft] = {}  # of this step, whether they are verified or not
+        self._drafts: dict[Request, Draft] = {}  # drafts for this step, verified or not
 
     def choose(self, limits: Mapping[Request, int], rows: int, spare: int) -> dict[Request, Sequence[int]]:
-        """The guesses that the next step is to verify: ``limits`` has the most for each request that may have
-        any, ``rows`` are those of the step without guesses, and ``spare`` how many it may have more."""
+        """Returns the draft tokens that the next step verifies. ``limits``: the limit for each request;
+        ``rows``: rows of the step without drafts; ``spare``: rows that may be added."""
         self._drafts = {}
         self.drafting_s = 0.0
         if spare < 1 or not self.costs.measured(rows) or not self._worth(rows, [1.0]):
@@ -103,14 +101,14 @@ class Speculation:
         return self._best(rows, spare) if self._drafts else {}
 
     def read(self, put: Sequence[tuple[Request, int]]) -> None:
-        """Has the block that guesses, if any, read the rows of a step, whose tokens are chosen: requests, and
-        the position after the rows of each."""
+        """Lets the draft block, if any, read the rows of a step whose tokens are chosen. ``put``: requests,
+        each with the position after its rows."""
         if self._block is not None:
             self._block.read(put)
 
     def learn(self, request: Request, verified: int, right: int, output: Sequence[int]) -> None:
-        """Learns from a request's step, in which ``right`` of so many guesses were; ``output`` are its new
-        tokens. A guess that was not verified teaches, too: its first token came or did not."""
+        """Updates acceptance rates after a request's step. ``right``: accepted draft tokens; ``output``: new
+        tokens of the request. A draft that was not verified counts by its first token."""
         self.guessed += verified
         self.accepted += right
         draft = self._drafts.get(request)
@@ -122,12 +120,12 @@ class Speculation:
             self._note(request, draft.kind_of(i), i < right)
 
     def note(self, rows: int, seconds: float) -> None:
-        """Learns what a step without a prompt cost, without the guesses of drafters: they cost by the
+        """Records the time of a step without prompt rows, without the drafters' time, which is counted by
         token."""
         self.costs.note(rows, seconds - self.drafting_s)
 
     def drop(self) -> None:
-        """Forgets what an exception may have broken off: the texts that drafters have read."""
+        """Clears the texts that drafters have read, since an exception may have left them incomplete."""
         for drafter in self._drafters:
             if isinstance(drafter, ModelDrafter):
                 drafter.clear()
@@ -144,8 +142,8 @@ class Speculation:
         return None
 
     def _draft(self, request: Request, drafter: ModelDrafter, rows: int, most: int) -> Draft | None:
-        """As many tokens of a drafter, which takes time for each, as promise most. Where none does, the
-        drafter guesses one now and then, since it may have become better."""
+        """Drafts the number of tokens with the highest expected speed. If no number pays, drafts one token
+        now and then, since the drafter may have become better."""
         rate = self._rate(request, drafter.kind)
         n = self._worth(rows, [rate**n for n in range(1, most + 1)], drafter.seconds_of)
         self._steps += 1
@@ -160,8 +158,8 @@ class Speculation:
     def _worth(
         self, rows: int, chances: Iterable[float], seconds_of: Callable[[int], float] = lambda n: 0.0
     ) -> int:
-        """The number of guessed tokens that gives a step the most tokens per second. ``chances`` are the
-        chances of each to be right; ``seconds_of`` gives the time to guess a number of them."""
+        """Returns the number of draft tokens with which a step gives the most tokens per second. ``chances``:
+        probability of acceptance of each; ``seconds_of``: time to draft a number of tokens."""
         tokens, best, worth = float(rows), _WORTH * rows / self.costs.of(rows), 0
         for n, chance in enumerate(chances, 1):
             tokens += chance
@@ -171,7 +169,7 @@ class Speculation:
         return worth
 
     def _rate(self, request: Request, kind: Kind) -> float:
-        """The acceptance rate of a drafter in a request, which begins as that over all requests."""
+        """Returns the acceptance rate of a drafter for a request; initially the rate over all requests."""
         return request.acceptance.get(kind, self._rates[kind])
 
     def _note(self, request: Request, kind: Kind, right: bool) -> None:
@@ -180,7 +178,7 @@ class Speculation:
         self._rates[kind] += _RECENT_TEXTS * (right - self._rates[kind])
 
     def _best(self, rows: int, spare: int) -> dict[Request, Sequence[int]]:
-        """The part of each guess that makes the most of a step, the likeliest tokens first."""
+        """Returns the part of each draft that makes the step fastest, the likeliest tokens first."""
         chances: list[tuple[float, int, Request]] = []
         for request, draft in self._drafts.items():
             chance = 1.0
@@ -195,8 +193,8 @@ class Speculation:
 
 
 def speculation_of(session: Session) -> Speculation | None:
-    """How a session's requests are to be guessed on, as its model was loaded; None: not at all, where that
-    was asked for, or memory had no room for states after guesses."""
+    """Makes the speculation of a session, as its model was loaded; None if drafts are off, or if memory has
+    no slots for states after draft tokens."""
     model = session.model
     if not model.draft_max or (session.slots is not None and not session.slots.spare):
         return None

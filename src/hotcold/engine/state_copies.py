@@ -1,33 +1,32 @@
-"""Chooses which copy of a state makes way for another.
+"""The choice of the least useful state copy, which is dropped when a slot is needed.
 
-The copies that the latest request of a conversation begins with form a *path*. A branch that the conversation
-has left, because a template dropped earlier thoughts for instance, becomes a path of its own.
+The copies at the beginning of a conversation's latest request form a *path*. A branch that the conversation
+has left, for example because a template dropped earlier thoughts, becomes a separate path.
 
-Copies are given up in this order: first those inside a path, then those at message borders, at last the end
-of a path, from which its conversation goes on. Of paths that have not been used for long, all copies come
-first. The path gives one up that has the most copies of the first kind; a path that was used earlier counts
-one more for each path that was used since. Within a path copies become sparse with the distance from its end,
-as later prompts most likely differ near the end."""
+Copies are dropped in this order: first copies inside a path, then copies at message borders, at last the end
+of a path, where its conversation continues. All copies of paths that were not used recently are of the first
+kind. The path with the most copies of the first kind drops one; each path used since then counts as one more
+copy. Within a path, copies become sparse with the distance from its end, as later prompts most likely differ
+near the end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_INNER, _BORDER, _END = range(3)  # kinds of copies, in the order in which they are given up
+_INNER, _BORDER, _END = range(3)  # kinds of copies, in the order in which they are dropped
 
 
 @dataclass(slots=True)
 class Copy:
-    """A state that is kept for later requests."""
+    """A state kept for later requests."""
 
     pages: int  #: full pages of tokens before the state
-    used: int  #: arrival of the latest request that begins with these tokens
-    border: bool  #: whether that request has a message border in the page after them
+    used: int  #: arrival number of the latest request that begins with these tokens
+    border: bool  #: whether that request has a message border in the next page
 
 
 def least_useful(copies: Mapping[bytes, Copy], arrival: int, end: int) -> bytes:
-    """Returns the key of the copy to give up for a request that needs a slot.
-
-    ``arrival`` is the request's, ``end`` the full pages of its tokens so far. At least one copy is needed."""
+    """Returns the key of the copy to drop for a request that needs a slot. ``arrival``: the request's number;
+    ``end``: full pages of its tokens so far. ``copies`` must not be empty."""
     paths: dict[int, list[bytes]] = {}
     for key in sorted(copies, key=lambda key: copies[key].pages):
         paths.setdefault(copies[key].used, []).append(key)
@@ -45,13 +44,13 @@ def least_useful(copies: Mapping[bytes, Copy], arrival: int, end: int) -> bytes:
             if age < recent and (key == last or copies[key].border):
                 kind = _END if key == last else _BORDER
             gaps.setdefault(kind, []).append((_gap(ends, i), key))
-        choices += [(kind, -len(each) - age, -age, min(each)[1]) for kind, each in gaps.items()]
+        choices += [(kind, -len(keyed) - age, -age, min(keyed)[1]) for kind, keyed in gaps.items()]
     return min(choices)[-1]
 
 
 def _gap(ends: Sequence[int], i: int) -> float:
-    """Returns how many times farther from the path's end the copy before is than the copy after: the size of
-    the gap that giving up the copy between them leaves."""
+    """Returns how many times farther from the path's end the previous copy is than the next one: a measure of
+    the gap that dropping the copy between them leaves."""
     beyond = ends[-1] + 1
     before, after = [0, *ends][i], [*ends, beyond][i + 1]
     return (beyond - before) / max(beyond - after, 1)

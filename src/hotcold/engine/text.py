@@ -1,6 +1,4 @@
-"""Turns tokens into text as they arrive: whole characters, and nothing of a stop string.
-
-Ids go in and text comes out; this module knows no engine."""
+"""Streaming text of tokens: whole characters, without stop strings. This module knows no engine."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -13,13 +11,14 @@ from hotcold.values import shown
 MAX_STOPS = 256  #: stop strings of one request
 MAX_STOP_LENGTH = 1024  #: characters of each
 
-#: Tokens of a prompt that a decoder must see: the last three bytes say whether a character has begun, the
-#: last token whether text has begun.
+#: Prompt tokens that a decoder needs: the last three bytes show whether a character has begun, the last token
+#: whether text has begun.
 _TAIL = 64
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """One or several stop strings as a tuple. UserError: one is no text or empty, or there are too many."""
+    """Returns one or several stop strings as a tuple. UserError: too many strings, or one is empty or no
+    text."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
         raise UserError(f"stop has {len(stops)} strings: at most {MAX_STOPS} are allowed")
@@ -33,13 +32,13 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 class TextStream:
     """Turns the tokens of a continuation into text that is safe to show.
 
-    Bytes that may begin a character are held back until the rest has come, and characters that may begin a
-    stop string until it is clear that they do not. The stop string whose last character comes first ends the
-    text (the longest, if several end there); it is not part of the text. The borders of tokens do not matter.
-    After :attr:`stop` is set, tokens are refused.
+    Bytes that may begin a character are held back until the character is complete. Characters that may begin
+    a stop string are held back until they cannot. The first stop string to become complete ends the text (the
+    longest, if several end there). The text does not contain it. Token borders do not matter. After
+    :attr:`stop` is set, the stream refuses tokens.
 
     ``prompt`` has the tokens before the continuation, so that the text keeps its first space. Control tokens
-    that are ``shown`` add their names to the text, others nothing. A ``thought`` has no stop strings."""
+    in ``shown`` add their names to the text, others nothing. Stop strings do not apply to a ``thought``."""
 
     def __init__(
         self,
@@ -52,24 +51,24 @@ class TextStream:
         self._phases = phases_of(thought) if thought is not None and stop else None
         self.stop: str | None = None  #: the stop string that ended the text
         self._decoder = tokenizer.stream_decoder(shown)
-        for id in prompt[-_TAIL:]:  # a long prompt would take long
+        for id in prompt[-_TAIL:]:  # a whole long prompt would take too much time
             self._decoder.push(id)
         self._prefixes: dict[str, list[_Prefix]] = {}  # stop strings by first character
         for each in stop:
             self._prefixes.setdefault(each[0], []).append(_Prefix(each))
-        self._begun: list[_Prefix] = []  # stop strings that have begun at the end of the text
+        self._begun: list[_Prefix] = []  # stop strings whose beginning ends the text so far
         self._held = ""
 
     def push(self, id: int) -> str:
-        """The text that a token makes safe to show, which may be empty. The token that completes a stop
-        string still belongs to the continuation's ids; no other may follow."""
+        """Returns the text that a token makes safe to show, which may be empty. The token that completes a
+        stop string still belongs to the continuation's ids; no other may follow."""
         if self.stop is not None:
             raise ValueError(f"token {id} comes after the stop string {self.stop!r}")
         return self._divided(self._decoder.push(id))
 
     def finish(self) -> str:
-        """The text that was held back, when no token will follow; empty after a stop string. Bytes of an
-        unfinished character are U+FFFD."""
+        """Returns the text still held back, after the last token; empty after a stop string. Bytes of an
+        unfinished character become U+FFFD."""
         if self.stop is not None:
             return ""
         text = self._divided(self._decoder.flush())
@@ -81,7 +80,7 @@ class TextStream:
         return text
 
     def _divided(self, new: str) -> str:
-        """Text that is safe to show; that of a thought always is."""
+        """Returns the text that is safe to show; text of a thought always is."""
         if self._phases is None:
             return self._safe(new)
         text = ""
@@ -102,7 +101,7 @@ class TextStream:
             return new
         text = self._held + new
         for end, character in enumerate(new, len(self._held) + 1):
-            # Other stop strings cost nothing: they neither begin with this character nor have begun.
+            # Other stop strings have not begun and do not begin here, so they cost nothing.
             beginning = [each for each in self._prefixes.get(character, ()) if not each.length]
             moved = [*self._begun, *beginning]
             complete = [prefix.text for prefix in moved if prefix.push(character)]
@@ -116,9 +115,9 @@ class TextStream:
 
 
 class _Prefix:
-    """Tracks the longest prefix of a string with which the text so far ends, by Knuth, Morris and Pratt
-    (1977): each character costs constant time on average. The table of shorter prefixes grows with the
-    longest prefix that was met, so a new stream costs nothing."""
+    """The longest prefix of a string that ends the text so far, by Knuth, Morris and Pratt (1977): each
+    character takes constant time on average. The table of shorter prefixes grows with the longest prefix met,
+    so a new stream costs nothing."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -126,7 +125,7 @@ class _Prefix:
         self._shorter: list[int] = []  # by length - 1: the longest proper prefix that is also a suffix
 
     def push(self, character: str) -> bool:
-        """Takes a character; True if the string is complete, and then no character may follow."""
+        """Adds a character; returns True if the string is complete. No character may follow then."""
         while self.length and self.text[self.length] != character:
             self.length = self._shorter[self.length - 1]
         self.length += self.text[self.length] == character

@@ -1,4 +1,5 @@
-"""Thinks, then answers in form: a grammar that begins behind a thought, and a thought of bounded length."""
+"""Constraint for an answer after a thought: limits the thought's length, and applies the grammar to the
+answer."""
 
 import math
 import re
@@ -14,9 +15,9 @@ from hotcold.engine.thought import phases_of, unfinished
 from hotcold.errors import UserError
 from hotcold.tokenizer.tokenizer import StreamDecoder, Tokenizer
 
-_SPACES = 8  # characters of whitespace before an answer that no grammar sees
-_LATE = 3  # tokens that may complete a character where the budget ends
-_TAIL = 64  # tokens of a prompt that a decoder must see: as of TextStream
+_SPACES = 8  # whitespace characters allowed before an answer, outside the grammar
+_LATE = 3  # tokens past the budget that may complete a character
+_TAIL = 64  # prompt tokens that a decoder needs (see TextStream)
 _FORBIDDEN = -math.inf
 _THOUGHTS = "analysis"  # Harmony's channel of thoughts
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w*)\Z")
@@ -25,8 +26,7 @@ _Mask = npt.NDArray[np.uint64]
 
 
 class Spelling:
-    """The tokens of one vocabulary by their text. Control tokens that are ``shown`` have their names as
-    text, others have none."""
+    """The tokens of one vocabulary by their text. Only control tokens in ``shown`` have text: their names."""
 
     def __init__(self, tokenizer: Tokenizer, shown: Sequence[int]) -> None:
         self.stops, self.shown = tokenizer.stop_ids, shown
@@ -49,7 +49,7 @@ class Spelling:
         return max(map(len, self._ids), default=0)
 
     def decoder(self, prompt: Sequence[int]) -> StreamDecoder:
-        """A decoder of what follows a prompt."""
+        """Returns a decoder for the text after a prompt."""
         decoder = self._tokenizer.stream_decoder(self.shown)
         for id in prompt[-_TAIL:]:
             decoder.push(id)
@@ -57,44 +57,44 @@ class Spelling:
 
     @cached_property
     def spaces(self) -> _Mask:
-        """Tokens of whitespace."""
+        """Mask of whitespace tokens."""
         return self.mask(id for id, piece in enumerate(self._pieces) if self._is_space(piece))
 
     def whitespace(self, id: int) -> int:
-        """How many characters of whitespace a token is; 0 if it is anything else."""
+        """Returns the number of characters of a whitespace token; 0 for any other token."""
         return len(self._pieces[id]) if self._is_space(self._pieces[id]) else 0
 
     def mask(self, ids: Iterable[int]) -> _Mask:
-        """The mask of these tokens."""
+        """Returns the mask of these tokens."""
         return mask_of(ids, len(self._pieces))
 
     def spelled(self, text: str) -> list[int]:
-        """Tokens of a text, the longest one at each place."""
-        data, found, at = text.encode(), list[int](), 0
+        """Splits a text into tokens, greedily: the longest token at each position."""
+        data, ids, at = text.encode(), list[int](), 0
         while at < len(data):
             ends = range(min(at + self._longest, len(data)), at, -1)
             end = next((end for end in ends if data[at:end] in self._ids), None)
             if end is None:
                 raise UserError(f"no tokens of this vocabulary spell {text!r:.40}")
-            found.append(self._ids[data[at:end]])
+            ids.append(self._ids[data[at:end]])
             at = end
-        return found
+        return ids
 
     def beginning(self, text: str) -> _Mask:
-        """Tokens with which a text may begin."""
+        """Returns the mask of tokens with which a text may begin."""
         if text not in self._beginning:
             data = text.encode()
-            found = (
+            ids = (
                 id
-                for id, each in enumerate(self._pieces)
-                if each and (data.startswith(each) or each.startswith(data))
+                for id, piece in enumerate(self._pieces)
+                if piece and (data.startswith(piece) or piece.startswith(data))
             )
-            self._beginning[text] = self.mask(found)
+            self._beginning[text] = self.mask(ids)
         return self._beginning[text]
 
     def completing(self, begun: str, mark: str) -> list[tuple[int, str]]:
-        """Tokens that complete a mark of which a text has ``begun`` some, and bring more than whitespace
-        behind it; with that text."""
+        """Returns the tokens that complete a partly written mark and add more than whitespace after it.
+        ``begun``: the part of the mark that the text has. Each token comes with the text after the mark."""
         key = begun, mark
         if key not in self._completing:
             before, data = begun.encode(), mark.encode()
@@ -112,10 +112,9 @@ class Spelling:
 
 
 class ThoughtConstraint:
-    """Lets the model think, and then holds its answer to the constraint of a grammar, if there is one.
-
-    At the end of the thought's budget the only token allowed is the next one of the mark that ends it. As
-    any :class:`Constraint` it depends on the tokens alone that it is asked about."""
+    """Lets the model think, then applies the grammar, if any, to its answer. At the end of the thought's
+    budget, only the next token of the end mark is allowed. Like any :class:`Constraint`, it depends only on
+    the tokens of the call."""
 
     def __init__(self, spelling: Spelling, job: Job, form: Constraint | None) -> None:
         assert job.thought is not None
@@ -140,41 +139,41 @@ class ThoughtConstraint:
         return allowed
 
     def prepare(self, output: Sequence[int]) -> None:
-        """Has the grammar make its next mask in a thread."""
+        """Lets the grammar compute its next mask in a thread."""
         self._follow(output)
         prepare = getattr(self._form, "prepare", None)
         if prepare is not None and (not output or self._held):
             prepare(self._answer(output))
 
     def forced(self, output: Sequence[int]) -> Sequence[int]:
-        """The mark where the budget ends; else what the grammar forces."""
+        """Returns the end mark at the end of the budget, else the tokens that the grammar forces."""
         self._follow(output)
         if self._ends_now:
             return self._end_ids()
         forced = getattr(self._form, "forced", None)
-        found: Sequence[int] = forced(self._answer(output)) if forced is not None and self._held else ()
-        return found
+        tokens: Sequence[int] = forced(self._answer(output)) if forced is not None and self._held else ()
+        return tokens
 
     def possible(self, output: Sequence[int], tokens: Sequence[int]) -> int:
-        """How many of ``tokens`` may follow; all of them in a thought."""
+        """Returns how many of ``tokens`` may follow; in a thought, all of them."""
         self._follow(output)
         possible = getattr(self._form, "possible", None)
         if possible is None or not self._held or self._spaces_before(output):
             return len(tokens)
-        found: int = possible(self._answer(output), tokens)
-        return found
+        count: int = possible(self._answer(output), tokens)
+        return count
 
-    # --- where the text is ----------------------------------------------------------------------------
+    # --- position in the text -------------------------------------------------------------------------
 
     def _restart(self) -> None:
         self._phases = phases_of(self._thought)
         self._decoder = self._spelling.decoder(self._prompt)
-        self._n = 0  # tokens of the output that were followed
-        self._spent = 0  # tokens of thoughts
-        self._start = 0  # the output's first token of the answer
-        self._before: list[int] = []  # the answer's tokens before that one
-        self._held = self._thought.channels  # whether a grammar holds what comes next
-        self._spaces = 0  # characters of whitespace that no grammar saw
+        self._n = 0  # output tokens followed so far
+        self._spent = 0  # tokens in thoughts
+        self._start = 0  # index of the answer's first token in the output
+        self._before: list[int] = []  # tokens of the answer that earlier output tokens contain
+        self._held = self._thought.channels  # whether the grammar applies to the next token
+        self._spaces = 0  # whitespace characters outside the grammar
         if self._form is not None and not self._thought.may_begin and not self._thought.opened:
             self._held, self._spaces = True, _SPACES
 
@@ -204,8 +203,8 @@ class ThoughtConstraint:
             self._start = self._n
 
     def _begin_thought_in_form(self) -> None:
-        """A model has begun a thought that its form need not leave room for. A form that the answer need not
-        fill is one of free text, and begins behind the thought; any other has the marks in it."""
+        """Handles a thought that begins where the grammar already applies. A grammar that accepts an empty
+        answer is one of free text: it applies after the thought. Any other grammar contains the marks."""
         assert self._form is not None
         if self._forbidden_ends(self._form):
             self._phases.phase = "answer"
@@ -213,7 +212,7 @@ class ThoughtConstraint:
             self._held = False
 
     def _begin_answer(self, rest: str) -> None:
-        """The answer begins with the text that the last token has behind the thought, if any."""
+        """Begins the answer with the text, if any, that the last token has after the thought."""
         self._start, self._spaces = self._n, 0
         if not self._phases.call:
             self._before = self._spelling.spelled(rest.lstrip())
@@ -225,23 +224,23 @@ class ThoughtConstraint:
             self._phases.resume()
 
     def _skip_space(self, id: int) -> None:
-        """Leaves whitespace before the answer out of its form."""
+        """Excludes a whitespace token before the answer from the grammar."""
         size = self._spelling.whitespace(id)
         if size and self._spaces + size <= _SPACES:
             self._start, self._spaces = self._n, self._spaces + size
 
     def _spaces_before(self, output: Sequence[int]) -> bool:
-        """Whether whitespace may come before the answer begins."""
+        """Returns whether whitespace may come before the answer."""
         return len(output) == self._start and not self._before and self._spaces < _SPACES
 
     def _answer(self, output: Sequence[int]) -> list[int]:
         return [*self._before, *output[self._start :]]
 
-    # --- what may come --------------------------------------------------------------------------------
+    # --- allowed tokens -------------------------------------------------------------------------------
 
     @property
     def _ends_now(self) -> bool:
-        """Whether the budget is used up within a thought."""
+        """Whether the thought's budget is used up."""
         budget = self._thought.budget
         if budget is None or self._phases.phase != "thought" or self._spent < budget:
             return False
@@ -252,21 +251,22 @@ class ThoughtConstraint:
         return self._spelling.spelled(end.removeprefix(unfinished(self._phases.tail, end)))
 
     def _not_in_thought(self, form: Constraint) -> list[int]:
-        """Tokens that would leave the answer without its form: those that end the text, and those that bring
-        some of the answer with the mark which the grammar does not allow."""
-        found = self._forbidden_ends(form)
+        """Returns tokens that must not follow in a thought: end tokens, and tokens with the end mark and a
+        beginning of the answer that the grammar rejects."""
+        ends = self._forbidden_ends(form)
         end = self._phases.end
         completing = self._spelling.completing(unfinished(self._phases.tail, end), end)
         spelled = self._spelling.spelled
-        return found + [id for id, rest in completing if not self._accepted(spelled(rest))]
+        return ends + [id for id, rest in completing if not self._accepted(spelled(rest))]
 
     def _forbidden_ends(self, form: Constraint) -> list[int]:
-        """The tokens that end a text, where the answer must not be empty."""
+        """Returns the end tokens that the grammar forbids at the beginning, as it does if no answer may be
+        empty."""
         mask = form(()).mask
         return [] if mask is None else [id for id in self._spelling.stops if not _has(mask, id)]
 
     def _accepted(self, tokens: Sequence[int]) -> bool:
-        """Whether an answer in form may begin with these tokens."""
+        """Returns whether the grammar accepts an answer that begins with these tokens."""
         possible = getattr(self._form, "possible", None)
         return possible is None or possible((), tokens) == len(tokens)
 
@@ -281,11 +281,11 @@ class ThoughtConstraint:
         except UserError:
             if not begun:
                 raise
-            return mask  # no answer begins as the mark does
+            return mask  # the grammar rejects the text so far: it can only become the mark
         return None if allowed is None else allowed | mask
 
     def _in_channels(self, output: Sequence[int]) -> Allowed:
-        """The grammar knows channels. Without a budget left no further thought begins."""
+        """Returns the tokens that the grammar of channels allows; no thought begins after the budget."""
         allowed = self._form(output) if self._form is not None else Allowed()
         budget = self._thought.budget
         if budget is None or self._spent < budget or self._phases.phase != "header":

@@ -1,4 +1,4 @@
-"""The thought before an answer: how its text is marked, and which part of a text is the answer."""
+"""Marks of the thought before an answer, and the division of a text into thought and answer."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Literal
 
 from hotcold.values import whole
 
-CALL_WINDOW = 640  #: characters that a call's mark, its spaces and the name of its tool may take
+CALL_WINDOW = 640  #: limit for the characters of a call's mark, its spaces and the tool's name
 _CHANNEL_MARKS = ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "to=")
 _CHANNEL_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -17,19 +17,18 @@ _RECIPIENT = re.compile(r"\bto=(?!assistant\b)[^\s<]")
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """The marks of the thought that may come before an answer. Grammars and stop strings apply to the answer
-    alone. UserError: the budget is negative."""
+    """The marks of the thought that may come before an answer. Grammars and stop strings apply only to the
+    answer. UserError: the budget is negative."""
 
     start: str = ""  #: text that begins a thought
-    end: str = ""  #: text that ends it
+    end: str = ""  #: text that ends a thought
     opened: bool = False  #: whether the prompt has begun the thought
     may_begin: bool = True  #: whether a grammar leaves the model the choice to begin a thought
-    anywhere: bool = False  #: whether a thought may begin behind an answer, too
-    budget: int | None = None  #: tokens after which the end is inserted; None: no limit
-    #: a regular expression of a call's beginning, up to the name of its tool; such a call ends the thought.
-    #: Empty: no call does
+    anywhere: bool = False  #: whether a thought may also begin after an answer
+    budget: int | None = None  #: tokens after which the end mark is inserted; None: no limit
+    #: regular expression of a call up to the tool's name; a call ends the thought; empty: none
     call: str = ""
-    call_head: str = ""  #: text before the name of the tool, as the grammar of calls has it
+    call_head: str = ""  #: text before the tool's name in the grammar of calls
     channels: bool = False  #: whether thought and answer are messages in channels, as in Harmony
 
     def __post_init__(self) -> None:
@@ -38,46 +37,45 @@ class Thought:
 
 
 class Phases:
-    """Follows the text of a model through its phases.
-
-    In the first one, ``begin``, it is open whether a thought comes."""
+    """Divides a model's text into phases. In the first phase, ``begin``, a thought or the answer may
+    follow."""
 
     end: str  #: text that ends a thought
 
     def __init__(self, thought: Thought) -> None:
         self.phase: Literal["begin", "thought", "header", "answer"] = "begin"
-        self.call = ""  #: name of the tool, where a call ended the thought
+        self.call = ""  #: name of the tool, if a call ended the thought
         self.end = thought.end
         self._thought = thought
         self._call = _compiled(thought.call) if thought.call else None
-        self._tail = ""  # text that may become a mark, which was returned already except in ``begin``
+        self._tail = ""  # text that may become a mark; in ``begin``, push() has not returned it yet
         if thought.opened:
             self._think()
 
     @property
     def tail(self) -> str:
-        """The newest text, as long as the longest mark at least."""
+        """The newest text, at least as long as the longest mark."""
         return self._tail
 
     def push(self, text: str) -> Iterator[tuple[bool, str]]:
-        """Yields text in parts, each with whether it is of the answer. Text at the beginning that may become
-        a mark comes later."""
+        """Yields text in parts, each with whether it belongs to the answer. Text at the beginning that may
+        become a mark is yielded later."""
         while text:
             if self.phase == "begin":
                 yield from self._begin(text)
                 return
             before = self.phase
-            parts = self._of_thought(text) if before == "thought" else self._of_answer(text)
+            parts = self._split_thought(text) if before == "thought" else self._split_answer(text)
             part, text = parts
             if part:
                 yield before == "answer", part
 
     def resume(self) -> None:
-        """Goes back to the thought: the call that ended it was none."""
+        """Returns to the thought, if the call that ended it was invalid."""
         self.phase, self.call, self._tail = "thought", "", ""
 
     def finish(self) -> str:
-        """The rest of the answer, where no text follows."""
+        """Returns the rest of the answer after the last text."""
         return self._tail if self.phase == "begin" else ""
 
     def _begin(self, text: str) -> Iterator[tuple[bool, str]]:
@@ -99,13 +97,13 @@ class Phases:
     def _think(self) -> None:
         self.phase, self._tail = "thought", "\n"  # a call may follow at once
 
-    def _of_thought(self, text: str) -> tuple[str, str]:
-        """Text of the thought, and the text behind it."""
+    def _split_thought(self, text: str) -> tuple[str, str]:
+        """Splits text in a thought into the rest of the thought and the text after it."""
         known = self._tail + text
         at = known.find(self.end)
-        found = self._call.search(known) if self._call else None
-        if found and (at < 0 or found.start() < at):
-            self.call, stop = found[1], found.end()
+        call = self._call.search(known) if self._call else None
+        if call and (at < 0 or call.start() < at):
+            self.call, stop = call[1], call.end()
         elif at >= 0:
             stop = at + len(self.end)
         else:
@@ -115,8 +113,8 @@ class Phases:
         self.phase, self._tail = "answer", ""
         return text[:stop], text[stop:]
 
-    def _of_answer(self, text: str) -> tuple[str, str]:
-        """Text of the answer, and a thought behind it with its mark."""
+    def _split_answer(self, text: str) -> tuple[str, str]:
+        """Splits text in an answer into text up to the mark of a new thought and the text after it."""
         start = self._thought.start
         if not self._thought.anywhere or not start:
             return text, ""
@@ -131,7 +129,7 @@ class Phases:
 
 
 class ChannelPhases(Phases):
-    """The phases of an answer in Harmony: only bodies of messages are thought or answer."""
+    """The phases of an answer in Harmony: only message bodies are thought or answer."""
 
     def __init__(self, thought: Thought) -> None:
         super().__init__(thought)
@@ -176,7 +174,7 @@ def phases_of(thought: Thought) -> Phases:
 
 
 def unfinished(text: str, mark: str) -> str:
-    """The longest beginning of a mark, not the whole of it, with which a text ends."""
+    """Returns the longest incomplete beginning of a mark that ends a text."""
     return next((mark[:n] for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), "")
 
 

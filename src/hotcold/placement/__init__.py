@@ -1,1 +1,1 @@
-"""Decides which device holds which neurons, and counts the bytes and the time."""
+"""Division of a model between devices: which neurons are where, and the bytes and the time of that."""

@@ -1,4 +1,4 @@
-"""Makes placements to compare with: whole layers, as in engines without sparsity, and PowerInfer's rule."""
+"""Placements to compare with: whole layers, as in engines without sparsity, and PowerInfer's rule."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,12 +14,12 @@ from hotcold.placement.profiles import Profile
 from hotcold.placement.sizes import Sizes
 from hotcold.placement.solver import Solver
 
-_OF_A_DENSE_PART = 1e6  # worth in firings: more than a layer has, so that dense parts go to the GPU first
+_OF_A_DENSE_PART = 1e6  # value of a dense part in activations: above a whole layer's, so it is placed first
 
 
 def last_layers(sizes: Sizes, *counts: int) -> Placement:
-    """Puts the head and the last layers, whole, on GPUs: so many on each, one GPU's after the other's.
-    Without any layer nothing."""
+    """Places the head and the last layers, whole, on GPUs. ``counts``: layers of each GPU, in order. All
+    zeros place nothing."""
     on_gpus = [gpu for gpu, n in enumerate(counts) for _ in range(n)]
     where = (*[None] * (len(sizes.neurons) - len(on_gpus)), *on_gpus)
     hot = [np.full(n, gpu is not None) for n, gpu in zip(sizes.neurons, where, strict=True)]
@@ -27,10 +27,10 @@ def last_layers(sizes: Sizes, *counts: int) -> Placement:
 
 
 def layer_split(sizes: Sizes, *budgets: int) -> tuple[Sizes, Placement]:
-    """Puts as many whole layers as fit on the GPUs, the last one first, dense, without predictors, as engines
-    without sparsity do."""
+    """Places as many whole layers as fit on the GPUs, the last one first: dense and without predictors, as
+    engines without sparsity do."""
     dense = replace(sizes, always_read=1.0, predictor=0 * sizes.predictor)
-    found, counts = last_layers(dense), [0] * len(budgets)
+    best, counts = last_layers(dense), [0] * len(budgets)
     for gpu in reversed(range(len(budgets))):
         while sum(counts) < len(sizes.neurons):
             counts[gpu] += 1
@@ -38,16 +38,14 @@ def layer_split(sizes: Sizes, *budgets: int) -> tuple[Sizes, Placement]:
             if placement.part_of(gpu).gpu_bytes(dense) > budgets[gpu]:
                 counts[gpu] -= 1
                 break
-            found = placement
-    return dense, found
+            best = placement
+    return dense, best
 
 
 def paper_placement(sizes: Sizes, profile: Profile, hardware: Hardware, budget: int) -> Placement:
-    """Puts the most firings on the GPU, after all dense parts, as PowerInfer does (arXiv 2312.12456, section
-    6.3).
-
-    A layer has no hot neurons, or as many as save a handshake's time if all are read; those with too few are
-    closed, the least first."""
+    """Maximises the activations on the GPU, after all dense parts, as PowerInfer does (arXiv 2312.12456,
+    section 6.3). A layer has either no hot neurons, or enough to save a handshake's time if all are read.
+    Layers with too few are excluded, the smallest first."""
     handshake = Costs.expected(sizes, profile, hardware).gpus[0].handshake
     saved = sizes.neuron_bytes / 1e9 * (1 / hardware.cpu_stream_gb_s - 1 / hardware.gpu_stream_gb_s)
     least = np.minimum(sizes.neurons, handshake / np.maximum(saved, 1e-300))
@@ -62,7 +60,8 @@ def paper_placement(sizes: Sizes, profile: Profile, hardware: Hardware, budget: 
 
 
 def _missed_firings(firing: Sequence[npt.NDArray[Any]]) -> Costs:
-    """Costs that are least with the most firings on the GPU: a firing costs 1 on the CPU and 0 on the GPU."""
+    """Returns costs whose minimum has the most activations on the GPU: an activation costs 1 on the CPU, 0 on
+    the GPU."""
     dense = np.full(len(firing), _OF_A_DENSE_PART)
     return Costs(
         cpu=SideCosts(neurons=firing, dense=dense, head=_OF_A_DENSE_PART),

@@ -1,4 +1,4 @@
-"""Predicts the time of a token: expected seconds of a model's parts on each processor, and of a placement."""
+"""Predicted time of a token: expected seconds of a model's parts on each processor, and of a placement."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,24 +32,24 @@ class SideCosts:
 
 @dataclass(frozen=True)
 class GPUCosts(SideCosts):
-    """The same on a GPU."""
+    """Seconds of a model's parts on a GPU."""
 
-    handshake: float  #: from the GPU to the CPU and back, with the data that is sent
+    handshake: float  #: from the GPU to the CPU and back, with the transferred data
     step: float = 0.0  #: overhead of a step on the GPU, if it has a part
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of one token. A solver needs only their ratios, so other units than seconds work, too."""
+    """The costs of one token. A solver needs only their ratios, so the unit need not be seconds."""
 
     cpu: SideCosts
     gpus: Sequence[GPUCosts]
 
     @classmethod
     def expected(cls, sizes: Sizes, profile: Profile, *machines: Hardware) -> Self:
-        """The expected costs. A neuron is read when it fires, or always if a stream is faster than gathered
-        rows; if routing was counted, whenever its expert is chosen. ``machines`` describe one GPU each; the
-        CPU is that of the first."""
+        """Returns the expected costs. A neuron is read when it is active, or always if streaming is faster
+        than gathering rows; with counted routing, whenever its expert is chosen. ``machines``: one for each
+        GPU; the first one also describes the CPU."""
         cpu_stream = machines[0].cpu_stream_gb_s
 
         def neurons(layer: int, stream: float, rows: float) -> Array:
@@ -60,7 +60,7 @@ class Costs:
             return np.asarray(sizes.neuron_bytes[layer] / 1e9 * (sometimes + always))
 
         layers = range(len(sizes.neurons))
-        # Up and down lie side by side; a layer may have none.
+        # Up and down rows are contiguous; a layer may have none.
         gather = [machines[0].gather_gb_s(max(n, 1) / 2) for n in sizes.neuron_bytes]
         return cls(
             cpu=SideCosts(
@@ -81,8 +81,8 @@ class Costs:
         )
 
     def token(self, placement: Placement) -> float:
-        """Seconds of a token. Each run of neighbouring parts on a GPU is a visit, with a handshake; where one
-        GPU follows another, the residual stream goes through the CPU's memory."""
+        """Returns the seconds of a token. Each run of neighbouring parts on a GPU is a visit, with one
+        handshake. Between two GPUs, the residual stream passes through the CPU's memory."""
         total = (self.cpu if placement.head is None else self.gpus[placement.head]).head
         for i, (where, hot) in enumerate(zip(placement.where, placement.hot, strict=True)):
             if where is None:

@@ -1,5 +1,5 @@
-"""Decides how many experts of each layer lie in memory, where a model is larger than a budget, and tells the
-backend. The others stay in the model's file and are read when a step names them."""
+"""The expert cache's plan: how many experts of each layer are in memory, for models larger than a budget.
+Other experts stay in the model's file and are read when a step needs them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
 from hotcold.values import enough_size, exact_size, printable, size
 
-LEAST_SLOTS = 2  #: of a layer: one is read while another is used
+LEAST_SLOTS = 2  #: slots of a layer: one expert is read while another is used
 
-#: The part of a layer's places that hot experts keep; others come and go. Measured with made-up routing, from
-#: equal tokens to tokens of which 80 % is their predecessor's (docs/results.md).
+#: Share of a layer's slots with pinned hot experts; the other slots change. Measured with synthetic routing,
+#: up to tokens that share 80 % of their experts with the previous token (docs/results.md).
 _PINNED = 3 / 4
 
 _EXPERT_SCALE = re.compile(r"blk\.\d+\.ffn_\w+_exps\.scale")
@@ -28,31 +28,30 @@ _EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weigh
 
 
 class NoExpertsError(UserError):
-    """A model without experts that could be left in the file."""
+    """The model has no experts that could stay in the file."""
 
 
 class BudgetTooSmallError(UserError):
-    """A budget that does not even hold :data:`LEAST_SLOTS` experts of each layer."""
+    """The budget cannot hold :data:`LEAST_SLOTS` experts of each layer."""
 
 
 @dataclass(frozen=True)
 class ExpertCachePlan:
-    """The experts of a model in a budget of memory."""
+    """The experts of a model within a budget of memory. Tuples have one entry for each layer."""
 
     budget_bytes: int
-    bill: Mapping[str, int]  #: bytes of all that is not an expert, by what takes them
-    experts: int  #: of a layer
-    unit_bytes: tuple[int, ...]  #: of one expert, by layer; 0 in layers without experts
-    slots: tuple[int, ...]  #: how many lie in memory at a time, by layer
-    #: those that are read at loading, by layer, the one that is wanted most first; none without a profile
-    hot: tuple[tuple[int, ...], ...] = ()
-    pinned: tuple[int, ...] = ()  #: how many of these keep their place, by layer
-    profile: str = ""  #: that says so
+    bill: Mapping[str, int]  #: bytes of everything but experts, by purpose
+    experts: int  #: experts of a layer
+    unit_bytes: tuple[int, ...]  #: bytes of one expert; 0 in layers without experts
+    slots: tuple[int, ...]  #: expert slots in memory
+    hot: tuple[tuple[int, ...], ...] = ()  #: experts preloaded, hottest first; empty without a profile
+    pinned: tuple[int, ...] = ()  #: number of preloaded experts that are pinned
+    profile: str = ""  #: source of the profile
 
     @classmethod
     def fit(cls, budget: int, bill: Mapping[str, int], file: GGUFFile, config: Config) -> "ExpertCachePlan":
-        """Gives each layer as many places as the others, and the first ones one more where that still fits.
-        ``bill`` has what else is in memory. BudgetTooSmallError: not even :data:`LEAST_SLOTS` of each layer
+        """Gives each layer the same number of slots, and the first layers one more if it still fits.
+        ``bill``: bytes of everything else. BudgetTooSmallError: :data:`LEAST_SLOTS` of each layer do not
         fit."""
         experts, units = config.experts, expert_bytes(file, config)
         if experts is None or not any(units):
@@ -71,23 +70,23 @@ class ExpertCachePlan:
             )
         bill = {**bill, "reading": reading_bytes(_row_bytes(file, config))}
         free_bytes = budget - sum(bill.values())
-        each = free_bytes // sum(units)
-        if each < LEAST_SLOTS:
+        per_layer = free_bytes // sum(units)
+        if per_layer < LEAST_SLOTS:
             least = enough_size(sum(bill.values()) + LEAST_SLOTS * sum(units))
             rest = ", ".join(f"{what} {size(n)}" for what, n in bill.items() if n)
             needs = f"this model needs {least} ({rest}, and {LEAST_SLOTS} experts of each layer)"
             fix = "give as much, or a smaller context (`context`)"
             raise BudgetTooSmallError(f"`ram_budget` of {exact_size(budget)}: {needs}: {fix}")
-        left, slots = free_bytes - each * sum(units), []
+        left, slots = free_bytes - per_layer * sum(units), []
         for unit in units:
-            more = 0 < unit <= left
-            left -= unit * more
-            slots.append(min(experts.count, each + more) * bool(unit))
+            extra = 0 < unit <= left
+            left -= unit * extra
+            slots.append(min(experts.count, per_layer + extra) * bool(unit))
         return cls(budget, bill, experts.count, units, tuple(slots))
 
     def by_profile(self, profile: Profile, chosen: int) -> "ExpertCachePlan":
-        """The experts that a profile finds hot are read at loading, and most of them keep their place;
-        ``chosen`` is how many a token chooses. Nothing changes where routing was not counted."""
+        """Returns the plan with a profile's hot experts preloaded, and most of them pinned; the same plan if
+        the profile has no routing. ``chosen``: experts per token."""
         if profile.routing is None or self.all_fit:
             return self
         hot, pinned = [], []
@@ -105,17 +104,17 @@ class ExpertCachePlan:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes that the places take."""
+        """Bytes of the expert slots."""
         return sum(n * unit for n, unit in zip(self.slots, self.unit_bytes, strict=True))
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes that those take, and reading others."""
+        """Bytes of the expert slots and of the read buffers."""
         return self.expert_bytes + self.bill["reading"]
 
     @property
     def unit(self) -> str:
-        """The word for that which a token needs."""
+        """Unit name for reports."""
         return "experts that a token chooses"
 
     @property
@@ -124,17 +123,17 @@ class ExpertCachePlan:
 
     @property
     def share(self) -> float:
-        """The part of the experts' bytes that is in memory."""
+        """Share of the experts' bytes in memory."""
         return self.expert_bytes / (self.experts * sum(self.unit_bytes))
 
     @property
     def fitting(self) -> str:
-        some = sorted({n for n, unit in zip(self.slots, self.unit_bytes, strict=True) if unit})
-        count = f"{some[0]}" if len(some) == 1 else f"{some[0]} to {some[-1]}"
+        counts = sorted({n for n, unit in zip(self.slots, self.unit_bytes, strict=True) if unit})
+        count = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         return f"{count} of {self.experts} experts of each layer"
 
     def devices(self, one: Devices, name: str) -> Devices:
-        """The backends of ``one``, with places for experts; ``name`` is the file's, for errors."""
+        """Adds the expert slots to the backends of ``one``; ``name``: file name in errors."""
         if self.all_fit:
             return one
         hot, pinned = self.hot or ((),) * len(self.slots), self.pinned or (0,) * len(self.slots)
@@ -152,14 +151,14 @@ class ExpertCachePlan:
             return f"all experts fit in {exact_size(self.budget_bytes)}: {bill}"
         seen = f"{self.fitting} ({self.share:.0%} of their bytes)"
         if self.profile:
-            own = sorted({n for n, unit in zip(self.pinned, self.unit_bytes, strict=True) if unit})
-            most = f"{own[0]}" if len(own) == 1 else f"{own[0]} to {own[-1]}"
+            pinned = sorted({n for n, unit in zip(self.pinned, self.unit_bytes, strict=True) if unit})
+            most = f"{pinned[0]}" if len(pinned) == 1 else f"{pinned[0]} to {pinned[-1]}"
             seen += f", of which {most} keep their place ({printable(self.profile)}),"
         others = f"others are read when they are named ({way_of_reading()})"
         return f"{seen} fit in {exact_size(self.budget_bytes)}, {others}: {bill}"
 
     def report(self) -> dict[str, Any]:
-        """The report for ``--json``."""
+        """Returns the report for ``--json``."""
         return {
             "budget_bytes": self.budget_bytes,
             "bill_bytes": dict(self.bill),
@@ -175,26 +174,26 @@ class ExpertCachePlan:
 
 @dataclass(frozen=True)
 class PartlyLoaded(Devices):
-    """One backend, in whose memory a part of the experts is."""
+    """One backend, with a part of the experts in its memory."""
 
-    residency: Sequence[Residency | None]  #: of each layer
+    residency: Sequence[Residency | None]  #: by layer
 
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:
         return super().ffn_weights(layer, replace(tensors, residency=self.residency[layer]))
 
 
 def layer_label(name: str, layer: int) -> str:
-    """The name of a layer in errors; ``name`` is its file's."""
+    """Returns the name of a layer in errors; ``name`` is the file's."""
     return f"{printable(name)}, layer {layer}"
 
 
 def expert_bytes(file: GGUFFile, config: Config) -> tuple[int, ...]:
-    """Bytes of one expert's matrices, by layer; 0 in layers without experts."""
-    found = [0] * config.layers
+    """Returns the bytes of one expert's matrices, by layer; 0 in layers without experts."""
+    nbytes = [0] * config.layers
     for name, layer in _expert_tensors(file, config):
         assert config.experts is not None
-        found[layer] += file.tensors[name].nbytes // config.experts.count
-    return tuple(found)
+        nbytes[layer] += file.tensors[name].nbytes // config.experts.count
+    return tuple(nbytes)
 
 
 def _row_bytes(file: GGUFFile, config: Config) -> list[int]:
@@ -202,6 +201,6 @@ def _row_bytes(file: GGUFFile, config: Config) -> list[int]:
 
 
 def _expert_tensors(file: GGUFFile, config: Config) -> list[tuple[str, int]]:
-    """Names and layers of the experts' matrices, but for those of blocks that only draft."""
-    found = [(match[0], int(match[1])) for match in map(_EXPERT_TENSOR.fullmatch, file.tensors) if match]
-    return [(name, layer) for name, layer in found if layer < config.layers]
+    """Returns names and layers of the experts' matrices, without draft blocks."""
+    matches = [(match[0], int(match[1])) for match in map(_EXPERT_TENSOR.fullmatch, file.tensors) if match]
+    return [(name, layer) for name, layer in matches if layer < config.layers]

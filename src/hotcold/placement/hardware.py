@@ -1,4 +1,4 @@
-"""Describes how fast a machine reads memory: measured (``measuring.py``), or a preset from published data."""
+"""Description of a machine's memory speeds: measured (``measuring.py``), or a preset from published data."""
 
 import json
 from dataclasses import MISSING, dataclass, fields
@@ -19,25 +19,23 @@ _OF_THE_GPU = ("gpu_stream_gb_s", "gpu_rows_gb_s", "link_pinned_gb_s", "link_pag
 
 @dataclass(frozen=True)
 class Hardware:
-    """Figures of a machine. Bandwidths are in 1e9 bytes a second, as decoding gets them; a ValueError names a
-    wrong field.
-
-    Without a GPU its memory and all that is measured on it are 0."""
+    """Figures of a machine. Bandwidths are in 1e9 bytes per second, as decoding gets them. All figures of the
+    GPU are 0 if there is none. UserError names a wrong field."""
 
     name: str
     source: str  #: origin of the figures
     vram_bytes: int
     cpu_stream_gb_s: float
-    cpu_gather_gb_s: list[list[float]]  #: pairs: the bytes of scattered runs, and their bandwidth
+    cpu_gather_gb_s: list[list[float]]  #: pairs: length of scattered runs in bytes, and their bandwidth
     gpu_stream_gb_s: float
-    gpu_rows_gb_s: float  #: bandwidth of rows that a mask picks
+    gpu_rows_gb_s: float  #: bandwidth of rows that a mask selects
     link_pinned_gb_s: float  #: bandwidth of the slower direction
     link_pageable_gb_s: float  #: bandwidth to the GPU
-    handshake_s: float  #: from the GPU to the CPU and back, without the data that is sent
-    machine: dict[str, Any] | None = None  #: facts that doctor adds: when, where, and all measurements
-    spins: bool = False  #: the faster form of the handshake: a shader waits (true), or answers submit
-    step_s: float = 0.0  #: overhead of a step on the GPU: to submit it and wait for it
-    layer_s: float = 0.0  #: overhead of a layer on the GPU: its kernels begin and end
+    handshake_s: float  #: from the GPU to the CPU and back, without transferred data
+    machine: dict[str, Any] | None = None  #: facts that doctor adds: date, place, and all measurements
+    spins: bool = False  #: the faster handshake: True: bounded wait in a shader; False: submit on answer
+    step_s: float = 0.0  #: overhead of a step on the GPU: submission and waiting
+    layer_s: float = 0.0  #: overhead of a layer on the GPU: start and end of its kernels
 
     def __post_init__(self) -> None:
         for name in ("name", "source"):
@@ -63,7 +61,7 @@ class Hardware:
             raise UserError(f"{name} is {shown(getattr(self, name))}: {needed} is needed")
 
     def gather_gb_s(self, nbytes: float) -> float:
-        """Bandwidth of scattered runs of ``nbytes``, interpolated by logarithms between known lengths."""
+        """Returns the bandwidth of scattered runs, interpolated on a logarithmic scale of lengths."""
         lengths, speeds = np.array(sorted(self.cpu_gather_gb_s)).T
         return float(np.interp(np.log(nbytes), np.log(lengths), speeds))
 
@@ -83,15 +81,16 @@ def _positive_pairs(value: object) -> bool:
 
 
 def find_hardware(name: str) -> Hardware:
-    """A preset, or a JSON file with the fields of Hardware. ValueError: it is neither, or wrong."""
+    """Returns a preset, or the content of a JSON file with the fields of Hardware. UserError: neither, or
+    invalid."""
     try:
         file = None if name in PRESETS else RegularFile(Path(name))
         data = json.loads(file.read(0, min(file.size, 1 << 20))) if file else PRESETS[name]
         names = [field.name for field in fields(Hardware) if field.default is MISSING]
-        more = [field.name for field in fields(Hardware) if field.default is not MISSING]
-        if not isinstance(data, dict) or data.keys() - set(more) != set(names):
+        optional = [field.name for field in fields(Hardware) if field.default is not MISSING]
+        if not isinstance(data, dict) or data.keys() - set(optional) != set(names):
             seen = f"an object with exactly {', '.join(names)} is needed"
-            raise UserError(f"{seen}; {', '.join(more)} may be added")
+            raise UserError(f"{seen}; {', '.join(optional)} may be added")
         return Hardware(**data)
     except (ValueError, RecursionError) as error:
         raise UserError(f"hardware {shown(name)}: {error}; presets: {', '.join(PRESETS)}") from None

@@ -1,9 +1,10 @@
-"""Decides which neurons of a sparse model's experts have their rows in memory, where a model is larger than a
-budget. Those of others are read of the model's file when a step needs them: rows of up and down of neurons
-whose gates fire, where all gates lie in memory; rows of gate, up and down of those that a predictor names.
+"""The plan of hot neurons in memory, for sparse models of experts larger than a budget.
 
-The model's file has the neurons of each expert in the order in which they fire, the most active first
-(`hotcold convert --hot-first`), so that each expert's hot ones are its first."""
+Rows of other neurons are read from the model's file when a step needs them. With all gates in memory, a step
+needs up and down rows of active neurons; with a predictor, gate, up and down rows of its candidates.
+
+The file must have the neurons of each expert in order of activity, the most active first (`hotcold convert
+--hot-first`). So an expert's hot neurons are its first ones."""
 
 import re
 import sys
@@ -23,33 +24,29 @@ from hotcold.placement.expert_cache import PartlyLoaded, layer_label
 from hotcold.placement.profiles import Profile
 from hotcold.values import exact_size, printable, size
 
-_PAGE = 4096  #: bytes that memory is given and taken by
+_PAGE = 4096  #: bytes of a memory page
 _MATRIX = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 
-
-#: Neurons that a predictor names for each that fires, where its file does not say how many.
+#: Candidates of a predictor for each active neuron, if its file does not say how many.
 _NAMED = 1.5
 
 
 @dataclass(frozen=True)
 class HotNeurons:
-    """The neurons of a model of experts in a budget of memory: hot ones' rows and, of layers without a
-    predictor, all gates."""
+    """The neurons of a model of experts within a budget of memory: rows of hot neurons, and all gates of
+    layers without a predictor. Tuples have one entry for each layer."""
 
     budget_bytes: int
-    bill: Mapping[str, int]  #: bytes of all that is neither a gate nor a hot row, by what takes them
-    experts: int  #: of a layer
-    neurons: tuple[int, ...]  #: of one expert, by layer; 0 in layers without experts
-    #: how many neurons a layer's predictor names for each that fires; None: it has none, and all gates stay
-    named: tuple[float | None, ...]
-    gate_bytes: tuple[int, ...]  #: of all gates, by layer, where they stay
-    row_bytes: tuple[int, ...]  #: of a neuron's rows that are read if it is cold, by layer
-    reads: tuple[int, ...]  #: in which they are read
-    neurons_at_once: tuple[
-        int, ...
-    ]  #: cold neurons that are read at a time, by layer, unless one expert has more
-    hot: tuple[tuple[int, ...], ...]  #: by layer, how many of each expert's first neurons are hot
-    source: str = ""  #: of how often neurons fire
+    bill: Mapping[str, int]  #: bytes of everything but gates and hot rows, by purpose
+    experts: int  #: experts of a layer
+    neurons: tuple[int, ...]  #: neurons of one expert; 0 in layers without experts
+    named: tuple[float | None, ...]  #: the predictor's candidates per active neuron; None: no predictor
+    gate_bytes: tuple[int, ...]  #: bytes of all gates that stay in memory
+    row_bytes: tuple[int, ...]  #: bytes that are read for a cold neuron
+    reads: tuple[int, ...]  #: number of reads for a cold neuron
+    neurons_at_once: tuple[int, ...]  #: cold neurons that are read at a time, unless one expert has more
+    hot: tuple[tuple[int, ...], ...]  #: number of hot neurons of each expert, its first ones
+    source: str = ""  #: source of the neurons' activity
 
     @classmethod
     def fit(
@@ -61,10 +58,10 @@ class HotNeurons:
         profile: Profile,
         candidates: Sequence[float | None] = (),
     ) -> "HotNeurons | None":
-        """Takes the neurons that fire most, of all layers together, as long as they fit. ``bill`` has what
-        else is in memory; ``candidates`` says of each layer which share of its chosen experts' neurons a
-        predictor names, 0 where that is not known, None where there is no predictor. None: not even the gates
-        fit that have to stay."""
+        """Chooses the most active neurons of all layers together that fit. Returns None if the gates that
+        must stay in memory do not fit. ``bill``: bytes of everything else in memory. ``candidates``: by
+        layer, the share of the chosen experts' neurons that a predictor selects; 0: unknown; None: no
+        predictor."""
         assert config.experts is not None
         count, parts = config.experts.count, _parts(file, config)
         firing = [np.asarray(each, np.float64) for each in profile.firing]
@@ -82,13 +79,14 @@ class HotNeurons:
         named = [
             None
             if share is None
-            else max(1.0, share * n * config.experts.chosen / max(1e-9, own.sum()))
+            else max(1.0, share * n * config.experts.chosen / max(1e-9, rates.sum()))
             if share
             else _NAMED
-            for share, n, own in zip(candidates or [None] * config.layers, neurons, firing, strict=True)
+            for share, n, rates in zip(candidates or [None] * config.layers, neurons, firing, strict=True)
         ]
-        # Read at a time: one expert's, or as many neurons of several as take no more with the pages in which
-        # each begins and ends. Other layers' experts each have such pages where hot rows end.
+        # Read at a time: one expert, or as many neurons of several experts as take the same memory, with the
+        # pages in which each begins and ends. Every expert of other layers has such pages at the end of its
+        # hot rows.
         cold = [count * 2 * _PAGE + n * row for n, row in zip(neurons, rows, strict=True) if n]
         neurons_at_once = [
             n * row // (row + 2 * _PAGE) if n else 0 for n, row in zip(neurons, rows, strict=True)
@@ -118,13 +116,13 @@ class HotNeurons:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes that gates and hot rows take."""
+        """Bytes of gates and hot rows."""
         pairs = zip(self.hot, self.row_bytes, strict=True)
         return sum(self.gate_bytes) + sum(sum(hot) * each for hot, each in pairs)
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes that those take, and reading others."""
+        """Bytes of gates, hot rows, and the buffers for cold rows."""
         return self.expert_bytes + self.bill["reading"] + self.bill["cold rows"]
 
     @property
@@ -133,29 +131,29 @@ class HotNeurons:
 
     @property
     def share(self) -> float:
-        """The part of the experts' bytes that is in memory."""
+        """Share of the experts' bytes in memory."""
         every = zip(self.neurons, self.row_bytes, strict=True)
         return self.expert_bytes / (sum(self.gate_bytes) + sum(self.experts * n * each for n, each in every))
 
     def cold_per_token(self, profile: Profile) -> list[float]:
-        """By layer, the neurons that are read for a token, on average: those that fire, or that are named,
-        and are not hot. Every neuron is expected to be named wrongly equally often."""
-        found = []
+        """Returns the mean number of neurons read per token, by layer: cold neurons that are active or
+        candidates. Wrong candidates are assumed to be equally frequent among all neurons."""
+        counts = []
         layers = zip(self.hot, self.neurons, profile.firing, self.named, strict=True)
         for hot, n, firing, named in layers:
-            one = np.asarray(firing, np.float64).reshape(len(hot), n) if n else np.zeros((0, 0))
-            cold = sum(each[count:].sum() for each, count in zip(one, hot, strict=True))
-            in_vain = 0.0 if named is None else (named - 1) * one.sum() * (1 - sum(hot) / max(1, one.size))
-            found.append(float(cold + in_vain))
-        return found
+            rates = np.asarray(firing, np.float64).reshape(len(hot), n) if n else np.zeros((0, 0))
+            cold = sum(activity[count:].sum() for activity, count in zip(rates, hot, strict=True))
+            wasted = 0.0 if named is None else (named - 1) * rates.sum() * (1 - sum(hot) / max(1, rates.size))
+            counts.append(float(cold + wasted))
+        return counts
 
     def disk_bytes(self, layer: int, neurons: float) -> float:
-        """Bytes that are read for so many cold neurons, whole blocks in each read."""
+        """Returns the bytes read for a number of cold neurons, in whole blocks."""
         return neurons * (self.row_bytes[layer] + self.reads[layer] * _PAGE)
 
     @property
     def unit(self) -> str:
-        """The neurons that a token needs."""
+        """Unit name for reports."""
         return f"neurons that {'predictors name' if any(self.named) else 'fire'} for a token"
 
     @property
@@ -166,7 +164,7 @@ class HotNeurons:
         return f"all gates, and up and down of {share}"
 
     def devices(self, one: Devices, name: str) -> Devices:
-        """The backends of ``one``, with cold rows left in the file; ``name`` is the file's, for errors."""
+        """Returns the backends of ``one``, with cold rows left in the file; ``name``: file name in errors."""
         layers = enumerate(zip(self.hot, self.neurons_at_once, self.named, strict=True))
         rows = [
             HotRows(hot, neurons_at_once, named is not None, layer_label(name, layer)) if hot else None
@@ -182,7 +180,7 @@ class HotNeurons:
         return f"{seen} fit in {exact_size(self.budget_bytes)}; {others}: {bill}"
 
     def report(self) -> dict[str, Any]:
-        """The report for ``--json``."""
+        """Returns the report for ``--json``."""
         return {
             "budget_bytes": self.budget_bytes,
             "bill_bytes": dict(self.bill),
@@ -198,8 +196,8 @@ class HotNeurons:
 
 
 def suits(file: GGUFFile, config: Config) -> bool:
-    """Whether a model's cold neurons can be left in its file: their order says which those are, zeros make it
-    worth it, and the system takes memory back by the page."""
+    """Returns whether a model's cold neurons can stay in its file: the file orders them, the model is sparse,
+    and the system frees single pages of memory."""
     if not file.metadata.get(HOT_FIRST_KEY, False) or not sys.platform.startswith("linux"):
         return False
     sparse = config.experts is not None and config.gated and config.activation in SPARSE_ACTIVATIONS
@@ -209,9 +207,9 @@ def suits(file: GGUFFile, config: Config) -> bool:
 
 
 def _parts(file: GGUFFile, config: Config) -> list[tuple[int, str, str]]:
-    """Layers, kinds and names of the experts' matrices, but for those of blocks that only draft."""
-    found = [match for match in map(_MATRIX.fullmatch, file.tensors) if match]
-    return [(int(match[1]), match[2], match[0]) for match in found if int(match[1]) < config.layers]
+    """Returns layers, kinds and names of the experts' matrices, without draft blocks."""
+    matches = [match for match in map(_MATRIX.fullmatch, file.tensors) if match]
+    return [(int(match[1]), match[2], match[0]) for match in matches if int(match[1]) < config.layers]
 
 
 def _hottest(
@@ -221,7 +219,8 @@ def _hottest(
     experts: int,
     neurons_at_once: int,
 ) -> tuple[tuple[int, ...], ...]:
-    """How many of each expert's first neurons fit, by layer, those first that fire most for their bytes."""
+    """Returns how many first neurons of each expert fit, by layer; the most active ones per byte come
+    first."""
     layers = [layer for layer, n in enumerate(neurons) if n]
     worth = np.concatenate([firing[layer] / row_bytes[layer] for layer in layers])
     owner = np.concatenate(

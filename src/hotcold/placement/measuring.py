@@ -1,5 +1,5 @@
-"""Measures the memory bandwidth that decoding gets, on the CPU and a GPU: streams, and rows of neurons that a
-mask picks."""
+"""Measured memory bandwidth of decoding, on the CPU and a GPU: streams, and neuron rows that a mask
+selects."""
 
 import statistics
 import time
@@ -30,31 +30,31 @@ from hotcold.kernels.gpus import open_gpu
 from hotcold.kernels.numpy_ffn import pack_mask
 from hotcold.kernels.processor import STREAMS
 
-#: Block type and dim of gathered neurons; the first entry is streamed, too.
+#: Block type and dim of gathered neurons; the first entry is also streamed.
 SHAPES = (("Q4_0", 4096), ("Q4_0", 1024), ("Q4_0", 8192), ("F16", 8192))
 RUNS = 5
-#: How a measurement fails without a defect here: memory, threads, files, drivers.
+#: Errors of a measurement that come from the machine: memory, threads, files, drivers.
 FAILURES = (MemoryError, OSError, RuntimeError, ValueError)
 SMALLEST_BUFFER, LARGEST_BUFFER = 16 << 20, 2 << 30
 
 _USUAL_BUFFER = 128 << 20
-_CACHE_MULTIPLE = 4  # so many times the size of the caches is read before anything is read again
+_CACHE_MULTIPLE = 4  # data are read again only after this multiple of the caches' size
 _MEMORY_SHARE = 4  # a buffer takes at most this part of the available memory: filling it takes twice its size
 _MOST_NEURONS = 1 << 16  # limit per layer: the widest models have about as many, and a backend has a limit
 _WORD = 64  # neurons in one word of a mask
-_OF_A_LAYER = 3  # a layer has about so many times the kernels of an FFN
-_LINK_BYTES = 64 << 20  # bytes copied at a time
-_TURNS = 10  # one neuron in ten is read at a time
+_OF_A_LAYER = 3  # a layer has about this multiple of an FFN's kernels
+_LINK_BYTES = 64 << 20  # bytes per copy
+_TURNS = 10  # a pass reads one neuron in ten
 
 
 def reason_of(error: Exception) -> str:
-    """The message of one of :data:`FAILURES`, or the name of its class if it has none."""
+    """Returns the message of one of :data:`FAILURES`, or the name of its class if it has none."""
     return str(error) or type(error).__name__
 
 
 def buffer_bytes(caches: int, available: int | None) -> int:
-    """Whole MiB to read by turns so that ``caches`` bytes of caches keep little of them; ``available`` is
-    the memory that may still be taken, None if unknown. UserError: too little for any measurement."""
+    """Returns the size of a buffer so large that ``caches`` bytes of caches hold little of it, in whole MiB.
+    ``available``: memory that may still be taken, None if unknown. UserError: too little memory."""
     if available is not None and available < _MEMORY_SHARE * SMALLEST_BUFFER:
         seen = f"{available >> 20} MiB of memory are available"
         needed = f"{_MEMORY_SHARE * SMALLEST_BUFFER >> 20} MiB are needed to measure how fast it is"
@@ -65,7 +65,7 @@ def buffer_bytes(caches: int, available: int | None) -> int:
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """The neurons that a probe reads: those of one or more layers, none wider than in real models."""
+    """The neurons that a probe reads: one or more layers, none wider than in real models."""
 
     type: BlockType
     dim: int
@@ -73,7 +73,7 @@ class ProbePlan:
 
     @classmethod
     def of(cls, kind: str, dim: int, nbytes: int) -> Self:
-        """A plan for as many neurons as ``nbytes`` hold, but at least 64; layers differ by at most a word."""
+        """Makes a plan for the neurons in ``nbytes``, at least 64; layers differ by at most a word."""
         type = block_type(kind)
         words = max(1, nbytes // (3 * type.row_bytes(dim) * _WORD))
         layers = -(-words * _WORD // _MOST_NEURONS)
@@ -91,14 +91,14 @@ class ProbePlan:
 
     @property
     def run_bytes(self) -> int:
-        """Mean bytes of a run. A neuron lies in two places, as in decoding: its gate row, and its up and down
+        """Mean bytes of a contiguous run. As in decoding, a neuron has two: its gate row, and its up and down
         rows."""
         return 3 * self.row_bytes // 2
 
 
 class NeuronProbe:
-    """Reads FFNs whole, or a tenth of one layer at a time, in turns: a neuron is read again only after all
-    others. ``run_bytes`` is the mean length of a run of neighbouring bytes."""
+    """Reads whole FFNs, or a tenth of one layer at a time in rotation: a neuron is read again only after all
+    others. ``run_bytes``: mean length of a contiguous run."""
 
     def __init__(self, backend: Backend, plan: ProbePlan) -> None:
         self.plan = plan
@@ -109,7 +109,7 @@ class NeuronProbe:
         self._calls = 0
 
     def measure(self, seconds: float, backend: Backend, *, dense: bool) -> float:
-        """GB/s (10^9 bytes) on the threads of ``backend``, of calls until ``seconds`` are over."""
+        """Returns GB/s (10^9 bytes) on the threads of ``backend``, from calls during ``seconds``."""
         stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
         batch = _one_row()
         start = time.perf_counter()
@@ -123,8 +123,8 @@ class NeuronProbe:
         return self._bytes_read(backend, stats) / elapsed / 1e9
 
     def measure_passes(self, seconds: float, backend: Backend, *, dense: bool) -> list[float]:
-        """GB/s of :data:`RUNS` runs, whose passes over all layers are one program each: for devices on which
-        a call is slow."""
+        """Returns the GB/s of :data:`RUNS` runs, each pass over all layers recorded as one program: for
+        devices with slow calls."""
         stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
         batch = _one_row()
         layers = range(len(self._layers))
@@ -174,7 +174,7 @@ def _uploaded(backend: Backend, mask: Masks) -> Buffer:
 
 
 def _layer(backend: Backend, plan: ProbePlan, width: int) -> FFNWeights:
-    """A layer whose weights are all 0: its biases make gates fire, so down rows are added."""
+    """Makes a layer with zero weights, whose biases make gates active, so that down rows are added."""
     rows = Tensor(plan.type, (width, plan.dim), np.zeros((width, plan.row_bytes), np.uint8))
     ones = np.ones(width, np.float32)
     return backend.ffn_weights(
@@ -183,7 +183,7 @@ def _layer(backend: Backend, plan: ProbePlan, width: int) -> FFNWeights:
 
 
 def _tenths(width: int, random: np.random.Generator) -> Masks:
-    """Masks ``[10, width / 64]`` that share no neuron and together have all neurons."""
+    """Returns disjoint masks ``[10, width / 64]`` that together have all neurons."""
     turn_of = random.permutation(width) % _TURNS
     return pack_mask(turn_of == np.arange(_TURNS)[:, None])
 
@@ -198,7 +198,7 @@ class Bandwidth:
     gb_s: float  #: the median
     least_gb_s: float
     most_gb_s: float
-    streams: int = 0  #: of each thread, for ``memory``
+    streams: int = 0  #: streams of each thread, for ``memory``
 
 
 class _Access(NamedTuple):
@@ -215,12 +215,12 @@ def measure(
     advance: Callable[[int, int], None],
     failed: Callable[[str], None],
 ) -> list[Bandwidth]:
-    """Measures each way to read, on each number of threads, from buffers of ``nbytes``, for ``seconds``.
-    ``failed`` gets a line for each way that cannot be measured, and the result lacks these."""
+    """Measures each access on each number of threads, from buffers of ``nbytes``, in ``seconds`` altogether.
+    ``failed`` gets a line for each access that cannot be measured; the result omits it."""
     backends = [open_backend("cpu", n) for n in threads]
     ways = len(STREAMS) + 1 + len(SHAPES)
     seconds_of_a_run = seconds / (ways * len(backends) * RUNS)
-    found: list[Bandwidth] = []
+    bandwidths: list[Bandwidth] = []
     probes = [("memory", partial(_memory_accesses, backends[-1], nbytes))]
     for kind, dim in SHAPES:
         probe = partial(_neuron_accesses, backends[-1], (kind, dim), nbytes)
@@ -237,9 +237,9 @@ def measure(
             continue
         if name == "memory":
             measured = [[max(row, key=lambda each: each.gb_s) for row in zip(*measured, strict=True)]]
-        found.extend(each for row in measured for each in row)
+        bandwidths.extend(each for row in measured for each in row)
     advance(len(probes), len(probes))
-    return sorted(found, key=lambda each: each.run_bytes)
+    return sorted(bandwidths, key=lambda each: each.run_bytes)
 
 
 def _memory_accesses(backend: Backend, nbytes: int) -> list[_Access]:
@@ -276,12 +276,12 @@ class GPUSpeed:
 
     stream_gb_s: float  #: reading an FFN in Q4_0 whole
     rows_gb_s: float  #: reading a tenth of the neurons of such an FFN
-    layer_s: float  #: time of a layer with next to no work: see :data:`_OF_A_LAYER`
+    layer_s: float  #: time of a layer with almost no work (:data:`_OF_A_LAYER`)
     link: LinkSpeed
 
 
 def measure_gpu(gpu: GPU, nbytes: int, seconds: float, advance: Callable[[int, int], None]) -> GPUSpeed:
-    """Measures a GPU with ``nbytes`` of its memory, for ``seconds``. GPUError: it cannot be used."""
+    """Measures a GPU with ``nbytes`` of its memory, for ``seconds``. GPUError: the GPU is not usable."""
     backend = open_gpu(gpu, None)
     probe = NeuronProbe(backend, ProbePlan.of(*SHAPES[0], nbytes))
 
@@ -289,7 +289,7 @@ def measure_gpu(gpu: GPU, nbytes: int, seconds: float, advance: Callable[[int, i
     advance(1, 3)
     rows = statistics.median(probe.measure_passes(seconds / 2, backend, dense=False))
     advance(2, 3)
-    small = ProbePlan(block_type("Q4_0"), 256, (_WORD,) * 32)  # reading it takes next to no time
+    small = ProbePlan(block_type("Q4_0"), 256, (_WORD,) * 32)  # so small that only overhead counts
     speeds = NeuronProbe(backend, small).measure_passes(seconds / 10, backend, dense=True)
     ffn_s = small.nbytes / 1e9 / statistics.median(speeds) / len(small.widths)
     link = backend.link_speed(min(nbytes, _LINK_BYTES), RUNS)

@@ -1,5 +1,5 @@
-"""Plans a model's memory before anything is allocated, from the file's tensors, the configuration and plain
-numbers. Loading follows the plan; ``hotcold plan``, the page and the messages show it."""
+"""Memory plan of a model, made before anything is allocated, from the file's tensors, the configuration and
+options. Loading follows the plan; ``hotcold plan``, the page and messages show it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,16 +26,16 @@ from hotcold.sparse.predictor import PredictorFacts, predictor_names
 class WeightBytes:
     """Bytes of a file's weights in memory."""
 
-    read: int  #: all tensors of the layers and the ends, as the file has them
-    model: int  #: the same in memory, with the matrices that are made of them
+    read: int  #: all tensors of the layers, the embedding and the head, as stored in the file
+    model: int  #: these tensors in memory, with the matrices computed from them
     experts: int  #: the part of ``model`` that can stay in the file
-    draft: int  #: the block that drafts tokens, where the configuration has one
-    embedding: int  #: the table, which a head without a tensor of its own uses, too
+    draft: int  #: the draft block, if the configuration has one
+    embedding: int  #: the table, which a tied head also uses
     head: int  #: the head's tensor; 0 without one
 
     @classmethod
     def from_file(cls, file: GGUFFile, config: Config) -> Self:
-        """Counts them. ModelError: the tensors are not the model's (:func:`check_tensors`)."""
+        """Counts the bytes. ModelError: the tensors are not the model's (:func:`check_tensors`)."""
         tensors, read = file.tensors, check_tensors(file, config, predictor_names(file))
         return cls(
             read=read,
@@ -49,12 +49,12 @@ class WeightBytes:
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """The memory that a caller asks for. None leaves a number to the plan."""
+    """The memory that a caller requests. None leaves a number to the plan."""
 
     limits: BatchLimits
     context: int  #: positions of a sequence
     cache_type: str
-    cache_positions: int | None = None  #: of the KV cache
+    cache_positions: int | None = None  #: positions of the KV cache
     state_copies: int | None = None
     draft_max: int = 0  #: draft tokens of a sequence in one step
     ram_budget: int | None = None
@@ -64,19 +64,17 @@ class MemoryRequest:
 class MemoryPlan:
     """The memory of a model and one session of it, by kind."""
 
-    config: Config  #: without the block that drafts tokens where that has no memory
+    config: Config  #: without the draft block if memory cannot hold it
     weights: WeightBytes
-    predictors: PredictorFacts | None  #: used by the sparsity mode
+    predictors: PredictorFacts | None  #: predictors that the sparsity mode uses
     request: MemoryRequest
-    pages: int  #: of the KV cache
-    slots: int  #: for states of sequences
+    pages: int  #: pages of the KV cache
+    slots: int  #: slots for states of sequences
     spare_slots: int  #: the part of ``slots`` for states after draft tokens
-    notes: tuple[str, ...] = ()  #: where memory holds less than the default
-    #: experts in memory, where they have a budget
-    experts: ExpertCachePlan | HotNeurons | None = None
+    notes: tuple[str, ...] = ()  #: messages about numbers below their defaults
+    experts: ExpertCachePlan | HotNeurons | None = None  #: experts in memory, if they have a budget
     placement: Placement | None = None  #: None: all parts are on the CPU
-    #: what the placement takes of each GPU that has memory of its own, by kind
-    gpu_bytes: Sequence[Mapping[str, int]] = field(default=())
+    gpu_bytes: Sequence[Mapping[str, int]] = field(default=())  #: of each GPU with its own memory, by kind
 
     @classmethod
     def make(
@@ -87,8 +85,8 @@ class MemoryPlan:
         predictors: PredictorFacts | None = None,
         free: int | None = None,
     ) -> Self:
-        """Plans for the CPU alone. ``free`` are the free bytes of memory, None where the system does not say.
-        Experts that have a budget are not counted yet (:meth:`with_experts`)."""
+        """Plans for the CPU alone. ``free``: free bytes of memory, or None if unknown. Experts with a budget
+        are counted later (:meth:`with_experts`)."""
         pages, limits = request.cache_positions, request.limits
         pages = limits.sequences * limits.pages_per_sequence if pages is None else -(-pages // PAGE)
         return (
@@ -98,8 +96,8 @@ class MemoryPlan:
         )
 
     def _with_slots(self, free: int | None, pages: int) -> Self:
-        """Each sequence has one slot. Copies come after the pages of one context, and states after draft
-        tokens come after copies."""
+        """Gives each sequence a slot; the pages of one context take precedence over copies of states, and
+        copies over states after draft tokens."""
         config, request, notes = self.config, self.request, []
         if not config.slot_bytes:
             return self
@@ -124,25 +122,23 @@ class MemoryPlan:
         return replace(self, slots=sequences + copies + spare, spare_slots=spare, notes=tuple(notes))
 
     def _with_pages(self, free: int | None, wanted: int) -> Self:
-        """Where no size of the KV cache is given, it may be smaller, of one context at least."""
+        """Reduces a KV cache of default size to the free memory, but not below one context."""
         limits, left, request = self.request.limits, self._left_of(free), self.request
-        least, each = limits.pages_per_sequence, self.config.page_bytes(request.cache_type)
+        least, page_bytes = limits.pages_per_sequence, self.config.page_bytes(request.cache_type)
         asked = request.cache_positions is not None or wanted == least
-        if asked or left is None or wanted * each <= left:
+        if asked or left is None or wanted * page_bytes <= left:
             return replace(self, pages=wanted)
-        pages = max(least, left // each)
+        pages = max(least, left // page_bytes)
         shared = f"{limits.sequences} requests share a KV cache of {pages * PAGE} positions"
         full = f"memory does not suffice for the {wanted * PAGE} of as many contexts"
         note = f"{shared}: {full}, so they may wait for each other"
         return replace(self, pages=pages, notes=(*self.notes, note))
 
     def with_experts(self, file: GGUFFile, draft_model: int = 0, *, asked: bool = True) -> tuple[Self, str]:
-        """Chooses the experts in memory, as many as the budget holds with all else and a draft model of so
-        many bytes; and says which profile is left out.
-
-        BudgetTooSmallError: not even two experts of each layer fit. NoExpertsError: there are none that could
-        stay in the file. UserError: the profile beside the model is another model's, and the budget was
-        ``asked`` for."""
+        """Plans the experts in memory, as many as the budget holds besides everything else and
+        ``draft_model`` bytes. Also returns a note about an unusable profile. BudgetTooSmallError: the budget
+        cannot hold two experts of each layer. NoExpertsError: no experts can stay in the file. UserError: the
+        profile of the model is another model's, and the budget was ``asked`` for."""
         budget, config = self.request.ram_budget, self.config
         assert budget is not None
         bill = self.cpu_bytes() | ({"draft": draft_model} if draft_model else {})
@@ -170,29 +166,29 @@ class MemoryPlan:
 
     @property
     def _candidates(self) -> list[float | None]:
-        """By layer, the share of its neurons that a predictor names, 0 where that is not known; None: no
-        predictor is used."""
+        """By layer, the share of neurons that the predictor selects; 0: unknown; None: no predictor is
+        used."""
         if self.predictors is None:
             return [None] * self.config.layers
         return [*(self.predictors.candidates or (0.0,) * self.config.layers)]
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of a step's buffers and scratch on a CPU."""
+        """Bytes of a step's buffers and scratch memory on a CPU."""
         split = self.placement is not None and bool(self.placement.gpus)
         limits = self.request.limits
         return buffer_bytes(self.config, limits, split=split) + scratch_bytes(self.config, limits)
 
     def cpu_bytes(self, weights: int | None = None) -> dict[str, int]:
-        """Bytes outside the memory that GPUs have of their own, by kind. ``weights`` replaces those of the
-        model, for a session of a model whose weights are in memory."""
+        """Returns the bytes outside the GPUs' own memory, by kind. ``weights`` replaces the model's, for a
+        further session of a loaded model."""
         config, placement, others = self.config, self.placement, 0
         if weights is None:
             weights = self.weights.model + (self.weights.draft if config.draft else 0)
             weights += self.predictors.nbytes if self.predictors else 0
             weights -= 0 if self.request.ram_budget is None else self.weights.experts
             weights += self.experts.loaded_bytes if self.experts else 0
-            if placement is not None and placement.head is not None:  # the GPU's head has a table of its own
+            if placement is not None and placement.head is not None:  # the GPU's head has its own table
                 tied = not self.weights.head
                 weights += self.weights.embedding if tied else self.weights.head if config.draft else 0
         cache = self.pages * config.page_bytes(self.request.cache_type)
@@ -211,7 +207,7 @@ class MemoryPlan:
     def sizes(
         self, file: GGUFFile, predictors: Path | None = None, *, sessions: int = 1, gpu: bool = True
     ) -> Sizes:
-        """The bytes of each layer, for placements. Errors as in :func:`sizes_of_file`."""
+        """Returns the bytes of each layer, for placements. Errors as in :func:`sizes_of_file`."""
         return sizes_of_file(
             file,
             self.config,
@@ -225,7 +221,7 @@ class MemoryPlan:
         )
 
     def within(self, budgets: Sequence[int]) -> Self:
-        """Returns the plan with only as many copies of states as GPUs with these budgets keep by default."""
+        """Returns the plan with only as many state copies as GPUs with these budgets keep by default."""
         if self.request.state_copies is not None:
             return self
         others = self.request.limits.sequences + self.spare_slots
@@ -233,12 +229,12 @@ class MemoryPlan:
         return replace(self, slots=min(self.slots, most))
 
     def _left_of(self, free: int | None) -> int | None:
-        """Bytes for more states of sequences: nine tenths of the free bytes that the plan leaves."""
+        """Returns the bytes for more states: nine tenths of the memory that the plan leaves free."""
         return None if free is None else max(0, (free - sum(self.cpu_bytes().values())) * 9 // 10)
 
     def shortage(self, free: int, predictors: int | None = None) -> str:
-        """Says why ``free`` bytes of memory do not suffice, and what would; empty where they do.
-        ``predictors`` are the bytes of a further session's, whose model is in memory."""
+        """Returns an error text if ``free`` bytes of memory do not suffice, else an empty text.
+        ``predictors``: bytes of the predictors of a further session of a loaded model."""
         needed = self.cpu_bytes(predictors)
         names = ("model", "weights") if predictors is None else ("session", "predictors")
         return self._advice(needed, free, names) if sum(needed.values()) > free else ""

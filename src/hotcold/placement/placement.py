@@ -1,4 +1,4 @@
-"""States which parts of a model which GPU has; reads and writes it as PowerInfer's ``.gpuidx``
+"""The placement: which GPU has which parts of a model. Reads and writes it as PowerInfer's ``.gpuidx``
 (docs/formats.md)."""
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from hotcold.sparse.sidecar import SidecarError, check_model, read_numbers
 from hotcold.values import shown
 
 INDEX_BYTES = 4  #: bytes of a hot neuron's number on the GPU
-MOST_GPUS = 4  #: that a placement names
+MOST_GPUS = 4  #: limit for the GPUs of a placement
 
-#: Kinds of rows in the bill, and those that a file has.
+#: Kinds of rows in the bill, and the kinds that a file stores.
 KINDS = ("attention", "kv", "states", "predictor", "neurons", "head", "embedding", "buffers")
 WEIGHTS = ("attention", "predictor", "neurons", "head")
 
@@ -32,57 +32,58 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Placement:
-    """The device of each part: the number of a GPU, or None for the CPU, which also has the embedding
-    table."""
+    """The device of each part: the number of a GPU, or None for the CPU. The embedding table is on the
+    CPU."""
 
-    hot: Sequence[Bools]  #: mask of each layer's hot neurons ``[N]``, which its GPU has; empty on the CPU
-    where: tuple[int | None, ...]  #: of each layer: its attention, keys and values, and predictors
+    hot: Sequence[Bools]  #: mask of each layer's hot neurons ``[N]``, on its GPU; empty on the CPU
+    where: tuple[int | None, ...]  #: device of each layer's attention, keys and values, and predictors
     head: int | None
 
     @classmethod
     def on_one(cls, hot: Sequence[Bools], layers: range, head: bool) -> Self:
-        """On GPU 0 these layers, and perhaps the head."""
+        """Places these layers on GPU 0, and optionally the head."""
         where = tuple(0 if i in layers else None for i in range(len(hot)))
         return cls(hot, where, 0 if head else None)
 
     @property
     def gpus(self) -> list[int]:
-        """The GPUs that have a part."""
+        """GPUs with any part."""
         return sorted({each for each in (*self.where, self.head) if each is not None})
 
     @property
     def cpu_computes(self) -> bool:
-        """Whether the CPU computes layers, neurons or the head, and not the embedding alone."""
+        """Whether the CPU computes layers, neurons or the head, besides the embedding."""
         return None in (*self.where, self.head) or not all(mask.all() for mask in self.hot)
 
     def layers_of(self, gpu: int) -> list[int]:
         return [i for i, where in enumerate(self.where) if where == gpu]
 
     def part_of(self, gpu: int) -> Self:
-        """Returns the part of one GPU, as if the CPU had the rest."""
+        """Returns the placement with only one GPU's parts on a GPU, and all else on the CPU."""
         hot = [mask & (where == gpu) for mask, where in zip(self.hot, self.where, strict=True)]
         where = tuple(gpu if each == gpu else None for each in self.where)
         return replace(self, hot=hot, where=where, head=gpu if self.head == gpu else None)
 
     @property
     def hot_share(self) -> float:
-        """The share of neurons that are hot."""
+        """Share of neurons that are hot."""
         hot = np.concatenate(self.hot)
         return float(hot.mean()) if hot.size else 0.0
 
     def share_of(self, firing: Sequence[npt.NDArray[Any]]) -> float:
-        """The share of firings that hot neurons have; ``firing`` as in a profile, per layer ``[N]``."""
+        """Returns the hot neurons' share of all activations; ``firing`` as in a profile, per layer
+        ``[N]``."""
         hot = sum(float(each[mask].sum()) for each, mask in zip(firing, self.hot, strict=True))
         return hot / (sum(float(each.sum()) for each in firing) or 1)
 
     def bill(self, sizes: Sizes) -> list[dict[str, Any]]:
-        """The place of every byte: ``kind``, ``layer`` or None, ``gpu`` or None, its ``gpu_bytes``,
-        ``cpu_bytes``; ``hot_share``."""
+        """Returns rows that account for every byte: ``kind``, ``layer`` or None, ``gpu`` or None,
+        ``gpu_bytes``, ``cpu_bytes``, ``hot_share``."""
         rows: list[dict[str, Any]] = []
 
-        def add(kind: str, layer: int | None, gpu: int | None, on_gpu: int, cpu: int, **more: float) -> None:
+        def add(kind: str, layer: int | None, gpu: int | None, on_gpu: int, cpu: int, **facts: float) -> None:
             places = {"gpu": gpu, "gpu_bytes": on_gpu, "cpu_bytes": cpu}
-            rows.append({"kind": kind, "layer": layer, **places, **more})
+            rows.append({"kind": kind, "layer": layer, **places, **facts})
 
         def whole(kind: str, layer: int | None, gpu: int | None, nbytes: int) -> None:
             add(kind, layer, gpu, *((0, nbytes) if gpu is None else (nbytes, 0)))
@@ -94,9 +95,9 @@ class Placement:
             on_gpu, on_cpu = hot * (nbytes + INDEX_BYTES), (len(mask) - hot) * nbytes
             add("neurons", i, gpu, on_gpu, on_cpu, hot_share=hot / max(1, len(mask)))
         whole("head", None, self.head, sizes.head)
-        # A tied head that is on the CPU is the embedding table.
-        own = sizes.embedding * (self.head is not None or not sizes.tied)
-        whole("embedding", None, None, own + sizes.inputs)
+        # A tied head on the CPU is the embedding table.
+        table = sizes.embedding * (self.head is not None or not sizes.tied)
+        whole("embedding", None, None, table + sizes.inputs)
         whole("buffers", None, None, sizes.buffers)
         for gpu in self.gpus:
             hottest = max((int(self.hot[i].sum()) for i in self.layers_of(gpu)), default=None)
@@ -105,13 +106,13 @@ class Placement:
         return rows
 
     def gpu_bytes(self, sizes: Sizes, kind: str = "") -> int:
-        """Bytes on GPUs, of one kind of the bill or of all."""
+        """Returns the bytes on GPUs, of one kind of the bill or of all kinds."""
         return sum(row["gpu_bytes"] for row in self.bill(sizes) if kind in ("", row["kind"]))
 
 
 def write_placement(path: Path, sizes: Sizes, placement: Placement, version: str = "") -> None:
-    """Writes the file. Tensors are in PowerInfer's order, by which it reads them; it ignores unknown keys.
-    ``version`` is that of the writing program, for people."""
+    """Writes the file, with tensors in the order in which PowerInfer reads them; it ignores unknown keys.
+    ``version``: version of the writing program, for people."""
     metadata = {
         "general.architecture": _INDEX,
         f"{_INDEX}.block_count": len(placement.hot),
@@ -153,19 +154,19 @@ def read_placement(path: Path, sizes: Sizes) -> Placement:
 
 
 def _where(file: GGUFFile, sizes: Sizes) -> list[int | None]:
-    """The GPU of each layer's attention, and of the head."""
+    """Returns the device of each layer's attention, and of the head."""
     count = len(sizes.neurons)
-    if f"{_KEY}model_fingerprint" not in file.metadata:  # PowerInfer's own
+    if f"{_KEY}model_fingerprint" not in file.metadata:  # written by PowerInfer
         return [0] * (count + 1)
     check_model(file, f"{_KEY}model_fingerprint", sizes.fingerprint)
-    found: Any = file.metadata.get(f"{_KEY}where")
-    if found is None:  # of a version that knew one GPU
+    stored: Any = file.metadata.get(f"{_KEY}where")
+    if stored is None:  # written by a version for one GPU
         return _run(file, count)
-    where = np.asarray(found)
-    right = where.shape == (count + 1,) and where.dtype.kind == "i" and where.min() >= -1
-    if not right or where.max() >= MOST_GPUS:
+    where = np.asarray(stored)
+    valid = where.shape == (count + 1,) and where.dtype.kind == "i" and where.min() >= -1
+    if not valid or where.max() >= MOST_GPUS:
         needed = f"for {count} layers and the head, each a GPU's number below {MOST_GPUS} or -1, the CPU"
-        raise SidecarError(f"where is {shown(found)}: {needed}, are needed")
+        raise SidecarError(f"where is {shown(stored)}: {needed}, are needed")
     return [None if gpu < 0 else gpu for gpu in where.tolist()]
 
 
@@ -180,7 +181,7 @@ def _run(file: GGUFFile, count: int) -> list[int | None]:
 
 
 def _hot_neurons(file: GGUFFile, layer: int, n: int) -> Bools:
-    """The mask ``[n]`` of a layer; checks that the list beside it agrees."""
+    """Returns the mask ``[n]`` of a layer; checks that the list of neurons agrees."""
     if not n:
         return np.zeros(0, np.bool_)
     mask: Bools = read_numbers(file, f"blk.{layer}.gpu_idx", n) == 1

@@ -1,4 +1,4 @@
-"""Reads, writes and assumes profiles: how often each neuron of a model fires (docs/formats.md)."""
+"""Profiles: how often each neuron of a model is active (docs/formats.md). Reads, writes and assumes them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,17 +26,16 @@ _ASSUMED_SOURCE = "10 % fire, 26 % of them 80 % of all (assumed)"
 
 @dataclass(frozen=True)
 class Profile:
-    firing: Sequence[npt.NDArray[Any]]  #: per layer ``[N]``: the share of tokens for which each neuron fires
+    firing: Sequence[npt.NDArray[Any]]  #: per layer ``[N]``: share of tokens for which each neuron is active
     source: str
-    #: per layer ``[E]``: the share of tokens that choose each expert; None: not counted
+    #: per layer ``[E]``: share of tokens that choose each expert; None: not counted
     routing: Sequence[npt.NDArray[Any]] | None = field(default=None, kw_only=True)
-    #: per layer ``[T, k]``: the experts that the tokens of a text chose, one after another; None: not counted
+    #: per layer ``[T, k]``: experts that consecutive tokens of a text chose; None: not counted
     routes: Sequence[npt.NDArray[Any]] | None = field(default=None, kw_only=True)
-    #: tokens that a file's shares are of, where it says so
-    counted: int | None = field(default=None, kw_only=True)
+    counted: int | None = field(default=None, kw_only=True)  #: number of tokens; None: not in the file
 
     def routed(self, sizes: Sizes, layer: int) -> npt.NDArray[Any]:
-        """The share of tokens for which a router chooses the expert of each neuron in a layer, ``[N]``."""
+        """Returns the share of tokens that choose the expert of each neuron in a layer, ``[N]``."""
         n = int(sizes.neurons[layer])
         if self.routing is None:
             return np.full(n, sizes.share_of(layer))
@@ -46,8 +45,8 @@ class Profile:
 
 
 def find_profile(sizes: Sizes, path: Path | None, model: Path | None) -> Profile:
-    """The profile at ``path``, else the one beside the model, else an assumed power law; without zeros all
-    neurons fire. SidecarError as in :func:`read_profile`."""
+    """Returns the profile at ``path``, else the model's sidecar, else an assumed power law; without zeros,
+    one in which all neurons are active. SidecarError as in :func:`read_profile`."""
     beside = model.with_suffix(".profile.gguf") if model else None
     if path is None and beside is not None and beside.exists():
         path = beside
@@ -61,8 +60,8 @@ def find_profile(sizes: Sizes, path: Path | None, model: Path | None) -> Profile
 
 
 def profile_beside(sizes: Sizes, model: Path, *, asked: bool) -> tuple[Profile, str]:
-    """The profile beside a model, else an assumed one, and no note. If the one that lies there cannot be
-    used: UserError where something that needs it was ``asked`` for, else an assumed one, and a note."""
+    """Returns the profile of a model's sidecar, or an assumed one, and a note. If the sidecar is unusable:
+    UserError if a feature that needs it was ``asked`` for, else an assumed profile and a note."""
     try:
         return find_profile(sizes, None, model), ""
     except UserError as error:
@@ -72,8 +71,8 @@ def profile_beside(sizes: Sizes, model: Path, *, asked: bool) -> tuple[Profile, 
 
 
 def power_law_profile(sizes: Sizes, shape: Shape, source: str = "") -> Profile:
-    """A profile with the shape's power law in every layer and expert; ``source`` replaces the shape's, if
-    given."""
+    """Returns a profile with the shape's power law in every layer and expert; ``source`` replaces the
+    shape's, if given."""
     firing = []
     for i, n in enumerate(sizes.neurons.tolist()):
         experts = sizes.experts_of(i)
@@ -111,21 +110,21 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
 
 
 def _routes(file: GGUFFile, name: str, experts: int) -> npt.NDArray[Any]:
-    """The experts that tokens chose, ``[T, k]``. SidecarError: they are missing, or no such numbers."""
+    """Returns the experts that tokens chose, ``[T, k]``. SidecarError: missing or invalid."""
     if name not in file.tensors:
         raise SidecarError(f"tensor {name} is missing: every layer of experts needs one")
-    found = file.load_integers(name)
-    if found.ndim != 2 or not 1 <= found.shape[1] <= experts:
-        raise SidecarError(f"tensor {name} has shape {found.shape}: (tokens, 1 to {experts}) is needed")
-    wrong = found[(found < 0) | (found >= experts)]
+    routes = file.load_integers(name)
+    if routes.ndim != 2 or not 1 <= routes.shape[1] <= experts:
+        raise SidecarError(f"tensor {name} has shape {routes.shape}: (tokens, 1 to {experts}) is needed")
+    wrong = routes[(routes < 0) | (routes >= experts)]
     if wrong.size:
         raise SidecarError(f"tensor {name} holds {wrong[0]}: experts from 0 to {experts - 1} are needed")
-    return found
+    return routes
 
 
 def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> None:
-    """Writes a profile; nothing of layers without an FFN. ``facts`` are values of ``hotcold.profile.*``:
-    ``model_fingerprint``, and facts for people."""
+    """Writes a profile, without layers that have no FFN. ``facts``: values of ``hotcold.profile.*``, with
+    ``model_fingerprint`` and facts for people."""
     metadata = {"general.type": "profile", f"{_KEY}source": profile.source}
     metadata |= {_KEY + name: value for name, value in facts.items()}
     tensors = {

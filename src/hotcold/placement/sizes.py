@@ -1,8 +1,8 @@
-"""Counts the bytes of a model by the parts that are placed as one, for a file or an entry of ``shapes.json``.
+"""Bytes of a model by the parts that a placement moves as a whole, for a file or an entry of ``shapes.json``.
 
-These have the dimensions of public configurations, and activity as arXiv 2312.12456 (tables 3 and 6,
-figure 5) and 2406.05955 publish it. The power law ``min(1, scale * rank ** -exponent)`` is fitted to both
-``active`` and ``skew``; ``source`` says what is assumed."""
+The entries have the dimensions of public configurations, and activity as published in arXiv 2312.12456
+(tables 3 and 6, figure 5) and 2406.05955. The power law ``min(1, scale * rank ** -exponent)`` is fitted to
+both ``active`` and ``skew``; ``source`` states assumptions."""
 
 import json
 import re
@@ -26,16 +26,16 @@ from hotcold.sparse.predictor import check_predictors, predictor_names
 
 Ints = npt.NDArray[np.int64]
 
-CHUNK = 128  #: prompt rows that the buffers of a step hold, if nobody says otherwise
+CHUNK = 128  #: default prompt rows in the buffers of a step
 
-#: Tensors of a layer's FFN; all others, routers and shared experts among them, are attention.
+#: Tensors of a layer's FFN. All others count as attention, including routers and shared experts.
 _FFN_TENSOR = re.compile(
     r"ffn_(gate|up)(_exps)?\.|ffn_gate_up_exps\.|ffn_down(_t)?\.weight|ffn_down_exps\.(weight|bias)"
     r"|channel_mix_(key|value)\."
 )
-#: Those of an ordinary FFN, which beside experts is computed where attention is.
+#: Tensors of an ordinary FFN, which in a layer with experts is computed with attention.
 _ORDINARY = re.compile(r"ffn_(gate|up|down|down_t)\.")
-#: What gives each layer values of each token: one row a token is read.
+#: Tensors that add a value to each layer for each token; one row per token is read.
 _INPUT_TENSOR = re.compile(r"per_layer_")
 _FIRST = re.compile(r"predictor\.first|fc1\.")
 _PREDICTOR_TENSOR = re.compile(r"predictor\.|fc[12]\.")
@@ -43,7 +43,7 @@ _PREDICTOR_TENSOR = re.compile(r"predictor\.|fc[12]\.")
 
 @dataclass(frozen=True)
 class Shape:
-    """A public model without a file: its dimensions, and what is published of its activity."""
+    """A public model without a file: its dimensions and its published activity."""
 
     layers: int
     dim: int
@@ -53,13 +53,13 @@ class Shape:
     vocab: int
     gated: bool
     experts: int
-    routed: int  #: experts that a token gets
-    predictors: float  #: their bytes, as a part of all others
-    active: float  #: mean share of the routed experts' neurons that fire
-    skew: float  #: share of neurons with 80 % of all firings
+    routed: int  #: experts of a token
+    predictors: float  #: bytes of the predictors, as a part of all others
+    active: float  #: mean share of active neurons in the routed experts
+    skew: float  #: share of neurons with 80 % of all activations
     scale: float
     exponent: float
-    source: str  #: of the activity
+    source: str  #: source of the activity
 
     @property
     def head_dim(self) -> int:
@@ -75,7 +75,7 @@ class Shape:
 
     @property
     def expert_share(self) -> float:
-        """Part of the neurons that the router leaves for a token."""
+        """Share of the neurons in the experts of a token."""
         return self.routed / self.experts
 
 
@@ -91,62 +91,63 @@ class Sizes:
 
     name: str
     fingerprint: str
-    always_read: float  #: part of a neuron that is read whether it fires or not
-    expert_share: float  #: part of the neurons that a router leaves
+    always_read: float  #: part of a neuron's bytes that is also read if the neuron is inactive
+    expert_share: float  #: share of the neurons in the experts of a token
     dim: int
-    attention: Ints  #: matrices, norms, and all else that is neither predictor nor neuron
+    attention: Ints  #: matrices, norms, and all else besides predictors and neurons
     kv: Ints  #: keys and values of the whole context
     predictor: Ints
-    neuron_bytes: Ints  #: of one neuron's rows of gate, up and down
-    neurons: Ints  #: how many, N, of all experts together
-    head: int  #: with the norm before it
+    neuron_bytes: Ints  #: one neuron's rows of gate, up and down
+    neurons: Ints  #: number of neurons N, of all experts together
+    head: int  #: head with the norm before it
     embedding: int
     tied: bool  #: head and embedding are one tensor
-    buffers: int  #: of a step, on the CPU
-    #: of a step, on a GPU: by the most hot neurons of one of its layers, None without any, and whether it
-    #: has the head
+    buffers: int  #: buffers of a step on the CPU
+    #: buffers of a step on a GPU. Arguments: the hot neurons of its hottest layer, None without layers; and
+    #: whether it has the head
     gpu_step: Callable[[int | None, bool], int]
-    gpu_layer: int = 0  #: what a layer takes on a GPU beyond its weights, keys and values
-    block_neurons: int = 1  #: that cannot be placed apart: in many files blocks of down lie along neurons
-    experts: int = 1  #: of a layer, whose neurons lie one expert after another
-    #: layers of a model of experts that have none, and how many of their neurons cannot be placed apart
+    gpu_layer: int = 0  #: bytes of a layer on a GPU besides weights, keys and values
+    block_neurons: int = 1  #: neurons placed together: in many files, blocks of down span several neurons
+    experts: int = 1  #: experts of a layer; their neurons are contiguous
+    #: layers without experts in a model of experts, each with the number of neurons placed together
     ordinary: Mapping[int, int] = field(default_factory=dict)
-    #: layers that read keys and values of another layer, and which: both lie on one side
+    #: layers that read another layer's keys and values, each with that layer: both are on one device
     shared: Mapping[int, int] = field(default_factory=dict)
-    inputs: int = 0  #: tables and matrices that give layers values of each token, on the CPU
-    states: Ints | None = None  #: states of sequences and copies of them; None where no layer keeps any
-    state: Ints | None = None  #: of one sequence, which a token reads and writes
+    inputs: int = 0  #: tables and matrices that add values to each layer for each token, on the CPU
+    states: Ints | None = None  #: states of sequences, with copies; None if no layer keeps states
+    state: Ints | None = None  #: state of one sequence, which a token reads and writes
 
     def experts_of(self, layer: int) -> int:
-        """The experts of a layer; 1 where it has none."""
+        """Returns the experts of a layer; 1 if it has none."""
         return 1 if layer in self.ordinary else self.experts
 
     def share_of(self, layer: int) -> float:
-        """The part of a layer's neurons that a router leaves."""
+        """Returns the share of a layer's neurons in the experts of a token."""
         return 1.0 if layer in self.ordinary else self.expert_share
 
     def block_of(self, layer: int) -> int:
-        """How many neurons of a layer cannot be placed apart."""
+        """Returns how many neurons of a layer are placed together."""
         return self.ordinary.get(layer, self.block_neurons)
 
     @property
     def dense(self) -> Ints:
-        """Bytes that a layer reads for each token, all of it on one side."""
+        """Bytes that a layer reads for each token, all on one device."""
         whole = self.attention + self.kv + self.predictor
         return whole if self.state is None else whole + 2 * self.state
 
     @property
     def gpu_dense(self) -> Ints:
-        """Bytes that a layer takes of a GPU without any hot neuron."""
+        """Bytes of a layer on a GPU without hot neurons."""
         whole = self.attention + self.kv + self.predictor + self.gpu_layer
         return whole if self.states is None else whole + self.states
 
 
 def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Sizes:
-    """Sizes of one of :data:`SHAPES`, all matrices of one type; ``cache`` is one of ``CACHE_TYPES``."""
+    """Returns the sizes of one of :data:`SHAPES`, with all matrices of one type; ``cache``: see
+    ``CACHE_TYPES``."""
     shape = SHAPES[name]
     row = type.row_bytes(shape.dim)
-    table = shape.vocab * row  # the embedding, and as much for the head
+    table = shape.vocab * row  # the embedding; the head has the same size
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * row
     ffn = (2 + shape.gated) * shape.neurons[0] * row
     predictor = int(shape.predictors * (attention + ffn + 2 * table / shape.layers))
@@ -182,11 +183,12 @@ def sizes_of_file(
     sessions: int = 1,
     gpu: bool = True,
 ) -> Sizes:
-    """Sizes of a model as it will run: with the predictors in a file, the model's own or a sidecar, or
-    without any. ``pages`` are those of the KV cache, None as many as the sequences of ``limits`` have
-    together; each of so many sessions has one, and ``slots`` for states. Without ``gpu`` another backend
-    plays its part, whose steps take what they take on the CPU. The tensors were checked. PredictorError: a
-    sidecar is not right."""
+    """Returns the sizes of a model as it will run, with the predictors of a file (the model's own or a
+    sidecar), or without any.
+
+    ``pages``: pages of each session's KV cache; None: enough for all sequences of ``limits``. ``slots``:
+    state slots of each session. Without ``gpu``, another backend takes the GPU's role, and its steps need as
+    much memory as on the CPU. The tensors must be checked before. PredictorError: an invalid sidecar."""
     pages = limits.sequences * limits.pages_per_sequence if pages is None else pages
     kv = _kv_bytes(config.mixers, pages * PAGE, cache)
     state = np.array([mixer.slot_bytes for mixer in config.mixers], np.int64) if config.slot_bytes else None
@@ -199,18 +201,18 @@ def sizes_of_file(
     }
     always_read, rank = 1.0, 0
     if config.whole is None:
-        always_read = 1 / (2 + config.gated)  # gates, or ups where there are none
+        always_read = 1 / (2 + config.gated)  # gates, or ups of models without gates
         if predictors is not None:
-            with open_gguf(predictors) as beside:
-                check_predictors(beside, config, fingerprint)
-                tensors |= {name: info.nbytes for name, info in beside.tensors.items()}
-                rank = max(info.shape[0] for name, info in beside.tensors.items() if _FIRST.search(name))
+            with open_gguf(predictors) as sidecar:
+                check_predictors(sidecar, config, fingerprint)
+                tensors |= {name: info.nbytes for name, info in sidecar.tensors.items()}
+                rank = max(info.shape[0] for name, info in sidecar.tensors.items() if _FIRST.search(name))
             always_read = 0.0
     dense = bool(config.normed) or (config.experts is not None and config.experts.beside)
     layers = _LayerBytes.of(tensors, config.layers, beside=dense)
     made = [
-        own + mixer.made_bytes(f"blk.{i}.", file.tensors)
-        for i, (own, mixer) in enumerate(zip(config.made_bytes, config.mixers, strict=True))
+        nbytes + mixer.made_bytes(f"blk.{i}.", file.tensors)
+        for i, (nbytes, mixer) in enumerate(zip(config.made_bytes, config.mixers, strict=True))
     ]
     inputs = sum(nbytes for name, nbytes in tensors.items() if _INPUT_TENSOR.match(name))
     embedding, tied = tensors["token_embd.weight"], "output.weight" not in tensors
@@ -246,25 +248,24 @@ def sizes_of_file(
 
 @dataclass(frozen=True)
 class _LayerBytes:
-    """A file's tensors, added up by layer and use."""
+    """Bytes of a file's tensors by layer and use."""
 
     attention: Ints
     predictor: Ints
     ffn: Ints
-    outside: int  #: of no layer
+    outside: int  #: bytes outside layers
 
     @classmethod
     def of(cls, tensors: dict[str, int], layers: int, *, beside: bool = False) -> "_LayerBytes":
-        """``tensors`` are bytes by name; ``beside``: an ordinary FFN lies beside experts, or it is computed
-        as a mixer is."""
+        """Adds up ``tensors``, bytes by name. ``beside``: an ordinary FFN counts as attention."""
         attention, predictor, ffn = np.zeros((3, layers), np.int64)
         outside = 0
         for name, nbytes in tensors.items():
-            found = re.match(r"blk\.(\d+)\.", name)
-            if found is None:
+            match = re.match(r"blk\.(\d+)\.", name)
+            if match is None:
                 outside += nbytes
                 continue
-            layer, part = int(found[1]), name[found.end() :]
+            layer, part = int(match[1]), name[match.end() :]
             if _FFN_TENSOR.match(part) and not (beside and _ORDINARY.match(part)):
                 ffn[layer] += nbytes
             elif _PREDICTOR_TENSOR.match(part):
@@ -275,22 +276,22 @@ class _LayerBytes:
 
 
 def _ffn_types(file: GGUFFile, *, beside: bool) -> tuple[BlockType, BlockType, BlockType]:
-    """Block types of gate, up and down in the first layer that has them; those of experts where an ordinary
-    FFN lies ``beside`` them, or is computed as a mixer is."""
-    found: dict[str, BlockType] = {}
+    """Returns the block types of gate, up and down in the first layer that has them. ``beside``: ignores an
+    ordinary FFN that is computed with attention."""
+    types: dict[str, BlockType] = {}
     for name, info in file.tensors.items():
         if beside and _ORDINARY.search(name):
             continue
         if match := re.match(r"blk\.\d+\.ffn_(gate|up|down|gate_up)(_t|_exps)?\.weight", name):
-            found.setdefault(match[1], block_type(info.type))
+            types.setdefault(match[1], block_type(info.type))
         elif match := re.match(r"blk\.\d+\.channel_mix_(key|value)\.weight", name):  # RWKV
-            found.setdefault({"key": "up", "value": "down"}[match[1]], block_type(info.type))
-    up = found.get("up", found.get("gate_up", block_type("F32")))  # without any FFN it does not matter
-    return found.get("gate", up), up, found.get("down", up)
+            types.setdefault({"key": "up", "value": "down"}[match[1]], block_type(info.type))
+    up = types.get("up", types.get("gate_up", block_type("F32")))  # any type does without an FFN
+    return types.get("gate", up), up, types.get("down", up)
 
 
 def _expert_share(config: Config) -> float:
-    """The share of its experts that a token gets, in the mean of layers that have any."""
+    """Returns the share of experts that a token chooses, as the mean over layers with experts."""
     experts = [each for i in range(config.layers) if (each := config.experts_of(i))]
     return sum(each.chosen / each.count for each in experts) / len(experts) if experts else 1.0
 
@@ -299,12 +300,12 @@ def _block_neurons(file: GGUFFile, config: Config) -> int:
     if config.down_layout != "by_output":
         return 1
     if config.experts is not None and config.activation not in SPARSE_ACTIVATIONS:
-        return config.experts.neurons  # an expert is on one side, whole
+        return config.experts.neurons  # an expert is on one device as a whole
     return _block_of_downs(file, ".ffn_down.weight" if config.experts is None else ".ffn_down_exps.weight")
 
 
 def _block_of_downs(file: GGUFFile, kind: str = ".ffn_down.weight") -> int:
-    """The most weights of a block of down that lie along neurons."""
+    """Returns the largest number of neurons that a block of down spans."""
     downs = [info for name, info in file.tensors.items() if name.endswith(kind)]
     return max((block_type(info.type).weights for info in downs), default=1)
 
@@ -317,7 +318,7 @@ def _ordinary(file: GGUFFile, config: Config) -> dict[int, int]:
 
 
 def placed_by(config: Config) -> str:
-    """Says which parts of a model a placement on two devices may divide, and why no smaller ones."""
+    """Names the units in which a placement on two devices divides a model, and why not smaller ones."""
     if reason := unsupported(config.state_ops):
         return f"nothing: {reason}"
     if config.whole is None:
@@ -329,17 +330,18 @@ def placed_by(config: Config) -> str:
 
 
 def _kv_bytes(mixers: Sequence[MixerShape], positions: int, cache: str) -> Ints:
-    """Bytes of whole pages, by layer; ModelError: the type's blocks do not fit the model's heads."""
+    """Returns the bytes of whole pages, by layer. ModelError: the type's blocks do not fit the model's
+    heads."""
     return -(-positions // PAGE) * np.array([mixer.page_bytes(cache) for mixer in mixers], np.int64)
 
 
 def _published_buffer_bytes(shape: Shape) -> int:
-    """Bytes of activations and logits alone, as the plans in docs/results.md count them."""
+    """Returns the bytes of activations and logits alone, as the plans in docs/results.md count them."""
     floats = 4 * shape.dim + 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     return 4 * ((DECODE_ROWS + CHUNK) * floats + DECODE_ROWS * shape.vocab)
 
 
 def power_law(neurons: int, scale: float, exponent: float) -> npt.NDArray[np.float64]:
-    """Shares of tokens ``[neurons]`` for which neurons fire, the most active first."""
+    """Returns the shares of tokens ``[neurons]`` for which neurons are active, the most active first."""
     ranks = (np.arange(neurons) + 0.5) / neurons
     return np.asarray(np.minimum(1, scale * ranks**-exponent))

@@ -1,12 +1,15 @@
-"""Finds the placement with the least predicted time of a token that fits the GPUs' budgets of memory.
+"""The solver: finds the placement with the shortest predicted time of a token within the GPUs' memory
+budgets.
 
-A GPU gets attention, keys and values and predictors of a run of layers, the hot neurons of these layers, and
-maybe the head. Neurons go in groups of 64, the most active first. A layer of the run takes ``dense +
-max(hot, cold) + handshake``, without the last where all its neurons are hot. But for that step its time is
-convex in its hot groups: for a given run, and given layers that are wholly hot, it is optimal, up to the last
-group, to take groups by seconds saved per byte. Numbers of wholly hot layers are searched by their Lagrangian
-bounds. So are runs: the seconds of different GPUs' runs add up, the best disjoint runs are found by their
-bounds, and computed, until all of the best are computed: a larger budget is never slower."""
+A GPU gets attention, keys and values, and predictors of a run of layers, the layers' hot neurons, and perhaps
+the head. Neurons are placed in groups of 64, the most active first. A layer of the run takes ``dense +
+max(hot, cold) + handshake``, without the handshake if all its neurons are hot.
+
+Apart from that step, a layer's time is convex in its hot groups. So for a given run and given wholly hot
+layers, taking groups by seconds saved per byte is optimal up to the last group. The number of wholly hot
+layers is searched with Lagrangian bounds, and so are runs: the seconds of different GPUs' runs add up. The
+solver finds the best disjoint runs by their bounds and computes them, until all of the best are computed. So
+a larger budget is never slower."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ from hotcold.placement.profiles import Profile
 from hotcold.placement.sizes import Sizes
 
 GROUP = 64  #: neurons that are placed together
-_PRICES = 48  # number of multipliers, in seconds per byte, for which bounds are computed
+_PRICES = 48  # number of Lagrange multipliers, in seconds per byte, for which bounds are computed
 
 Array = npt.NDArray[Any]
 
@@ -35,7 +38,7 @@ class _Groups:
 
     @classmethod
     def of(cls, firing: Array, block_neurons: int) -> Self:
-        """The groups of a layer; neurons whose down weights share a block stay together."""
+        """Makes the groups of a layer; neurons whose down weights share a block stay together."""
         if not firing.size:
             return cls(np.zeros(0, np.int64), np.zeros(1, np.int64))
         sums = np.add.reduceat(firing, np.arange(0, len(firing), block_neurons))
@@ -47,7 +50,7 @@ class _Groups:
         return len(self.edges) - 1
 
     def hot(self, groups: int) -> npt.NDArray[np.bool_]:
-        """The mask of the first ``groups`` groups."""
+        """Returns the mask of the first ``groups`` groups."""
         mask = np.zeros(len(self.order), np.bool_)
         mask[self.order[: self.edges[groups]]] = True
         return mask
@@ -55,11 +58,11 @@ class _Groups:
 
 @dataclass(frozen=True)
 class _Tables:
-    """Time and bytes of the run's layers by the number of their hot groups, ``[layers, 1 + most groups]``, up
-    to the number at which the GPU becomes the slower side; and the same for wholly hot layers."""
+    """Time and bytes of the layers of a run on a GPU, split and wholly hot. Tables of split layers are by the
+    number of hot groups, ``[layers, 1 + most groups]``. They end where the GPU becomes the slower side."""
 
     split_bytes: Array
-    split_seconds: Array  #: infinite beyond
+    split_seconds: Array  #: infinite beyond that number
     whole_bytes: Array  #: ``[layers]``
     whole_seconds: Array
 
@@ -72,7 +75,7 @@ class _Tables:
             hot = np.append(0, gpu.neurons[i][each.order].cumsum())[each.edges]
             done = np.append(0, cpu.neurons[i][each.order].cumsum())[each.edges]
             cold = done[-1] - done
-            handshake = gpu.handshake if len(each) else 0.0  # without neurons nothing is split
+            handshake = gpu.handshake if len(each) else 0.0  # a layer without neurons is never split
             seconds = gpu.dense[i] + handshake + np.maximum(hot, cold)
             useful = int(seconds[:-1].argmin()) + 1 if len(each) else 1
             split_seconds[i, :useful] = seconds[:useful]
@@ -87,15 +90,16 @@ class _Tables:
         return np.isfinite(self.split_seconds)
 
     def worth_of_groups(self) -> Array:
-        """Seconds that each further group saves per byte, ``[layers, most groups]``; -inf where there is
-        none. Falling in each layer: rounding must not put a group before the more active ones."""
+        """Returns the seconds that each further group saves per byte, ``[layers, most groups]``; -inf if
+        there is none. Values never rise within a layer, so that rounding cannot change the order of
+        groups."""
         with np.errstate(invalid="ignore", divide="ignore"):
             worth = -np.diff(self.split_seconds, axis=1) / np.diff(self.split_bytes, axis=1)
         return np.minimum.accumulate(np.where(self.exists[:, 1:], worth, -np.inf), axis=1)
 
     def worth_of_whole(self) -> Array:
-        """Seconds per byte that a layer saves by becoming wholly hot from the number of groups for which that
-        is least, ``[layers]``: at a lower price it is better than any group."""
+        """Returns the least seconds per byte that a layer saves by becoming wholly hot, over all numbers of
+        groups, ``[layers]``: at a lower price, a wholly hot layer is better than any group."""
         with np.errstate(invalid="ignore", divide="ignore"):
             seconds = self.split_seconds - self.whole_seconds[:, None]
             worth = seconds / (self.whole_bytes[:, None] - self.split_bytes)
@@ -104,7 +108,7 @@ class _Tables:
 
 
 class _Steps(NamedTuple):
-    """Groups of all layers in the order of what they save per byte."""
+    """Groups of all layers in descending order of seconds saved per byte."""
 
     layer: Array
     nbytes: Array
@@ -131,21 +135,21 @@ class _OnGPU:
         nbytes = np.diff(tables.split_bytes, axis=1)[layer, group]
         self._steps = _Steps(layer[ranked], nbytes[ranked])
         worth_of_whole = tables.worth_of_whole()
-        self._whole_first = np.argsort(-worth_of_whole, kind="stable")  # the order of becoming wholly hot
+        self._whole_first = np.argsort(-worth_of_whole, kind="stable")  # order of becoming wholly hot
         self._price = _prices(np.append(worth[layer, group], worth_of_whole))
-        # By layer and price: least seconds, with what the bytes cost.
+        # By layer and price: the least seconds, including the price of the bytes.
         by_price = [(tables.split_seconds + price * tables.split_bytes).min(1) for price in self._price]
         self._split_bound = np.stack(by_price, axis=1)
         self._whole_bound = tables.whole_seconds[:, None] + tables.whole_bytes[:, None] * self._price
 
     def bounds(self, budget: int) -> Array:
-        """Seconds more than on the CPU, below 0 for fewer, that no placement with a run can beat, ``[2,
-        layers + 1, layers + 1]`` by head, start and stop; infinite where its dense parts do not fit, or
-        where it parts a layer from the one whose keys and values that reads."""
+        """Returns lower bounds for the seconds of each run, relative to the CPU (negative: faster), ``[2,
+        layers + 1, layers + 1]`` by head, start and stop. Infinite if the run's dense parts do not fit, or if
+        the run separates a layer from the layer whose keys and values it reads."""
         layers = len(self._groups)
-        found = np.full((2, layers + 1, layers + 1), np.inf)
+        bounds = np.full((2, layers + 1, layers + 1), np.inf)
         start, stop = np.triu_indices(layers + 1)
-        useful = (stop > start) | (stop == 0)  # no layers are one run, not many
+        useful = (stop > start) | (stop == 0)  # an empty run occurs once only
         start, stop = start[useful], stop[useful]
 
         def inside(values: Array) -> Array:
@@ -160,52 +164,52 @@ class _OnGPU:
             )
             seconds = (least - np.outer(free_bytes, self._price)).max(1) - inside(self._cpu.layers)
             seconds += self._ends(start, stop, head)
-            found[head, start, stop] = np.where(dense <= free_bytes, seconds, np.inf)
-        found[0, 0, 0] = np.inf  # no run
+            bounds[head, start, stop] = np.where(dense <= free_bytes, seconds, np.inf)
+        bounds[0, 0, 0] = np.inf  # no run
         for layer, source in self._sizes.shared.items():
             within = [(start <= i) & (i < stop) for i in (layer, source)]
             apart = within[0] != within[1]
-            found[:, start[apart], stop[apart]] = np.inf
-        return found
+            bounds[:, start[apart], stop[apart]] = np.inf
+        return bounds
 
     def fill(self, run: _Run, budget: int) -> tuple[float, Array]:
-        """The seconds of :meth:`bounds` that a run takes, and hot groups of every layer."""
+        """Returns the seconds of a run, relative to the CPU, and the hot groups of every layer."""
         free_bytes = self._free_bytes(budget, run.stop - run.start, run.head)
         layers = self._whole_first[(self._whole_first >= run.start) & (self._whole_first < run.stop)]
         bounds, best = self._bounds(layers, free_bytes), (np.inf, np.zeros(len(self._groups), np.int64))
         for n_whole in np.argsort(bounds, kind="stable"):
             if bounds[n_whole] >= best[0]:
                 break
-            found = self._fill(layers[:n_whole], layers[n_whole:], free_bytes)
-            best = found if found[0] < best[0] else best
+            filled = self._fill(layers[:n_whole], layers[n_whole:], free_bytes)
+            best = filled if filled[0] < best[0] else best
         ends = self._ends(np.array(run.start), np.array(run.stop), run.head)
         return best[0] - self._cpu.layers[run.start : run.stop].sum() + float(ends), best[1]
 
     def _ends(self, start: Array, stop: Array, head: int) -> Array:
-        """Seconds of the head, beyond the CPU's, of a step on the GPU, and of visits to it: two if other
-        layers lie between the run and the head."""
+        """Returns the seconds of the head relative to the CPU, of a step on the GPU, and of visits to it: two
+        visits if other layers are between the run and the head."""
         visits = 1 + (head * (stop > start) & (stop < len(self._groups)))
         return np.asarray(
             head * (self._gpu.head - self._cpu.head) + self._gpu.step + self._gpu.handshake * visits
         )
 
     def _free_bytes(self, budget: int, layers: int, head: int) -> int:
-        """Bytes for layers; a step counts as if all neurons of a layer were hot, if there are layers."""
+        """Returns the bytes for layers. With layers, a step counts as if all neurons of one were hot."""
         most = max(map(int, self._sizes.neurons)) if layers else None
         needed = self._sizes.gpu_step(most, bool(head)) if layers or head else 0
         return budget - self._sizes.head * head - needed
 
     def _bounds(self, layers: Array, free_bytes: int) -> Array:
-        """Seconds of a run's ``layers`` that no placement can beat in which the first 0, 1, 2, ... of them
-        are wholly hot."""
+        """Returns lower bounds for the seconds of a run's ``layers`` if the first 0, 1, 2, ... of them are
+        wholly hot."""
         split = self._split_bound[layers].sum(0)
-        more = np.cumsum(self._whole_bound[layers] - self._split_bound[layers], axis=0)
-        by_price = split + np.vstack([0 * self._price, more])
+        extra = np.cumsum(self._whole_bound[layers] - self._split_bound[layers], axis=0)
+        by_price = split + np.vstack([0 * self._price, extra])
         return np.asarray((by_price - self._price * free_bytes).max(1))
 
     def _fill(self, whole: Array, split: Array, free_bytes: int) -> tuple[float, Array]:
-        """Seconds of the layers of a run, those of ``whole`` wholly hot, and hot groups of every layer; the
-        seconds are infinite where there is no room for this."""
+        """Returns the seconds of the layers of a run, with the layers in ``whole`` wholly hot, and the hot
+        groups of every layer. The seconds are infinite if the layers do not fit."""
         tables = self._tables
         free_bytes -= int(tables.whole_bytes[whole].sum() + tables.split_bytes[split, 0].sum())
         possible = np.isin(self._steps.layer, split)
@@ -218,14 +222,14 @@ class _OnGPU:
 
 
 class Solver:
-    """One model, profile and machine, for any budgets of GPU memory in bytes."""
+    """Finds placements of one model, profile and machine, for any budgets of GPU memory in bytes."""
 
     def __init__(self, sizes: Sizes, profile: Profile, costs: Costs) -> None:
         self._groups = [_Groups.of(firing, sizes.block_of(i)) for i, firing in enumerate(profile.firing)]
         self._gpus = [_OnGPU(sizes, costs.cpu, gpu, self._groups) for gpu in costs.gpus]
 
     def solve(self, *budgets: int) -> Placement:
-        """The fastest placement within the budget of each GPU, on the CPU alone if need be."""
+        """Returns the fastest placement within the budget of each GPU, if need be on the CPU alone."""
         seconds = [gpu.bounds(budget) for gpu, budget in zip(self._gpus, budgets, strict=True)]
         computed: dict[_Run, Array] = {}
         while unsure := set(runs := _least(seconds)) - computed.keys():
@@ -240,32 +244,32 @@ class Solver:
 
 
 def _least(seconds: Sequence[Array]) -> list[_Run]:
-    """The disjoint runs, one of each GPU or none, with the least sum of ``seconds``, which are those of
-    :meth:`_OnGPU.bounds`. Of each set of GPUs the least sum is found by the layer at which its last run
-    ends."""
+    """Returns the disjoint runs, at most one for each GPU, with the least sum of ``seconds`` (as from
+    :meth:`_OnGPU.bounds`). Dynamic programming finds the least sum of each set of GPUs by the layer at which
+    its last run ends."""
     best, runs = 0.0, list[_Run]()
     n, stops = seconds[0].shape[1], np.arange(seconds[0].shape[1])
     for head_on in range(-1, len(seconds)):  # -1 is the CPU
-        sums = {0: np.zeros(n)}  # by the set of GPUs, as bits: least seconds of runs that end by each layer
+        sums = {0: np.zeros(n)}  # by bit set of GPUs: least seconds of runs that end by each layer
         last: dict[int, list[_Run]] = {}
         for gpus in range(1, 1 << len(seconds)):
-            least, found = np.full(n, np.inf), [_Run(-1, 0, 0, 0)] * n
+            least, run_to = np.full(n, np.inf), [_Run(-1, 0, 0, 0)] * n
             for gpu in (i for i in range(len(seconds)) if gpus >> i & 1):
                 head = int(gpu == head_on)
                 both = sums[gpus ^ 1 << gpu][:, None] + seconds[gpu][head]
                 start = both.argmin(0)
                 for stop in np.flatnonzero(both[start, stops] < least):
                     least[stop] = both[start[stop], stop]
-                    found[stop] = _Run(gpu, head, int(start[stop]), int(stop))
+                    run_to[stop] = _Run(gpu, head, int(start[stop]), int(stop))
             if least.min() < best and (head_on < 0 or gpus >> head_on & 1):
-                best, runs = float(least.min()), _behind(gpus, int(least.argmin()), last | {gpus: found})
-            at = np.maximum.accumulate(np.where(least <= np.minimum.accumulate(least), stops, 0))
-            sums[gpus], last[gpus] = least[at], [found[i] for i in at]
+                best, runs = float(least.min()), _behind(gpus, int(least.argmin()), last | {gpus: run_to})
+            best_stop = np.maximum.accumulate(np.where(least <= np.minimum.accumulate(least), stops, 0))
+            sums[gpus], last[gpus] = least[best_stop], [run_to[i] for i in best_stop]
     return runs
 
 
 def _behind(gpus: int, stop: int, last: dict[int, list[_Run]]) -> list[_Run]:
-    """The runs of a set of GPUs that end by layer ``stop``."""
+    """Returns the runs of a set of GPUs that end by layer ``stop``."""
     if not gpus:
         return []
     run = last[gpus][stop]
@@ -273,5 +277,5 @@ def _behind(gpus: int, stop: int, last: dict[int, list[_Run]]) -> list[_Run]:
 
 
 def _prices(worth: Array) -> Array:
-    """Multipliers spread over the worth of parts, and 0."""
+    """Returns multipliers at quantiles of the parts' worth, and 0."""
     return np.append(0, np.maximum(np.quantile(worth, np.linspace(0, 1, _PRICES)), 0))

@@ -1,5 +1,5 @@
-"""Carries out a placement: splits weights in two halves, and runs the cold half's program beside the hot
-one's."""
+"""Execution of a placement: divides weights into a hot and a cold half, and runs the cold half's program
+concurrently with the hot one's."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,14 @@ from hotcold.sparse.ffn import FFN, SplitFFN, SplitPredictor, SplitWeights
 
 Bools = npt.NDArray[np.bool_]
 
-#: The hot side gives up where a layer is not answered for so long.
+#: Seconds after which the hot side gives up on a layer without an answer.
 ANSWER_TIMEOUT_S = 30.0
 
 
 def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
-    """The neurons of a mask ``[N]``, in ascending order, in the file's own blocks; without the bias of down.
-    ``UserError``: neurons whose down weights share blocks, or by output those of an expert without zeros, are
-    not all on one side."""
+    """Returns the neurons of a mask ``[N]``, in ascending order, in the file's own blocks, without the bias
+    of down. UserError: the mask divides neurons with shared blocks of down, or a non-sparse expert with down
+    by output."""
     index = np.flatnonzero(chosen)
 
     def vector(values: Floats | None) -> Floats | None:
@@ -57,20 +57,20 @@ def take_neurons(tensors: FFNTensors, chosen: Bools) -> FFNTensors:
 
 
 def _ends(tensors: FFNTensors | PredictorTensors, chosen: Bools) -> tuple[int, ...]:
-    """Returns, for each expert, the end of its neurons among those of a mask."""
+    """Returns, for each expert, the end of its neurons among the selected ones."""
     return tuple(int(n) for n in np.append(0, np.cumsum(chosen))[list(tensors.ends)])
 
 
 def take_scores(tensors: PredictorTensors, chosen: Bools) -> PredictorTensors:
-    """The predictor of some neurons of experts."""
+    """Returns the predictor of some neurons of experts."""
     index = np.flatnonzero(chosen)
     second, ends = tensors.second.take_rows(index), _ends(tensors, chosen)
     return replace(tensors, second=second, threshold=tensors.threshold[index], expert_ends=ends)
 
 
 def split_predictor(tensors: PredictorTensors, hot: Bools) -> PredictorTensors:
-    """The same scores, those of hot neurons first, then, from a whole word of the mask on, the cold ones'.
-    What fills up the word has a threshold that no score reaches. Not for experts."""
+    """Returns the predictor with scores of hot neurons first, then the cold ones from the next whole word of
+    the mask. Filler scores in between have an unreachable threshold. Not for experts."""
     filler = np.full(-int(hot.sum()) % 64, -1)
     order = np.concatenate([np.flatnonzero(hot), filler, np.flatnonzero(~hot)])
     second = tensors.second.take_rows(order)
@@ -80,7 +80,7 @@ def split_predictor(tensors: PredictorTensors, hot: Bools) -> PredictorTensors:
 
 
 def _down(tensors: FFNTensors, chosen: Bools) -> tuple[AnyTensor, Bools | None]:
-    """The chosen part of down; or all of it, and which blocks of each expert are chosen."""
+    """Returns the selected part of down; or all of it, and which blocks of each expert are selected."""
     if tensors.down_layout == "by_neuron":
         return tensors.down.take_rows(np.flatnonzero(chosen)), None
     if tensors.experts == 1:
@@ -96,7 +96,7 @@ def _down(tensors: FFNTensors, chosen: Bools) -> tuple[AnyTensor, Bools | None]:
 
 
 def _blocks(tensor: AnyTensor, chosen: Bools) -> Bools:
-    """Which blocks of neurons are chosen. ``UserError``: the mask divides a block."""
+    """Returns which blocks of neurons are selected. UserError: the mask divides a block."""
     shared = tensor.type.weights
     blocks = chosen.reshape(-1, shared)
     if (blocks != blocks[:, :1]).any():
@@ -127,7 +127,7 @@ class SplitDevices(Devices):
         hot = None
         if mask.any():
             hot = self.layers[layer].ffn_weights(replace(take_neurons(tensors, mask), down_bias=bias))
-            bias = None  # it is added once
+            bias = None  # only one half adds the bias
         cold = self.embedding.ffn_weights(replace(take_neurons(tensors, ~mask), down_bias=bias))
         return SplitWeights(hot, cold)
 
@@ -150,7 +150,8 @@ class SplitDevices(Devices):
 
 
 class ColdSide:
-    """The cold halves of one GPU's split layers, which a thread of its own computes when they are posted."""
+    """The cold halves of one GPU's split layers. A separate thread computes each when the GPU posts its
+    input."""
 
     def __init__(
         self,
@@ -161,11 +162,11 @@ class ColdSide:
         limits: BatchLimits,
         kinds: Sequence[tuple[int, int]],
     ) -> None:
-        """``weights`` and ``predictors`` are those of all layers, ``kinds`` the dimensions of each layer's
-        FFN, and the experts that a row chooses of it, 0 where there are none."""
+        """``weights`` and ``predictors``: of all layers. ``kinds``: for each layer, the dimension of its FFN,
+        and the experts per row, 0 without experts."""
         self.backend = devices.embedding
         self.link = gpu.link(ANSWER_TIMEOUT_S)
-        #: A mailbox has the mask of cold neurons where there are candidates.
+        #: A mailbox has a mask of cold neurons if the layer has a predictor.
         words = {
             i: layer.cold.words if predictors[i] else 0
             for i, layer in enumerate(weights)
@@ -179,14 +180,14 @@ class ColdSide:
         self._thread: threading.Thread | None = None
 
     def serve(self, ffns: Sequence[FFN]) -> None:
-        """Computes from now on what the split ones post."""
+        """Starts the thread that computes the cold halves."""
         programs = [
             (i, self.backend.record(ffn.compute_cold))
             for i, ffn in enumerate(ffns)
             if isinstance(ffn, SplitFFN) and i in self.boxes
         ]
         if programs:
-            # As a daemon, it does not keep a process that forgot to close from ending.
+            # A daemon thread does not keep alive a process that forgot to call close().
             serving = (self.link, programs)
             self._thread = threading.Thread(
                 target=self.backend.serve, args=serving, name="cold side", daemon=True
@@ -194,7 +195,7 @@ class ColdSide:
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the cold side; harmless when it has ended."""
+        """Stops the thread; does nothing if it has stopped."""
         self.link.stop()
         # The garbage collector may call this on any thread.
         if self._thread is not None and self._thread is not threading.current_thread():

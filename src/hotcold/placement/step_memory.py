@@ -1,5 +1,4 @@
-"""Counts the memory that steps take of a backend besides weights, keys and values, before anything is
-allocated."""
+"""Memory of a step on a backend, besides weights, keys and values, counted before anything is allocated."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from hotcold.model.config import Config
 
 
 def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) -> int:
-    """Bytes of the batch, activations, logits, rope tables and masks of neurons, on one backend, and those of
-    the block that guesses tokens; ``split``: with the two mailboxes between the sides of a layer."""
+    """Returns the bytes of the batch, activations, logits, rope tables and neuron masks on one backend, and
+    of the draft block. ``split``: includes the two mailboxes between the sides of a layer."""
     positions = limits.pages_per_sequence * PAGE
     row = ((7 if split else 3) + config.branches) * config.dim + sum(_buffer_floats(config))
     masks = (3 if split else 1) * _mask_words(config, split=split) * 8
@@ -28,12 +27,12 @@ def buffer_bytes(config: Config, limits: BatchLimits, *, split: bool = False) ->
 
 
 def _buffer_floats(config: Config) -> list[int]:
-    """Floats of a row, in each buffer that mixers share."""
+    """Returns the floats of a row in each buffer that mixers share."""
     return [math.prod(shape) for _, shape in config.buffers]
 
 
 def _mask_words(config: Config, *, split: bool) -> int:
-    """Words of a row of masks, or of both halves of one."""
+    """Returns the words of a row of masks, or of both halves of it."""
     dense = [n for i, n in enumerate(config.neurons) if config.experts_of(i) is None]
     words = -(-max(dense, default=0) // 64)
     if config.experts is None:
@@ -43,28 +42,28 @@ def _mask_words(config: Config, *, split: bool) -> int:
 
 
 def scratch_bytes(config: Config, limits: BatchLimits) -> int:
-    """Bytes of scratch that all ops of a step share on a CPU, which the first run allocates. Weights count as
-    quantised."""
+    """Returns the bytes of scratch memory that all ops of a step share on a CPU; the first run allocates
+    them. Weights count as quantised."""
     types = (BLOCK_TYPES["Q8_0"],) * 3
     return max(processor.scratch_bytes(shape) for shape in _shapes(config, limits, types))
 
 
-#: A layer's bytes on a GPU beyond weights, keys and values: every range of it begins at a multiple.
+#: Bytes of a layer on a GPU besides weights, keys and values: each of its ranges is aligned.
 GPU_LAYER_BYTES = 20 * ALIGNMENT
 
 
 @dataclass(frozen=True)
 class GPUStep:
-    """The memory of a GPU that steps take. What the GPU exchanges with the CPU lies in host memory."""
+    """The memory of a step on a GPU. Data exchanged with the CPU are in host memory."""
 
     config: Config
     limits: BatchLimits
-    types: tuple[BlockType, BlockType, BlockType]  #: of gate, up and down; without a gate up's twice
-    rank: int = 0  #: of the largest predictor; 0 without any
+    types: tuple[BlockType, BlockType, BlockType]  #: of gate, up and down; gate is up's type without a gate
+    rank: int = 0  #: rank of the largest predictor; 0 without predictors
 
     def nbytes(self, hot: int | None, head: bool) -> int:
-        """Bytes of all buffers and scratch, with at most so many hot neurons in a layer (None: with no
-        layer)."""
+        """Returns the bytes of all buffers and scratch memory. ``hot``: limit for the hot neurons of a layer;
+        None: no layers."""
         config, limits = self.config, self.limits
         rows, positions = limits.tokens, limits.pages_per_sequence * PAGE
         widths = [config.dim] * (2 + config.family.parallel + config.branches)
@@ -75,8 +74,8 @@ class GPUStep:
         if head:
             buffers.append(4 * limits.logits * config.vocab)
         if hot is not None and config.experts:
-            each = [4 * rows * config.experts.chosen] * 2  # ids and factors
-            buffers += each * config.layers + [4 * rows] * (2 if config.experts.shared else 0)
+            ids_and_factors = [4 * rows * config.experts.chosen] * 2
+            buffers += ids_and_factors * config.layers + [4 * rows] * (2 if config.experts.shared else 0)
         if hot is not None:
             shared = config.experts is not None and config.experts.shared > 0
             counted = 1 + (shared and config.activation in SPARSE_ACTIVATIONS)
@@ -87,12 +86,13 @@ class GPUStep:
         return gpus.allocated_bytes(*buffers, max(gpus.scratch_bytes(shape) for shape in shapes))
 
     def _masks(self) -> list[int]:
-        """Each half of a layer begins with a whole word, so layers of one width may differ by a word; of
-        experts each has a mask of its own, and each expert begins with a whole word."""
+        """Returns the bytes of masks. Each half of a layer begins with a whole word, so layers of one width
+        may differ by a word. With experts, each layer has its own mask, and each expert begins with a whole
+        word."""
         if self.config.experts:
             count = self.config.experts.count
             return [8 * self.limits.tokens * (_mask_words(self.config, split=False) + count)] * 2
-        words = {-(-n // 64) + more for n in set(self.config.neurons) for more in (0, 1)}
+        words = {-(-n // 64) + extra for n in set(self.config.neurons) for extra in (0, 1)}
         return [8 * self.limits.tokens * n for n in words]
 
 
@@ -103,7 +103,7 @@ def _shapes(
     hot: int | None = None,
     rank: int = 0,
 ) -> list[StepShape]:
-    """The shapes of steps, one for each kind of mixer."""
+    """Returns the shapes of steps, one for each kind of mixer."""
     widths = {each.attention for each in config.mixers if each.attention} or {(1, 1, 1)}
     inner = max((each.neurons for each in config.normed), default=0)
     return [

@@ -1,1 +1,1 @@
-"""Opens a model file and makes a session that can run a step."""
+"""From a model file to a session that can run a step."""

@@ -1,7 +1,7 @@
-"""Counts the costs of generation: bytes and parameters read, neurons computed, seconds.
+"""Costs of generation: bytes and parameters read, neurons computed, seconds.
 
-Bytes are those of weights and KV cache that the kernels must read; activations stay in the caches and are not
-counted. With the time of the same steps they give the rate at which memory was really read."""
+Bytes are the weights and KV cache that kernels must read; activations stay in the caches and are not counted.
+Divided by the time of the same steps, they give the achieved memory bandwidth."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
@@ -14,18 +14,18 @@ from hotcold.kernels.backend import FFN_COUNTS, DiskCounts
 
 @dataclass(frozen=True)
 class Footprint:
-    """The bytes that one decode step reads, apart from the number of neurons."""
+    """The bytes that one decode step reads, besides the rows of neurons that it chooses."""
 
-    #: attention, norms, head, predictors and shared experts that are computed whole, read once by each step
+    #: read once by each step: attention, norms, head, predictors, and shared experts computed as a whole
     step_bytes: int
     step_params: int
     token_bytes: int  #: one row of the embedding table; it has ``dim`` parameters
     neurons: tuple[int, ...]  #: number in each layer
-    dim: int  #: the model's width D, the parameters of one gate, up or down row
+    dim: int  #: the model's width D: parameters of one gate, up or down row
     row_bytes: tuple[tuple[int, ...], ...]  #: of one gate, up and down row and one run's scales, by layer
     kv_bytes: int  #: K and V of one position in all layers
-    state_bytes: int = 0  #: read and written for each token: a sequence's state in all layers
-    #: as ``row_bytes``, of shared experts whose zeros are skipped; empty where :class:`Counters` has none
+    state_bytes: int = 0  #: a sequence's state in all layers, read and written for each token
+    #: as ``row_bytes``, of sparse shared experts; empty if :class:`Counters` has none
     shared_row_bytes: tuple[tuple[int, ...], ...] = ()
 
 
@@ -33,25 +33,24 @@ class Footprint:
 class Counters:
     """Sums over the steps of an engine; the difference of two snapshots describes the steps between."""
 
-    rows: npt.NDArray[np.int64]  #: ``[layers, 5]`` as in FFNStats, of the steps without a prompt row
+    rows: npt.NDArray[np.int64]  #: ``[layers, 5]`` as in FFNStats, of steps without prompt rows
     prompt_tokens: int = 0
     prompt_s: float = 0.0  #: seconds of steps with any prompt row
-    decode_tokens: int = 0  #: in steps without a prompt row, like the next fields
+    decode_tokens: int = 0  #: in steps without prompt rows, like the next fields
     decode_steps: int = 0
     decode_s: float = 0.0
-    run_s: float = (
-        0.0  #: the part of ``decode_s`` in recorded programs, drafting included; the rest is Python's
-    )
+    #: the part of ``decode_s`` in recorded programs and drafting; the remainder is Python's
+    run_s: float = 0.0
     kv_positions: int = 0  #: positions that attention read
-    drafts: int = 0  #: rows of tokens that were guessed
-    rejected_drafts: int = 0  #: those of them that ``decode_tokens`` does not count
-    draft_bytes: int = 0  #: of a block or a smaller model that drafts tokens
-    #: as ``rows``, of shared experts; no layers where there are none, or where they are computed whole
+    drafts: int = 0  #: rows of draft tokens
+    rejected_drafts: int = 0  #: rows of rejected draft tokens, which ``decode_tokens`` excludes
+    draft_bytes: int = 0  #: bytes that a draft block or draft model read
+    #: as ``rows``, of sparse shared experts; no layers if there are none
     shared: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(FFN_COUNTS)), np.int64))
     disk: DiskCounts = field(default_factory=DiskCounts)  #: experts read from the file
 
     def nbytes(self, footprint: Footprint) -> int:
-        """The bytes that the steps of generation read."""
+        """Returns the bytes that the steps of generation read."""
         computed = self.decode_tokens + self.rejected_drafts
         row_bytes = int(bytes_of_rows(self.rows, footprint.row_bytes).sum())
         row_bytes += int(bytes_of_rows(self.shared, footprint.shared_row_bytes).sum())
@@ -68,9 +67,9 @@ class Counters:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskFigures:
-    """Figures of experts that are read from the file; None where all of them are in memory."""
+    """Figures of the expert cache; None if all experts are in memory."""
 
-    expert_hit_share: float | None = None  #: of the experts that steps named, those in memory
+    expert_hit_share: float | None = None  #: share of the needed experts that were in memory
     disk_bytes_per_token: float | None = None
     stalls_per_token: float | None = None  #: how often computing waited for a read
     stall_s_per_token: float | None = None
@@ -78,19 +77,19 @@ class DiskFigures:
 
 @dataclass(frozen=True)
 class Figures(DiskFigures):
-    """Figures of a piece of generation for users. None if nothing was decoded."""
+    """Figures of an interval of generation, for users. None if nothing was decoded."""
 
-    prompt_tok_s: float | None  #: tokens a second of the prompts, all sequences together
-    tok_s: float | None = None  #: the same of generation
+    prompt_tok_s: float | None  #: prompt tokens per second, of all sequences together
+    tok_s: float | None = None  #: generated tokens per second, of all sequences together
     bytes_per_token: float | None = None  #: read per generated token
-    gb_s: float | None = None  #: 1e9 bytes read a second while generating
+    gb_s: float | None = None  #: 1e9 bytes read per second of generation
     active_share: float | None = None  #: neurons computed / neurons, mean over layers and generated tokens
     active_share_by_layer: tuple[float, ...] = ()
-    #: that took part in one generated token; a row that serves several tokens of one step counts once
+    #: parameters used for one generated token; a row read for several tokens of a step counts once
     params_per_token: float | None = None
-    python_share: float | None = None  #: the part of generation's time outside the recorded program
-    rows_per_step: float | None = None  #: sequences that a step of generation served, on average
-    tokens_per_step: float | None = None  #: that they got of it, more where guesses were right
+    python_share: float | None = None  #: part of the generation time outside recorded programs
+    rows_per_step: float | None = None  #: mean sequences of a generation step
+    tokens_per_step: float | None = None  #: mean tokens of a generation step, accepted draft tokens included
 
     @classmethod
     def of(cls, counters: Counters, footprint: Footprint) -> Self:
@@ -115,12 +114,12 @@ class Figures(DiskFigures):
             params_per_token=params / tokens,
             rows_per_step=sequences / steps,
             tokens_per_step=tokens / steps,
-            **_of_disk(counters.disk, tokens),
+            **_expert_cache_figures(counters.disk, tokens),
             python_share=1 - counters.run_s / seconds if seconds else None,
         )
 
 
-def _of_disk(counts: DiskCounts, tokens: int) -> dict[str, float]:
+def _expert_cache_figures(counts: DiskCounts, tokens: int) -> dict[str, float]:
     named = counts.hits + counts.misses
     if not named:
         return {}
@@ -135,6 +134,6 @@ def _of_disk(counts: DiskCounts, tokens: int) -> dict[str, float]:
 def bytes_of_rows(
     rows: npt.NDArray[np.int64], row_bytes: tuple[tuple[int, ...], ...]
 ) -> npt.NDArray[np.int64]:
-    """Bytes of counted rows ``[..., layers, 5]``, by layer: of gates, ups, downs and scales."""
-    found: npt.NDArray[np.int64] = rows[..., [0, 1, 2, 4]] * np.reshape(row_bytes, (-1, 4)).astype(np.int64)
-    return found
+    """Returns the bytes of counted rows ``[..., layers, 5]``, by layer: of gates, ups, downs and scales."""
+    nbytes: npt.NDArray[np.int64] = rows[..., [0, 1, 2, 4]] * np.reshape(row_bytes, (-1, 4)).astype(np.int64)
+    return nbytes

@@ -1,4 +1,4 @@
-"""Checks that a smaller model can guess the tokens of a larger one, before either is read."""
+"""Checks of a draft model against the larger model, before either is read."""
 
 from pathlib import Path
 
@@ -8,27 +8,27 @@ from hotcold.runtime.options import LoadError
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import printable
 
-_PADDING = 512  # tokens that vocabularies of one family may differ by, at their end
+_PADDING = 512  # tokens by which vocabularies of one family may differ at their end
 
 
 def check_draft(path: Path, larger: Path, config: Config, tokenizer: Tokenizer) -> int:
-    """Checks the draft model in a file for the model of ``larger``, whose configuration and tokenizer are
-    given; returns how long its texts may be. LoadError: the vocabularies differ, or the smaller one keeps
-    states of sequences."""
+    """Checks the draft model in a file against the model of ``larger``, with this configuration and
+    tokenizer; returns the draft model's context. LoadError: the vocabularies differ, or the draft model keeps
+    states."""
     names = f"`draft={printable(path.name)}` and {printable(larger.name)}"
     with open_gguf(path) as file:
         try:
-            its = Config.from_metadata(file.metadata, file.magic, file.tensors)
-            own = Tokenizer.from_metadata(file.metadata)
+            draft_config = Config.from_metadata(file.metadata, file.magic, file.tensors)
+            draft_tokenizer = Tokenizer.from_metadata(file.metadata)
         except ValueError as error:
             raise LoadError(f"`draft={printable(path.name)}`: {error}") from error
-    if its.slot_bytes:
+    if draft_config.slot_bytes:
         seen = f"`draft={printable(path.name)}` keeps states of sequences, which go no step back"
         raise LoadError(f"{seen}: choose a smaller model of attention layers alone")
     fix = "a draft model must have the vocabulary of the model that it guesses for"
-    if difference := own.difference(tokenizer):
+    if difference := draft_tokenizer.difference(tokenizer):
         raise LoadError(f"{names} have different vocabularies, {difference}: {fix}")
-    if abs(own.vocab_size - tokenizer.vocab_size) > _PADDING:
-        seen = f"{own.vocab_size} and {tokenizer.vocab_size} tokens"
+    if abs(draft_tokenizer.vocab_size - tokenizer.vocab_size) > _PADDING:
+        seen = f"{draft_tokenizer.vocab_size} and {tokenizer.vocab_size} tokens"
         raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")
-    return its.context
+    return draft_config.context

@@ -1,5 +1,5 @@
-"""Loads a model file: parses it, chooses a memory plan that fits and the device of each part, and reads the
-weights."""
+"""Loading of a model file: parses it, chooses a memory plan that fits and the device of each part, and reads
+the weights."""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
@@ -38,25 +38,24 @@ from hotcold.values import exact_size, printable, round_size, size
 _T = TypeVar("_T")
 
 _NO_BLOCK = "the block that guesses tokens is left out"
-_TRIES = 8  # with less of a GPU's memory each time
-#: Tokens: the largest default context where experts or neurons compete with the KV cache for memory, and the
-#: smallest that loading chooses for lack of memory.
+_TRIES = 8  # attempts, each with less of a GPU's memory
+#: Tokens of a context: the largest default if experts or neurons compete with the KV cache for memory, and
+#: the smallest that loading chooses for lack of memory.
 _SHORT_CONTEXT = 4096
 
 
 def load(path: Path | None, options: Mapping[str, Any], progress: Progress | None = None) -> LoadedModel:
-    """Loads a GGUF file, ``hf:...`` of the hub, or the built-in model; ``options`` are :class:`AllOptions`;
-    ``progress`` is called with bytes read so far and in all.
-
-    ValueError: not a model file (GGUFError), a model that is not supported (ModelError), or options that do
-    not fit it or the machine (LoadError). Weights are read last, when a session has been found to fit."""
+    """Loads a GGUF file, ``hf:...`` on the hub, or the built-in model. ``options``: see :class:`AllOptions`;
+    ``progress`` is called with the bytes read so far and in total. ValueError: not a model file (GGUFError),
+    an unsupported model (ModelError), or options that do not fit it or the machine (LoadError). Weights are
+    read last, after a session is known to fit."""
     wanted = complete(options)
     with open_gguf(located(path or model_path())) as file:
         return load_open(file, wanted, progress)
 
 
 def load_open(file: GGUFFile, options: Mapping[str, Any], progress: Progress | None = None) -> LoadedModel:
-    """Loads a file that is open, as :func:`load` does."""
+    """Loads an open file, as :func:`load` does."""
     try:
         settings = complete(options)
         if (budget := ram_budget(settings)) is not None:
@@ -64,19 +63,19 @@ def load_open(file: GGUFFile, options: Mapping[str, Any], progress: Progress | N
         return _load(file, settings, progress)
     except UserError:
         raise
-    except ValueError as error:  # a shape that is right and that a kernel has no room for, say
+    except ValueError as error:  # for example, a valid shape that is too large for a kernel
         raise LoadError(f"{printable(file.path.name)} cannot run here: {error}") from error
 
 
 def plan_memory(file: GGUFFile, options: Mapping[str, Any]) -> MemoryPlan:
-    """Returns the plan that :func:`load` follows with these options, among them a ``ram_budget``. It may need
-    more memory than is free now. Errors as there."""
+    """Returns the plan of :func:`load` for these options, with a ``ram_budget``; it may exceed the free
+    memory. Errors as in :func:`load`."""
     return _first_that_fits(_Model.parse(file, complete(options)), lambda model: model.plan()[0])
 
 
 def plan_load(file: GGUFFile, options: Mapping[str, Any]) -> tuple[MemoryPlan, tuple[str, ...], str]:
-    """Returns the plan that :func:`load` follows with these options now, its notes, and why the memory of
-    this machine does not suffice; empty where it does. Errors as there, but for those of memory."""
+    """Returns the present plan of :func:`load` for these options, its notes, and an error text if memory does
+    not suffice. Errors as in :func:`load`, except errors about memory."""
     model = _Model.parse(file, complete(options))
     try:
         choice = _first_that_fits(model, partial(_Choice.of, most={}))
@@ -88,24 +87,24 @@ def plan_load(file: GGUFFile, options: Mapping[str, Any]) -> tuple[MemoryPlan, t
 
 @dataclass(frozen=True)
 class _Model:
-    """A parsed file and its options: all that does not depend on memory."""
+    """A parsed file and its options: everything that does not depend on memory."""
 
     file: GGUFFile
     options: AllOptions
-    config: Config  #: with the block that drafts tokens, where the options use it
-    block_note: str  #: why they do not use it
+    config: Config  #: with the draft block, if the options use it
+    block_note: str  #: reason why the options do not use it
     weights: WeightBytes
-    predictor: Path | None  #: the file with predictors, where there is one
+    predictor: Path | None  #: the file with predictors, if there is one
     mode: SparsityMode
-    predictors: Path | None  #: the same file, where a session uses it
+    predictors: Path | None  #: the same file, if a session uses it
     request: MemoryRequest
-    draft: tuple[Path, AllOptions] | None = None  #: the smaller model that drafts tokens
-    budget_note: str = ""  #: about a ``ram_budget`` that the options did not give
-    context_note: str = ""  #: about a context that memory made smaller
+    draft: tuple[Path, AllOptions] | None = None  #: the draft model
+    budget_note: str = ""  #: about an automatic ``ram_budget``
+    context_note: str = ""  #: about a context reduced for lack of memory
 
     @classmethod
     def parse(cls, file: GGUFFile, options: AllOptions) -> Self:
-        """Parses and checks the model's file and its predictors; not the tokenizer, nor a draft model."""
+        """Parses and checks the model's file and its predictors, without the tokenizer and a draft model."""
         named = None if options["predictor"] is None else Path(options["predictor"])
         predictor = find_predictors(file, named)
         config, block_note = Config.from_metadata(file.metadata, file.magic, file.tensors), ""
@@ -120,9 +119,9 @@ class _Model:
         return cls(file, options, config, block_note, weights, predictor, modes[0], used, request)
 
     def forms(self) -> Iterator["_Model"]:
-        """The model as it was asked for; then with smaller default contexts; then without the block that
-        drafts tokens; then all of these with a budget of the free memory, where experts may stay in the
-        file."""
+        """Yields the model in forms that need less and less memory: as requested; with smaller default
+        contexts; without the draft block; and if experts may stay in the file, all of these again with a RAM
+        budget."""
         yield from self._contexts()
         options, short = self.options, "memory" if self.options["ram_budget"] is None else "`ram_budget`"
         if self.config.draft is not None:
@@ -130,9 +129,9 @@ class _Model:
             yield from replace(self, config=replace(self.config, draft=None), block_note=note)._contexts()
         if options["ram_budget"] is not None or beside_ram_budget(options) is not None:
             return
-        if (own := memory.own_budget()) is None:
+        if (automatic := memory.own_budget()) is None:
             return
-        budget, reserve = own
+        budget, reserve = automatic
         chosen = f"memory does not suffice for all of it: `ram_budget={exact_size(budget)}` was chosen"
         yield from replace(
             self,
@@ -142,7 +141,7 @@ class _Model:
         ).forms()
 
     def _contexts(self) -> Iterator["_Model"]:
-        """The model with its context, and with half of it as often as a default context allows."""
+        """Yields the model with its context, and if that is a default, with repeatedly halved contexts."""
         yield self
         model, wanted = self, self.request.context
         while self.options["context"] is None and model.request.context > _SHORT_CONTEXT:
@@ -152,7 +151,7 @@ class _Model:
             yield model
 
     def short(self) -> "_Model":
-        """The model with a default context that leaves memory to experts and neurons."""
+        """Returns the model with a default context that leaves memory for experts and neurons."""
         if self.options["context"] is not None or self.request.context <= _SHORT_CONTEXT:
             return self
         return self._with_context(_SHORT_CONTEXT)
@@ -162,7 +161,7 @@ class _Model:
         return replace(self, request=replace(self.request, context=context, limits=limits))
 
     def plan(self) -> tuple[MemoryPlan, str]:
-        """Plans for the CPU alone; and says which profile is left out. Errors as in
+        """Plans for the CPU alone; also returns a note about an unusable profile. Errors as in
         :meth:`MemoryPlan.with_experts`."""
         free, predictors = memory.available_memory(), self.mode.predictors
         plan = MemoryPlan.make(self.weights, self.config, self.request, predictors, free)
@@ -173,8 +172,8 @@ class _Model:
 
 
 def _first_that_fits(model: _Model, choose: Callable[[_Model], _T]) -> _T:
-    """Returns what ``choose`` returns for the first form of a model that fits in memory. Where none fits, it
-    raises the error of the last form that the options ask for."""
+    """Returns the result of ``choose`` for the first form of a model that fits in memory. If none fits,
+    raises the error of the last form within the given options."""
     refused: UserError | None = None
     for form in model.forms():
         try:
@@ -193,13 +192,13 @@ class _Choice:
 
     plan: MemoryPlan
     decision: Decision
-    notes: tuple[str, ...]  #: about profiles and the block that drafts tokens
+    notes: tuple[str, ...]  #: about profiles, the draft block and the context
     budget_note: str
 
     @classmethod
     def of(cls, model: _Model, most: Mapping[GPU, int] | None) -> Self:
-        """``most`` are bytes to allocate on GPUs that had no room for more; None: no GPU is used.
-        MemoryShortError: the process may not take so much memory."""
+        """Chooses a plan and devices. ``most``: limits for GPUs whose memory ran out; None: no GPU is used.
+        MemoryShortError: the plan needs more than the available memory."""
         plan, profile_note = model.plan()
         to_load = ToLoad(model.file, model.options, plan, model.predictors)
         decision, block_note = Decision() if most is None else decide(to_load, most), model.block_note
@@ -213,7 +212,7 @@ class _Choice:
 
     @property
     def all_notes(self) -> tuple[str, ...]:
-        """Facts about memory and devices that the user should know, a line each."""
+        """Facts about memory and devices for the user, one line each."""
         others = (*self.decision.notes, str(self.plan.experts or ""), *self.notes)
         return tuple(note for note in (self.budget_note, *self.plan.notes, *others) if note)
 
@@ -262,7 +261,7 @@ def _load(file: GGUFFile, options: AllOptions, progress: Progress | None) -> Loa
 
 
 def _draft_options(options: AllOptions, context: int) -> AllOptions:
-    """How the smaller model is loaded that drafts tokens for one with these options."""
+    """Returns the options for the draft model of a model with these options."""
     return complete(
         AllOptions(
             threads=options["threads"],
@@ -277,7 +276,7 @@ def _draft_options(options: AllOptions, context: int) -> AllOptions:
 
 
 def _bytes_of(path: Path, options: AllOptions) -> int:
-    """Counts the memory that a draft model takes."""
+    """Returns the bytes of a draft model in memory."""
     with open_gguf(path) as file:
         model = _Model.parse(file, options)
     plan = MemoryPlan.make(model.weights, model.config, model.request, model.mode.predictors)
@@ -285,10 +284,10 @@ def _bytes_of(path: Path, options: AllOptions) -> int:
 
 
 def _load_draft(path: Path, options: AllOptions) -> tuple[LoadedModel, str]:
-    """Loads the smaller model that drafts tokens; and the note about it."""
+    """Loads the draft model; also returns the note about it."""
     try:
         draft = load(path, options)
-    except MemoryShortError as error:  # a budget for the larger model's experts would not help
+    except MemoryShortError as error:  # a RAM budget for the larger model's experts would not help
         raise LoadError(f"`draft`: {printable(path.name)} guesses tokens: {error}") from None
     return draft, f"{printable(draft.name)} guesses tokens, which changes no text"
 
@@ -307,8 +306,8 @@ def _read(model: _Model, choice: _Choice, progress: Progress | None) -> tuple[De
 
 
 def _read_where_it_fits(model: _Model, progress: Progress | None) -> tuple[_Choice, Devices, Weights]:
-    """Reads a model, with a smaller placement each time that a GPU's memory runs out, or on the CPU where a
-    GPU fails that nobody asked for."""
+    """Reads a model, with a smaller placement whenever a GPU's memory runs out. If a GPU fails that the user
+    did not ask for, the CPU computes all parts."""
     changes: list[str] = []
     most: Mapping[GPU, int] | None = {}
     while True:
@@ -329,17 +328,18 @@ def _read_where_it_fits(model: _Model, progress: Progress | None) -> tuple[_Choi
                 raise
             most = None
             changes.append(f"no GPU is used: {error}")
-        gc.collect()  # here, where no traceback holds what was allocated any more
+        gc.collect()  # here no traceback refers to the failed allocations
 
 
 def _less(allocated: int, planned: int) -> int:
-    """The next budget, a round size: 95 % of the bytes that could be allocated, or half of the plan."""
+    """Returns the next budget, a round size: 95 % of the bytes that could be allocated, or half of the
+    plan."""
     return round_size(max(allocated * 19 // 20, planned // 2))
 
 
 def _request(file: GGUFFile, config: Config, options: AllOptions) -> MemoryRequest:
-    """The memory that options ask for. LoadError: the model does not have so long a context, or the KV cache
-    does not hold one."""
+    """Returns the memory request of the options. LoadError: the context is longer than the model's, or than
+    the KV cache."""
     asked, most = options["context"], config.context
     if asked == 0:
         asked = most
@@ -372,7 +372,7 @@ def _limits(context: int, options: AllOptions) -> BatchLimits:
 
 
 def _default_context(file: GGUFFile, config: Config, options: AllOptions) -> int:
-    """Tokens of a context that nobody asked for. LongRoPE's model keeps its original length, since another
+    """Returns the default context in tokens. LongRoPE models keep their original length, since another
     rotation applies beyond it (arXiv 2402.13753)."""
     default = options["default_context"]
     if any(options[name] is not None for name in ("ram_budget", "vram_budget", "placement")):

@@ -1,4 +1,4 @@
-"""Names this machine, and finds the figures that ``hotcold doctor`` keeps under this name."""
+"""The name of this machine, and the figures that ``hotcold doctor`` stored under this name."""
 
 import os
 import platform
@@ -22,25 +22,26 @@ def processor() -> str:
 
 
 def machine_name(gpu: GPU | None) -> str:
-    """A name of all facts on which figures depend; another name means another machine."""
-    own = f"{processor()}, {default_isa()}, {available_cores()} threads, hotcold {__version__}"
-    return own if gpu is None else f"{own}, {gpu.name}, {gpu.driver}"
+    """Returns a name with all facts that affect figures: another name means another machine."""
+    name = f"{processor()}, {default_isa()}, {available_cores()} threads, hotcold {__version__}"
+    return name if gpu is None else f"{name}, {gpu.name}, {gpu.driver}"
 
 
 def cache_path(gpu: GPU | None) -> Path:
-    """The file with the figures of this machine and the GPU. UserError: the folder's name is not absolute."""
+    """Returns the path for figures of this machine and GPU. UserError: the folder's path is not absolute."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(folder):
         raise UserError(f"cache folder {folder!r}: set XDG_CACHE_HOME to an absolute path")
-    own = "" if gpu is None else f"-{gpu.uuid}"
-    return Path(folder, "hotcold", f"hardware{own}.json")
+    suffix = "" if gpu is None else f"-{gpu.uuid}"
+    return Path(folder, "hotcold", f"hardware{suffix}.json")
 
 
 def measured_hardware(gpu: GPU | None) -> Hardware | None:
-    """The figures of this machine with this GPU and driver, or with none; None if it was not measured yet."""
+    """Returns the figures of this machine with this GPU and driver, or without one; None if not measured
+    yet."""
     try:
         path = cache_path(gpu)
-        found = find_hardware(str(path)) if os.path.exists(path) else None
-    except ValueError:  # damaged: doctor says so
+        hardware = find_hardware(str(path)) if os.path.exists(path) else None
+    except ValueError:  # damaged: doctor reports it
         return None
-    return found if found is not None and found.name == machine_name(gpu) else None
+    return hardware if hardware is not None and hardware.name == machine_name(gpu) else None

@@ -1,4 +1,4 @@
-"""Finds how much memory this process may still take: a model that cannot fit is refused before it is read."""
+"""Available memory of this process, so that a model that cannot fit is refused before it is read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,22 +14,22 @@ from hotcold.windows import free_memory, kernel32, memory_size
 #: A cgroup v1 limit at or above this means "no limit" (the kernel rounds 2**63 down to a page).
 _UNLIMITED = 1 << 60
 
-#: What a budget by itself leaves to the system and other programs: this part of what is free, 1 GiB at most.
+#: Part of the free memory that an automatic budget leaves to other programs, at most 1 GiB.
 _RESERVE = 8
 
-#: Files with the limit and the use, and the line of memory.stat with the file cache that can be dropped.
+#: Files with the limit and the use, and the line of memory.stat with the droppable file cache.
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 class MemoryShortError(LoadError):
-    """A model that is larger than the memory that this process may still take."""
+    """A model that is larger than the available memory."""
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that can be allocated without swapping or being killed; None where the system does not say. The
-    smallest of what the kernel says (``MemAvailable``, or Windows' call) and what every enclosing cgroup
-    (version 1 or 2) has left."""
+    """Returns the bytes that can be allocated without swapping or being killed; None if unknown. This is the
+    minimum of the kernel's figure (``MemAvailable``, or Windows' call) and the remainder of every enclosing
+    cgroup (version 1 or 2)."""
     limits = [_of_meminfo(proc / "meminfo", "MemAvailable"), _windows(free_memory)]
     for version, folder in cgroups(proc / "self" / "cgroup", cgroup, "memory"):
         limits.append(_free_of(folder, *(_V2 if version == 2 else _V1)))
@@ -38,7 +38,7 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
 
 
 def machine_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes of this machine's memory, or of the smallest cgroup around this process; None if unknown."""
+    """Returns the bytes of this machine's memory, or of the smallest enclosing cgroup; None if unknown."""
     limits = [_of_meminfo(proc / "meminfo", "MemTotal"), _windows(memory_size)]
     for version, folder in cgroups(proc / "self" / "cgroup", cgroup, "memory"):
         limits.append(_limit(folder / (_V2 if version == 2 else _V1)[0]))
@@ -73,7 +73,7 @@ def _free_of(group: Path, limit_name: str, usage_name: str, reclaimable_name: st
     limit, usage = _limit(group / limit_name), read_text(group / usage_name).strip()
     if limit is None or not usage.isdigit():
         return None
-    # File cache counts as use, but the kernel drops it before it kills.
+    # File cache counts as use, but the kernel drops it before it kills a process.
     counts = dict(line.split(" ", 1) for line in read_text(group / "memory.stat").splitlines() if " " in line)
     return limit - int(usage) + int(counts.get(reclaimable_name, 0))
 
@@ -84,8 +84,8 @@ def _limit(path: Path) -> int | None:
 
 
 def own_budget() -> tuple[int, int] | None:
-    """Bytes of the automatic budget, a round size, and the bytes that it leaves free; None where the system
-    does not state how many are."""
+    """Returns the automatic budget, a round size, and the bytes that it leaves free; None if the free memory
+    is unknown."""
     free = available_memory()
     if free is None:
         return None
@@ -94,7 +94,7 @@ def own_budget() -> tuple[int, int] | None:
 
 
 def check_memory(plan: MemoryPlan, predictors: int | None = None) -> None:
-    """Raises MemoryShortError where a plan needs more than this process may still take; ``predictors`` as for
+    """Raises MemoryShortError if a plan needs more than the available memory; ``predictors`` as for
     :meth:`MemoryPlan.shortage`."""
     free = available_memory()
     if free is not None and (shortage := plan.shortage(free, predictors)):

@@ -1,4 +1,4 @@
-"""Which sparsity mode is in force, and whose predictors it uses."""
+"""The sparsity mode of a session, and its predictors."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +13,16 @@ from hotcold.values import printable
 @dataclass(frozen=True)
 class SparsityMode:
     name: str  #: ``exact``, ``predicted`` or ``off``
-    notes: tuple[
-        str, ...
-    ] = ()  #: what was asked for and cannot be had, and what ``auto`` does with predictors
-    predictors: PredictorFacts | None = None  #: None where none is used
+    notes: tuple[str, ...] = ()  #: unavailable requests, and what ``auto`` does with predictors
+    predictors: PredictorFacts | None = None  #: None if the mode uses none
     details: tuple[str, ...] = ()  #: how ``auto`` computes a model without predictors, and why
 
 
 def choose_mode(
     requested: str, config: Config, model: Path, predictor: Path | None, fingerprint: str
 ) -> SparsityMode:
-    """The mode for one of :data:`SPARSITY_MODES`; ``predictor`` is the file with predictors, which may be the
-    ``model``'s own. UserError: the model cannot run in that mode, or the predictors are not right."""
+    """Returns the mode for one of :data:`SPARSITY_MODES`. ``predictor``: the file with predictors, which may
+    be the ``model``'s own. UserError: the model cannot run in that mode, or the predictors are invalid."""
     if requested not in SPARSITY_MODES:
         raise LoadError(f"sparsity {requested!r}: choose from {', '.join(SPARSITY_MODES)}")
     if requested == "off":
@@ -48,23 +46,23 @@ def choose_mode(
             return SparsityMode("off", details=(f"sparsity auto is off: {config.whole}{whole}",))
         seen = f"`sparsity={requested}`: {config.whole}"
         raise LoadError(f"{seen}, so no neuron can be left out: use off or auto")
-    some = _whole_downs(config)
+    whole_downs = _whole_downs(config)
     if requested == "exact":
-        return SparsityMode("exact", some)
+        return SparsityMode("exact", whole_downs)
     if requested == "predicted":
         if predictor is None:
             seen = "`sparsity=predicted`: the file has no predictor (blk.N.fc1, blk.N.fc2) and no sidecar"
             needed = "use exact, which is lossless and needs none, or make one with hotcold fit-predictor"
             raise LoadError(f"{seen}: {needed}")
         facts = _facts(predictor, config, fingerprint)
-        return SparsityMode("predicted", some, facts)
+        return SparsityMode("predicted", whole_downs, facts)
     return _automatic(config, model, predictor, fingerprint)
 
 
 def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint: str) -> SparsityMode:
-    """``predicted`` if a sidecar stores a measurement that speaks for it. Otherwise ``exact``: it gives the
-    bits of ``off`` and takes no longer, however many neurons are active."""
-    some = _whole_downs(config)
+    """Returns ``predicted`` if a sidecar stores a measurement in its favour, else ``exact``: it gives the
+    same bits as ``off`` and is never slower."""
+    reasons = _whole_downs(config)
     notes: tuple[str, ...] = ()
     if predictor is not None:
         name = printable(predictor.name)
@@ -75,15 +73,15 @@ def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint:
             measured = facts.measured
             if measured and not measured.objection:
                 note = f"sparsity auto is predicted, by {name}: {measured.cost}, {measured.gain}"
-                return SparsityMode("predicted", (note,), facts, some)
+                return SparsityMode("predicted", (note,), facts, reasons)
             if measured:
                 figures = f"{measured.cost}, {measured.gain}"
                 notes = (f"sparsity auto does not use {name}: {measured.objection} ({figures})",)
             else:
                 notes = (_not_measured(model, name, f"`measure={name}`"),)
-    if some and all(down for down, n in zip(config.whole_downs, config.neurons, strict=True) if n):
-        return SparsityMode("off", notes, details=tuple(f"sparsity auto is off: {each}" for each in some))
-    return SparsityMode("exact", notes, details=some)
+    if reasons and all(down for down, n in zip(config.whole_downs, config.neurons, strict=True) if n):
+        return SparsityMode("off", notes, details=tuple(f"sparsity auto is off: {each}" for each in reasons))
+    return SparsityMode("exact", notes, details=reasons)
 
 
 def _not_measured(model: Path, name: str, option: str) -> str:
@@ -94,14 +92,12 @@ def _not_measured(model: Path, name: str, option: str) -> str:
 
 
 def _whole_downs(config: Config) -> tuple[str, ...]:
-    """Says in how many layers all neurons are added whatever fires, and why; nothing where in none."""
+    """Names the number of layers that add all neurons, and the reason; empty if there are none."""
     types = sorted({type for type in config.whole_downs if type})
     if not types:
         return ()
-    some = sum(map(bool, config.whole_downs)), sum(map(bool, config.neurons))
-    return (
-        f"down is {' and '.join(types)} by output in {some[0]} of {some[1]} layers: no zeros are left out",
-    )
+    whole, layers = sum(map(bool, config.whole_downs)), sum(map(bool, config.neurons))
+    return (f"down is {' and '.join(types)} by output in {whole} of {layers} layers: no zeros are left out",)
 
 
 def _facts(path: Path, config: Config, fingerprint: str) -> PredictorFacts:

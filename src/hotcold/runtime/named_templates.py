@@ -1,4 +1,4 @@
-"""Chat templates that people name instead of writing them: the forms that many models share."""
+"""Named chat templates, which users may give instead of Jinja."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -55,7 +55,7 @@ _ZEPHYR = """\
 {% endfor %}{% if add_generation_prompt %}<|assistant|>
 {% endif %}"""
 
-#: Names as llama.cpp has them.
+#: The names are llama.cpp's.
 TEMPLATES: Mapping[str, str] = {
     "chatml": _CHATML,
     "gemma": _GEMMA,
@@ -69,7 +69,7 @@ TEMPLATES: Mapping[str, str] = {
 
 
 def template_text(template: str) -> str:
-    """A template itself: one that is named, or the text, which has Jinja's braces. UserError: neither."""
+    """Returns a template's text, for a name or for Jinja. UserError: neither."""
     if not isinstance(template, str):
         kind = type(template).__name__
         raise UserError(f"chat template of type {kind}: Jinja as text, or a name, is needed")
@@ -82,8 +82,8 @@ def template_text(template: str) -> str:
 
 
 def with_template(metadata: Mapping[str, Any], template: str | None) -> Mapping[str, Any]:
-    """A file's metadata with a template in the place of all of its own; None leaves them."""
+    """Replaces all templates in a file's metadata by one; None changes nothing."""
     if template is None:
         return metadata
-    own = {key: value for key, value in metadata.items() if not key.startswith(f"{_KEY}.")}
-    return {**own, _KEY: template}
+    others = {key: value for key, value in metadata.items() if not key.startswith(f"{_KEY}.")}
+    return {**others, _KEY: template}

@@ -1,4 +1,4 @@
-"""Opens the model that a user gives: a file, a name on the hub, or a loaded model."""
+"""Opening of a user's model: a file, a name on the hub, or a loaded model."""
 
 import os
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from hotcold.runtime.loading import load
 from hotcold.runtime.options import Progress
 from hotcold.runtime.session import LoadedModel
 
-#: A GGUF file, ``hf:OWNER/NAME/FILE.gguf`` of the hub, or what :func:`~hotcold.runtime.loading.load` gave;
-#: None is the built-in model.
+#: A GGUF file, ``hf:OWNER/NAME/FILE.gguf`` on the hub, or a loaded model
+#: (:func:`~hotcold.runtime.loading.load`). None is the built-in model.
 Source: TypeAlias = str | os.PathLike[str] | LoadedModel | None
 
 
 def file_of(model: Source, progress: Progress | None = None) -> Path:
-    """Where the model lies, or the one that it was loaded from. One of the hub that is not in the cache is
-    downloaded; ``progress`` is told of that as the phase ``downloading``."""
+    """Returns the path of a model; downloads a hub file that is not in the cache. ``progress`` gets the phase
+    ``downloading``."""
     if isinstance(model, LoadedModel):
         return model.path
     advance = partial(progress, "downloading") if progress else None
@@ -28,15 +28,15 @@ def file_of(model: Source, progress: Progress | None = None) -> Path:
 
 
 def opened(
-    model: Source, options: Mapping[str, Any], progress: Progress | None = None, **more: Any
+    model: Source, options: Mapping[str, Any], progress: Progress | None = None, **fixed: Any
 ) -> LoadedModel:
-    """The model, loaded now if it is a file. ``options`` and ``more`` are of :class:`AllOptions`; those of
-    ``options`` that are None were not given. UserError: options for a model that is loaded already; others
-    are those of :func:`~hotcold.runtime.loading.load`."""
+    """Returns the model, loaded now if it is a file. ``options`` are the user's (None: not given), ``fixed``
+    the caller's; both are :class:`AllOptions`. UserError: options for a model that is already loaded, and
+    errors of :func:`~hotcold.runtime.loading.load`."""
     given = {name: value for name, value in options.items() if value is not None}
     if not isinstance(model, LoadedModel):
         advance = partial(progress, "loading") if progress else None
-        return load(file_of(model, progress), {**given, **more}, advance)
+        return load(file_of(model, progress), {**given, **fixed}, advance)
     if given:
         fix = "leave it out, or give the model's file"
         raise UserError(f"{min(given)} is for loading, and the model is loaded already: {fix}")

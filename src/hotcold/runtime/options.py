@@ -11,69 +11,69 @@ from hotcold.runtime.named_templates import template_text
 from hotcold.runtime.pooling import POOLINGS, Pooling
 from hotcold.values import bytes_of, integer
 
-DRAFT_MAX = 7  #: guesses of one sequence in a step, where nobody says otherwise
+DRAFT_MAX = 7  #: default limit for the draft tokens of a sequence in a step
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
 
-#: Is called with the phase of the work, what of it is done, and the total: of ``loading`` in bytes.
+#: Called with the phase, the work done, and the total (for ``loading``: bytes).
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 
 class LoadError(UserError):
-    """A model that cannot run as asked; the message says what would work."""
+    """A model that cannot run as requested; the message says how it can."""
 
 
 class ModelOptions(TypedDict, total=False):
-    """How a model is loaded and run; all optional, with defaults in parentheses."""
+    """How a model is loaded and run. All options are optional; defaults are in parentheses."""
 
-    #: ``auto`` (the default), ``exact``, ``predicted`` or ``off``; what it chose is in ``llm.session.notes``
+    #: ``auto`` (the default), ``exact``, ``predicted`` or ``off``; ``llm.session.notes`` has the choice of
+    #: ``auto``
     sparsity: str
-    predictor: str | os.PathLike[str] | None  #: a sidecar (``MODEL.predictor.gguf`` beside the model)
+    predictor: str | os.PathLike[str] | None  #: file with predictors (``MODEL.predictor.gguf``, if it exists)
     threads: int | None  #: (the cores that affinity and cgroup quota allow)
-    #: tokens of each sequence; 0: all that the model has (as many, at most 32,768, that memory holds; 4096 at
-    #: most with a GPU or ``ram_budget``; with LongRoPE the original length)
+    #: tokens of a sequence; 0: the model's limit (what memory holds, at most 32,768; at most 4096 with a GPU
+    #: or ``ram_budget``; with LongRoPE at most the original length)
     context: int | None
     backend: str  #: ``cpu`` (the default), or ``reference``: NumPy, slow, for checks
-    #: a GPU's name or a part of it, its number in ``hotcold doctor``, or ``off`` (a discrete card); several
-    #: with commas between them: ``0,1``
+    #: a GPU's name or a part of it, its number in ``hotcold doctor``, or ``off`` (a discrete GPU); several
+    #: with commas: ``0,1``
     gpu: str | int | None
-    #: made by ``hotcold plan -o``: what the GPU computes, and ``backend`` the rest
+    #: file of ``hotcold plan -o``: what the GPU computes; ``backend`` computes the rest
     placement: str | os.PathLike[str] | None
-    #: instead: bytes that may be allocated on the GPU, or a size such as ``"8GiB"``, for the placement of
-    #: ``plan`` (what is free); of several GPUs on each, or one size for each
+    #: instead of ``placement``: limit for GPU memory in bytes, or a size such as ``"8GiB"`` (the free
+    #: memory); for several GPUs one value for each, or one for all
     vram_budget: int | str | Sequence[int | str] | None
-    #: bytes, or a size such as ``"8GiB"``, that weights, KV cache and steps may take in RAM: experts that
-    #: do not fit stay in the model's file and are read when they are named (all are in memory if they
-    #: fit, else as many as do)
+    #: limit for weights, KV cache and steps in RAM, in bytes, or a size such as ``"8GiB"``. Experts beyond it
+    #: stay in the model's file and are read when needed (all in memory if they fit, else as many as fit)
     ram_budget: int | str | None
     cache_type: str  #: of the KV cache: ``f16`` (the default), ``q8_0`` (half as large, lossy) or ``f32``
-    chat_template: str | None  #: instead of the file's: Jinja, or a name such as ``chatml`` (docs/chat.md)
-    pooling: Pooling | None  #: how texts become vectors: ``mean``, ``last`` or ``cls`` (as the file names it)
+    chat_template: str | None  #: replaces the file's: Jinja, or a name such as ``chatml`` (docs/chat.md)
+    pooling: Pooling | None  #: pooling of text embeddings: ``mean``, ``last`` or ``cls`` (the file's)
 
 
 class LoadOptions(ModelOptions, total=False):
     """Keyword arguments of :class:`LLM` and :class:`AsyncLLM` besides the file."""
 
-    chunk: int  #: the most prompt tokens of a step (128)
-    sequences: int  #: how many run at the same time (1; 4 of ``AsyncLLM``)
-    cache_positions: int | None  #: of the KV cache, which they share (``context`` for each)
-    #: states that recurrent layers keep, for prompts that begin alike (as many as an eighth of free memory
-    #: holds, at most one for each page of the KV cache); other models have none
+    chunk: int  #: limit for the prompt tokens of a step (128)
+    sequences: int  #: limit for requests that run at the same time (1; 4 for ``AsyncLLM``)
+    cache_positions: int | None  #: size of the KV cache, which sequences share (``context`` for each)
+    #: states of recurrent layers to keep for prompts with the same beginning; other models have none (what an
+    #: eighth of free memory holds, at most one for each page of the KV cache)
     state_copies: int | None
-    #: the most tokens of a sequence that are guessed and verified in one step (7, where so many pay); 0 is
-    #: none. The text is the same
+    #: limit for the draft tokens of a sequence in one step; 0: none (7, or fewer if that is faster). The text
+    #: does not change
     draft_max: int
-    #: a smaller model with the same vocabulary, which guesses what is not looked up; it runs on the CPU
+    #: a smaller model with the same vocabulary, which drafts tokens besides prompt lookup; it runs on the CPU
     draft: str | os.PathLike[str] | None
 
 
 class PrivateOptions(TypedDict, total=False):
-    """Options that Hotcold's commands, tasks and tests give, and no other program."""
+    """Options for Hotcold's own commands, tasks and tests; not part of the public API."""
 
     hot_backend: str | None  #: backend in place of a GPU, for checks: ``cpu`` or ``reference``
     hot_threads: int | None  #: threads of ``hot_backend`` (as many as ``threads``)
-    default_context: int  #: the most positions of a sequence where ``context`` is not given (32,768)
-    second_sparsity: str | None  #: mode of a second session, whose GPU memory is planned, too
+    default_context: int  #: limit for the default of ``context`` (32,768)
+    second_sparsity: str | None  #: mode of a second session, whose GPU memory is also planned
 
 
 class AllOptions(LoadOptions, PrivateOptions, total=False):
@@ -92,8 +92,8 @@ _DEFAULTS = AllOptions(
 
 
 def complete(options: Mapping[str, Any]) -> AllOptions:
-    """Returns :class:`AllOptions`: the given values, and the defaults in place of the others and of None.
-    UserError: a value that cannot be right; TypeError: an unknown option."""
+    """Returns :class:`AllOptions`: the given values, with defaults for missing ones and None. UserError: an
+    invalid value; TypeError: an unknown option."""
     check_loading(options, LoadOptions)
     given = {name: value for name, value in options.items() if value is not None}
     for name, kind in get_type_hints(AllOptions).items():
@@ -104,30 +104,30 @@ def complete(options: Mapping[str, Any]) -> AllOptions:
             given[name] = tuple(bytes_of(name, each) for each in value)
         elif name in given:
             given[name] = bytes_of(name, value)
-    found: Any = {**dict.fromkeys(get_type_hints(AllOptions)), **_DEFAULTS, **given}
-    if found["sparsity"] not in SPARSITY_MODES:
-        raise LoadError(f"sparsity {found['sparsity']!r}: choose from {', '.join(SPARSITY_MODES)}")
-    if found["cache_type"] not in CACHE_TYPES:
-        raise LoadError(f"cache type {found['cache_type']!r}: choose from {', '.join(CACHE_TYPES)}")
-    if found["pooling"] not in (None, *POOLINGS):
-        raise LoadError(f"pooling {found['pooling']!r}: choose from {', '.join(POOLINGS)}")
+    completed: Any = {**dict.fromkeys(get_type_hints(AllOptions)), **_DEFAULTS, **given}
+    if completed["sparsity"] not in SPARSITY_MODES:
+        raise LoadError(f"sparsity {completed['sparsity']!r}: choose from {', '.join(SPARSITY_MODES)}")
+    if completed["cache_type"] not in CACHE_TYPES:
+        raise LoadError(f"cache type {completed['cache_type']!r}: choose from {', '.join(CACHE_TYPES)}")
+    if completed["pooling"] not in (None, *POOLINGS):
+        raise LoadError(f"pooling {completed['pooling']!r}: choose from {', '.join(POOLINGS)}")
     for name in ("sequences", "chunk", "default_context"):
-        if found[name] < 1:
-            raise LoadError(f"{name} is {found[name]}: at least 1 is needed")
-    if (found["state_copies"] or 0) < 0:
-        raise LoadError(f"state_copies is {found['state_copies']}: at least 0 is needed")
-    if not 0 <= found["draft_max"] < DECODE_ROWS:
-        seen = f"`draft_max={found['draft_max']}`"
+        if completed[name] < 1:
+            raise LoadError(f"{name} is {completed[name]}: at least 1 is needed")
+    if (completed["state_copies"] or 0) < 0:
+        raise LoadError(f"state_copies is {completed['state_copies']}: at least 0 is needed")
+    if not 0 <= completed["draft_max"] < DECODE_ROWS:
+        seen = f"`draft_max={completed['draft_max']}`"
         raise LoadError(f"{seen}: 0 (no guesses) to {DECODE_ROWS - 1} tokens are allowed")
-    if found["draft"] is not None and not found["draft_max"]:
+    if completed["draft"] is not None and not completed["draft_max"]:
         raise LoadError("`draft` guesses nothing with `draft_max=0`: leave one of them out")
-    if found["chat_template"] is not None:
-        found["chat_template"] = template_text(found["chat_template"])
-    return found  # type: ignore[no-any-return]
+    if completed["chat_template"] is not None:
+        completed["chat_template"] = template_text(completed["chat_template"])
+    return completed  # type: ignore[no-any-return]
 
 
 def ram_budget(options: AllOptions) -> int | None:
-    """The bytes of ``ram_budget`` in options that :func:`complete` returned."""
+    """Returns the bytes of ``ram_budget`` in options from :func:`complete`."""
     budget = options["ram_budget"]
     return None if budget is None else int(budget)
 
@@ -139,7 +139,7 @@ def check_loading(options: Mapping[str, Any], allowed: type[ModelOptions]) -> No
 
 
 def check_names(options: Mapping[str, Any], allowed: type[Any]) -> None:
-    """TypeError for an option that is none of a TypedDict's, as of a keyword that a function lacks."""
+    """Raises TypeError for an option that is not in a TypedDict, as for an unknown keyword argument."""
     names = get_type_hints(allowed)
     if unknown := options.keys() - names.keys():
         raise TypeError(f"unknown option {min(unknown)!r}: allowed are {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Decides which backend computes which part of a model that is to be loaded."""
+"""Choice of devices at loading: which backend computes which part of a model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,18 +37,18 @@ from hotcold.runtime.machine import measured_hardware
 from hotcold.runtime.options import AllOptions
 from hotcold.values import exact_size, round_size, size
 
-_BESIDES_S = 5e-5  # of a handshake, of a step, and of a layer's kernels
-_PAYS = 0.95  # a GPU that nobody asked for is used if a token takes at most this part of the CPU's time
+_BESIDES_S = 5e-5  # assumed time of a handshake, of a step's overhead, and of a layer's kernels
+_PAYS = 0.95  # by default, a GPU is used if a token takes at most this part of the CPU's time
 
 
 @dataclass(frozen=True)
 class ToLoad:
-    """A model's file, and how it is to be loaded."""
+    """A model's file, its options, and its plan."""
 
     file: GGUFFile
     options: AllOptions
     plan: MemoryPlan  #: for the CPU alone
-    predictors: Path | None  #: the file of the predictors that sessions use; None: they use none
+    predictors: Path | None  #: the file of the predictors that sessions use; None: no predictors
 
     def sizes(self, *, gpu: bool) -> Sizes:
         sessions = 2 if self.options["second_sparsity"] else 1
@@ -57,20 +57,20 @@ class ToLoad:
 
 @dataclass(frozen=True)
 class OnGPU:
-    """The part of a model on a GPU, and the form in which it works with the CPU."""
+    """The part of a model on a GPU, and the form of its handshake with the CPU."""
 
     gpu: GPU
-    budget_bytes: int  #: the most that may be allocated
-    nbytes: Mapping[str, int]  #: of that, what the placement takes, by the kinds of its bill
+    budget_bytes: int  #: limit for allocation
+    nbytes: Mapping[str, int]  #: bytes of the placement within the budget, by the kinds of its bill
     layers: Sequence[int]
     all_layers: int
     head: bool
-    hot_share: float  #: of the neurons
-    hot_activation_share: float  #: of the firings, by the profile
-    spin: bool  #: shaders wait for the CPU's answers, else each answer submits what follows
+    hot_share: float  #: share of the neurons
+    hot_activation_share: float  #: share of the activations, by the profile
+    spin: bool  #: True: shaders wait for the CPU's answers; False: each answer submits the next segment
 
     def open(self) -> Backend:
-        """GPUMemoryError: it has no room for this. GPUError: it cannot be used."""
+        """Opens the GPU. GPUMemoryError: its free memory does not suffice. GPUError: it is not usable."""
         backend = open_gpu(self.gpu, self.budget_bytes, spin=self.spin)
         backend.check_memory(self.planned_bytes)  # before gigabytes are read
         return backend
@@ -91,7 +91,7 @@ class OnGPU:
         return f"GPU {self.gpu.name} ({self.gpu.driver}): {parts}; {hot}; {memory}; handshakes by {form}"
 
     def report(self) -> dict[str, Any]:
-        """The report for ``--json``."""
+        """Returns the report for ``--json``."""
         return {
             "name": self.gpu.name,
             "driver": self.gpu.driver,
@@ -109,17 +109,17 @@ class OnGPU:
 
 @dataclass(frozen=True)
 class Decision:
-    """Which backends a model's parts get; without a placement all of them the CPU."""
+    """The backends of a model's parts; without a placement the CPU has all of them."""
 
-    notes: tuple[str, ...] = ()  #: what was assumed, and what was left out
+    notes: tuple[str, ...] = ()  #: assumptions and omissions, for the user
     placement: Placement | None = None
-    on_gpus: tuple[OnGPU, ...] = ()  #: those of the placement, in order; none where something else plays them
-    asked: bool = True  #: whether somebody wants a GPU; else a failure is no more than a note
-    slots: int | None = None  #: for states of sequences, where the placement has fewer than the CPU alone
+    on_gpus: tuple[OnGPU, ...] = ()  #: the placement's GPUs in order; empty if another backend replaces them
+    asked: bool = True  #: whether the user asked for a GPU; otherwise a failure is only a note
+    slots: int | None = None  #: state slots, if the placement has fewer than the CPU alone
 
     def apply_to(self, plan: MemoryPlan) -> MemoryPlan:
-        """Returns a plan for the CPU alone as it is with this placement. Where the CPU computes nothing, no
-        block drafts tokens."""
+        """Applies the placement to a plan for the CPU alone; drops the draft block if the CPU computes
+        nothing."""
         if self.placement is None:
             return plan
         config = plan.config if self.placement.cpu_computes else replace(plan.config, draft=None)
@@ -128,7 +128,8 @@ class Decision:
         return replace(plan, config=config, placement=self.placement, slots=slots, gpu_bytes=on_gpus)
 
     def open(self, options: AllOptions, layers: int) -> Devices:
-        """GPUMemoryError: a GPU has no room for this. GPUError: it cannot be used."""
+        """Opens the backends. GPUMemoryError: a GPU's memory does not suffice. GPUError: a GPU is not
+        usable."""
         cold = open_backend(options["backend"], options["threads"])
         if self.placement is None:
             return Devices.of(cold, layers)
@@ -142,16 +143,14 @@ class Decision:
         assert options["hot_backend"] is not None
         threads = options["hot_threads"]
         if threads is None and options["hot_backend"] == "cpu":
-            threads = cold.threads  # as many: threads that wait offer their cores to the other side's
+            # waiting threads offer their cores to the other side's, so both may have all
+            threads = cold.threads
         return open_backend(options["hot_backend"], threads)
 
 
 def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Decision:
-    """Decides where each part of the model lies, as the options ask. ``most``: bytes to allocate on GPUs that
-    had no room for more.
-
-    UserError: options that do not go together, a placement or profile that is not right, or a GPU that is not
-    there."""
+    """Chooses the device of each part of the model by the options. ``most``: limits for GPUs whose memory ran
+    out. UserError: incompatible options, an invalid placement or profile, or an unknown GPU."""
     options = model.options
     if options["ram_budget"] is not None:
         return _in_ram(options)
@@ -160,17 +159,17 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
     gpu_asked = None if options["gpu"] is None else str(options["gpu"])
     if options["hot_backend"] is not None:
         if options["placement"] is not None:
-            found = _read(model, Path(options["placement"]), gpu=False)
+            rated = _read(model, Path(options["placement"]), gpu=False)
         else:
             budgets = _budgets(options, [0])
             model = replace(model, plan=model.plan.within(budgets))
-            found = _solve(model, [find_hardware(DEFAULT)] * len(budgets), budgets, gpu=False)
-        if apart := _apart(model.plan.config, found.placement):
+            rated = _solve(model, [find_hardware(DEFAULT)] * len(budgets), budgets, gpu=False)
+        if apart := _apart(model.plan.config, rated.placement):
             raise UserError(f"`hot_backend`: {apart}: a placement with all layers or none is needed")
-        return Decision(found.notes, found.placement, slots=model.plan.slots)
+        return Decision(rated.notes, rated.placement, slots=model.plan.slots)
     asked = wanted or wished(gpu_asked) is not None
     if options["backend"] != "cpu" and not asked:
-        return Decision()  # who checks the other backend wants that alone
+        return Decision()  # a backend for checks computes alone
     gpus, note = choose_gpus(gpu_asked, needed=wanted)
     if len(gpus) > MOST_GPUS:
         raise UserError(f"`gpu={gpu_asked}` names {len(gpus)} GPUs: {MOST_GPUS} are the most")
@@ -182,7 +181,7 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
 
 
 def beside_ram_budget(options: AllOptions) -> str | None:
-    """Names an option that does not go with a budget of RAM; None where there is none."""
+    """Returns the name of an option that excludes a budget of RAM; None if there is none."""
     if options["backend"] != "cpu":
         return "backend"
     others = ("placement", "vram_budget", "hot_backend", "hot_threads")
@@ -193,7 +192,7 @@ def beside_ram_budget(options: AllOptions) -> str | None:
 
 
 def _in_ram(options: AllOptions) -> Decision:
-    """The CPU alone, whose memory has a budget."""
+    """Returns the decision for a CPU with a budget of RAM."""
     given = beside_ram_budget(options)
     if given == "backend":
         raise UserError(f"`ram_budget` needs the backend cpu, not {options['backend']}")
@@ -218,14 +217,14 @@ def _check(options: AllOptions, *, wanted: bool) -> None:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A placement, and what it is worth."""
+class _RatedPlacement:
+    """A placement and its predicted speed."""
 
     placement: Placement
     sizes: Sizes
     profile: Profile
-    ratio: float  #: time of a token, to that of the CPU alone
-    source: str  #: of the figures that say so
+    ratio: float  #: time of a token relative to the CPU alone
+    source: str  #: source of the hardware figures
     notes: tuple[str, ...]
 
     @property
@@ -234,16 +233,17 @@ class _Found:
         return not self.placement.gpus
 
 
-def _read(model: ToLoad, path: Path, *, gpu: bool) -> _Found:
+def _read(model: ToLoad, path: Path, *, gpu: bool) -> _RatedPlacement:
     sizes = model.sizes(gpu=gpu)
     profile = find_profile(sizes, None, model.file.path)
-    return _Found(read_placement(path, sizes), sizes, profile, 0.0, "", ())
+    return _RatedPlacement(read_placement(path, sizes), sizes, profile, 0.0, "", ())
 
 
 def _solve(
     model: ToLoad, machines: Sequence[Hardware], budgets: Sequence[int], *, gpu: bool, asked: bool = True
-) -> _Found:
-    """UserError: the profile beside the model is another model's, say, and a GPU was ``asked`` for."""
+) -> _RatedPlacement:
+    """Solves for the fastest placement. UserError: a GPU was ``asked`` for, and the model's profile is
+    unusable."""
     sizes = model.sizes(gpu=gpu)
     profile, unfit = profile_beside(sizes, model.file.path, asked=asked)
     costs = Costs.expected(sizes, profile, *machines)
@@ -255,11 +255,11 @@ def _solve(
     measured = all(each.machine for each in machines)
     measure = "" if measured or not gpu else "; hotcold doctor measures this machine"
     note = f"neurons are placed for {assumed}: hotcold plan takes others (`hardware`){measure}"
-    return _Found(placement, sizes, profile, ratio, source, (unfit, note) if unfit else (note,))
+    return _RatedPlacement(placement, sizes, profile, ratio, source, (unfit, note) if unfit else (note,))
 
 
 def _assumed() -> Hardware:
-    """Assumed figures of a GPU that was not measured: a preset, with reported times of handshakes and
+    """Returns assumed figures of a GPU without measurements: a preset, with reported times of handshakes and
     kernels."""
     name = f"{DEFAULT} with {1e6 * _BESIDES_S:.0f} us a layer"
     preset = find_hardware(DEFAULT)
@@ -267,19 +267,19 @@ def _assumed() -> Hardware:
 
 
 def _favourable() -> Hardware:
-    """A machine on which a GPU is always worth its while: for those who ask for one that is not, and for
-    software drivers, which are for checks."""
+    """Returns figures with which a GPU always pays: for users who ask for a GPU that does not, and for
+    software drivers, which serve for checks."""
     return replace(find_hardware(DEFAULT), name=f"{DEFAULT} without handshakes", handshake_s=1e-9)
 
 
 def _budgets(options: AllOptions, free: Sequence[int]) -> list[int]:
-    """Returns the budget of each GPU; ``free`` is what each has where no budget is given."""
+    """Returns the budget of each GPU; ``free`` has the defaults."""
     asked: Any = options["vram_budget"]
-    each = asked if isinstance(asked, Sequence) else free if asked is None else [asked] * len(free)
-    if len(each) != len(free):
-        seen = f"`vram_budget` has {len(each)} sizes, and GPUs that are used are {len(free)}"
+    budgets = asked if isinstance(asked, Sequence) else free if asked is None else [asked] * len(free)
+    if len(budgets) != len(free):
+        seen = f"`vram_budget` has {len(budgets)} sizes, and GPUs that are used are {len(free)}"
         raise UserError(f"{seen}: give one size for each, or one for all")
-    return [*each]
+    return [*budgets]
 
 
 def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, asked: bool) -> Decision:
@@ -311,40 +311,40 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     model = replace(model, plan=model.plan.within(buffers))
     favourable = [_favourable()] * len(gpus)
     if options["placement"] is not None and not most:
-        found = _read(model, Path(options["placement"]), gpu=True)
+        rated = _read(model, Path(options["placement"]), gpu=True)
     elif any(gpu.kind == "software" for gpu in gpus):
-        found = _solve(model, favourable, buffers, gpu=True, asked=asked)
+        rated = _solve(model, favourable, buffers, gpu=True, asked=asked)
     else:
-        found = _solve(model, [each or _assumed() for each in measured], buffers, gpu=True, asked=asked)
-        if not asked and found.ratio > _PAYS:
-            why = f"it is expected not to be faster than the CPU ({found.source})"
+        rated = _solve(model, [each or _assumed() for each in measured], buffers, gpu=True, asked=asked)
+        if not asked and rated.ratio > _PAYS:
+            why = f"it is expected not to be faster than the CPU ({rated.source})"
             return Decision((f"{unused}: {why}: `gpu={name}` uses it",))
-        if found.is_empty:
-            slower = f"the CPU alone (`gpu={OFF}`) is expected to be faster ({found.source})"
-            found = _solve(model, favourable, buffers, gpu=True, asked=asked)
-            found = replace(found, notes=(slower, *found.notes))
-    if found.is_empty:
+        if rated.is_empty:
+            slower = f"the CPU alone (`gpu={OFF}`) is expected to be faster ({rated.source})"
+            rated = _solve(model, favourable, buffers, gpu=True, asked=asked)
+            rated = replace(rated, notes=(slower, *rated.notes))
+    if rated.is_empty:
         return Decision((f"{unused}: within {exact_size(max(budgets))} there is room for nothing",))
-    if apart := _apart(model.plan.config, found.placement):
+    if apart := _apart(model.plan.config, rated.placement):
         why = f"{apart}: a placement with all layers or none on the GPU is needed"
         if asked:
             raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
         return Decision((f"{unused}: {why}",))
-    used = found.placement.gpus
+    used = rated.placement.gpus
     if used[-1] >= len(gpus):
         seen = f"{options['placement']} places parts on GPU {used[-1]}, counted from 0"
         raise UserError(f"{seen}: name {used[-1] + 1} GPUs (`gpu`), not {len(gpus)}")
     spins = [each is not None and each.spins for each in measured]
-    on_gpus = tuple(_on(i, gpus[i], found, budgets[i], spin=spins[i]) for i in used)
+    on_gpus = tuple(_on(i, gpus[i], rated, budgets[i], spin=spins[i]) for i in used)
     idle = [gpu for i, gpu in enumerate(gpus) if i not in used]
     notes = (f"GPU {titles(idle)} has no part: that is expected to be faster",) if idle else ()
-    notes = (*map(str, on_gpus), *notes, *found.notes)
-    return Decision(notes, found.placement, on_gpus, asked, model.plan.slots)
+    notes = (*map(str, on_gpus), *notes, *rated.notes)
+    return Decision(notes, rated.placement, on_gpus, asked, model.plan.slots)
 
 
 def _apart(config: Config, placement: Placement) -> str | None:
-    """Says which layer reads what lies on another device: keys and values, or neurons whose gates all decide
-    together which are 0."""
+    """Names the layer that reads data on another device: keys and values, or gates that together decide which
+    neurons are zero. None if there is none."""
     for i, mixer in enumerate(config.mixers):
         if config.cut_of(i) is not None and placement.where[i] is not None and not placement.hot[i].all():
             return f"layer {i} needs the gates of all of its neurons, some of which would lie elsewhere"
@@ -353,19 +353,19 @@ def _apart(config: Config, placement: Placement) -> str | None:
     return None
 
 
-def _on(number: int, gpu: GPU, found: _Found, budget: int, *, spin: bool) -> OnGPU:
-    """``number`` is the GPU's in the placement."""
-    part = found.placement.part_of(number)
-    nbytes = {kind: part.gpu_bytes(found.sizes, kind) for kind in KINDS}
+def _on(number: int, gpu: GPU, rated: _RatedPlacement, budget: int, *, spin: bool) -> OnGPU:
+    """Returns the part of a placement on one GPU; ``number`` is the GPU's number in the placement."""
+    part = rated.placement.part_of(number)
+    nbytes = {kind: part.gpu_bytes(rated.sizes, kind) for kind in KINDS}
     needed = sum(nbytes.values())
     return OnGPU(
         gpu=gpu,
-        budget_bytes=max(budget, needed + slack_bytes(needed)),  # a placement that is given may need more
+        budget_bytes=max(budget, needed + slack_bytes(needed)),  # a placement from a file may need more
         nbytes=nbytes,
         layers=part.layers_of(number),
         all_layers=len(part.hot),
         head=part.head is not None,
         hot_share=part.hot_share,
-        hot_activation_share=part.share_of(found.profile.firing),
+        hot_activation_share=part.share_of(rated.profile.firing),
         spin=spin,
     )

@@ -1,4 +1,4 @@
-"""How the vectors of a text's tokens become one: what a model's file or its user says of it."""
+"""Pooling: how the vectors of a text's tokens become one vector, by the model's file or the user's choice."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from hotcold.errors import UserError
 from hotcold.values import shown
 
-#: The sum of all tokens' vectors, or the vector of the last or the first token. The result has the length 1.
+#: The sum of all tokens' vectors, or the vector of the last or first token. The result has length 1.
 Pooling: TypeAlias = Literal["mean", "last", "cls"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
@@ -22,13 +22,13 @@ _REFUSED = {
 
 
 def names_pooling(metadata: Mapping[str, Any]) -> bool:
-    """Whether a file's keys say anything of a pooling."""
+    """Returns whether a file's metadata name a pooling."""
     return f"{metadata.get('general.architecture')}.pooling_type" in metadata
 
 
 def pooling_of(metadata: Mapping[str, Any], chosen: Pooling | None = None) -> Pooling:
-    """The pooling that the user chose, else the one that the file's keys name, as llama.cpp numbers them.
-    UserError: the file names none that is supported."""
+    """Returns the user's pooling, else the file's, whose numbers are llama.cpp's. UserError: the file names
+    none that is supported."""
     if chosen is not None:
         return chosen
     key = f"{metadata.get('general.architecture')}.pooling_type"

@@ -1,4 +1,4 @@
-"""Parameters of sampling, and the values that a model's file recommends (``general.sampling.*``)."""
+"""Sampling parameters, and the values that a model's file recommends (``general.sampling.*``)."""
 
 import math
 import secrets
@@ -11,7 +11,7 @@ from hotcold.values import LARGEST, real, shown, whole
 
 _U64 = (1 << 64) - 1
 _PREFIX = "general.sampling."
-#: llama.cpp's names of what a file may recommend, and ours.
+#: Parameters that a file may recommend: llama.cpp's names, and ours.
 _OF_FILES = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -24,18 +24,19 @@ _OF_FILES = {
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Parameters of sampling. ValueError: a value is not allowed."""
+    """Parameters of sampling. UserError: a value is not allowed."""
 
-    temperature: float = 0.8  #: 0 (always the most likely token) to 100; divides the logits
-    top_k: int = 40  #: keep the k most likely; 0 keeps all
-    top_p: float = 0.95  #: keep the fewest most likely whose probabilities reach this sum; 1 keeps all
-    min_p: float = 0.05  #: keep those at least this likely, relative to the most likely one; 0 keeps all
-    repeat_penalty: float = 1.0  #: divides recent tokens' logits when positive, else multiplies; 1 is none
-    repeat_last_n: int = 64  #: how many tokens are recent; 0 is none, -1 all
-    #: taken from a token's logit for each time that it was generated, the prompt not counted; -2 to 2
+    temperature: float = 0.8  #: divides the logits; 0 (always the likeliest token) to 100
+    top_k: int = 40  #: keep the k likeliest tokens; 0 keeps all
+    top_p: float = 0.95  #: keep the fewest likeliest tokens whose probabilities reach this sum; 1 keeps all
+    min_p: float = 0.05  #: keep tokens with this probability relative to the likeliest one; 0 keeps all
+    #: divides positive logits of recent tokens, multiplies negative ones; 1: none
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64  #: number of recent tokens; 0: none, -1: all
+    #: subtracted from a token's logit for each time that it was generated, prompt excluded; -2 to 2
     frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0  #: taken once from the logits of tokens that were generated; -2 to 2
-    seed: int | None = None  #: of the random numbers, 0 to 2^64 - 1; None: :meth:`with_seed` draws one
+    presence_penalty: float = 0.0  #: subtracted once from the logits of generated tokens; -2 to 2
+    seed: int | None = None  #: seed of the random numbers, 0 to 2^64 - 1; None: :meth:`with_seed` draws one
     #: token id -> number added to its logit; minus infinity forbids the token
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
@@ -53,22 +54,22 @@ class SamplingParams:
         }
         if self.seed is not None:
             checked["seed"] = whole("seed", self.seed, 0, _U64, "leave it out for a random one")
-        for name, value in checked.items():  # NumPy's numbers become Python's
+        for name, value in checked.items():  # NumPy numbers become Python numbers
             object.__setattr__(self, name, value)
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether a penalty depends on how often a token was generated."""
+        """Whether a penalty depends on the number of times that a token was generated."""
         return self.frequency_penalty != 0 or self.presence_penalty != 0
 
     def with_seed(self) -> Self:
-        """These, with a random seed drawn from the system where there is none."""
+        """Returns the parameters with a seed, drawn from the system if they have none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
 
 def sampling_of_file(metadata: Mapping[str, Any]) -> tuple[SamplingParams, tuple[str, ...]]:
-    """The recommendations of a file, and a note on each that is not followed."""
-    found, notes = SamplingParams(), []
+    """Returns the recommendations of a file, and a note on each that is not followed."""
+    params, notes = SamplingParams(), []
     for key, value in metadata.items():
         if not key.startswith(_PREFIX):
             continue
@@ -77,10 +78,10 @@ def sampling_of_file(metadata: Mapping[str, Any]) -> tuple[SamplingParams, tuple
             notes.append(f"the file recommends {key} {shown(value, 40)}, which there is not here")
             continue
         try:
-            found = replace(found, **{name: value})
+            params = replace(params, **{name: value})
         except UserError as error:
             notes.append(f"{key} of the file is not followed: {error}")
-    return found, tuple(notes)
+    return params, tuple(notes)
 
 
 def _bias(id: Any, value: Any) -> tuple[int, float]:

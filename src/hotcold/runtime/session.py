@@ -1,5 +1,5 @@
-"""Holds what users of a model share, and each one's own state: a sparsity mode, a KV cache, a step's
-programs."""
+"""A loaded model, which its users share, and their sessions: sparsity mode, KV cache, and programs of a
+step."""
 
 import math
 import time
@@ -45,30 +45,30 @@ from hotcold.sparse.predictor import load_predictors
 from hotcold.sparse.timeline import Timeline
 from hotcold.tokenizer.tokenizer import Tokenizer
 
-#: Is given the layers' FFNs, and gives those to run.
+#: Takes the layers' FFNs, and returns the FFNs to run.
 Wrap = Callable[[list[AnyFFN]], list[AnyFFN]]
 
 
 class User(Protocol):
-    """Runs the steps of a session: an engine, or a scoring."""
+    """A user of a session, who runs its steps: an engine, or a scoring."""
 
     @property
-    def in_use(self) -> str: ...  # says what is not done yet; empty where another may have the session
+    def in_use(self) -> str: ...  # describes unfinished work; empty if another user may have the session
 
 
 class Session:
     """A model in one sparsity mode, ready to run the steps that its batch describes, for one user at a time.
 
-    The caller fills ``transformer.batch`` and reads ``transformer.logits``. ``sparsity`` is the mode in
-    force; ``notes`` are those of loading, and what ``auto`` chose and why. ``footprint`` is what a decode
-    step reads, and ``counters`` what the steps so far did. Made by :meth:`LoadedModel.session`.
+    The caller fills ``transformer.batch`` and reads ``transformer.logits``. ``sparsity`` is the mode in use.
+    ``notes`` are the notes of loading, and the choice of ``auto`` with its reason. ``footprint`` is what a
+    decode step reads; ``counters`` count the steps so far. Made by :meth:`LoadedModel.session`.
 
-    Several threads may use it: each of them holds ``lock`` while it claims the session or runs a step."""
+    Several threads may use a session: each holds ``lock`` while it claims the session or runs a step."""
 
     def __init__(self, model: "LoadedModel", mode: SparsityMode, wrap: Wrap = list) -> None:
         self.model, self._mode = model, mode
         self.sparsity, self.notes = mode.name, [*model.notes, *mode.notes, *mode.details]
-        self.details = mode.details  #: the last ``notes``: commands print them with --verbose alone
+        self.details = mode.details  #: the last ``notes``: commands print them only with --verbose
         config, limits, devices = model.config, model.limits, model.devices
         extra = mode.predictors.nbytes if mode.predictors else 0
         check_memory(model.plan, extra)
@@ -76,33 +76,33 @@ class Session:
         none = np.zeros((config.layers, len(FFN_COUNTS)), np.int64)
         shared = [layer.shared.ffn if layer.shared else None for layer in model.weights.layers]
         self._shared = make_shared_ffns(devices.layers, shared, mode.name)
-        #: whether shared experts read only a part of their rows, which they count
+        #: whether shared experts are sparse and count the rows that they read
         self.shared_counts = any(ffn is not None and ffn.stats is not None for ffn in self._shared)
-        #: whether a layer reads only rows of up that it chooses: an FFN with a norm before down, on a CPU
+        # Whether a layer reads only some rows of up: an FFN with a norm before down, on a CPU.
         self._chooses = tuple(
             mode.name != "off" and bool(config.normed) and skip and ops.chooses_rows
             for skip, ops in zip(config.skips, devices.layers, strict=True)
         )
         self._counters = Counters(none, shared=none[: config.layers * self.shared_counts].copy())
-        self.predictors = predictors  #: of each layer; None where none is used
+        self.predictors = predictors  #: of each layer; None if the mode uses none
         self.footprint = self._footprint(mode)
         plan, cache_type = model.plan, model.plan.request.cache_type
         self.state = SequenceState(devices, config, plan.pages, cache_type, plan.slots, plan.spare_slots)
-        self.cache = self.state.pages  #: whose pages lie where
-        self.slots = self.state.slots  #: whose states lie where; None where no layer keeps one
+        self.cache = self.state.pages  #: the owners of pages
+        self.slots = self.state.slots  #: the owners of state slots; None if no layer keeps states
         self.lock = SessionLock()
         self.closed = False
         self._user: weakref.ref[User] | None = None
-        # Which experts a step reads, and so how many rows, is known to the FFNs alone.
+        # Only the FFNs know which experts a step reads, and so how many rows.
         self._ffns, self._cold_sides = self._make_ffns(count=mode.name != "off" or config.experts is not None)
         self._watched: Watched | None = None
         _serve(self, self._cold_sides, self._ffns)
         ffns = wrap([*self._ffns])
         of_model = config, model.weights, devices
         self.transformer = Transformer(*of_model, ffns, limits, self.state, self._shared)
-        self.draft_block = self._make_draft_block()  #: that guesses tokens; None where there is none
-        self.draft_session: Session | None = None  #: of a smaller model that drafts tokens for this one
-        # Rows that a dense step of one token reads, [layers, 5]; other FFNs count for themselves.
+        self.draft_block = self._make_draft_block()  #: the block that drafts tokens, if any
+        self.draft_session: Session | None = None  #: session of a draft model
+        # Rows that a dense step of one token reads, [layers, 5]; other FFNs count rows themselves.
         self._dense_rows: npt.NDArray[np.int64] | None = None
         if mode.name == "off" and config.experts is None:
             runs = [layer.ffn.runs for layer in model.weights.layers]
@@ -110,8 +110,8 @@ class Session:
             self._dense_rows = np.column_stack([rows, runs]).astype(np.int64)
 
     def claim(self, user: User) -> None:
-        """Gives the batch and the KV cache to one user, with all pages and slots free; again by the same one,
-        this does nothing. UserError: another one is not done with them."""
+        """Gives the batch and the KV cache to one user, with all pages and slots free; does nothing if the
+        user has them. UserError: another user is not done with them."""
         owner = self._user() if self._user else None
         if owner is user:
             return
@@ -122,20 +122,20 @@ class Session:
         self._user = weakref.ref(user)
 
     def watched(self, *, strongest: bool = False) -> "Watched":
-        """The same FFNs once more, which also report what fired; or the ``strongest`` neurons, of a model
-        that is not split. Made when first asked for. GPUMemoryError: a GPU has no room for them."""
+        """Returns the same FFNs recorded again, to report active neurons, or the ``strongest`` ones of a
+        model that is not split. Made at the first call. GPUMemoryError: a GPU's memory does not suffice."""
         if self._watched is None:
             ffns = self._make_ffns(count=True)
             self._watched = Watched(self.model, *ffns, self.transformer, strongest=strongest)
         return self._watched
 
     def closed_error(self) -> UserError:
-        """Makes the error of those that use it after :meth:`close`."""
+        """Returns the error for uses after :meth:`close`."""
         return UserError(f"the model {self.model.name} is closed: load it again")
 
     def run(self, watched: "Watched | None" = None) -> None:
-        """Runs the step that the batch describes, and counts what it read; with what :meth:`watched` gave,
-        that then has what fired for the decode rows."""
+        """Runs the step that the batch describes, and counts what it read. With ``watched``, that object then
+        has the active neurons of the decode rows."""
         if self.closed:
             raise self.closed_error()
         batch, counters = self.transformer.batch, self._counters
@@ -168,11 +168,11 @@ class Session:
 
     @property
     def counters(self) -> Counters:
-        """Counts of all steps so far; the FFNs' own counts are read from their backends now."""
+        """Counts of all steps so far; reads the FFNs' own counts from their backends."""
         return self._read_counters() if self.lock.held_here else self.lock.run(self._read_counters)
 
     def _read_counters(self) -> Counters:
-        # Makes new arrays, since another thread may copy the ones before.
+        # Makes new arrays, since another thread may be copying the previous ones.
         if self._dense_rows is None:
             rows = np.array([ffn.counts() for ffn in self._ffns], np.int64)
             if self._watched is not None:
@@ -190,25 +190,25 @@ class Session:
         return self._counters
 
     def add_seconds(self, seconds: float, *, prompt: bool) -> None:
-        """Counts the time of a step, which had prompt rows or not."""
+        """Adds the time of a step, with or without prompt rows."""
         if prompt:
             self._counters.prompt_s += seconds
         else:
             self._counters.decode_s += seconds
 
     def count_drafting(self, seconds: float) -> None:
-        """Counts the time in which a step without a prompt row waited for drafts."""
+        """Adds the time in which a step without prompt rows waited for drafts."""
         self._counters.run_s += seconds
 
     def count_drafts(self, verified: int, wrong: int) -> None:
-        """Counts the guesses of a step without a prompt row, each of which had a row of its own."""
+        """Counts the draft tokens of a step without prompt rows; each had its own row."""
         self._counters.decode_tokens -= wrong
         self._counters.drafts += verified
         self._counters.rejected_drafts += wrong
 
     def trace(self, timeline: Timeline | None) -> None:
-        """Records from now on when each side of a hybrid model computes and waits; None stops it.
-        ValueError: the model is on one backend."""
+        """Starts a record of when each side of a hybrid model computes and waits; None stops it. ValueError:
+        the model is on one backend."""
         links = [side.link for side in self._cold_sides]
         if not links:
             raise ValueError("a timeline shows two backends: this model is on one")
@@ -220,7 +220,7 @@ class Session:
         self.transformer.watch = timeline.stage if timeline else None
 
     def close(self) -> None:
-        """Ends the cold sides' threads, after the step that runs now. Nothing can be run any more."""
+        """Ends the cold sides' threads, after the current step. The session cannot run afterwards."""
         self.lock.run(self._close)
 
     def _close(self) -> None:
@@ -231,7 +231,8 @@ class Session:
             self._watched.close()
 
     def _load_predictors(self, mode: SparsityMode) -> list[PredictorWeights | None]:
-        """Loads one predictor for each layer with an FFN; None for all layers if the mode uses none."""
+        """Loads one predictor for each layer with an FFN; returns None for all layers if the mode uses
+        none."""
         model = self.model
         if mode.predictors is None:
             return [None] * model.config.layers
@@ -239,7 +240,7 @@ class Session:
             return load_predictors(file, model.config, model.devices, model.fingerprint)
 
     def _make_ffns(self, *, count: bool) -> tuple[list[FFN], list[ColdSide]]:
-        """Makes the FFNs, and the cold side of each GPU, which does not serve yet."""
+        """Makes the FFNs, and the cold side of each GPU, whose thread is not started yet."""
         model, mode = self.model, self._mode
         config, weights = model.config, [layer.ffn for layer in model.weights.layers]
         experts = [config.experts_of(i) for i in range(config.layers)]
@@ -273,14 +274,14 @@ class Session:
 
     @property
     def chosen_bytes(self) -> tuple[int, ...]:
-        """Bytes by layer of rows that are read where a neuron fires, of an FFN that is not in the counts of
-        the layer's neurons; 0 where all are read."""
+        """Bytes of chosen up rows, by layer, for FFNs that the neuron counts exclude; 0 if all rows are
+        read."""
         layers = zip(self.model.weights.layers, self._chooses, strict=True)
         return tuple(layer.normed.up.nbytes if chooses and layer.normed else 0 for layer, chooses in layers)
 
     def read_whole(self) -> Iterator[tuple[str, Backend, int]]:
-        """The weights that every step reads whole, norms excepted: kind, the backend that reads them, and
-        bytes, for each layer, then the head, and what gives layers values of each token."""
+        """Yields the weights that every step reads as a whole, without norms: kind, backend, and bytes. Each
+        layer's come first, then the head, then tables that add values to each layer for each token."""
         weights, devices = self.model.weights, self.model.devices
         layers = zip(weights.layers, self.chosen_bytes, self.predictors, devices.layers, strict=True)
         for layer, chosen, predictor, backend in layers:
@@ -298,10 +299,10 @@ class Session:
     def _footprint(self, mode: SparsityMode) -> Footprint:
         weights, config = self.model.weights, self.model.config
         cache_type = self.model.plan.request.cache_type
-        read: list[Matrix] = [weights.head]  # each whole, by every step, as shared experts are
+        read: list[Matrix] = [weights.head]  # read as a whole by every step, like dense shared experts
         normed = [layer.normed if c else None for layer, c in zip(weights.layers, self._chooses, strict=True)]
-        for layer, some in zip(weights.layers, normed, strict=True):
-            read += [each for each in layer.matrices if some is None or each is not some.up]
+        for layer, ffn in zip(weights.layers, normed, strict=True):
+            read += [each for each in layer.matrices if ffn is None or each is not ffn.up]
         shared = [layer.shared.ffn for layer in weights.layers if layer.shared]
         whole = [] if self.shared_counts else shared
         norms = weights.norm_values
@@ -318,12 +319,12 @@ class Session:
             + params,
             token_bytes=(weights.embedding.nbytes + tables) // config.vocab,
             neurons=tuple(
-                own.shape.neurons if own else n for own, n in zip(normed, config.neurons, strict=True)
+                ffn.shape.neurons if ffn else n for ffn, n in zip(normed, config.neurons, strict=True)
             ),
             dim=config.dim,
             row_bytes=tuple(
-                own.row_bytes if own else _row_bytes(layer.ffn)
-                for own, layer in zip(normed, weights.layers, strict=True)
+                ffn.row_bytes if ffn else _row_bytes(layer.ffn)
+                for ffn, layer in zip(normed, weights.layers, strict=True)
             ),
             kv_bytes=sum(each.page_bytes(cache_type) for each in config.mixers) // PAGE,
             state_bytes=2 * config.slot_bytes,
@@ -336,9 +337,8 @@ class Session:
 
 
 class Watched:
-    """FFNs that report what fired, or which neurons work hardest, and a model's programs with them. They
-    share the session's weights, masks of candidates excepted, its buffers and its cache, and give the same
-    bits."""
+    """FFNs that report active neurons or the strongest ones, and a model's programs with them. They share the
+    session's weights, buffers and cache, but not the masks of candidates, and give the same bits."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ class Watched:
         strongest: bool = False,
     ) -> None:
         rows = model.limits.tokens
-        self.steps = 0  #: without prompt rows, that these ran
+        self.steps = 0  #: steps without prompt rows that these programs ran
         self._ffns = ffns
         self._cold = model.backend
         for ffn in ffns:
@@ -367,13 +367,13 @@ class Watched:
         self.programs = transformer.record([*ffns])
 
     def fired(self, rows: int) -> list[npt.NDArray[np.uint64]]:
-        """Returns each layer's masks of the last step's first rows, ``[rows, words]``: in a split layer those
-        of its hot neurons, then, from a whole word on, of its cold ones, each in ascending order."""
+        """Returns each layer's masks of the last step's first rows, ``[rows, words]``. A split layer has its
+        hot neurons first, then, from a whole word on, its cold ones, each in ascending order."""
         return [self._masks(ffn, rows) for ffn in self._ffns]
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """``[2, layers, 5]`` as in FFNStats, of steps without prompt rows: by the backend of each layer, and
-        of split layers by the cold one."""
+        """Returns ``[2, layers, 5]`` as in FFNStats, of steps without prompt rows: first by each layer's
+        backend, then by the cold backend of split layers."""
         cold = np.array([ffn.cold_counts() for ffn in self._ffns])
         return np.array([np.array([ffn.counts() for ffn in self._ffns]) - cold, cold])
 
@@ -390,13 +390,13 @@ class Watched:
 
 
 def _row_bytes(ffn: FFNWeights) -> tuple[int, ...]:
-    """As FFNStats counts rows: without a gate those of up are the gate's."""
+    """Returns the bytes of rows as FFNStats counts them: without a gate, up rows count as gate rows."""
     gate, up, *down = ffn.row_bytes
     return (gate, up, *down) if gate else (up, 0, *down)
 
 
 def _serve(owner: object, sides: list[ColdSide], ffns: list[FFN]) -> None:
-    """Starts cold sides, which end with their owner."""
+    """Starts cold sides and ends them with their owner."""
     for side in sides:
         side.serve(ffns)
         weakref.finalize(owner, side.close)
@@ -404,7 +404,7 @@ def _serve(owner: object, sides: list[ColdSide], ffns: list[FFN]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A loaded model, which all its users share; nothing in it changes. A :meth:`session` runs steps."""
+    """A loaded model, immutable and shared by all its users. A :meth:`session` runs steps."""
 
     path: Path
     fingerprint: str
@@ -412,16 +412,16 @@ class LoadedModel:
     weights: Weights
     devices: Devices
     plan: MemoryPlan  #: of the weights, and of every session
-    sparsity: str  #: the mode that was asked for, ``auto`` perhaps
-    predictor: Path | None  #: the file with predictors, where there is one
-    notes: tuple[str, ...]  #: of loading: what was assumed, and what runs a slower way
-    on_gpus: tuple[OnGPU, ...]  #: what each GPU has, where there are any
-    #: what the file says of its chat template, for :class:`~hotcold.chat.chat.Chat`
+    sparsity: str  #: the requested mode, perhaps ``auto``
+    predictor: Path | None  #: the file with predictors, if there is one
+    notes: tuple[str, ...]  #: notes of loading: assumptions, and slower ways than usual
+    on_gpus: tuple[OnGPU, ...]  #: the part on each GPU
+    #: metadata about the chat template, for :class:`~hotcold.chat.chat.Chat`
     chat_metadata: Mapping[str, Any] = field(default_factory=dict)
-    chosen_pooling: Pooling | None = None  #: instead of the file's
-    sampling: SamplingParams = field(default_factory=SamplingParams)  #: as the file recommends
-    draft_max: int = 0  #: the most tokens of a sequence that are guessed in a step
-    draft: "LoadedModel | None" = None  #: a smaller one that guesses them
+    chosen_pooling: Pooling | None = None  #: replaces the file's
+    sampling: SamplingParams = field(default_factory=SamplingParams)  #: the file's recommendation
+    draft_max: int = 0  #: limit for the draft tokens of a sequence in a step
+    draft: "LoadedModel | None" = None  #: the draft model
     _sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet, init=False, repr=False)
 
     @property
@@ -439,54 +439,54 @@ class LoadedModel:
 
     @property
     def context(self) -> int:
-        """The most positions of a sequence."""
+        """The limit for positions of a sequence."""
         return self.plan.request.context
 
     @property
     def pooling(self) -> Pooling:
-        """How the vectors of a text's tokens become one. UserError: the user chose none, and the file names
-        nothing that is supported."""
+        """How the vectors of a text's tokens become one vector. UserError: the user chose no pooling, and the
+        file names none that is supported."""
         return pooling_of(self.chat_metadata, self.chosen_pooling)
 
     @property
     def backend(self) -> Backend:
-        """The backend of whatever a placement does not put elsewhere."""
+        """The backend of all parts that a placement does not put elsewhere."""
         return self.devices.embedding
 
     def disk_counts(self) -> DiskCounts | None:
-        """Counts what was read of experts so far, by all sessions together; None: all lie in memory."""
+        """Returns the expert reads of all sessions so far; None if all experts are in memory."""
         return self.backend.disk_counts()
 
     @property
     def gpus(self) -> tuple[Backend, ...]:
-        """The backends of what does not lie on :attr:`backend`: GPUs, or what plays their part."""
+        """The backends of parts outside :attr:`backend`: GPUs, or their replacements in checks."""
         return self.devices.gpus
 
     @property
     def threads(self) -> int | None:
-        """Threads of :attr:`backend`; None where it has none of its own."""
+        """Threads of :attr:`backend`; None if it has no threads of its own."""
         return self.backend.threads
 
     def session(
         self, sparsity: str | None = None, predictor: Path | None = None, wrap: Wrap = list
     ) -> Session:
-        """A user's own state beside the shared weights; any number may be open, each with a KV cache. Threads
-        may run steps of one each: the steps take turns.
+        """Makes a user's own state besides the shared weights. Any number of sessions may be open, each with
+        a KV cache. Each thread may run steps of another session: the steps run one at a time.
 
-        ``sparsity`` and ``predictor`` are those of :class:`LoadOptions`, None what the model was loaded with;
-        ``wrap`` is given the layers' FFNs and gives those to run. LoadError: the model cannot run in that
-        mode, or there is no memory for another KV cache; PredictorError: the sidecar is not right."""
+        ``sparsity`` and ``predictor``: see :class:`LoadOptions`; None: as the model was loaded. ``wrap``
+        takes the layers' FFNs and returns the FFNs to run. LoadError: the model cannot run in that mode, or
+        memory does not suffice for another KV cache; PredictorError: an invalid sidecar."""
         session = Session(self, self.mode(sparsity, predictor), wrap)
         self._sessions.add(session)
         return session
 
     def mode(self, sparsity: str | None = None, predictor: Path | None = None) -> SparsityMode:
-        """The mode that a :meth:`session` would run in; errors as there."""
+        """Returns the mode in which a :meth:`session` would run; errors as there."""
         source = predictor or self.predictor
         return choose_mode(sparsity or self.sparsity, self.config, self.path, source, self.fingerprint)
 
     def close(self) -> None:
-        """Closes all sessions, those of :attr:`draft`, too."""
+        """Closes all sessions, including those of :attr:`draft`."""
         for session in list(self._sessions):
             session.close()
         if self.draft is not None:

@@ -1,4 +1,4 @@
-"""The lock of a session: which thread runs the next step, or changes what that step computes."""
+"""The lock of a session: decides which thread runs the next step, or changes the input of that step."""
 
 import threading
 from collections import deque
@@ -12,43 +12,43 @@ _HOLDER = "holder"
 
 
 class SessionLock:
-    """Lets one thread at a time use a session, for as long as one step or one change of its requests takes.
+    """Lets one thread at a time use a session, during one step or one change of its requests.
 
-    A thread that waits for a result runs the next step itself when no other thread runs one. So threads that
-    stop using the session delay no others. Changes wait in a queue, and the next holder of the lock makes
-    them before its step. So a thread that runs one step after another cannot keep a change out.
+    A thread that waits for a result runs the next step itself if no other thread runs one. So threads that
+    stop using the session delay no others. Changes wait in a queue; the next holder of the lock makes them
+    before its step. So a thread that runs step after step cannot block a change.
 
-    Python collects garbage at any instruction, which closes generators, and these call :meth:`run_soon`:
-    perhaps within a step of the same thread. Ctrl-C comes at any instruction of the main thread. So no thread
-    ever blocks on the lock itself, and the lock knows its holder from the first moment."""
+    Python collects garbage at any instruction, which closes generators, and these call :meth:`run_soon`,
+    perhaps within a step of the same thread. Ctrl-C may come at any instruction of the main thread. So no
+    thread ever blocks on the lock itself, and the lock knows its holder from the first moment."""
 
     def __init__(self) -> None:
-        # Has one entry while the lock is held. An ordinary lock would stay locked for ever where Ctrl-C comes
-        # between its method `acquire` and the next instruction. `setdefault` takes the lock and notes the
-        # holder in one instruction, so that the holder's `finally` can tell what to release.
-        self._holder: dict[str, list[int]] = {}  # the id of its thread, in a list of its own
+        # Has one entry while the lock is held. An ordinary lock would stay locked if Ctrl-C came between its
+        # method `acquire` and the next instruction. `setdefault` takes the lock and records the holder in one
+        # instruction, so that the holder's `finally` knows what to release.
+        self._holder: dict[str, list[int]] = {}  # the thread's id, in a list that identifies this hold
         self._changes: deque[Callable[[], None]] = deque()
-        self._sleepers: deque[threading.Lock] = deque()  # of the threads that wait for a release
+        self._sleepers: deque[threading.Lock] = deque()  # locks of the threads that wait for a release
 
     @property
     def held_here(self) -> bool:
-        """Whether this thread holds it, so that the caller is within a step or a change."""
+        """Whether this thread holds the lock, so that the caller is within a step or a change."""
         return self._holder.get(_HOLDER) == [threading.get_ident()]
 
     def run(self, work: Callable[[], _Result]) -> _Result:
-        """Runs a change and returns its result or raises its error. Another thread may be the one that runs
-        it. UserError: Ctrl-C broke it off there, or this thread is within a step."""
+        """Runs a change, perhaps in another thread, and returns its result or raises its error. UserError:
+        Ctrl-C interrupted the other thread, or this thread is within a step."""
         change = _Change(work)
         try:
             self._changes.append(change)
             self.run_until(lambda: change.done, _nothing)
         finally:
-            change.done = True  # Ctrl-C: this thread no longer wants it
+            change.done = True  # after Ctrl-C, this thread no longer needs the change
         return change.outcome()
 
     def run_soon(self, work: Callable[[], None]) -> None:
-        """Runs a change now if the lock is free, else after the step that runs; never waits. If Ctrl-C breaks
-        the change off, it runs again."""
+        """Runs a change now if the lock is free, else after the current step; never waits. A change that
+        Ctrl-C interrupts runs again."""
         self._changes.append(work)
         self._try(_yes, _nothing)
 
@@ -69,7 +69,7 @@ class SessionLock:
                 wake.acquire()
 
     def _try(self, done: Callable[[], bool], step: Callable[[], object]) -> bool:
-        """Runs a step unless the lock is held, by this thread perhaps; returns whether it was free."""
+        """Runs a step unless any thread holds the lock; returns whether the lock was free."""
         free = self._hold(done, step)
         while self._changes and self._hold(_yes, _nothing):  # changes that came during the step
             pass
@@ -88,7 +88,7 @@ class SessionLock:
                 if self._holder.get(_HOLDER) is hold:
                     self._release(hold)
         except BaseException:
-            if held:  # Ctrl-C may have broken off the release
+            if held:  # Ctrl-C may have interrupted the release
                 self._release(hold)
             raise
         return held
@@ -96,7 +96,7 @@ class SessionLock:
     def _make_changes(self) -> None:
         while self._changes:
             try:
-                self._changes[0]()  # stays in the queue where Ctrl-C breaks it off
+                self._changes[0]()  # stays in the queue if Ctrl-C interrupts it
             except Exception:
                 self._changes.popleft()
                 raise
@@ -113,7 +113,7 @@ class SessionLock:
 
 
 class _Change(Generic[_Result]):
-    """A change that a thread waits for."""
+    """A change whose result a thread waits for."""
 
     __slots__ = ("_error", "_result", "_work", "done")
 
@@ -130,14 +130,14 @@ class _Change(Generic[_Result]):
             self._result = [self._work()]
         except Exception as error:
             self._error = error
-        except BaseException as error:  # ends this thread's own work, and the work for the other thread, too
+        except BaseException as error:  # ends the work of this thread and of the waiting one
             self._error = UserError(f"{type(error).__name__} in another thread broke this off: ask again")
             self.done = True
             raise
         self.done = True
 
     def outcome(self) -> _Result:
-        """Returns the result or raises the error, once: a kept error and its traceback form a cycle."""
+        """Returns the result or raises the error, once: a stored error and its traceback form a cycle."""
         if self._error is None:
             return self._result[0]
         error, self._error = self._error, None
@@ -148,7 +148,7 @@ class _Change(Generic[_Result]):
 
 
 def _nothing() -> None:
-    """Is the step of threads that wait for a change alone."""
+    """The step of threads that only wait for a change."""
 
 
 def _yes() -> bool:

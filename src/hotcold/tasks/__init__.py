@@ -1,1 +1,1 @@
-"""Does the rest with a model: bench, profile, fit predictors, plan, score."""
+"""Tasks with a model besides answering: bench, profile, fit predictors, plan, score."""

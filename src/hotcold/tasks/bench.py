@@ -1,4 +1,4 @@
-"""Measures the speed of a prompt and of one or more continuations of fixed lengths."""
+"""Benchmark of speed: a prompt, and one or more continuations of fixed lengths."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from hotcold.sparse.timeline import Handshake, Timeline
 from hotcold.tasks.reports import Setup
 from hotcold.values import printable, whole
 
-#: Natural text, because firing depends on the text; repeated up to the prompt's length.
+#: Natural text, because activity depends on the text; repeated up to the prompt's length.
 _TEXT = (
     "Once upon a time there was a little girl who lived with her grandmother at the edge of a great forest. "
     "Every morning she carried water from the well and fed the hens, and in the evening she sat by the fire "
@@ -38,12 +38,12 @@ _TEXT = (
 _PROBE_S = 0.2
 _WITH_RANGE = ("prompt_tok_s", "tok_s", "tok_s_per_sequence", "bandwidth_share")
 
-MOST_SEQUENCES = 4096  #: limit of sequences in one benchmark
+MOST_SEQUENCES = 4096  #: limit for the sequences of one benchmark
 
 
 @dataclass(frozen=True)
 class Round(DiskFigures):
-    """The figures of one round, most of them as in :class:`Figures`; None if it could not be measured."""
+    """The figures of one round, mostly as in :class:`Figures`; None if not measured."""
 
     prompt_tok_s: float | None
     tok_s: float | None
@@ -53,13 +53,13 @@ class Round(DiskFigures):
     params_per_token: float | None
     python_share: float | None
     rows_per_step: float | None
-    tokens_per_step: float | None  #: more than ``rows_per_step`` where guesses were right
+    tokens_per_step: float | None  #: above ``rows_per_step`` by accepted draft tokens
     tok_s_per_sequence: float | None
-    ttft_s: float | None  #: time to the first token, of the first prompt
-    read_bandwidth_gb_s: float | None  #: bandwidth of memory, measured in the same round
+    ttft_s: float | None  #: time to the first token of the first prompt
+    read_bandwidth_gb_s: float | None  #: memory bandwidth, measured in the same round
     bandwidth_share: float | None  #: the share of it that generation used
-    guessed: int = 0  #: tokens that were guessed and verified
-    accepted: int = 0  #: of those, the ones that were right
+    guessed: int = 0  #: draft tokens verified
+    accepted: int = 0  #: draft tokens accepted
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ class Benchmark:
     """The figures of all rounds; ``str()`` gives the lines that ``hotcold bench`` prints."""
 
     prompt_tokens: int
-    generated_tokens: int  #: by each sequence
+    generated_tokens: int  #: tokens of each sequence
     parallel: int  #: number of sequences
     setup: Setup
     rounds: tuple[Round, ...] = field(repr=False)
-    #: with two backends, if a timeline was asked for: the share of the cold one's busy time in which the hot
-    #: one was busy, and the delays between them
+    #: of two backends with a timeline: the share of the cold one's busy time in which the hot one was busy,
+    #: and the delays between them
     overlap: float | None = None
     handshake: Handshake | None = None
 
     def median(self, name: str) -> float | None:
-        """The median over all rounds of one figure of :class:`Round`."""
+        """Returns the median of one figure of :class:`Round` over all rounds."""
         values = self._values(name)
         return statistics.median(values) if values else None
 
@@ -85,29 +85,29 @@ class Benchmark:
         return sorted(value for each in self.rounds if (value := getattr(each, name)) is not None)
 
     def report(self) -> dict[str, Any]:
-        """The report for ``--json``: the medians, and the ranges of speeds."""
-        found: dict[str, Any] = {
+        """Returns the report for ``--json``: the medians, and the ranges of speeds."""
+        figures: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,
             "parallel": self.parallel,
             "repetitions": len(self.rounds),
         }
         for each in fields(Round):
-            found[each.name] = self.median(each.name)
+            figures[each.name] = self.median(each.name)
             if each.name in _WITH_RANGE:
                 values = self._values(each.name)
-                found[f"{each.name}_range"] = values[:1] + values[-1:]
-        found |= asdict(self.setup)
-        return (
-            found if self.handshake is None else found | {"overlap": self.overlap, **self.handshake._asdict()}
-        )
+                figures[f"{each.name}_range"] = values[:1] + values[-1:]
+        figures |= asdict(self.setup)
+        if self.handshake is not None:
+            figures |= {"overlap": self.overlap, **self.handshake._asdict()}
+        return figures
 
     def __str__(self) -> str:
-        setup, found = self.setup, self.report()
+        setup, figures = self.setup, self.report()
 
         def with_range(name: str) -> str:
-            low, high = found[f"{name}_range"]
-            return f"{found[name]:.1f} tok/s (median; {low:.1f} to {high:.1f})"
+            low, high = figures[f"{name}_range"]
+            return f"{figures[name]:.1f} tok/s (median; {low:.1f} to {high:.1f})"
 
         cores = f"{setup.threads or 1} threads, {setup.isa or setup.backend}"
         lines = [
@@ -117,23 +117,23 @@ class Benchmark:
         if self.parallel == 1:
             lines.append(f"generation of {self.generated_tokens}: {with_range('tok_s')}")
         else:
-            together = "in {parallel} sequences, {rows_per_step:.3g} at a time".format(**found)
+            together = "in {parallel} sequences, {rows_per_step:.3g} at a time".format(**figures)
             lines.append(f"generation of {self.generated_tokens} {together}: {with_range('tok_s')} in all")
             lines.append(f"each of them: {with_range('tok_s_per_sequence')}")
-        if found["guessed"]:
-            right = "{accepted:.0f} of {guessed:.0f} guessed tokens were right".format(**found)
-            lines.append(f"{right}: {found['tokens_per_step']:.3g} tokens a step")
+        if figures["guessed"]:
+            right = "{accepted:.0f} of {guessed:.0f} guessed tokens were right".format(**figures)
+            lines.append(f"{right}: {figures['tokens_per_step']:.3g} tokens a step")
         counts = (
             "{gb_s:.2f} GB/s; {active_share:.1%} of neurons active; {python_share:.1%} of a step is Python's"
         )
-        lines.append(f"{found['bytes_per_token'] / 1e6:.2f} MB read per token, {counts.format(**found)}")
+        lines.append(f"{figures['bytes_per_token'] / 1e6:.2f} MB read per token, {counts.format(**figures)}")
         if self.overlap is not None:
             lines.append(f"the hot side was busy for {self.overlap:.0%} of the time that the cold side was")
         if self.handshake is not None and None not in self.handshake:
             heard = "the cold side heard of a post after {:.1f} us, the hot side of an answer after {:.1f} us"
             lines.append(f"{heard.format(*self.handshake)} (medians)")
-        if found["bandwidth_share"] is not None:
-            used = "{read_bandwidth_gb_s:.1f} GB/s: {bandwidth_share:.0%} of it used".format(**found)
+        if figures["bandwidth_share"] is not None:
+            used = "{read_bandwidth_gb_s:.1f} GB/s: {bandwidth_share:.0%} of it used".format(**figures)
             lines.append(f"read bandwidth measured beside it {used}")
         return "\n".join(lines)
 
@@ -156,17 +156,17 @@ def bench(
     >>> print(hotcold.bench("model.gguf", parallel=8, threads=4))
 
     Args:
-        model: a GGUF file, or what was loaded from one; None is the built-in model.
+        model: a GGUF file, or a loaded model; None is the built-in model.
         n_prompt: tokens of the prompt, 1 or more.
         n_gen: tokens to generate in each sequence, 2 or more.
-        parallel: number of sequences. If the model cannot decode all together, some wait for their turn.
+        parallel: number of sequences. If the model cannot decode all together, some wait in the queue.
         repetitions: rounds to measure, after one that is not counted.
-        draft: draft tokens: ``look-up``, those found in the text; ``none``. None: those of the file's draft
-            block, where it has one.
-        draft_max: the most guesses of a sequence in a step.
-        timeline: a file for the Chrome trace of one more round: when each of two backends worked and waited.
-            It needs a GPU with a part of the model.
-        progress: is told of the phases ``loading`` and ``rounds``.
+        draft: source of draft tokens: ``look-up`` (prompt lookup) or ``none``. None: the file's draft block,
+            if it has one.
+        draft_max: limit for the draft tokens of a sequence in a step.
+        timeline: a file for the Chrome trace of one more round: when each of two backends computed and
+            waited. It needs a GPU with a part of the model.
+        progress: called with the phases ``loading`` and ``rounds``.
         options: as in :class:`LLM`, for a model that is not loaded yet.
 
     UserError: a number is not allowed, the context is too small, or loading fails."""
@@ -178,11 +178,11 @@ def bench(
     if draft not in (None, "look-up", "none"):
         raise UserError(f"`draft` is {printable(draft, 40)!r}: allowed are look-up and none")
     source = source_of(model)
-    more: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
     if not isinstance(source, LoadedModel):
         drafts = draft_max if draft not in (None, "none") or (draft is None and _has_block(source)) else 0
-        more = {"sequences": min(parallel, DECODE_ROWS), "state_copies": 0, "draft_max": drafts}
-    base = opened(source, options, progress, **more)
+        fixed = {"sequences": min(parallel, DECODE_ROWS), "state_copies": 0, "draft_max": drafts}
+    base = opened(source, options, progress, **fixed)
     if timeline is not None and not base.gpus:
         raise UserError("`timeline` shows a GPU and the CPU: it needs `gpu`, `placement` or `vram_budget`")
     together = min(parallel, base.limits.sequences)
@@ -201,12 +201,12 @@ def bench(
         speculation = Speculation([drafter], draft_max, base.limits.decode) if drafter else None
         engine = Engine(session, speculation=speculation)
         rounds = _rounds(engine, prompt, lengths, repetitions, progress)
-        found = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), rounds)
+        result = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), rounds)
         if timeline is None:
-            return found
+            return result
         traced = _trace(engine, prompt, lengths)
     Path(timeline).write_text(json.dumps(traced.trace()), encoding="utf-8")
-    return replace(found, overlap=traced.overlap(), handshake=traced.handshake())
+    return replace(result, overlap=traced.overlap(), handshake=traced.handshake())
 
 
 def _rounds(
@@ -238,19 +238,18 @@ def _trace(engine: Engine, prompt: Sequence[int], lengths: Sequence[int]) -> Tim
 
 
 def prompt_of(model: LoadedModel, length: int) -> list[int]:
-    """``length`` tokens of text, with BOS if the model's file asks for it."""
-    more = model.tokenizer.encode(_TEXT, add_bos=False)
-    return [*model.tokenizer.encode(_TEXT), *more * (length // len(more))][:length]
+    """Returns ``length`` tokens of text, with BOS if the model's file asks for it."""
+    text_tokens = model.tokenizer.encode(_TEXT, add_bos=False)
+    return [*model.tokenizer.encode(_TEXT), *text_tokens * (length // len(text_tokens))][:length]
 
 
 def lengths_to_end_together(
     parallel: int, n_prompt: int, n_generate: int, chunk: int, together: int
 ) -> list[int]:
-    """Tokens to generate for each sequence, ``n_generate`` or a few more, if ``together`` run at a time.
-
-    Prompts are read one after the other, so the first sequence generates while the others' prompts are read.
-    With these lengths sequences that run together end together, and all of them are in each step without
-    prompt rows."""
+    """Returns the number of tokens to generate for each sequence: ``n_generate`` or a few more, if
+    ``together`` run at a time. Prompts are read one after the other, so the first sequence generates while
+    the other prompts are read. With these lengths, concurrent sequences end together, and each step without
+    prompt rows has all of them."""
     ready = [-(-(i % together + 1) * n_prompt // chunk) for i in range(parallel)]
     last = [max(ready[i - i % together :][:together]) for i in range(parallel)]
     return [n_generate + end - start for start, end in zip(ready, last, strict=True)]
@@ -259,20 +258,20 @@ def lengths_to_end_together(
 def measure(
     engine: Engine, prompt: Sequence[int], lengths: Sequence[int], probe: ReadProbe | None, *, seed: int
 ) -> Round:
-    """Measures one prompt and one continuation per length, after a probe of the read bandwidth. The first
-    token comes from the prompt, so generation is measured on the tokens after it."""
+    """Measures one prompt and one continuation per length, after a probe of the read bandwidth. The prompt
+    gives the first token, so generation is measured on the tokens after it."""
     bandwidth = probe.measure(_PROBE_S) if probe else None
     before = engine.session.counters.copy()
     requests = _requests(prompt, lengths, seed)
     engine.run(requests)
     figures = Figures.of(engine.session.counters.since(before), engine.session.footprint)
-    own = asdict(figures)
-    del own["active_share_by_layer"]
+    columns = asdict(figures)
+    del columns["active_share_by_layer"]
     per_sequence = None
     if figures.tok_s and figures.rows_per_step:
         per_sequence = figures.tok_s / figures.rows_per_step
     return Round(
-        **own,
+        **columns,
         tok_s_per_sequence=per_sequence,
         ttft_s=requests[0].timings.ttft_s,
         read_bandwidth_gb_s=bandwidth,
@@ -290,7 +289,7 @@ def _requests(prompt: Sequence[int], lengths: Sequence[int], seed: int) -> list[
 
 
 def _has_block(source: str | os.PathLike[str] | None) -> bool:
-    """Whether a file says that it has a block that guesses tokens; loading says why one cannot be read."""
+    """Returns whether a file declares a draft block; loading reports a block that it cannot read."""
     if source is None:
         return False
     try:

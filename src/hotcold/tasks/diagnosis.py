@@ -1,4 +1,4 @@
-"""The findings of ``hotcold doctor``: this machine, its GPUs and their speeds, as a report and as sections of
+"""Findings of ``hotcold doctor``: this machine, its GPUs and their speeds, as a report and as sections of
 text."""
 
 import textwrap
@@ -15,7 +15,7 @@ from hotcold.placement.hardware import Hardware
 from hotcold.placement.measuring import RUNS
 from hotcold.values import printable, size
 
-GPU_FIGURES = ("GPU stream and masked rows", "link", "handshake")  #: what lacks without a GPU
+GPU_FIGURES = ("GPU stream and masked rows", "link", "handshake")  #: figures that a CPU alone lacks
 
 _TEXT = """\
 processor   {processor}
@@ -34,28 +34,29 @@ dense: an FFN of Q4_0 with all its neurons
 N B: an FFN with one neuron in ten, read in pieces of N bytes
 """
 
-#: What :func:`doctor` calls with each section of the text as soon as it is known.
+#: Called with each section of the text as soon as it is known.
 Show: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """This machine, and what was measured of it; ``str()`` gives the lines that ``hotcold doctor`` prints."""
+    """Facts about this machine and its measurements; ``str()`` gives the lines that ``hotcold doctor``
+    prints."""
 
     machine: dict[str, Any]  #: processor, threads, caches, memory and versions
-    hardware: Hardware | None  #: None where too little could be measured
-    from_cache: bool  #: whether the figures are of an earlier call
-    cache: Path  #: the file that keeps them
+    hardware: Hardware | None  #: None if too little could be measured
+    from_cache: bool  #: whether the figures are from an earlier call
+    cache: Path  #: the file that stores them
     notes: tuple[str, ...]
     gpus: tuple[GPU, ...]
-    gpu: GPU | None  #: the one that the figures are of
-    gpu_reason: str  #: why there is none
-    disk: DiskSpeed | None = None  #: of the file that was named
+    gpu: GPU | None  #: the measured GPU
+    gpu_reason: str  #: reason why there is none
+    disk: DiskSpeed | None = None  #: speed of the given file's disk
     unmeasured: tuple[str, ...] = ()
-    sections: tuple[str, ...] = ()  #: of the text
+    sections: tuple[str, ...] = ()  #: sections of the text
 
     def report(self) -> dict[str, Any]:
-        """Returns the object that ``--json`` prints."""
+        """Returns the report for ``--json``."""
         return {
             "from_cache": self.from_cache,
             "cache": str(self.cache),
@@ -74,7 +75,7 @@ class Diagnosis:
 
 
 def facts(machine: dict[str, Any], gpus: Sequence[GPU], gpu: GPU | None, gpu_reason: str) -> str:
-    """The section of the text about what this machine has."""
+    """Returns the section of the text about this machine's parts."""
     lines = _machine(machine)
     wrapped = _list(gpus, gpu)
     if gpu_reason:
@@ -87,17 +88,17 @@ def facts(machine: dict[str, Any], gpus: Sequence[GPU], gpu: GPU | None, gpu_rea
 
 
 def cpu_speed(source: str, bandwidths: Sequence[dict[str, Any]]) -> str:
-    """The section of the text about reads of memory."""
+    """Returns the section of the text about reads of memory."""
     return _section(["", source, *_HEADING.split("\n"), *_table(bandwidths)])
 
 
 def gpu_speed(of_gpu: dict[str, Any]) -> str:
-    """The section of the text about a measured GPU."""
+    """Returns the section of the text about a measured GPU."""
     return _section(_gpu_figures(of_gpu))
 
 
 def disk_speed(disk: DiskSpeed) -> str:
-    """The section of the text about a disk."""
+    """Returns the section of the text about a disk."""
     return _section(["", *str(disk).split("\n")])
 
 
@@ -106,8 +107,8 @@ def _section(lines: Sequence[str]) -> str:
 
 
 def speeds(hardware: Hardware) -> list[str]:
-    """The sections of all figures; ArithmeticError, LookupError, TypeError or ValueError where one is missing
-    or of another kind, as in a damaged file."""
+    """Returns the sections of all figures. ArithmeticError, LookupError, TypeError or ValueError: a figure is
+    missing or has another type, as in a damaged file."""
     machine = hardware.machine or {}
     of_gpu = machine.get("gpu")
     return [cpu_speed(hardware.source, machine["bandwidths"]), *([gpu_speed(of_gpu)] if of_gpu else [])]
@@ -126,7 +127,7 @@ def _machine(machine: dict[str, Any]) -> list[str]:
 
 
 def _table(bandwidths: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each number of threads."""
+    """Returns a line for each number of threads."""
     rows: dict[int, dict[str, str]] = {}
     streams = []
     for each in bandwidths:
@@ -145,7 +146,7 @@ def _table(bandwidths: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _list(devices: Sequence[GPU], chosen: GPU | None) -> list[str]:
-    """A line for each device, with a star at the one that is measured, and one for what is wrong with it."""
+    """Returns lines for each device, with a star at the measured one, and its problem if it is not usable."""
     lines = []
     for gpu in devices:
         mark = "*" if gpu == chosen else " "
@@ -182,5 +183,5 @@ def _gpu_figures(of_gpu: dict[str, Any]) -> list[str]:
 
 
 def _digits(value: float) -> str:
-    """Three of them, or those before the point."""
+    """Formats a value with three digits, or with all before the point."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Says what this machine has, and measures it once: figures are kept in a file, by machine and GPU."""
+"""Facts about this machine, and measurements, which a file stores by machine and GPU."""
 
 import datetime
 import json
@@ -49,9 +49,9 @@ from hotcold.tasks.texts import new_file
 from hotcold.values import size
 from hotcold.version import __version__
 
-_SECONDS = 6.0  # of reading in all
+_SECONDS = 6.0  # of reading, in total
 _GPU_SECONDS = 1.0
-_GPU_BUFFER = 512 << 20  # more than a GPU's caches hold
+_GPU_BUFFER = 512 << 20  # more than the caches of a GPU
 _SOFTWARE_BUFFER = 2 << 20
 
 
@@ -64,21 +64,22 @@ def doctor(
     progress: Progress | None = None,
     show: Show | None = None,
 ) -> Diagnosis:
-    """Says what this machine has, and how fast it and its GPU read memory: measured once, in about 10 s, and
-    kept for later calls, and for plans. A measurement that fails is a note, and others go on.
+    """Describes this machine, and measures how fast it and its GPU read memory. A measurement takes about 10
+    s; later calls and plans use the stored figures. A failed measurement becomes a note, and the others
+    continue.
 
     >>> print(hotcold.doctor())
 
     Args:
         gpu: a part of the GPU's name, or its number; ``off`` measures the CPU alone.
-        again: whether to measure even if there are figures of an earlier call.
-        output: a new file for the figures, which ``hotcold.plan(hardware=...)`` takes.
-        disk: a large file, such as a model, whose disk is measured, too: by reads of it, each time.
-        progress: is told of the phases ``measuring``, ``measuring the GPU`` and ``measuring the disk``.
-        show: is called with each section of the text as soon as it is known.
+        again: whether to measure even if there are stored figures.
+        output: a new file for the figures, for ``hotcold.plan(hardware=...)``.
+        disk: a large file, such as a model, whose disk is also measured, on every call.
+        progress: called with the phases ``measuring``, ``measuring the GPU`` and ``measuring the disk``.
+        show: called with each section of the text as soon as it is known.
 
-    UserError: a GPU that is not there, an ``output`` that exists or that gets no figures, or a file for
-    ``disk`` that is small or cannot be opened."""
+    UserError: an unknown GPU, an ``output`` that exists or without figures to write, or a file for ``disk``
+    that is small or cannot be opened."""
     to_write = None if output is None else new_file(output)
     if disk is not None:
         large_file(Path(disk))
@@ -126,7 +127,7 @@ class _Text:
 
 
 def _gpus(asked: str | None, notes: list[str]) -> tuple[list[GPU], GPU | None, str]:
-    """All devices, that which is to be measured, and why there is none."""
+    """Returns all devices, the device to measure, and the reason if there is none."""
     gpu, passed_over = choose_gpu(asked)
     if passed_over:
         notes.append(passed_over)
@@ -139,7 +140,7 @@ def _gpus(asked: str | None, notes: list[str]) -> tuple[list[GPU], GPU | None, s
 
 
 def _facts(gpu: GPU | None) -> dict[str, Any]:
-    """Returns the report's facts about this machine; ``name`` has all that the figures depend on."""
+    """Returns the report's facts about this machine; ``name`` has all facts that affect figures."""
     cores = find_cores()
     huge_pages = re.findall(r"\[(\w+)\]", read_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
     return {
@@ -163,15 +164,15 @@ def _facts(gpu: GPU | None) -> dict[str, Any]:
 
 
 def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware | None:
-    """The figures of this machine; None, with a note, where they are another's or damaged."""
+    """Returns the stored figures of this machine; None, with a note, if they are another's or damaged."""
     if not os.path.exists(path):
         return None
     try:
-        found = find_hardware(str(path))
-        if found.name != machine["name"]:
-            raise UserError(f"they are of {found.name!r}, and this is {machine['name']!r}")
-        json.dumps([asdict(found), speeds(found)], allow_nan=False)  # what is printed later
-        return found
+        stored = find_hardware(str(path))
+        if stored.name != machine["name"]:
+            raise UserError(f"they are of {stored.name!r}, and this is {machine['name']!r}")
+        json.dumps([asdict(stored), speeds(stored)], allow_nan=False)  # fails now rather than when printed
+        return stored
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         notes.append(f"measured anew, as the cached figures are of no use: {error}")
         return None
@@ -180,11 +181,11 @@ def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware |
 def _measure(
     machine: dict[str, Any], gpu: GPU | None, notes: list[str], text: _Text, progress: Progress
 ) -> tuple[Hardware | None, bool]:
-    """Measures memory and a GPU: returns the figures, or None, with a note, where those of all threads are
-    missing; and whether a GPU was measured."""
+    """Measures memory and a GPU; returns the figures, and whether a GPU was measured. The figures are None,
+    with a note, if those of all threads are missing."""
     caches, all_threads = machine["cache_bytes"], machine["threads"]
     source = f"measured by hotcold doctor, {datetime.datetime.now():%Y-%m-%d %H:%M}"
-    found: list[Bandwidth] = []
+    measured: list[Bandwidth] = []
     nbytes = 0
     try:
         nbytes = buffer_bytes(caches, machine["free_bytes"])
@@ -193,25 +194,25 @@ def _measure(
             notes.append(f"{seen}: the caches ({size(caches)}) keep much of it, and figures are too high")
         powers_of_two = [1 << i for i in range((all_threads - 1).bit_length())]
         threads = [*powers_of_two, all_threads]
-        found = measure(threads, nbytes, _SECONDS, partial(progress, "measuring"), notes.append)
+        measured = measure(threads, nbytes, _SECONDS, partial(progress, "measuring"), notes.append)
     except FAILURES as error:
         notes.append(f"memory was not measured: {reason_of(error)}")
-    bandwidths = [asdict(each) for each in found]
-    if found:
+    bandwidths = [asdict(each) for each in measured]
+    if measured:
         text.add(cpu_speed(source, bandwidths))
     speed = None if gpu is None else _measure_gpu(gpu, notes, partial(progress, "measuring the GPU"))
     of_gpu = None if gpu is None or speed is None else {**asdict(gpu), **asdict(speed)}
     if of_gpu is not None:
         text.add(gpu_speed(of_gpu))
     machine = machine | {"buffer_bytes": nbytes, "bandwidths": bandwidths, "gpu": of_gpu}
-    on_all = [each for each in found if each.threads == all_threads]
+    on_all = [each for each in measured if each.threads == all_threads]
     if {"dense", "rows"} - {each.access for each in on_all}:
         return None, speed is not None
     return _hardware(machine, source, on_all, gpu, speed), speed is not None
 
 
 def _measure_gpu(gpu: GPU, notes: list[str], advance: Callable[[int, int], None]) -> GPUSpeed | None:
-    """Measures a GPU; returns None, and adds a note, where that fails."""
+    """Measures a GPU; returns None and adds a note if that fails."""
     most = _SOFTWARE_BUFFER if gpu.kind == "software" else _GPU_BUFFER
     try:
         return measure_gpu(gpu, min(most, gpu.default_budget // 4), _GPU_SECONDS, advance)
@@ -223,7 +224,7 @@ def _measure_gpu(gpu: GPU, notes: list[str], advance: Callable[[int, int], None]
 def _measure_disk(
     path: Path, notes: list[str], text: _Text, advance: Callable[[int, int], None]
 ) -> DiskSpeed | None:
-    """Measures a disk; returns None, and adds a note, where that fails."""
+    """Measures a disk; returns None and adds a note if that fails."""
     try:
         speed = measure_disk(path, advance)
     except FAILURES as error:

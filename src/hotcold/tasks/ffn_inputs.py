@@ -1,7 +1,8 @@
-"""Collects the inputs of each layer's FFN for a text, to which predictors are fitted. All of them together
-are too large for memory (4 GiB for 8192 tokens of a 7B model), so they go to disk and come back by layer.
+"""Inputs of each layer's FFN for a text, to which predictors are fitted.
 
-The files have no name and vanish, or lie in a folder, in which a run that was killed goes on."""
+All inputs together are too large for memory (4 GiB for 8192 tokens of a 7B model). So they go to disk and are
+read back by layer. The files are unnamed and vanish, or are in a folder, from which a killed run
+continues."""
 
 import os
 import shutil
@@ -22,17 +23,17 @@ from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.runtime.session import LoadedModel
 from hotcold.tasks.scoring import Scorer
 
-#: ``normed`` or ``residual`` -> ``[tokens, D]`` float32, the first of fewer values where a layer's experts
-#: read fewer; ``ids`` -> ``[tokens, k]`` int32: experts
+#: ``normed`` or ``residual`` -> ``[tokens, D]`` float32 (``normed`` has fewer values if a layer's experts
+#: read fewer); ``ids`` -> ``[tokens, k]`` int32: experts
 Inputs = Mapping[str, npt.NDArray[Any]]
 
-_SAVED_EVERY = 5.0  #: seconds between two notes of how far a collection in a folder is
-_DONE = "windows"  #: the file with that note
+_SAVED_EVERY = 5.0  #: seconds between two records of the progress in a folder
+_DONE = "windows"  #: the file with that record
 
 
 class FFNInputs(Sequence[Inputs]):
-    """The inputs of each layer, in temporary files without a name, which vanish with this object, however the
-    process ends; or in files of ``folder``. The arrays of a layer are mapped on demand, read-only."""
+    """The inputs of each layer, in unnamed temporary files, which vanish with this object or its process, or
+    in files of ``folder``. A layer's arrays are mapped read-only on demand."""
 
     def __init__(
         self, model: LoadedModel, names: Collection[str], tokens: int, folder: Path | None = None
@@ -52,16 +53,16 @@ class FFNInputs(Sequence[Inputs]):
                 else:
                     path = folder / f"layer-{layer:03}.{name}"
                     path.touch()
-                    file = path.open("r+b", buffering=0)  # so that a full disk shows in the write itself
+                    file = path.open("r+b", buffering=0)  # so that a write to a full disk fails at once
                 self.files[-1][name] = file
 
     def windows_done(self) -> int:
-        """Returns the number of windows whose inputs a folder has, as :meth:`note` left it."""
+        """Returns the number of windows whose inputs the folder has, as recorded by :meth:`note`."""
         note = self._folder and self._folder / _DONE
         return int(note.read_text(encoding="ascii")) if note and note.exists() else 0
 
     def note(self, windows: int) -> None:
-        """Notes in the folder that the files have the inputs of so many windows."""
+        """Records in the folder that the files have the inputs of this many windows."""
         if self._folder is None:
             return
         for layer in self.files:
@@ -80,12 +81,12 @@ class FFNInputs(Sequence[Inputs]):
     def __getitem__(self, layer: int | slice) -> Inputs | list[Inputs]:
         if isinstance(layer, slice):
             return [self[i] for i in range(*layer.indices(len(self)))]
-        found = {}
+        arrays = {}
         for name, file in self.files[layer].items():
             file.flush()
             values = np.memmap(file, np.int32 if name == "ids" else np.float32, mode="r")
-            found[name] = np.asarray(values.reshape(self._tokens, -1))
-        return found
+            arrays[name] = np.asarray(values.reshape(self._tokens, -1))
+        return arrays
 
 
 def _check_disk(model: LoadedModel, names: Collection[str], tokens: int) -> None:
@@ -99,13 +100,13 @@ def _check_disk(model: LoadedModel, names: Collection[str], tokens: int) -> None
 
 
 def input_bytes(model: LoadedModel, names: Collection[str], tokens: int) -> int:
-    """Bytes of the files for so many tokens."""
+    """Returns the bytes of the files for a number of tokens."""
     layers = range(model.config.layers)
     return 4 * tokens * sum(_width(model, layer, name) for layer in layers for name in names)
 
 
 def _width(model: LoadedModel, layer: int, name: str) -> int:
-    """Values of one token in a file."""
+    """Returns the number of values of one token in a file."""
     if name == "ids":
         return model.config.chosen_of(layer)
     return model.config.ffn_width(layer) if name == "normed" else model.config.dim
@@ -124,19 +125,20 @@ def ffn_inputs(
     folder: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> FFNInputs:
-    """The inputs of each layer's FFN for all tokens of the windows but the last ones, computed as in decoding
-    with ``exact``. ``names`` chooses among ``normed`` and ``residual``; with experts, the experts that tokens
-    chose are collected, too. ``folder`` keeps them; what it has of the same windows is not computed again.
+    """Computes the inputs of each layer's FFN for all tokens of the windows except each last one, as in
+    decoding with ``exact``.
 
-    UserError: the folder for temporary files has no room, or ``folder`` cannot be written; OSError: the
-    former could not be."""
+    ``names``: ``normed``, ``residual`` or both; with experts, the chosen experts are also collected.
+    ``folder`` stores the inputs; windows that it has are not computed again. UserError: the folder for
+    temporary files is too full, or ``folder`` cannot be written. OSError: a temporary file cannot be
+    written."""
     backends, decode = model.devices.layers, model.limits.decode
     buffers: list[dict[str, Buffer]] = []
     chosen_too = [*names, "ids"] if model.config.experts else [*names]
     inputs = FFNInputs(model, chosen_too, sum(len(window) - 1 for window in windows), folder)
     done = inputs.windows_done()
     if folder is not None:
-        _go_on(model, inputs, sum(len(window) - 1 for window in windows[:done]))
+        _drop_unfinished(model, inputs, sum(len(window) - 1 for window in windows[:done]))
     if done == len(windows):
         return inputs
     session = model.session("exact", wrap=lambda ffns: [*_watched(model, ffns, names, buffers)])
@@ -145,8 +147,8 @@ def ffn_inputs(
     try:
         for number, window in enumerate(windows[done:], done + 1):
             for logits in scorer.logits(window):
-                for layer, (ops, own, files) in enumerate(zip(backends, buffers, inputs.files, strict=True)):
-                    for name, buffer in own.items():
+                for layer, (ops, taps, files) in enumerate(zip(backends, buffers, inputs.files, strict=True)):
+                    for name, buffer in taps.items():
                         _write(files[name], ops.read(buffer, 0, len(logits)))
                         ops.write(buffer, np.zeros((decode, _width(model, layer, name)), np.float32))
                 for ops, chosen, files in zip(backends, routed, inputs.files, strict=False):
@@ -167,11 +169,11 @@ def ffn_inputs(
 def _watched(
     model: LoadedModel, ffns: Iterable[AnyFFN], names: Collection[str], buffers: list[dict[str, Buffer]]
 ) -> Iterator[AnyFFN]:
-    """The FFNs, each of which also adds its inputs to buffers of its own, which are added to ``buffers``."""
+    """Yields FFNs that also add their inputs to new buffers, and appends these buffers to ``buffers``."""
 
     def watched(layer: int, ops: Backend, ffn: AnyFFN) -> AnyFFN:
-        own = {name: ops.zeros((model.limits.tokens, _width(model, layer, name))) for name in names}
-        buffers.append(own)
+        taps = {name: ops.zeros((model.limits.tokens, _width(model, layer, name))) for name in names}
+        buffers.append(taps)
 
         def run(
             normed: Buffer,
@@ -181,7 +183,7 @@ def _watched(
             chosen: Chosen | None = None,
             gates: Buffer | None = None,
         ) -> None:
-            for name, buffer in own.items():  # added to zeros: that is an op, so it can be recorded
+            for name, buffer in taps.items():  # adding to zeros is an op, so it can be recorded
                 ops.add(buffer, normed if name == "normed" else residual, batch)
             ffn(normed, residual, batch, out, chosen, gates)
 
@@ -192,14 +194,14 @@ def _watched(
 
 
 def _write(file: IO[bytes], values: npt.NDArray[Any]) -> None:
-    """All bytes: without a buffer, one call may write fewer."""
+    """Writes all bytes: without a buffer, one call may write fewer."""
     data = memoryview(np.ascontiguousarray(values).data).cast("B")
     while data:
         data = data[file.write(data) :]
 
 
-def _go_on(model: LoadedModel, inputs: FFNInputs, tokens: int) -> None:
-    """Drops from the files what lies after so many tokens: a part of a window that was not finished."""
+def _drop_unfinished(model: LoadedModel, inputs: FFNInputs, tokens: int) -> None:
+    """Truncates the files after this many tokens: the rest belongs to an unfinished window."""
     for layer, files in enumerate(inputs.files):
         for name, file in files.items():
             file.truncate(4 * tokens * _width(model, layer, name))

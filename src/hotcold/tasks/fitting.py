@@ -1,4 +1,4 @@
-"""Fits the predictors of a model to a text, with training or without, and measures their quality."""
+"""Fitting of a model's predictors to a text, with or without training, and measurement of their quality."""
 
 import math
 import os
@@ -37,9 +37,9 @@ from hotcold.training.options import TrainOptions
 from hotcold.values import printable, whole
 from hotcold.version import __version__
 
-_ROUNDS = 6  # rounds of timing; the median lies between the slowest and the fastest in 97 of 100 cases
-_FIRST_LOOK = 2048  # tokens after which the cost may be decided, and again when their number has doubled
-_EARLY_LEVEL = 0.99  # of an interval that decides before all tokens are scored: several looks err more often
+_ROUNDS = 6  # rounds of timing; the median is between the slowest and the fastest in 97 of 100 cases
+_FIRST_LOOK = 2048  # tokens after which the cost may be decided; checked again whenever they have doubled
+_EARLY_LEVEL = 0.99  # level of an interval that decides early: repeated checks err more often than one
 
 _HEADING = "layer  rank     bytes  of FFN  candidates  active  recall  weighted   read"
 _ROW = (
@@ -47,7 +47,7 @@ _ROW = (
     "{weighted_recall:10.4f}{read_ratio:7.3f}"
 )
 
-#: Stands for the predictor of a layer that has no FFN.
+#: Placeholder for a layer without an FFN.
 _NO_FIT = Fit(0, 0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
 
 Windows = list[list[int]]
@@ -55,12 +55,12 @@ Windows = list[list[int]]
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of generation on this machine, in rounds in which both modes ran one after the other."""
+    """The speed of generation on this machine, from rounds that ran both modes one after the other."""
 
     exact_tok_s: float  #: median of the rounds
     predicted_tok_s: float
-    ratio_low: float  #: of the slowest round against its ``exact``
-    ratio_high: float  #: of the fastest one
+    ratio_low: float  #: ratio to ``exact`` in the slowest round
+    ratio_high: float  #: ratio in the fastest round
 
     @property
     def ratio(self) -> float:
@@ -82,7 +82,7 @@ class Cost:
 
     @property
     def verdict(self) -> list[str]:
-        """The lines on all layers together."""
+        """Lines about all layers together."""
         objection = self.measured.objection
         return [
             f"held-out text: {self.measured.cost}",
@@ -98,7 +98,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Comparison(Cost):
-    """Predictors made from the same text by `svd`, for the same recall of what neurons add."""
+    """Predictors made from the same text by `svd`, for the same weighted recall."""
 
     layers: list[Fit]
     tensors: Sequence[PredictorTensors | None] = field(repr=False)
@@ -117,22 +117,21 @@ class FittedPredictor(Comparison):
 
     options: FitOptions
     frontier: list[list[Fit]]  #: by layer, the predictors of all ranks, the best first
-    fingerprint: str  #: the model's
+    fingerprint: str  #: the model's fingerprint
     setup: Setup
-    svd: Comparison | None = None  #: beside predictors that were trained
+    svd: Comparison | None = None  #: for comparison with trained predictors
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file. As ``MODEL.predictor.gguf`` beside the model it is found when the model is
-        loaded."""
+        """Writes the file. Loading finds it as ``MODEL.predictor.gguf`` in the model's folder."""
         write_sidecar(Path(path), self.fingerprint, self.tensors, self.metadata)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The keys ``hotcold.predictor.*`` of the file, as docs/formats.md lists them."""
+        """The keys ``hotcold.predictor.*`` of the file (docs/formats.md)."""
         return _metadata(self.options, self.layers) | self.measured.metadata()
 
     def report(self) -> dict[str, Any]:
-        """The report for ``--json``."""
+        """Returns the report for ``--json``."""
         return {
             **_metadata(self.options, self.layers),
             **super().report(),
@@ -185,25 +184,25 @@ def fit_predictor(
     >>> fitted = hotcold.fit_predictor("model.gguf", Path("text.txt"), output="model.predictor.gguf")
 
     Args:
-        model: a GGUF file, or what was loaded from one; None is the built-in model.
+        model: a GGUF file, or a loaded model; None is the built-in model.
         text: a text, or the ``Path`` of a file in UTF-8, cut into windows of ``context`` positions (at most
             512 by default).
-        held_out: another text to judge by; None takes the last fifth of ``text``, which is not fitted to.
+        held_out: another text for the measurement; None: the last fifth of ``text``, not used to fit.
         method: ``svd``, a truncated SVD of the gate; ``train``, the same factors trained with torch (the
             extra ``[train]``); or ``trained``, the predictors in a PowerInfer file.
         recall: share of the active neurons to find; None: 0.99, or as trained thresholds give.
-        weighted: whether ``recall`` weighs each neuron by how much it adds, as it always does with ``train``.
-        type: block type of the predictors; None: Q4_0, or that of the trained ones.
+        weighted: whether ``recall`` weighs each neuron by its contribution, as it always does with ``train``.
+        type: block type of the predictors; None: Q4_0, or the type of trained ones.
         max_share: limit of a predictor's bytes, as a part of its layer's FFN.
-        tokens: how many tokens to use, spread over the text: four fifths to fit, one to judge.
-        eval_tokens: how many held-out tokens to compare with ``exact``, at most, until ``auto`` can decide.
+        tokens: number of tokens to use, spread over the text: four fifths to fit, one to judge.
+        eval_tokens: limit for held-out tokens to compare with ``exact``, until ``auto`` can decide.
         special: whether names of control tokens in the texts become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write; None writes nothing.
-        work: with ``train``, a folder for what the run has so far: the same call goes on from it. None is
-            ``output`` with ``.work`` after it.
-        training: how ``train`` trains.
-        progress: is told of the phases ``loading``, ``layers`` and ``measuring``.
+        work: with ``train``, a folder for the state of the run, from which the same call continues. None is
+            ``output`` with ``.work`` appended.
+        training: settings of ``train``.
+        progress: called with the phases ``loading``, ``layers`` and ``measuring``.
 
     UserError: a value is not allowed, the text has less than two windows, or no predictor fits
     ``max_share``."""
@@ -220,22 +219,22 @@ def fit_predictor(
         load_options["context"] = context
     if method == "trained":
         _check_experts(file_of(source))
-    # Loading as predicted checks a PowerInfer file's own predictors before anything else is done.
-    mode, own = "predicted" if method == "trained" else "exact", file_of(source)
-    more = {"sparsity": mode, "predictor": own, "default_context": LONGEST_WINDOW, "gpu": OFF}
-    base = opened(source, load_options, progress, **more, state_copies=0, draft_max=0)
-    base.mode(mode, own)
+    # Loading as predicted checks a PowerInfer file's own predictors before anything else.
+    mode, predictors = "predicted" if method == "trained" else "exact", file_of(source)
+    fixed = {"sparsity": mode, "predictor": predictors, "default_context": LONGEST_WINDOW, "gpu": OFF}
+    base = opened(source, load_options, progress, **fixed, state_copies=0, draft_max=0)
+    base.mode(mode, predictors)
     _check_layers(base, method)
     length = window_length(base.context, context)
-    fit_to, unseen = _windows(base, texts, tokens, length, special=special)
-    seen = evenly(unseen, max(1, tokens // (5 * length)))
-    judges = _judges(unseen, eval_tokens, length)
+    fit_to, held_out_windows = _windows(base, texts, tokens, length, special=special)
+    checks = evenly(held_out_windows, max(1, tokens // (5 * length)))
+    judges = _judges(held_out_windows, eval_tokens, length)
     if folder is None:
-        best, frontier = _fit(base, settings, fit_to, seen, progress)
+        best, frontier = _fit(base, settings, fit_to, checks, progress)
         return _measured(base, settings, best, frontier, judges, to_write, progress)
     from hotcold.tasks.predictor_training import trained
 
-    layers = trained(base, settings, training or TrainOptions(), fit_to, seen, folder, threads, progress)
+    layers = trained(base, settings, training or TrainOptions(), fit_to, checks, folder, threads, progress)
     best, svd = [each.best for each in layers], [each.svd for each in layers]
     return _measured(base, settings, best, [each.tried for each in layers], judges, to_write, progress, svd)
 
@@ -254,10 +253,9 @@ def measure_predictor(
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Cost:
-    """Measures the predictors of a file as they are, on a text to which they were not fitted.
-
-    ``output`` gets the same predictors with the measurement, by which ``sparsity="auto"`` decides. Other
-    arguments and errors are those of :func:`fit_predictor`."""
+    """Measures the predictors of a file on a text to which they were not fitted. ``output`` gets the same
+    predictors with the measurement, by which ``sparsity="auto"`` decides. Other arguments and errors are
+    those of :func:`fit_predictor`."""
     eval_tokens, path = whole("eval_tokens", eval_tokens, 1), Path(predictor)
     to_write, read = None if output is None else new_file(output), text_of(text)
     with open_gguf(path) as file:
@@ -268,9 +266,9 @@ def measure_predictor(
     source = source_of(model)
     if not isinstance(source, LoadedModel):
         load_options["context"] = context
-    more: dict[str, Any] = {"sparsity": "predicted", "predictor": path, "gpu": OFF}
-    more |= {"default_context": LONGEST_WINDOW, "state_copies": 0, "draft_max": 0}
-    base = opened(source, load_options, progress, **more)
+    fixed: dict[str, Any] = {"sparsity": "predicted", "predictor": path, "gpu": OFF}
+    fixed |= {"default_context": LONGEST_WINDOW, "state_copies": 0, "draft_max": 0}
+    base = opened(source, load_options, progress, **fixed)
     base.mode("predicted", path)
     length = window_length(base.context, context)
     windows = text_windows(base.tokenizer, read, length, special=special)
@@ -284,7 +282,7 @@ def measure_predictor(
 def _work_folder(
     method: str, work: str | os.PathLike[str] | None, training: TrainOptions | None, output: Path | None
 ) -> Path | None:
-    """The folder of a training, or None for other methods. Without torch nothing else is begun."""
+    """Returns the folder of a training, or None for other methods. Fails at once if torch is missing."""
     if method != "train":
         if work is not None or training is not None:
             raise UserError(f"`work` is for method=train, and the method is {method}")
@@ -306,7 +304,7 @@ def _check_experts(path: Path) -> None:
 
 def _check_layers(model: LoadedModel, method: str) -> None:
     config = model.config
-    if config.whole:  # only some zeros, which depend on more than a neuron's own rows
+    if config.whole:  # the model may have zeros, but they depend on more than a neuron's own rows
         raise UserError(f"{config.whole}: no neuron can be predicted by itself")
     if method != "svd" and not all(config.neurons):
         seen = f"{config.neurons.count(0)} layers of {printable(model.name)} have no FFN"
@@ -316,12 +314,11 @@ def _check_layers(model: LoadedModel, method: str) -> None:
 def _windows(
     model: LoadedModel, texts: Sequence[str], tokens: int, length: int, *, special: bool = False
 ) -> tuple[Windows, Windows]:
-    """Windows to fit to, four fifths of ``tokens``, spread over the text; and all windows that are held out.
-
-    These are the second text, or the last fifth of one text."""
-    fit_to, *more = (text_windows(model.tokenizer, text, length, special=special) for text in texts)
-    if more:
-        held_out = more[0]
+    """Returns windows to fit to, four fifths of ``tokens`` spread over the text, and all held-out windows:
+    the second text, or the last fifth of one text."""
+    fit_to, *others = (text_windows(model.tokenizer, text, length, special=special) for text in texts)
+    if others:
+        held_out = others[0]
     else:
         end = len(fit_to) * 4 // 5
         fit_to, held_out = fit_to[:end], fit_to[end:]
@@ -331,7 +328,7 @@ def _windows(
 
 
 def _judges(windows: Windows, tokens: int, length: int) -> Windows:
-    """Windows with so many tokens, in an order in which the first ones already stand for the whole text."""
+    """Returns windows with this many tokens, shuffled so that the first ones already represent the text."""
     order = np.random.default_rng(0).permutation(len(windows))
     return [windows[at] for at in order[: max(1, tokens // (length - 1))]]
 
@@ -343,18 +340,18 @@ def _fit(
     held_out: Windows,
     progress: Progress | None,
 ) -> tuple[list[Fitted | None], list[list[Fit]]]:
-    """Fits predictors of several ranks: the best of each layer, None without an FFN, and the quality of all,
-    the best first."""
+    """Fits predictors of several ranks. Returns the best of each layer (None without an FFN), and the quality
+    of all, the best first."""
     names = {"normed", INPUTS[settings.method]}
     inputs = ffn_inputs(model, fit_to, names), ffn_inputs(model, held_out, names)
     best: list[Fitted | None] = []
     frontier: list[list[Fit]] = []
     with open_gguf(model.path) as file:
-        for layer, (seen, unseen) in enumerate(zip(*inputs, strict=True)):
+        for layer, (fit_inputs, held_out_inputs) in enumerate(zip(*inputs, strict=True)):
             fit = fit_experts if model.config.experts_of(layer) else fit_layer
             ladder: list[Fitted] = []
             if model.config.neurons[layer]:
-                ladder = fit(file, model.config, layer, settings, fit_to=seen, held_out=unseen)
+                ladder = fit(file, model.config, layer, settings, fit_to=fit_inputs, held_out=held_out_inputs)
             best.append(ladder[0] if ladder else None)
             frontier.append([each.fit for each in ladder])
             if progress:
@@ -372,17 +369,17 @@ def _measured(
     progress: Progress | None,
     svd: Sequence[Fitted] | None = None,
 ) -> FittedPredictor:
-    """The best predictor of each layer, with what all together cost and gain. ``svd`` is measured, too."""
+    """Measures the cost and gain of each layer's best predictors together, and of ``svd``, if given."""
     with closing(model.session("exact")) as exact:
         compared = None
         if svd is not None:
             compared = _compared(exact, replace(settings, method="svd"), svd, judges, progress)
-        own = _compared(exact, settings, best, judges, progress)
+        comparison = _compared(exact, settings, best, judges, progress)
         fitted = FittedPredictor(
-            layers=own.layers,
-            speed=own.speed,
-            measured=own.measured,
-            tensors=own.tensors,
+            layers=comparison.layers,
+            speed=comparison.speed,
+            measured=comparison.measured,
+            tensors=comparison.tensors,
             options=settings,
             frontier=frontier,
             fingerprint=model.fingerprint,
@@ -401,8 +398,8 @@ def _compared(
     judges: Windows,
     progress: Progress | None,
 ) -> Comparison:
-    """Measures predictors in a file that is deleted: the output appears at the end, so that a run that was
-    killed can continue."""
+    """Measures predictors through a temporary file: the output appears only at the end, so that a killed run
+    can continue."""
     model = exact.model
     fits = [each.fit if each else _NO_FIT for each in fitted]
     tensors = [each and each.tensors for each in fitted]
@@ -434,7 +431,7 @@ def _cost(exact: Session, sidecar: Path, judges: Windows, progress: Progress | N
 def _until_decided(
     predicted: Scorer, exact: Scorer, windows: Windows, progress: Progress | None
 ) -> Divergence:
-    """Compares both modes on window after window, until an interval of the ratio of perplexities is on one
+    """Compares both modes window by window, until the confidence interval of the perplexity ratio is on one
     side of MOST_RATIO, or no window is left."""
     parts: list[Divergence] = []
     tokens, look = 0, _FIRST_LOOK
@@ -452,17 +449,17 @@ def _until_decided(
 
 
 def _metadata(settings: FitOptions, fits: Sequence[Fit]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "version": __version__,
         "method": settings.method,
         "weighted": settings.weighted,
         "input": INPUTS[settings.method],
     }
     if settings.target is not None:
-        found["target"] = settings.target
+        metadata["target"] = settings.target
     for name in ("candidates", "recall", "weighted_recall", "read_ratio"):
-        found[name] = [getattr(fit, name) for fit in fits]
-    return found
+        metadata[name] = [getattr(fit, name) for fit in fits]
+    return metadata
 
 
 def _speed(exact: Session, predicted: Session) -> Speed:

@@ -1,6 +1,6 @@
-"""Writes a sparse model of experts with each expert's neurons in the order in which they fire, so that cold
-ones can stay in the file (`ram_budget`), and says before what that is worth. A predictor beside the model
-goes along."""
+"""Files with hot neurons first: writes a sparse model of experts with each expert's neurons in order of
+activity, so that cold ones can stay in the file (`ram_budget`). Reports the expected gain before. Also
+reorders the model's predictor."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -37,17 +37,17 @@ from hotcold.version import __version__
 
 @dataclass(frozen=True)
 class HotFirstWorth:
-    """Bytes of a model's file that a token is expected to read under a budget that holds half of the experts.
-    ``str()`` gives what ``hotcold convert`` prints."""
+    """Bytes of a model's file that a token is expected to read under a budget for half of the experts.
+    ``str()`` gives the lines that ``hotcold convert`` prints."""
 
     budget_bytes: int
-    expert_bytes_per_token: float | None  #: whole experts; None: two of each layer do not fit
-    row_bytes_per_token: float | None  #: rows of single neurons; None: not even the gates fit
-    rows_per_token: float | None  #: such neurons
-    unit: str = ""  #: which they are
+    expert_bytes_per_token: float | None  #: whole experts; None: the budget cannot hold two of each layer
+    row_bytes_per_token: float | None  #: rows of single neurons; None: the budget cannot hold the gates
+    rows_per_token: float | None  #: neurons with these rows
+    unit: str = ""  #: unit name of these neurons
 
     def report(self) -> dict[str, Any]:
-        """The report for ``--json``."""
+        """Returns the report for ``--json``."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -71,15 +71,14 @@ def hot_first(
     told: Callable[[HotFirstWorth], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Rewritten, HotFirstWorth]:
-    """Writes ``output``, a file of the same model, and its profile beside it; ``told`` hears what it is worth
-    before that. ``profile`` is a file of :func:`hotcold.profile`. If a predictor lies beside ``model``, one
-    for ``output`` is written, too, and the rows of a neuron lie side by side there.
-
-    UserError: the profile or the predictor is another model's, or the neurons cannot change places."""
+    """Writes ``output``, a file of the same model, and its profile as a sidecar; calls ``told`` with the
+    expected gain before. ``profile`` is a file of :func:`hotcold.profile`. If ``model`` has a predictor as a
+    sidecar, one for ``output`` is also written, and the rows of a neuron become contiguous. UserError: the
+    profile or the predictor is another model's, or the neurons cannot be reordered."""
     source, new = Path(model), Path(output)
-    beside, named = new.with_suffix(".profile.gguf"), source.with_suffix(".predictor.gguf")
-    predictor = named if named.exists() else None
-    for path in (beside, new.with_suffix(".predictor.gguf")) if predictor else (beside,):
+    sidecar, old_predictor = new.with_suffix(".profile.gguf"), source.with_suffix(".predictor.gguf")
+    predictor = old_predictor if old_predictor.exists() else None
+    for path in (sidecar, new.with_suffix(".predictor.gguf")) if predictor else (sidecar,):
         if not force:
             new_file(path)
     with open_gguf(source) as file:
@@ -95,9 +94,9 @@ def hot_first(
         for layer, firing in enumerate(counted.firing):
             if not len(firing) or layer in sizes.ordinary:
                 continue
-            one = np.asarray(firing).reshape(config.experts.count, -1)
-            first = np.arange(len(one))[:, None] * one.shape[1]
-            order[layer] = (np.argsort(-one, axis=1, kind="stable") + first).reshape(-1)
+            activity = np.asarray(firing).reshape(config.experts.count, -1)
+            first = np.arange(len(activity))[:, None] * activity.shape[1]
+            order[layer] = (np.argsort(-activity, axis=1, kind="stable") + first).reshape(-1)
         check_order(file, config, order, "gguf", (config.down_layout, config.down_layout))
         moved = [each[order[i]] if i in order else each for i, each in enumerate(counted.firing)]
         facts = None if predictor is None else _facts_of(predictor, config, file.fingerprint())
@@ -112,7 +111,7 @@ def hot_first(
         _move_predictor(predictor, new.with_suffix(".predictor.gguf"), config, order, keys)
     if counted.counted is not None:
         keys["tokens"] = counted.counted
-    write_profile(beside, replace(counted, firing=moved, source=f"hot first, of {Path(profile).name}"), keys)
+    write_profile(sidecar, replace(counted, firing=moved, source=f"hot first, of {Path(profile).name}"), keys)
     return done, worth
 
 
@@ -128,11 +127,12 @@ def _move_predictor(
     layers: list[PredictorTensors | None] = []
     with open_gguf(source) as file:
         for layer, n in enumerate(config.neurons):
-            one = read_predictor(file, config, layer) if n else None
-            if one is not None and layer in order:
+            tensors = read_predictor(file, config, layer) if n else None
+            if tensors is not None and layer in order:
                 rows = order[layer]
-                one = replace(one, second=one.second.take_rows(rows), threshold=one.threshold[rows])
-            layers.append(one)
+                second, threshold = tensors.second.take_rows(rows), tensors.threshold[rows]
+                tensors = replace(tensors, second=second, threshold=threshold)
+            layers.append(tensors)
         start = "hotcold.predictor."
         told = {key.removeprefix(start): v for key, v in file.metadata.items() if key.startswith(start)}
     del told["model_fingerprint"], told["relu"]
@@ -142,7 +142,7 @@ def _move_predictor(
 def _worth(
     file: GGUFFile, config: Config, profile: Profile, predictor: PredictorFacts | None
 ) -> HotFirstWorth:
-    """``profile`` has the neurons in the new order."""
+    """Computes the expected gain; ``profile`` has the neurons in the new order."""
     sparsity = "exact" if predictor is None else "predicted"
     all_of_it = plan_memory(file, {"ram_budget": 1 << 60, "sparsity": sparsity}).experts
     assert all_of_it is not None
@@ -163,7 +163,7 @@ def _worth(
     hot = HotNeurons.fit(budget, bill, file, config, profile, named or ())
     if hot is None:
         return HotFirstWorth(budget, whole, None, None)
-    if predictor is not None:  # then rows of a neuron will lie side by side
+    if predictor is not None:  # the rows of a neuron will be contiguous
         hot = replace(hot, reads=tuple(min(1, n) for n in hot.reads))
     cold = hot.cold_per_token(profile)
     read = sum(hot.disk_bytes(layer, n) for layer, n in enumerate(cold))

@@ -1,5 +1,7 @@
-"""Collects a model's importance matrix for a text: of each matrix, the squares of its inputs, summed over the
-tokens. Prompts are computed, dense, with a backend whose programs show what their ops read."""
+"""Importance matrix of a model for a text: for each matrix, the squares of its inputs, summed over the
+tokens.
+
+Prompts are computed densely, with a backend whose programs expose the inputs of their ops."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -43,9 +45,9 @@ from hotcold.values import printable, whole
 
 _CHUNK = 512  # rows of a step: weights are unpacked once for all of them
 
-_LARGEST = np.finfo(np.float32).max  # that the file can hold
+_LARGEST = np.finfo(np.float32).max  # limit of the file's numbers
 
-#: Names of an FFN's matrices: gate, up and down. None: there is no such matrix, or nothing is said of it.
+#: Names of an FFN's matrices: gate, up and down. None: no such matrix, or no importance is collected for it.
 _Names = tuple[str | None, str, str | None]
 
 
@@ -63,22 +65,21 @@ def imatrix(
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ImportanceMatrix:
-    """Computes a text, and sums the squares of what each matrix of the layers is multiplied with.
+    """Computes a text, and sums the squared inputs of each matrix of the layers.
 
     Args:
-        model: a GGUF file, or what was loaded from one; None is the built-in model.
+        model: a GGUF file, or a loaded model; None is the built-in model.
         text: a text, or the ``Path`` of a file in UTF-8, cut into windows of ``context`` positions (at most
             512 by default), each computed by itself.
-        chunks: how many windows to take, the first ones; None takes all.
-        output_head: whether to take the inputs of the output matrix, too, as ``--process-output`` of
-            llama.cpp does.
+        chunks: number of windows to take, the first ones; None takes all.
+        output_head: whether to include the output matrix, as ``--process-output`` of llama.cpp does.
         special: whether names of control tokens in the text become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write; None writes nothing.
-        progress: is told of the phases ``loading`` and ``windows``.
+        progress: called with the phases ``loading`` and ``windows``.
 
-    Down matrices whose rows lie by neuron are left out: each row has one input, so all of its weights count
-    alike.
+    Down matrices stored by neuron are left out: each row has one input, so all weights of a row count the
+    same.
 
     UserError: a value is not allowed, the text is empty, or an input of a matrix is not finite."""
     to_write = None if output is None else new_file(output)
@@ -87,8 +88,8 @@ def imatrix(
     options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}
     if not isinstance(source, LoadedModel):
         options["context"] = context
-    more = {"sparsity": "off", "default_context": LONGEST_WINDOW, "chunk": _CHUNK, "gpu": OFF}
-    base = opened(source, options, progress, **more, state_copies=0, draft_max=0)
+    fixed = {"sparsity": "off", "default_context": LONGEST_WINDOW, "chunk": _CHUNK, "gpu": OFF}
+    base = opened(source, options, progress, **fixed, state_copies=0, draft_max=0)
     if base.gpus:
         fix = "load it without placement and vram_budget, or give its file"
         raise UserError(f"this model is loaded on several backends, and this is computed on one: {fix}")
@@ -96,10 +97,10 @@ def imatrix(
     windows = text_windows(base.tokenizer, words, length, special=special)[:chunks]
     name = text.name if isinstance(text, Path) else "a text"
     sums = input_squares(base, windows, output_head=output_head, progress=progress)
-    found = ImportanceMatrix(sums, [name], len(windows), len(windows[0]))
+    matrix = ImportanceMatrix(sums, [name], len(windows), len(windows[0]))
     if to_write is not None:
-        write_imatrix(to_write, found)
-    return found
+        write_imatrix(to_write, matrix)
+    return matrix
 
 
 def input_squares(
@@ -109,9 +110,8 @@ def input_squares(
     output_head: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Importance]:
-    """Returns the importance of each matrix, by name, for all tokens of the windows.
-
-    Arguments and errors are those of :func:`imatrix`."""
+    """Returns the importance of each matrix, by name, for all tokens of the windows. Arguments and errors are
+    those of :func:`imatrix`."""
     with open_gguf(model.path) as file:
         sums = _Sums()
         ops = _Watching(model, file, sums, output_head)
@@ -138,14 +138,14 @@ def _compute(session: Session, window: Sequence[int], chunk: int) -> None:
 
 
 class _Sums:
-    """Sums of each matrix, by name: squares ``[E, I]``, and the numbers of rows ``[E]``; float64."""
+    """Sums for each matrix, by name: squares ``[E, I]``, and numbers of rows ``[E]``; float64."""
 
     def __init__(self) -> None:
         self._sums: dict[str, npt.NDArray[np.float64]] = {}
         self._counts: dict[str, npt.NDArray[np.float64]] = {}
 
     def add(self, name: str, x: Floats, expert: int = 0, experts: int = 1) -> None:
-        """Rows ``[T, I]`` that a matrix is multiplied with, or that of an expert."""
+        """Adds input rows ``[T, I]`` of a matrix, or of an expert's part of it."""
         if name not in self._sums:
             self._sums[name] = np.zeros((experts, x.shape[-1]))
             self._counts[name] = np.zeros(experts)
@@ -163,14 +163,15 @@ class _Sums:
 
 
 class _Called:
-    """A program that calls its ops anew in each step, so that what they read can be seen between them."""
+    """A program that calls its ops in each step instead of recording them, so that their inputs are
+    visible."""
 
     def __init__(self, ops: Callable[[], None]) -> None:
         self.run = ops
 
 
 class _Watching:
-    """The backend of a model, which also adds to ``sums`` what its ops multiply matrices with."""
+    """The backend of a model, which also adds the inputs of matrices to ``sums``."""
 
     def __init__(self, model: LoadedModel, file: GGUFFile, sums: _Sums, output_head: bool) -> None:
         self._ops, self._sums = model.backend, sums
@@ -181,24 +182,24 @@ class _Watching:
         self._hidden = _Hidden(self._ops, Batch(model.limits))
 
     def __getattr__(self, name: str) -> Any:
-        """Gives whatever else a backend has."""
+        """Forwards all other attributes to the model's backend."""
         return getattr(self._ops, name)
 
     def record(self, fn: Callable[[], None], rows: int | None = None) -> Program:
         return _Called(fn)
 
     def linear(
-        self, x: Buffer, weights: Sequence[Matrix], batch: Batch, outs: Sequence[Buffer], **more: Any
+        self, x: Buffer, weights: Sequence[Matrix], batch: Batch, outs: Sequence[Buffer], **options: Any
     ) -> None:
         self._see(x, batch, [self._matrices.get(id(each)) for each in weights])
-        self._ops.linear(x, weights, batch, outs, **more)
+        self._ops.linear(x, weights, batch, outs, **options)
 
     def router(self, call: RouterCall) -> None:
         self._see(call.x, call.batch, [self._matrices.get(id(call.weights))])
         self._ops.router(call)
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
-        """Comes before the head, which then reads few rows: here all rows count."""
+        """Runs before the head, which then reads few rows; counts all rows as inputs of the head."""
         if self._norm is not None:
             self._ops.norm(x, self._norm, batch, self._normed)
             self._see(self._normed, batch, [self._head])
@@ -208,55 +209,56 @@ class _Watching:
         tensors, names = self._ffns[id(call.weights)]
         rows = self._read(call.x, call.batch)
         ids = None if call.chosen is None else self._read(call.chosen.ids, call.batch)
-        for expert, own in _rows_of(ids, tensors.experts, rows):
+        for expert, inputs in _rows_of(ids, tensors.experts, rows):
             gate, up, down = names
             for name in filter(None, (gate, up)):
-                self._sums.add(name, own, expert, tensors.experts)
+                self._sums.add(name, inputs, expert, tensors.experts)
             gates = None if call.gates is None else self._read(call.gates, call.batch)
             if down is not None:
-                self._sums.add(down, self._hidden(tensors, expert, own, gates), expert, tensors.experts)
+                self._sums.add(down, self._hidden(tensors, expert, inputs, gates), expert, tensors.experts)
         self._ops.ffn(call)
 
     def _read(self, buffer: Buffer, batch: Batch) -> npt.NDArray[Any]:
         return np.array(self._ops.read(buffer, 0, batch.n_tokens))
 
     def _see(self, x: Buffer, batch: Batch, names: Sequence[str | None]) -> None:
-        """Counts the input of matrices that a file has as one, such as attn_qkv, once."""
+        """Counts an input once per name: several matrices may be one tensor in the file, such as attn_qkv."""
         for name in dict.fromkeys(filter(None, names)):
             rows: Floats = self._ops.read(x, 0, batch.n_tokens)
             self._sums.add(name, rows.reshape(len(rows), -1))
 
 
 def _rows_of(ids: Ints | None, experts: int, x: Floats) -> Iterator[tuple[int, Floats]]:
-    """Each expert that any row chose, with the rows that chose it. A shared expert has all rows, whatever
-    ``ids`` say of its factor."""
+    """Yields each chosen expert with the rows that chose it. A shared expert has all rows, whatever factor
+    ``ids`` give it."""
     if ids is None or experts == 1:
         yield 0, x
         return
     for expert in range(experts):
-        if len(own := x[(ids == expert).any(axis=1)]):
-            yield expert, own
+        if len(inputs := x[(ids == expert).any(axis=1)]):
+            yield expert, inputs
 
 
 class _Hidden:
-    """Computes the coefficients of down rows, which the FFN op keeps to itself: with gate and up read from
-    the file again, by the ops that the FFN is made of."""
+    """Computes the inputs of down, which the FFN op does not expose, by the FFN's ops, with gate and up read
+    from the file again."""
 
     def __init__(self, ops: Backend, batch: Batch) -> None:
-        """``batch`` has room for the rows of a step."""
+        """``batch`` must hold the rows of a step."""
         self._ops, self._batch = ops, batch
-        self._buffers: dict[int, Buffer] = {}  # by the width of rows: latent experts read fewer values
+        self._buffers: dict[int, Buffer] = {}  # input buffers by width: latent experts read fewer values
 
     def __call__(self, tensors: FFNTensors, expert: int, x: Floats, gates: Floats | None = None) -> Floats:
-        """``[T, D]`` -> ``[T, N]``, of one expert; ``gates`` where these were computed before."""
+        """Returns ``[T, N]`` for inputs ``[T, D]`` of one expert; ``gates``: gate values, if already
+        computed."""
         ops, batch, rows = self._ops, self._batch, len(x)
         n = tensors.up.shape[0] // tensors.experts
-        own = slice(expert * n, (expert + 1) * n)
+        ids = slice(expert * n, (expert + 1) * n)
         parts = [(tensors.up, tensors.up_bias)]
         if tensors.gate is not None:
             parts.insert(0, (tensors.gate, tensors.gate_bias))
         matrices = [
-            ops.matrix(weights.take_rows(own), None if bias is None else bias[own]) for weights, bias in parts
+            ops.matrix(weights.take_rows(ids), None if bias is None else bias[ids]) for weights, bias in parts
         ]
         outs = [ops.zeros((batch.limits.tokens, n)) for _ in parts]
         width = x.shape[1]
@@ -272,7 +274,7 @@ class _Hidden:
 def _places(
     model: LoadedModel, file: GGUFFile
 ) -> tuple[dict[int, str], dict[int, tuple[FFNTensors, _Names]]]:
-    """By identity: the names of matrices, and of FFNs what the file has of them."""
+    """Returns, by identity, the names of matrices, and the tensors and names of FFNs."""
     matrices: dict[int, str] = {}
     ffns: dict[int, tuple[FFNTensors, _Names]] = {}
     config = model.config
@@ -290,16 +292,16 @@ def _places(
         ffns[id(layer.ffn)] = tensors, _names(tensors, blk, kind, file)
         if layer.shared is not None:
             kind = config.experts.shared_kind if config.experts else ""
-            own = shared_tensors(file, config, model.backend, i)
-            ffns[id(layer.shared.ffn)] = own, _names(own, blk, kind, file)
+            shared = shared_tensors(file, config, model.backend, i)
+            ffns[id(layer.shared.ffn)] = shared, _names(shared, blk, kind, file)
     return matrices, ffns
 
 
 def _names(tensors: FFNTensors, blk: str, kind: str, file: GGUFFile) -> _Names:
-    """Names of gate, up and down."""
+    """Returns the names of gate, up and down."""
     names = (f"ffn_up{kind}", f"ffn_down{kind}") if kind else ffn_names(blk, file.tensors)
     gate, up, down = (f"{blk}{name}.weight" for name in (f"ffn_gate{kind}", *names))
-    if tensors.gate is None:  # or others compute it
+    if tensors.gate is None:  # no gate, or other ops compute it
         gate = ""
     by_output = tensors.down_layout == "by_output"
     return gate if gate in file.tensors else None, up, down if by_output else None

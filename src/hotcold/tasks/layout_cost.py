@@ -1,4 +1,4 @@
-"""Measures what a change of a model's file costs: how far its predictions are from the old file's."""
+"""Cost of a change to a model's file: the divergence of its predictions from the old file's."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -10,7 +10,7 @@ from hotcold.tasks.profiling import LONGEST_WINDOW
 from hotcold.tasks.scoring import Divergence, Scorer, compare, join
 from hotcold.tasks.windows import evenly, shared_windows
 
-_WINDOWS = 16  # spread over the text
+_WINDOWS = 16  # windows, spread over the text
 
 
 def layout_cost(
@@ -21,10 +21,9 @@ def layout_cost(
     *,
     special: bool = False,
 ) -> Divergence:
-    """Computes up to 16 windows of a text with both files, all neurons of both; each model is in memory.
-    With ``special`` names of control tokens in the text become these tokens.
-
-    UserError: the files do not have one tokenizer, or the text is empty; LoadError: no memory for both."""
+    """Compares up to 16 windows of a text with both files, with all neurons of both; both models are in
+    memory. ``special``: names of control tokens in the text become these tokens. UserError: different
+    tokenizers, or an empty text; LoadError: memory does not suffice for both."""
     options = {"sparsity": "off", "default_context": LONGEST_WINDOW, "gpu": OFF}
     first, second = load(new, options), load(old, options)
     windows = evenly(shared_windows(first, second, text, special=special), _WINDOWS)

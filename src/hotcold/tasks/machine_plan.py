@@ -1,4 +1,4 @@
-"""Plans a model's memory on this machine: what loading would allocate now, and whether it fits."""
+"""Memory plan of a model on this machine: what loading would allocate now, and whether it fits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ class MachinePlan:
 
     model: str
     context: int  #: tokens
-    context_most: int  #: tokens that the model allows
+    context_most: int  #: limit of the model, in tokens
     memory: Mapping[str, int]  #: bytes in main memory, by kind
-    gpu_memory: Mapping[str, int]  #: bytes on GPUs that have memory of their own, by kind
-    free_bytes: int | None  #: of main memory; None: the system does not say
-    notes: tuple[str, ...]  #: what loading says about the plan
-    shortage: str  #: why the model does not fit, and what helps; empty where it fits
+    gpu_memory: Mapping[str, int]  #: bytes on GPUs with their own memory, by kind
+    free_bytes: int | None  #: free main memory; None: unknown
+    notes: tuple[str, ...]  #: notes of loading about the plan
+    shortage: str  #: why the model does not fit, and what helps; empty if it fits
 
     def report(self) -> dict[str, Any]:
-        """The report for ``--json``."""
+        """Returns the report for ``--json``."""
         return vars(self) | {"fits": not self.shortage, "total_bytes": self.total_bytes}
 
     @property
@@ -36,10 +36,10 @@ class MachinePlan:
 
     def __str__(self) -> str:
         free = "unknown" if self.free_bytes is None else size(self.free_bytes)
-        more = f" of {self.context_most}" if self.context_most > self.context else ""
+        most = f" of {self.context_most}" if self.context_most > self.context else ""
         lines = [
             printable(f"{'model':<12}{self.model}", 80),
-            f"{'context':<12}{self.context}{more} tokens",
+            f"{'context':<12}{self.context}{most} tokens",
             "",
             *(f"{kind:<12}{size(nbytes):>12}" for kind, nbytes in self.memory.items() if nbytes),
             f"{'total':<12}{size(self.total_bytes):>12}",
@@ -60,13 +60,13 @@ def plan_machine(
     sparsity: str | None = None,
     gpu: str | int | None = None,
 ) -> MachinePlan:
-    """Plans a model's memory on this machine, as :class:`LLM` with these options follows it now. Nothing is
-    read but the file's header.
+    """Plans a model's memory on this machine, as :class:`LLM` with these options would use it now. Reads only
+    the file's header.
 
     >>> print(plan_machine("model.gguf"))
 
     Args:
-        model: a GGUF file, or what was loaded from one; None is the built-in model.
+        model: a GGUF file, or a loaded model; None is the built-in model.
         context, cache_type, sparsity, gpu: as the options of :class:`LLM`.
 
     UserError: the options do not fit the model, or the file is damaged."""
@@ -76,7 +76,7 @@ def plan_machine(
 
 
 def machine_plan(file: GGUFFile, options: Mapping[str, Any]) -> MachinePlan:
-    """The plan of a file that is open; ``options`` are those of loading. Errors as :func:`plan_machine`."""
+    """Returns the plan of an open file; ``options`` are those of loading. Errors as :func:`plan_machine`."""
     plan, notes, shortage = plan_load(file, options)
     on_gpus: dict[str, int] = {}
     for each in plan.gpu_bytes:

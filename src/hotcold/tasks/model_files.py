@@ -1,4 +1,4 @@
-"""Makes model files: from a checkpoint, with smaller block types, and with zeros where a model has none."""
+"""Model files: made from a checkpoint, with smaller block types, or trained for zeros."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hotcold.training.sparsifying import Sparsified
 
 _Place: TypeAlias = str | os.PathLike[str]
-#: A function that is called with the finished part of the work, and the total.
+#: Called with the finished part of the work, and the total.
 _Advance: TypeAlias = Callable[[int, int], None]
 
 
@@ -23,11 +23,11 @@ def convert_checkpoint(
 
     Args:
         folder: the checkpoint.
-        output: file to write; it appears whole or not at all.
-        progress: is called with the bytes written so far, and their total.
+        output: file to write; it appears complete or not at all.
+        progress: called with the bytes written so far, and their total.
         options: fields of :class:`~hotcold.convert.conversion.ConvertOptions`, such as ``type="Q8_0"``.
 
-    UserError: the checkpoint is not complete or not supported, or an option does not fit it."""
+    UserError: the checkpoint is incomplete or not supported, or an option does not fit it."""
     return convert(Path(folder), Path(output), ConvertOptions(**options), progress)
 
 
@@ -38,9 +38,9 @@ def quantize_file(
 
     Args:
         model: the GGUF file.
-        output: file to write; it appears whole or not at all.
+        output: file to write; it appears complete or not at all.
         type: block type or mixture, such as ``Q4_K_M``.
-        progress: is called with the bytes written so far, and their total.
+        progress: called with the bytes written so far, and their total.
         options: other fields of :class:`~hotcold.quantize.quantization.QuantizeOptions`, such as
             ``importance``, which :func:`hotcold.imatrix` returns.
 
@@ -66,12 +66,12 @@ def sparsify_checkpoint(
         files: texts to train on: UTF-8, or rows in ``.jsonl`` and ``.parquet``.
         output: folder to write.
         tokens: tokens to train on.
-        device: torch's name of it; None is a GPU if there is one.
-        work: folder of the state of the run (``OUTPUT.work``): the same call continues it.
-        progress: is called with the tokens so far, and their total.
+        device: torch's name of the device; None is a GPU if there is one.
+        work: folder for the state of the run (``OUTPUT.work``), from which the same call continues.
+        progress: called with the tokens so far, and their total.
         options: other fields of :class:`~hotcold.training.sparsifying.SparsifyOptions`.
 
-    UserError: torch is missing, a value is not allowed, or memory or disk do not suffice."""
+    UserError: torch is missing, a value is not allowed, or memory or disk space does not suffice."""
     from hotcold.training.sparsifying import SparsifyOptions, sparsify
     from hotcold.training.token_data import Source
 

@@ -1,4 +1,4 @@
-"""Measures how well a model predicts a text."""
+"""Perplexity: how well a model predicts a text."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ class Perplexity:
 
     value: float
     error: float | None  #: standard error; None for one token
-    tokens: int  #: that were predicted
+    tokens: int  #: number of predicted tokens
     windows: int
 
     def __str__(self) -> str:
@@ -40,25 +40,25 @@ def perplexity(
     progress: Progress | None = None,
     **options: Unpack[ModelOptions],
 ) -> Perplexity:
-    """Measures the perplexity of a text, of which each token is computed as in decoding.
+    """Measures the perplexity of a text; each token is computed as in decoding.
 
     >>> print(hotcold.perplexity(Path("text.txt"), "model.gguf", chunks=2))
 
     Args:
         text: a text, or the ``Path`` of a file in UTF-8, cut into windows of ``context`` tokens (at most 512
             by default).
-        model: a GGUF file, or what was loaded from one; None is the built-in model.
-        chunks: how many windows to take, the first ones; None takes all.
+        model: a GGUF file, or a loaded model; None is the built-in model.
+        chunks: number of windows to take, the first ones; None takes all.
         special: whether names of control tokens in the text become these tokens.
-        progress: is told of the phases ``loading`` and ``windows``.
+        progress: called with the phases ``loading`` and ``windows``.
         options: as in :class:`LLM`, for a model that is not loaded yet.
 
     UserError: a value is not allowed, the text is shorter than a window, or loading fails."""
     check_loading(options, ModelOptions)
     chunks = None if chunks is None else whole("chunks", chunks, 1)
     words, source = text_of(text), source_of(model)
-    more = {} if isinstance(source, LoadedModel) else {"default_context": LONGEST_WINDOW, "draft_max": 0}
-    base = opened(source, options, progress, **more)
+    fixed = {} if isinstance(source, LoadedModel) else {"default_context": LONGEST_WINDOW, "draft_max": 0}
+    base = opened(source, options, progress, **fixed)
     windows = text_windows(base.tokenizer, words, window_length(base.context, None), special=special)[:chunks]
     scorer, parts = scoring.Scorer(base.session()), []
     for done, window in enumerate(windows, 1):

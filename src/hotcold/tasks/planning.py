@@ -1,4 +1,4 @@
-"""Plans which parts of a model go to a GPU, and predicts the speed at a full context. Loads no weights."""
+"""Plan of a model's parts on GPUs, with the predicted speed at a full context. Loads no weights."""
 
 import os
 from collections.abc import Sequence
@@ -32,24 +32,24 @@ from hotcold.values import bytes_of, enough_size, exact_size, printable, round_s
 from hotcold.version import __version__
 
 _GIB = 1 << 30
-_AMPLE = 1 << 60  # bytes of RAM: a plan for GPUs does not depend on this machine's
+_AMPLE = 1 << 60  # bytes of RAM: a plan for GPUs does not depend on this machine's RAM
 
-#: ``time`` is the least predicted time of a token, ``paper`` the most firings on the GPU, as in PowerInfer.
+#: ``time``: the least predicted time of a token; ``paper``: the most activations on the GPU, as in
+#: PowerInfer.
 Objective = Literal["time", "paper"]
 OBJECTIVES: tuple[Objective, ...] = ("time", "paper")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A placement and what it promises; ``str()`` gives the lines that ``hotcold plan`` prints.
-
-    Speeds are predicted tokens a second of one sequence whose context is full: for the plan, for the CPU
-    alone, for the last layers on the GPU without sparsity, and for a GPU that has everything."""
+    """A placement and its predicted speed; ``str()`` gives the lines that ``hotcold plan`` prints. Speeds are
+    predicted tokens per second of one sequence with a full context: for the plan, for the CPU alone, for the
+    last layers on the GPU without sparsity, and for everything on a GPU."""
 
     model: str
     fingerprint: str
     context: int  #: positions
-    profile: str  #: where the neurons' activity comes from
+    profile: str  #: source of the neurons' activity
     hardware: str
     hardware_source: str
     objective: Literal["time", "paper", "given"]
@@ -57,15 +57,15 @@ class Plan:
     gpu_bytes: int
     cpu_bytes: int
     hot_share: float  #: share of neurons that are hot
-    hot_activation_share: float  #: share of firings that hot neurons have
+    hot_activation_share: float  #: share of activations that are hot neurons'
     predicted_tok_s: float
     cpu_tok_s: float
     layer_split_tok_s: float
     layer_split_layers: int
     all_gpu_tok_s: float
     all_gpu_bytes: int
-    #: the place of every byte: ``kind``, ``layer`` or None, ``gpu`` (its number from 0) or None,
-    #: ``gpu_bytes``, ``cpu_bytes``; ``hot_share``
+    #: rows that account for every byte: ``kind``, ``layer`` or None, ``gpu`` (its number from 0) or None,
+    #: ``gpu_bytes``, ``cpu_bytes``, ``hot_share``
     parts: Sequence[dict[str, Any]] = field(repr=False)
     #: each GPU: ``hardware``, ``source``, ``budget_bytes``, ``gpu_bytes``, ``layers``, ``head``
     gpus: Sequence[dict[str, Any]] = field(repr=False)
@@ -73,7 +73,7 @@ class Plan:
     sizes: Sizes = field(repr=False)
 
     def report(self) -> dict[str, Any]:
-        """The report for ``--json``."""
+        """Returns the report for ``--json``."""
         names = [each.name for each in fields(self)]
         return {name: getattr(self, name) for name in names if name not in ("placement", "sizes")}
 
@@ -130,7 +130,7 @@ _GivenProfile: TypeAlias = str | os.PathLike[str] | Profile | None
 
 @dataclass(frozen=True)
 class _Subject:
-    """The model to place, and how often its neurons fire."""
+    """The model to place, and the activity of its neurons."""
 
     sizes: Sizes
     profile: Profile
@@ -156,19 +156,19 @@ def plan(
     >>> print(hotcold.plan("model.gguf", vram_budget=8 << 30, output="model.gpuidx"))
 
     Args:
-        model: a GGUF file, or what was loaded from one; None is the built-in model.
+        model: a GGUF file, or a loaded model; None is the built-in model.
         shape: instead of a model, the name of a shape, with matrices of block type ``type``.
         context: positions; None: a loaded model's own, else the file's, at most 4096, or 2048 for a shape. 0:
-            all that the model has.
+            the model's limit.
         cache_type: type of keys and values; None: a loaded model's own, else ``f16``.
-        vram_budget: limit of GPU memory, bytes or ``"8GiB"``, for each GPU the same or a sequence; None: the
+        vram_budget: limit of GPU memory, bytes or ``"8GiB"``, the same for each GPU or a sequence; None: the
             GPU's memory minus 1 GiB, or minus an eighth if it has less than 8 GiB.
-        profile: a result or file of :func:`hotcold.profile`; None finds ``MODEL.profile.gguf`` beside the
-            model, else assumes a power law.
+        profile: a result or file of :func:`hotcold.profile`; None takes ``MODEL.profile.gguf`` in the model's
+            folder, else assumes a power law.
         hardware: the name of a preset, a file of ``hotcold doctor``, or a :class:`Hardware`. A sequence
-            describes a machine with several GPUs, one each; its processor is that of the first.
-        objective: what to optimise, ``time`` or ``paper``, which is for one GPU.
-        placement: a ``.gpuidx`` file to judge instead of solving.
+            describes a machine with several GPUs, one each; the first one also describes the processor.
+        objective: optimisation target, ``time`` or ``paper``, which is for one GPU.
+        placement: a ``.gpuidx`` file to evaluate instead of solving.
         output: file to write the placement to; None writes nothing.
 
     UserError: a name or number is not allowed, or a file is damaged or another model's."""
@@ -188,16 +188,16 @@ def plan(
     else:
         raise UserError(f"a model and the shape {shape!r}: give one of them")
     given = None if placement is None else Path(placement)
-    found = _placement(subject, machines, budgets, objective, given)
+    chosen = _placement(subject, machines, budgets, objective, given)
     if to_write is not None:
-        write_placement(to_write, subject.sizes, found, __version__)
-    return _judged(subject, machines, budgets, "given" if placement is not None else objective, found)
+        write_placement(to_write, subject.sizes, chosen, __version__)
+    return _judged(subject, machines, budgets, "given" if placement is not None else objective, chosen)
 
 
 def _gpus(
     hardware: _GivenHardware | Sequence[_GivenHardware], budget: int | str | Sequence[int | str] | None
 ) -> tuple[list[Hardware], list[int]]:
-    """The machine of each GPU, and its budget. One machine and several budgets are GPUs alike."""
+    """Returns the hardware of each GPU, and its budget. One machine with several budgets means equal GPUs."""
     given = [hardware] if isinstance(hardware, str | os.PathLike | Hardware) else [*hardware]
     machines = [each if isinstance(each, Hardware) else find_hardware(os.fspath(each)) for each in given]
     asked = (
@@ -233,8 +233,8 @@ def _of_shape(name: str, type: BlockType, context: int, cache_type: str, profile
     if name not in SHAPES:
         raise UserError(f"shape {name!r}: choose from {', '.join(SHAPES)}")
     sizes = sizes_of_shape(name, type, context, cache_type)
-    found = power_law_profile(sizes, SHAPES[name]) if profile is None else _profile(sizes, profile, None)
-    return _Subject(sizes, found, context)
+    activity = power_law_profile(sizes, SHAPES[name]) if profile is None else _profile(sizes, profile, None)
+    return _Subject(sizes, activity, context)
 
 
 def _of_model(

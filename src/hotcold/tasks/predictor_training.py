@@ -1,6 +1,6 @@
-"""Trains the predictors of a model, layer by layer, in a folder from which a run that was killed goes on.
+"""Training of a model's predictors, layer by layer, in a folder from which a killed run continues.
 
-Needs torch (the extra `[train]`), so fitting.py imports this where a user asks for it."""
+Needs torch (the extra `[train]`), so fitting.py imports this module only when a user asks for training."""
 
 import hashlib
 import json
@@ -30,10 +30,10 @@ from hotcold.training.work_folder import WorkFolder
 
 Windows = list[list[int]]
 
-_CHECKED = 8  # one window of so many is not learned, but checks what was
+_CHECKED = 8  # one window in this many is not learned but used for checks
 _MOST_JUDGED = 8192  # tokens of the check part, and of the held-out text: their neurons are in memory
-_STATE_FLOATS = 5  # numbers that the states of the training have for each parameter
-_FORMAT = 2  # of the folder; another one refuses it
+_STATE_FLOATS = 5  # numbers in the training states for each parameter
+_FORMAT = 2  # of the folder; another number refuses it
 
 
 def trained(
@@ -46,10 +46,9 @@ def trained(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> list[TrainedLayer]:
-    """Trains each layer's predictor; layers that ``folder`` has are not trained again.
-
-    UserError: the folder is another run's or the disk is full, the text is too short, or the training of a
-    layer failed: see :func:`~hotcold.training.layer.train_layer`. The folder keeps what was done."""
+    """Trains each layer's predictor, except layers that ``folder`` already has. UserError: the folder is
+    another run's, the disk is full, the text is too short, or the training of a layer failed
+    (:func:`~hotcold.training.layer.train_layer`). The folder keeps all finished work."""
     check, learned = _parted(fit_to)
     held_out = evenly(held_out, max(1, _MOST_JUDGED // len(held_out[0])))
     work = WorkFolder.open(folder, _facts(model, options, training, (learned, check, held_out), threads))
@@ -62,30 +61,30 @@ def trained(
                 progress(phase, done, total)
 
         parts.append(ffn_inputs(model, windows, {"normed"}, work.path / name, tell))
-    found = []
+    layers = []
     with open_gguf(model.path) as file, reproducible(threads):
         for layer in range(model.config.layers):
             path = work.path / f"layer-{layer:03}.gguf"
             if not path.exists():
                 texts = Texts(*(part[layer] for part in parts))
                 with _named(work.path, layer):
-                    one = train_layer(file, model.config, layer, options, training, texts, work.path)
-                _save(path, one)
+                    result = train_layer(file, model.config, layer, options, training, texts, work.path)
+                _save(path, result)
                 for state in work.path.glob(f"layer-{layer:03}.*.state"):
                     state.unlink()
-            found.append(_saved(path))
+            layers.append(_saved(path))
             if progress:
                 progress("layers", layer + 1, model.config.layers)
-    return found
+    return layers
 
 
 @contextmanager
 def _named(folder: Path, layer: int) -> Iterator[None]:
-    """Errors say which layer they are about, and that the folder goes on."""
+    """Adds to errors the layer, and the hint that the same command continues."""
     try:
         yield
     except PredictorError:
-        raise  # names the layer, and no repetition helps
+        raise  # the message has the layer, and a repetition would not help
     except UserError as error:
         raise UserError(f"layer {layer}: {error}") from None
     except OSError as error:
@@ -95,7 +94,7 @@ def _named(folder: Path, layer: int) -> Iterator[None]:
 
 
 def _parted(windows: Windows) -> tuple[Windows, Windows]:
-    """Windows to check with, and windows to learn. They are cut from one text, and share nothing."""
+    """Returns windows to check with, and windows to learn. They come from one text and do not overlap."""
     every = min(_CHECKED, len(windows))
     check = windows[every - 1 :: every]
     if every < 2:
@@ -111,17 +110,18 @@ def _facts(
     texts: tuple[Windows, ...],
     threads: int | None,
 ) -> dict[str, Any]:
-    """Everything on which the weights depend. A smaller rate goes on from where a larger one failed."""
-    settings = {"recall": options.target, "type": options.stored_type, "max_share": options.max_share}
-    own = asdict(training)
-    del own["rate"]
+    """Returns all facts that affect the weights. The rate is none of them, so a smaller rate can continue a
+    failed run."""
+    settings: dict[str, Any] = {"recall": options.target, "type": options.stored_type}
+    settings |= {"max_share": options.max_share, **asdict(training)}
+    del settings["rate"]
     text = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
     cores = threads or torch.get_num_threads()
-    return {"format": _FORMAT, "model": model.fingerprint, "text": text} | settings | own | {"threads": cores}
+    return {"format": _FORMAT, "model": model.fingerprint, "text": text} | settings | {"threads": cores}
 
 
 def _bytes(model: LoadedModel, options: FitOptions, texts: tuple[Windows, ...]) -> int:
-    """An upper bound of what the folder takes."""
+    """Returns an upper bound for the size of the folder."""
     config = model.config
     tokens = [sum(len(window) - 1 for window in windows) for windows in texts]
     inputs = input_bytes(model, {"normed"}, sum(tokens))
@@ -134,11 +134,11 @@ def _save(path: Path, layer: TrainedLayer) -> None:
     keys = {"general.type": "predictor"}
     tensors: dict[str, Tensor] = {}
     for name, fitted in (("best", layer.best), ("svd", layer.svd)):
-        own = fitted.tensors
+        predictor = fitted.tensors
         tensors |= {
-            f"{name}.first": own.first,
-            f"{name}.second": own.second,
-            f"{name}.threshold": quantise(own.threshold, "F32"),
+            f"{name}.first": predictor.first,
+            f"{name}.second": predictor.second,
+            f"{name}.threshold": quantise(predictor.threshold, "F32"),
         }
     facts = {
         "tried": [asdict(fit) for fit in layer.tried],

@@ -1,4 +1,4 @@
-"""Draws a profile: how often the neurons of each layer fire."""
+"""Picture of a profile: how often the neurons of each layer are active."""
 
 import colorsys
 import html
@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 580, 40, 380  # ends of the axes
-_DECADES, _NAMED = 4, 16  # decades of the vertical axis; layers named beside it
+_DECADES, _NAMED = 4, 16  # decades of the vertical axis; limit for labelled layers
 
 
 def power_law_picture(name: str, firing: Sequence[npt.NDArray[Any]]) -> str:
-    """An SVG with a line per layer on logarithmic axes, where a power law is straight."""
+    """Returns an SVG with a line per layer on logarithmic axes, where a power law is straight."""
     widest = max(map(len, firing))
     centred = 'text-anchor="middle"'
 
-    def text(x: float, y: float, words: str, more: str = centred) -> str:
-        return f'<text x="{x:.0f}" y="{y:.0f}" {more}>{html.escape(words)}</text>'
+    def text(x: float, y: float, words: str, attributes: str = centred) -> str:
+        return f'<text x="{x:.0f}" y="{y:.0f}" {attributes}>{html.escape(words)}</text>'
 
     def x_of(share: Any) -> Any:
         return _RIGHT + (_RIGHT - _LEFT) * np.log10(share) / np.log10(widest)

@@ -1,4 +1,5 @@
-"""Counts how often each neuron of a model fires on a text; every token is computed as in decoding."""
+"""Profiling: counts how often each neuron of a model is active on a text; tokens are computed as in
+decoding."""
 
 import os
 from collections.abc import Sequence
@@ -34,32 +35,34 @@ LONGEST_WINDOW = 512  #: default limit of a window, in positions
 
 @dataclass(frozen=True)
 class ModelProfile(Profile):
-    """How often each neuron of a model fires; ``str()`` gives the lines that ``hotcold profile`` prints."""
+    """How often each neuron of a model is active; ``str()`` gives the lines that ``hotcold profile``
+    prints."""
 
     model: str
-    fingerprint: str  #: the model's
-    tokens: int | None  #: how many tokens were counted; None for imported counts
-    #: by name, a share per layer. ``active``: of neurons that fire, on average. ``hottest_fifth``: of firings
-    #: that the most active fifth has. ``overlap``: of a token's neurons that fired for the last one, too.
-    #: ``union_2`` to ``union_64``: of neurons that fire in so many tokens. With experts, ``most_chosen`` and
-    #: ``least_chosen``: of tokens that choose the most and the least chosen expert; ``kept_experts``: of a
-    #: token's experts that the last one chose, too
+    fingerprint: str  #: the model's fingerprint
+    tokens: int | None  #: number of counted tokens; None for imported counts
+    #: figures by name, one per layer. ``active``: mean share of active neurons. ``hottest_fifth``: share of
+    #: activations in the most active fifth. ``overlap``: share of a token's active neurons that were also
+    #: active for the previous token. ``union_2`` to ``union_64``: share of neurons active in that many
+    #: tokens. With experts, ``most_chosen`` and ``least_chosen``: share of tokens that choose the most and
+    #: least chosen expert; ``kept_experts``: share of a token's experts that the previous token also chose
     columns: dict[str, list[float]] = field(repr=False)
     setup: Setup | None  #: how the model ran; None for imported counts
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file. As ``MODEL.profile.gguf`` beside the model, ``plan`` and the commands find it."""
+        """Writes the file. ``plan`` and the commands find it as ``MODEL.profile.gguf`` in the model's
+        folder."""
         facts: dict[str, Any] = {"version": __version__, "model_fingerprint": self.fingerprint}
         if self.tokens is not None:
             facts["tokens"] = self.tokens
         write_profile(Path(path), self, facts | self.columns)
 
     def picture(self) -> str:
-        """An SVG: how often the neurons of each layer fire, the most active first."""
+        """Returns an SVG: how often the neurons of each layer are active, the most active first."""
         return power_law_picture(self.model, self.firing)
 
     def report(self) -> dict[str, Any]:
-        """The report for ``--json``."""
+        """Returns the report for ``--json``."""
         facts = {"model": self.model, "model_fingerprint": self.fingerprint, "source": self.source}
         counted = {} if self.setup is None else asdict(self.setup) | {"tokens": self.tokens}
         return facts | counted | self.columns
@@ -91,24 +94,25 @@ def profile(
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ModelProfile:
-    """Counts for how many tokens of a text each neuron of a model fires.
+    """Counts for how many tokens of a text each neuron of a model is active.
 
     >>> found = hotcold.profile("model.gguf", Path("text.txt"), tokens=8192, output="model.profile.gguf")
 
     Args:
-        model: a GGUF file, or what was loaded from one; None is the built-in model.
+        model: a GGUF file, or a loaded model; None is the built-in model.
         text: a text, or the ``Path`` of a file in UTF-8. It is cut into windows of ``context`` positions (at
             most 512 by default), each computed by itself.
         counts: instead of a text, a folder with PowerInfer's counts (``activation_0.pt``, ...). No pickle in
             them is executed.
-        tokens: how many tokens of the text to take, spread over it; None takes all. With ``counts``: how many
-            tokens they cover; None: as many as the largest count.
+        tokens: number of tokens to take, spread over the text; None takes all. With ``counts``: the number of
+            tokens that they cover; None: the largest count.
         special: whether names of control tokens in the text become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write the profile to; None writes nothing.
-        progress: is told of the phases ``loading`` and ``windows``.
+        progress: called with the phases ``loading`` and ``windows``.
 
-    With experts it also counts how often each is chosen, and only that if the activation gives no zeros.
+    With experts, the function also counts how often each expert is chosen, and only that if the activation
+    gives no zeros.
 
     UserError: the model has neither an activation with zeros nor experts, the text is empty, or a value does
     not fit the model."""
@@ -127,7 +131,7 @@ def profile(
         assert counts is not None
         firing = import_counts(Path(counts), config.neurons, tokens)
         origin = f"PowerInfer's counts, {Path(counts).resolve().name}"
-        found = ModelProfile(firing, origin, name, fingerprint, None, _skew(firing), None)
+        result = ModelProfile(firing, origin, name, fingerprint, None, _skew(firing), None)
     else:
         words = text_of(text)
         options = {"threads": threads, "cache_type": cache_type, "backend": backend}
@@ -141,10 +145,10 @@ def profile(
             columns |= {"most_chosen": [float(each.max()) for each in routing]}
             columns |= {"least_chosen": [float(each.min()) for each in routing], KEPT_EXPERTS: kept}
         facts = name, fingerprint, firings.tokens, columns, setup
-        found = ModelProfile(firings.firing, origin, *facts, routing=routing, routes=firings.routes)
+        result = ModelProfile(firings.firing, origin, *facts, routing=routing, routes=firings.routes)
     if to_write is not None:
-        found.write(to_write)
-    return found
+        result.write(to_write)
+    return result
 
 
 def _count(
@@ -157,11 +161,11 @@ def _count(
     progress: Progress | None,
     special: bool,
 ) -> tuple[Firings, Setup]:
-    """Runs the model over the text and counts firings."""
+    """Runs the model over the text and counts activations."""
     if not isinstance(model, LoadedModel):
         options = options | {"context": context}
-    more: dict[str, Any] = {"sparsity": mode, "gpu": OFF, "state_copies": 0, "draft_max": 0}
-    base = opened(model, options, progress, default_context=LONGEST_WINDOW, **more)
+    fixed: dict[str, Any] = {"sparsity": mode, "gpu": OFF, "state_copies": 0, "draft_max": 0}
+    base = opened(model, options, progress, default_context=LONGEST_WINDOW, **fixed)
     if base.gpus:
         fix = "load it without placement and vram_budget, or give its file"
         raise UserError(f"this model is loaded on several backends, and a profile counts on one: {fix}")
@@ -188,7 +192,8 @@ def _count(
 
 
 def window_length(most: int, asked: int | None) -> int:
-    """Positions of a window if the model has ``most``. UserError: more were asked for."""
+    """Returns the positions of a window, for a model with at most ``most``. UserError: more were
+    requested."""
     if asked is None:
         return min(most, LONGEST_WINDOW)
     if asked == 0:
@@ -199,7 +204,7 @@ def window_length(most: int, asked: int | None) -> int:
 
 
 def _skew(firing: Sequence[npt.NDArray[Any]]) -> dict[str, list[float]]:
-    """Returns, by layer, the mean share of neurons that fire, and the share of firings of the most active
+    """Returns, by layer, the mean share of active neurons, and the share of activations in the most active
     fifth."""
     hottest = [np.sort(each)[-(len(each) // 5) :].sum() / (each.sum() or 1) for each in firing]
     active = [float(each.sum()) / max(1, each.size) for each in firing]

@@ -1,5 +1,4 @@
-"""Plans how much of a model of experts a budget of RAM holds, and what a token is expected to read of the
-file besides."""
+"""Plan of a model of experts within a RAM budget, and the file reads that a token is expected to need."""
 
 import os
 from dataclasses import dataclass
@@ -26,22 +25,20 @@ Floats = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class RAMPlan:
-    """A plan: the bill of memory, and the expected misses; ``str()`` gives what ``hotcold plan`` prints.
-
-    A profile has the experts that the tokens of a text chose, one after another. Without one, tokens are
-    expected to choose independently of each other."""
+    """A plan: the bill of memory and the expected misses; ``str()`` gives the lines that ``hotcold plan``
+    prints. A profile has the experts that consecutive tokens of a text chose. Without one, tokens are assumed
+    to choose experts independently of each other."""
 
     model: str
     context: int  #: positions
-    routing: str  #: where the experts' shares come from
+    routing: str  #: source of the experts' shares
     expert_cache: ExpertCachePlan | HotNeurons
-    #: of the experts that tokens choose, or of the neurons that fire: the part that is in memory
-    hit_share: float
-    missed_per_token: float  #: the others, which a token reads
+    hit_share: float  #: share of the chosen experts, or of the active neurons, that is in memory
+    missed_per_token: float  #: experts or neurons that a token reads from the file
     disk_bytes_per_token: float
 
     def report(self) -> dict[str, Any]:
-        """The report for ``--json``."""
+        """Returns the report for ``--json``."""
         fields = {name: value for name, value in vars(self).items() if name != "expert_cache"}
         return fields | {"shelves": self.expert_cache.report()}
 
@@ -77,22 +74,22 @@ def plan_ram(
     sparsity: str | None = None,
     profile: str | os.PathLike[str] | None = None,
 ) -> RAMPlan:
-    """Decides which experts of a model a budget of memory holds, and counts the expected misses. Nothing is
+    """Plans which experts of a model a budget of memory holds, and counts the expected misses. Nothing is
     timed: :func:`hotcold.bench` with this ``ram_budget`` measures the speed.
 
     >>> print(plan_ram("model.gguf", "12GiB"))
 
     Args:
-        model: a GGUF file of a model of experts, or what was loaded from one.
+        model: a GGUF file of a model of experts, or a loaded model.
         ram_budget: a size, as the option of :class:`LLM`.
-        context: positions; None: the file's, at most 4096; 0: all that the model has.
+        context: positions; None: the file's, at most 4096; 0: the model's limit.
         cache_type: type of keys and values; None: ``f16``.
-        sparsity: as the option of :class:`LLM`, for files whose cold neurons can be left there.
-        profile: a file of :func:`hotcold.profile`, for how often experts are chosen; None finds
-            ``MODEL.profile.gguf`` beside the model, else assumes that all are chosen alike.
+        sparsity: as the option of :class:`LLM`, for files whose cold neurons can stay there.
+        profile: a file of :func:`hotcold.profile`, with the choice of experts; None takes
+            ``MODEL.profile.gguf`` in the model's folder, else assumes that all are equally likely.
 
-    UserError: the model has no experts, the budget does not hold two of each layer or is larger than this
-    machine's memory, or a file is damaged."""
+    UserError: the model has no experts, the budget cannot hold two of each layer or exceeds this machine's
+    memory, or a file is damaged."""
     budget = bytes_of("ram_budget", ram_budget)
     check_budget(budget)
     path = file_of(source_of(model))
@@ -128,13 +125,14 @@ def plan_ram(
 
 
 def expected_misses(expert_cache: ExpertCachePlan, config: Config, profile: Profile) -> list[float]:
-    """Counts, by layer, the experts that a token chooses and that are not in memory, on average."""
+    """Returns, by layer, the mean number of experts that a token chooses and misses."""
     shares = routing_shares(config, profile)
     return [mean(missed_experts(expert_cache, layer, profile, each)) for layer, each in enumerate(shares)]
 
 
 def routing_shares(config: Config, profile: Profile) -> list[Floats]:
-    """By layer, the share of tokens that choose each expert; all alike where that was not counted."""
+    """Returns, by layer, the share of tokens that choose each expert; equal shares if they were not
+    counted."""
     experts = config.experts
     assert experts is not None
     alike: list[Floats] = [
@@ -149,8 +147,8 @@ def routing_shares(config: Config, profile: Profile) -> list[Floats]:
 
 
 def missed_experts(expert_cache: ExpertCachePlan, layer: int, profile: Profile, shares: Floats) -> Floats:
-    """The share of tokens that miss 0, 1, 2, ... of a layer's experts: as the profile's text did, where the
-    profile has the experts that its tokens chose, else with tokens that choose by ``shares`` alone."""
+    """Returns the share of tokens that miss 0, 1, 2, ... of a layer's experts. They are counted on the
+    profile's text if the profile has each token's experts, else derived from ``shares``."""
     slots = expert_cache.slots[layer]
     if not expert_cache.unit_bytes[layer] or slots == expert_cache.experts:
         return np.ones(1)
@@ -161,20 +159,20 @@ def missed_experts(expert_cache: ExpertCachePlan, layer: int, profile: Profile, 
 
 
 def _steadied(shares: Floats, tokens: int | None) -> Floats:
-    """Shares of so many tokens, nearer to their mean by what chance alone has spread them: the hottest of a
-    short text are not as hot in another."""
-    found: Floats = np.asarray(shares, np.float64)
-    spread, mean = float(found.var()), float(found.mean())
+    """Shrinks the shares of a number of tokens towards their mean, by the spread that chance alone causes:
+    the hottest experts of a short text are less hot in another."""
+    values: Floats = np.asarray(shares, np.float64)
+    spread, mean = float(values.var()), float(values.mean())
     if tokens is None or not spread:
-        return found
-    chance = float((found * (1 - found)).mean()) / tokens
-    return mean + (found - mean) * max(0.0, 1 - chance / spread)
+        return values
+    chance = float((values * (1 - values)).mean()) / tokens
+    return mean + (values - mean) * max(0.0, 1 - chance / spread)
 
 
 def missing_shares(expert_cache: ExpertCachePlan, layer: int, shares: Floats) -> Floats:
-    """The share of tokens that choose each expert and do not find it in memory. Those that no place is kept
-    for come and go by the last token that named them: one is there if one of the last T tokens chose it, and
-    T is as long as fills the places."""
+    """Returns the share of tokens that choose each expert and miss it. Experts that are not pinned are
+    replaced by least recent use: one is present if any of the last T tokens chose it. T is such that the
+    present experts fill the slots (the Che approximation)."""
     missing = np.zeros(len(shares))
     slots = expert_cache.slots[layer]
     if not expert_cache.unit_bytes[layer] or slots == expert_cache.experts:
@@ -194,5 +192,5 @@ def missing_shares(expert_cache: ExpertCachePlan, layer: int, shares: Floats) ->
 
 
 def _there(shares: Floats, tokens: float) -> Floats:
-    found: Floats = 1 - (1 - shares) ** tokens
-    return found
+    present: Floats = 1 - (1 - shares) ** tokens
+    return present

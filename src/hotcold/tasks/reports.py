@@ -1,4 +1,4 @@
-"""The facts on which the figures of a report depend."""
+"""Facts that affect the figures of a report."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """The facts on which figures depend: the model, how it ran, and the machine."""
+    """Facts that affect figures: the model, how it ran, and the machine."""
 
-    sparsity: str  #: the mode in force
-    notes: tuple[str, ...]  #: what ``auto`` chose and why, and what ran in a slower way
-    details: tuple[str, ...]  #: the last of them, which commands print with --verbose alone
+    sparsity: str  #: the mode in use
+    notes: tuple[str, ...]  #: the choice of ``auto`` with its reason, and slower ways than usual
+    details: tuple[str, ...]  #: the last of ``notes``, which commands print only with --verbose
     threads: int | None  #: None if the backend has no pool
     context: int  #: positions per sequence
     cache_type: str

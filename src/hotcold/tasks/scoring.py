@@ -1,4 +1,4 @@
-"""Measures how well a model predicts a text; every token is computed as in decoding."""
+"""Scoring: how well a model predicts a text; every token is computed as in decoding."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -15,11 +15,11 @@ from hotcold.runtime.session import Session
 
 Doubles = npt.NDArray[np.float64]
 
-#: Tokens that are resampled together: neighbours in a text are not independent.
+#: Tokens that are resampled together, since neighbours in a text are not independent.
 _BOOTSTRAP_BLOCK = 32
 _BOOTSTRAP_ROUNDS = 2000
 
-#: 20 blocks. An interval of 95 % from fewer covers less: .89 of the time from 10, .85 from 5, .47 from 2.
+#: 20 blocks. A 95 % interval from fewer covers less: .89 of the time from 10 blocks, .85 from 5, .47 from 2.
 LEAST_TOKENS = 20 * _BOOTSTRAP_BLOCK
 
 #: Quantiles of the KL divergence in a summary: the median and the upper ones that llama-perplexity prints.
@@ -28,8 +28,8 @@ _KL_LABELS = {"median": "median", "p90": "P90", "p95": "P95", "p99": "P99", "p99
 
 
 def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int]]:
-    """Consecutive windows of ``size`` tokens in all, each begun by BOS where there is one. An incomplete last
-    window is dropped, unless it is the only one; ``ValueError`` where no token is left."""
+    """Cuts tokens into consecutive windows of ``size`` tokens, each with BOS first, if given. Drops an
+    incomplete last window, unless it is the only one. UserError: no token is left to predict."""
     first = [] if bos is None else [bos]
     step = size - len(first)
     windows = [first + list(ids[start : start + step]) for start in range(0, len(ids), step)]
@@ -41,7 +41,7 @@ def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int
 
 
 class _Scoring:
-    """One window that is being scored: the session is in use until its iterator ends or is closed."""
+    """The scoring of one window: uses the session until its iterator ends or is closed."""
 
     def __init__(self, cache: PagePool) -> None:
         self._cache = cache
@@ -52,18 +52,17 @@ class _Scoring:
 
 
 class Scorer:
-    """Runs windows of tokens through a model as decode rows, several consecutive positions a step. Causality
-    is by position, so this gives the same logits as one row a step."""
+    """Runs windows of tokens through a model as decode rows, several consecutive positions per step.
+    Causality is by position, so the logits are the same as with one row per step."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._before = session.counters.copy()
 
     def logits(self, window: Sequence[int]) -> Iterator[Floats]:
-        """Logits ``[rows, V]`` after each token of the window but the last, 16 rows at a time.
-
-        They are a view of the model's buffer: use them before the next ones are asked for. A window that is
-        longer than the model's context is a ``ValueError``."""
+        """Yields logits ``[rows, V]`` after each token of the window except the last, 16 rows at a time. They
+        are a view of the model's buffer, valid until the next iteration. UserError: the window is longer than
+        the model's context."""
         session, context = self.session, self.session.model.context
         if len(window) > context:
             raise UserError(f"a window of {len(window)} tokens: the context holds {context}")
@@ -93,19 +92,19 @@ class Scorer:
 
 
 class Divergence(NamedTuple):
-    """How far a candidate's distributions are from those of a base, token by token, all ``[tokens]``."""
+    """Divergence of a candidate's distributions from a base's, by token; all arrays are ``[tokens]``."""
 
     kl: Doubles  #: Kullback-Leibler divergence KL(base || candidate), nats
     same_top: npt.NDArray[np.bool_]  #: whether both give the same token the highest probability
     nll: Doubles  #: surprise of the text's token under the candidate, nats
-    base_nll: Doubles  #: and under the base
+    base_nll: Doubles  #: surprise under the base, nats
 
     @property
     def perplexity_ratio(self) -> float:
         return perplexity(self.nll - self.base_nll)
 
     def summary(self, seed: int = 0) -> dict[str, float | None]:
-        """The figures with their 95 % intervals, whose ends are None for fewer than LEAST_TOKENS."""
+        """Returns the figures with their 95 % intervals, whose ends are None for fewer than LEAST_TOKENS."""
         quantiles = np.quantile(self.kl, [*KL_QUANTILES.values()])
         return {
             "ppl": perplexity(self.base_nll),
@@ -119,12 +118,12 @@ class Divergence(NamedTuple):
         }
 
     def ratio_interval(self, seed: int = 0, level: float = 0.95) -> tuple[float, float] | None:
-        """Interval of the perplexity ratio; None for fewer than LEAST_TOKENS."""
+        """Returns the interval of the perplexity ratio; None for fewer than LEAST_TOKENS."""
         interval = mean_interval(self.nll - self.base_nll, seed, level)
         return interval and (float(np.exp(interval[0])), float(np.exp(interval[1])))
 
     def lines(self, subject: str, seed: int = 0) -> list[str]:
-        """The lines for people; ``subject`` says what was compared with which base."""
+        """Returns the lines for people; ``subject`` names what was compared with which base."""
         figures = self.summary(seed)
 
         def interval(name: str, form: str) -> str:
@@ -147,8 +146,8 @@ class Divergence(NamedTuple):
 def mean_interval(
     values: npt.NDArray[np.floating | np.bool_], seed: int = 0, level: float = 0.95
 ) -> tuple[float, float] | None:
-    """Interval of the mean of values, one a token, by a bootstrap of blocks of tokens; None for fewer than
-    LEAST_TOKENS."""
+    """Returns the interval of the mean of values, one per token, by a bootstrap of blocks of tokens; None for
+    fewer than LEAST_TOKENS."""
     if len(values) < LEAST_TOKENS:
         return None
     starts = np.arange(0, len(values), _BOOTSTRAP_BLOCK)
@@ -170,7 +169,7 @@ def perplexity(nll: Doubles) -> float:
 
 
 def perplexity_error(nll: Doubles) -> float:
-    """Standard error of the perplexity, taking tokens as independent; of two tokens or more."""
+    """Returns the standard error of the perplexity of two or more tokens, taken as independent."""
     return perplexity(nll) * float(nll.std(ddof=1)) / float(np.sqrt(len(nll)))
 
 
@@ -181,13 +180,13 @@ def log_softmax(logits: npt.NDArray[np.floating]) -> Doubles:
 
 
 def score(scorer: Scorer, window: Sequence[int]) -> Doubles:
-    """Surprise of every token of a window but the first, ``[len(window) - 1]`` nats."""
+    """Returns the surprise of every token of a window except the first, ``[len(window) - 1]`` nats."""
     steps = _steps(scorer, window)
     return np.concatenate([_surprise(log_softmax(logits), targets) for targets, logits in steps])
 
 
 def compare(scorer: Scorer, base: Scorer, window: Sequence[int]) -> Divergence:
-    """The same window through two models that share a vocabulary; no logits are kept."""
+    """Runs one window through two models with the same vocabulary; keeps no logits."""
     parts = []
     for (targets, logits), (_, base_logits) in zip(_steps(scorer, window), _steps(base, window), strict=True):
         log_q, log_p = log_softmax(logits), log_softmax(base_logits)
@@ -202,7 +201,7 @@ def join(parts: Sequence[Divergence]) -> Divergence:
 
 
 def _steps(scorer: Scorer, window: Sequence[int]) -> Iterator[tuple[Sequence[int], Floats]]:
-    """The tokens that were to be predicted, and logits ``[tokens, V]``."""
+    """Yields the tokens to predict, and logits ``[tokens, V]``."""
     at = 1
     for logits in scorer.logits(window):
         yield window[at : at + len(logits)], logits

@@ -1,4 +1,4 @@
-"""Reads texts and checks files to write, so that mistakes are found before anything is computed."""
+"""Texts to read and files to write, checked before anything is computed."""
 
 import codecs
 import os
@@ -9,12 +9,12 @@ from pathlib import Path
 from hotcold.errors import UserError
 from hotcold.values import not_utf8
 
-_LONGEST_TEXT = 1 << 30  # bytes; a device without an end must not fill the memory
+_LONGEST_TEXT = 1 << 30  # bytes; an endless device must not fill the memory
 
 
 def read_text(path: Path | None) -> str:
-    """The text of a UTF-8 file without a byte order mark; None reads standard input. UserError: it is too
-    large, or not UTF-8. OSError: it cannot be read."""
+    """Returns the text of a UTF-8 file, without a byte order mark; None reads standard input. UserError: too
+    large, or not UTF-8. OSError: not readable."""
     name = "standard input" if path is None else str(path)
     with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as file:
         data = file.read(_LONGEST_TEXT + 1)
@@ -27,8 +27,8 @@ def read_text(path: Path | None) -> str:
 
 
 def text_of(text: str | Path) -> str:
-    """A text itself, or the text of a file. UserError: a string looks like a file's name, and would silently
-    count as a text of about three words; others as in :func:`read_text`."""
+    """Returns a text, or the text of a file. UserError: the text is an existing file's name, which would
+    silently count as a text of about three words; others as in :func:`read_text`."""
     if isinstance(text, Path):
         return read_text(text)
     if not isinstance(text, str):
@@ -39,9 +39,9 @@ def text_of(text: str | Path) -> str:
 
 
 def new_file(path: str | os.PathLike[str]) -> Path:
-    """The path of a file to write. UserError: it exists, or could not be made."""
-    found = Path(path)
-    if found.exists() or not found.parent.is_dir():
-        why = "this file exists" if found.exists() else f"there is no folder {found.parent}"
-        raise UserError(f"{found}: a new file in a folder that exists is needed; {why}")
-    return found
+    """Returns the path of a file to write. UserError: the file exists, or its folder does not."""
+    file = Path(path)
+    if file.exists() or not file.parent.is_dir():
+        why = "this file exists" if file.exists() else f"there is no folder {file.parent}"
+        raise UserError(f"{file}: a new file in a folder that exists is needed; {why}")
+    return file

@@ -1,4 +1,4 @@
-"""Cuts a text into windows, and chooses a part of them."""
+"""Windows of a text, and a choice of some of them."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -14,8 +14,8 @@ _T = TypeVar("_T")
 
 
 def text_windows(tokenizer: Tokenizer, text: str, size: int, *, special: bool = False) -> list[list[int]]:
-    """Consecutive windows of ``size`` tokens, each with BOS first if the model's file asks for it. With
-    ``special`` names of control tokens become these tokens. ValueError as in
+    """Cuts a text into consecutive windows of ``size`` tokens, each with BOS first if the model's file asks
+    for it. ``special``: names of control tokens become these tokens. UserError as in
     :func:`~hotcold.tasks.scoring.cut_windows`."""
     bos = tokenizer.bos_id if tokenizer.add_bos else None
     return cut_windows(tokenizer.encode(text, add_bos=False, parse_special=special), size, bos)
@@ -24,8 +24,8 @@ def text_windows(tokenizer: Tokenizer, text: str, size: int, *, special: bool = 
 def shared_windows(
     candidate: LoadedModel, base: LoadedModel, text: str, *, special: bool = False
 ) -> list[list[int]]:
-    """The windows of a text for two models, as long as the shorter context. UserError: the vocabularies or
-    the tokens of the text differ."""
+    """Returns the windows of a text for two models, as long as the shorter context. UserError: the
+    vocabularies or the tokens of the text differ."""
     names = f"{printable(candidate.path.name)} and {printable(base.path.name)}"
     fix = "compare files of one model, which have one tokenizer"
     sizes = candidate.config.vocab, base.config.vocab
@@ -49,7 +49,8 @@ def shared_windows(
 
 
 def evenly(items: Sequence[_T], n: int) -> list[_T]:
-    """``n`` items at equal distances from the first to near the last; all, if there are at most ``n``."""
+    """Returns ``n`` items at equal distances from the first to near the last; all, if there are at most
+    ``n``."""
     if n >= len(items):
         return list(items)
     return [items[i * len(items) // n] for i in range(n)]
