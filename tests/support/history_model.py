@@ -198,6 +198,6 @@ def history_model(
         counters=Counters(np.zeros((1, 4), np.int64)),
         run=transformer.run,
         add_seconds=lambda seconds, prompt: None,
-        count_drafts=lambda verified, wrong: None,
+        count_drafts=lambda verified, rejected: None,
         count_drafting=lambda seconds: None,
     )

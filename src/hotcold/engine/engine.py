@@ -209,7 +209,7 @@ class Engine:
             self.scheduler.pace.note(prompt_rows, seconds)
         if step.drafts and not step.prompts:
             verified = sum(map(len, step.drafts.values()))
-            self.session.count_drafts(verified, sum(step.wrong.values()))
+            self.session.count_drafts(verified, sum(step.rejected.values()))
         if self.scheduler.speculation is not None and not step.prompts:
             self.scheduler.speculation.note(len(step.rows), seconds)
             self.session.count_drafting(self.scheduler.speculation.drafting_s)
@@ -334,20 +334,20 @@ class Engine:
         """Chooses a request's next tokens: one, and a further one after each accepted draft token."""
         drafts, start = step.drafts.get(request, ()), len(request.output)
         tokens: list[Token] = []
-        right = 0
-        while (token := self._continue(request, row + right)) is not None:
+        accepted = 0
+        while (token := self._continue(request, row + accepted)) is not None:
             tokens.append(token)
-            if right == len(drafts) or token.id != drafts[right]:
+            if accepted == len(drafts) or token.id != drafts[accepted]:
                 break
-            right += 1
+            accepted += 1
         if drafts:
             request.guessed += len(drafts)
-            request.accepted += right
-            step.wrong[request] = len(drafts) - right
+            request.accepted += accepted
+            step.rejected[request] = len(drafts) - accepted
             if request.viewer is not None:
                 request.viewer.forget(len(request.output))
         if self.scheduler.speculation is not None:
-            self.scheduler.speculation.learn(request, len(drafts), right, request.output[start:])
+            self.scheduler.speculation.learn(request, len(drafts), accepted, request.output[start:])
         return tokens
 
     def _continue(self, request: Request, row: int) -> Token | None:

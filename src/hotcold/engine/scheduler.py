@@ -54,7 +54,7 @@ class Step:
     #: requests that get a token, each with its first row of logits; rows of its draft tokens follow
     sampled: list[tuple[Request, int]] = field(default_factory=list)
     drafts: Mapping[Request, Sequence[int]] = field(default_factory=dict)  #: draft tokens to verify
-    wrong: dict[Request, int] = field(default_factory=dict)  #: rejected draft tokens
+    rejected: dict[Request, int] = field(default_factory=dict)  #: rejected draft tokens
     logits: int = 0  #: rows of logits
     #: scored prompt tokens: the request, the token's position, and the row of logits before the token
     scored: list[tuple[Request, int, int]] = field(default_factory=list)
@@ -240,7 +240,7 @@ class Scheduler:
         """Records computed rows after the step's tokens are chosen; removes and returns ended requests."""
         self._begin()
         for request, put in step.decode:
-            start, end = request.computed, put - step.wrong.get(request, 0)
+            start, end = request.computed, put - step.rejected.get(request, 0)
             if start < len(request.job.prompt):
                 self.prompt_rows += end - start
             request.computed = end

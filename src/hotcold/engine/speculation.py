@@ -106,18 +106,18 @@ class Speculation:
         if self._block is not None:
             self._block.read(put)
 
-    def learn(self, request: Request, verified: int, right: int, output: Sequence[int]) -> None:
-        """Updates acceptance rates after a request's step. ``right``: accepted draft tokens; ``output``: new
+    def learn(self, request: Request, verified: int, accepted: int, output: Sequence[int]) -> None:
+        """Updates acceptance rates after a request's step. ``accepted``: the number of accepted draft tokens; ``output``: new
         tokens of the request. A draft that was not verified counts by its first token."""
         self.guessed += verified
-        self.accepted += right
+        self.accepted += accepted
         draft = self._drafts.get(request)
         if draft is None:
             return
         if not verified:
             self._note(request, draft.kind, output[:1] == [*draft.tokens[:1]])
-        for i in range(min(right + 1, verified)):
-            self._note(request, draft.kind_of(i), i < right)
+        for i in range(min(accepted + 1, verified)):
+            self._note(request, draft.kind_of(i), i < accepted)
 
     def note(self, rows: int, seconds: float) -> None:
         """Records the time of a step without prompt rows, without the drafters' time, which is counted by

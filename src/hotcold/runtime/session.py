@@ -200,11 +200,11 @@ class Session:
         """Adds the time in which a step without prompt rows waited for drafts."""
         self._counters.run_s += seconds
 
-    def count_drafts(self, verified: int, wrong: int) -> None:
+    def count_drafts(self, verified: int, rejected: int) -> None:
         """Counts the draft tokens of a step without prompt rows; each had its own row."""
-        self._counters.decode_tokens -= wrong
+        self._counters.decode_tokens -= rejected
         self._counters.drafts += verified
-        self._counters.rejected_drafts += wrong
+        self._counters.rejected_drafts += rejected
 
     def trace(self, timeline: Timeline | None) -> None:
         """Starts a record of when each side of a hybrid model computes and waits; None stops it. ValueError:
