@@ -107,8 +107,8 @@ class Speculation:
             self._block.read(put)
 
     def learn(self, request: Request, verified: int, accepted: int, output: Sequence[int]) -> None:
-        """Updates acceptance rates after a request's step. ``accepted``: the number of accepted draft tokens; ``output``: new
-        tokens of the request. A draft that was not verified counts by its first token."""
+        """Updates acceptance rates after a request's step. ``accepted``: the number of accepted draft tokens;
+        ``output``: new tokens of the request. A draft that was not verified counts by its first token."""
         self.guessed += verified
         self.accepted += accepted
         draft = self._drafts.get(request)
