@@ -1,4 +1,4 @@
-"""Pytest plugin: notes the tests that pass, and leaves out those that passed in an earlier run.
+"""Pytest plugin: notes passed tests, and leaves out tests that passed in an earlier run.
 
 Tests that do more in the later run are run again: with --full (the fixture ``full``), and with more
 instruction sets (``open_every``).
