@@ -26,7 +26,7 @@ TASK = "Answer from these passages alone, and name the numbers of the passages t
 
 
 def passages(text: str, longest: int = PASSAGE) -> list[str]:
-    """Paragraphs, joined to passages of so many characters at most; a longer paragraph is divided."""
+    """Joins paragraphs to passages of at most this number of characters; a longer paragraph is divided."""
     found = [""]
     for paragraph in re.split(r"\n\s*\n", text):
         for start in range(0, len(paragraph), longest):

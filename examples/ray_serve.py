@@ -3,8 +3,8 @@
     pip install '.[ray]'
     python examples/ray_serve.py -m model.gguf --replicas 2 --port 8000
 
-Requests whose answer had not begun when their replica died are sent to another. Streams that had begun, which
-nobody can take back, end with an error event."""
+If a replica dies, requests whose answers have not begun are sent to another. Streams that have begun cannot
+be taken back; they end with an error event."""
 
 import argparse
 import asyncio
@@ -25,8 +25,8 @@ from hotcold.server.protocol.errors import INVALID
 from hotcold.server.service import Service
 from hotcold.server.settings import Settings, api_keys
 
-# Ray waits three times so many seconds for its proxy to start, and then ends it. Its default, 5, is too short
-# on a busy machine with two cores. The processes that Ray starts read this variable.
+# Ray waits three times this number of seconds for its proxy to start, and then ends it. Its default, 5, is
+# too short on a busy machine with two cores. The processes that Ray starts read this variable.
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
 TRIES = 5
@@ -41,15 +41,15 @@ SCOPE = ("type", "method", "path", "raw_path", "query_string", "headers", "http_
 
 
 def settings_for(key_file: Path | None) -> Settings:
-    """Without a key a page of somebody else could call this machine by a name that it had made to point here
-    (DNS rebinding): then only the names of this machine are answered."""
+    """The settings of the server. Without a key, only the names of this machine are answered: another page
+    could make a name point here and call this machine (DNS rebinding)."""
     keys = api_keys(key_file)
     return Settings(keys=keys, allow_hosts=("*",) if keys else ())
 
 
 @serve.deployment(max_ongoing_requests=256, health_check_period_s=2, graceful_shutdown_timeout_s=60)
 class Replica:
-    """A whole server but for its socket: a model in a process of its own, and the routes."""
+    """A whole server without its socket: a model in a process of its own, and the routes."""
 
     async def __init__(self, model: str | None, key_file: Path | None) -> None:
         self._service = Service(AsyncLLM(model), settings_for(key_file))
@@ -61,7 +61,7 @@ class Replica:
             raise RuntimeError(f"{self._service.state}: Ray starts another")
 
     async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Any]:
-        """What the application sends: ASGI's events."""
+        """Yields ASGI's events that the application sends."""
         received: asyncio.Queue[Any] = asyncio.Queue()  # and then nothing: who leaves is cancelled
         received.put_nowait({"type": "http.request", "body": body, "more_body": False})
         events: asyncio.Queue[Any] = asyncio.Queue()

@@ -1,7 +1,9 @@
 """Trains a sparse model of a dense one in a plain loop, in several processes.
 
-pip install 'hotcold[train]' accelerate
-accelerate launch --num_processes 2 examples/sparse_accelerate.py CHECKPOINT TEXT OUTPUT
+Usage:
+
+    pip install 'hotcold[train]' accelerate
+    accelerate launch --num_processes 2 examples/sparse_accelerate.py CHECKPOINT TEXT OUTPUT
 """
 
 import sys

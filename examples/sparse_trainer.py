@@ -1,7 +1,9 @@
 """Trains a sparse model of a dense one with transformers' Trainer.
 
-pip install 'hotcold[train]' accelerate
-python examples/sparse_trainer.py CHECKPOINT TEXT OUTPUT
+Usage:
+
+    pip install 'hotcold[train]' accelerate
+    python examples/sparse_trainer.py CHECKPOINT TEXT OUTPUT
 """
 
 import sys

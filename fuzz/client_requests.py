@@ -36,7 +36,7 @@ PARSERS: list[Callable[..., Any]] = [
 
 
 def one_input(data: bytes) -> bool:
-    """Whether some route takes it."""
+    """True if some route accepts it."""
     body: dict[str, Any] = {}
     for line in data.splitlines():
         with contextlib.suppress(ValueError, RecursionError):  # the server's reader says so before

@@ -12,7 +12,7 @@ _file = InputFile(".gguf")
 
 
 def one_input(data: bytes) -> bool:
-    """Whether the file opens; what is neither that nor a proper refusal raises."""
+    """True if the file opens; raises unless it is accepted or refused properly."""
     _file.write(data)
     try:
         with open_gguf(_file.path) as file:

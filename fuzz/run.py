@@ -82,7 +82,7 @@ def fuzz(args: argparse.Namespace) -> None:
 
 
 def mutate(args: argparse.Namespace) -> None:
-    """So many random mutants of the seeds; the first fifth may still fill caches, the rest must not grow."""
+    """Runs random mutants of the seeds; the first fifth may still fill caches, the rest must not grow."""
     from mutation import mutants
 
     target = importlib.import_module(args.target)

@@ -59,7 +59,7 @@ WORTH_A_TRY = [
 
 
 def one_input(data: bytes) -> bool:
-    """Whether the vocabulary was accepted; what is neither that nor a proper refusal raises."""
+    """True if the vocabulary was accepted; raises unless it is accepted or refused properly."""
     head = data[:2].ljust(2, b"\0")
     number, changes, data = head[0] % len(GOOD), head[1] % 8 if head[1] < 128 else 0, data[2:]
     if not changes:

@@ -12,7 +12,7 @@ _file = InputFile(".bin")
 
 
 def one_input(data: bytes) -> bool:
-    """Whether the file is read in either way; what is neither that nor a proper refusal raises."""
+    """True if the file is read in either way; raises unless it is accepted or refused properly."""
     _file.write(data)
     accepted = False
     for read in (_read_state, _read_vector):

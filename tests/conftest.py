@@ -72,7 +72,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def _on_another_driver(item: pytest.Item) -> bool:
-    """Whether it has the mark "one_driver" and would run on another than the first."""
+    """True if the test has the mark "one_driver" and would not run on the first driver."""
     names = item.nodeid.partition("[")[2].rstrip("]").split("-")
     return item.get_closest_marker("one_driver") is not None and not {*DRIVERS[1:]}.isdisjoint(names)
 
@@ -120,7 +120,7 @@ def benchmarks(repository: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def full(pytestconfig: pytest.Config) -> bool:
-    """Whether pytest was told --full: for tests that then take more examples and not others."""
+    """True with --full: for tests that then take more examples of the same kind."""
     return bool(pytestconfig.getoption("--full"))
 
 

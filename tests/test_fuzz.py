@@ -1,4 +1,4 @@
-"""Every fuzz target on its seeds and a few mutants of them; fuzz/run.py goes on for as long as one likes."""
+"""Every fuzz target on its seeds and a few mutants of them; fuzz/run.py runs for a given time."""
 
 from __future__ import annotations
 

@@ -46,10 +46,6 @@ FACTORS = {"fc1", "fc2"}
 READS_FACTORS = {"src/hotcold/sparse/predictor.py"}
 
 
-#: Docstrings do not begin so: "Of a step" does not say what of it.
-FRAGMENT = re.compile(r"(Of|What|Whose|Those|Whatever)\b")
-
-
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -60,7 +56,7 @@ def words(name: str) -> set[str]:
 
 
 def defined_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
-    """Names that the source itself chooses, with their lines; those that it only uses are not its own."""
+    """Names that the source itself chooses, with their lines, without names that it only uses."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, node.lineno
@@ -204,20 +200,13 @@ def test_the_check_of_statements_works(source: str, lines: list[int]) -> None:
     assert crowded(source) == lines
 
 
-def fragments(nodes: Iterable[ast.AST]) -> list[str]:
-    """The docstrings that leave their noun to the reader."""
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    texts = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented)]
-    return [text for text in texts if FRAGMENT.match(text)]
-
-
 def broken_rules(path: Path) -> list[str]:
-    """Long functions, and names and docstrings that say nothing. A file is parsed and walked through once."""
+    """Long functions, and names that say nothing. A file is parsed and walked through once."""
     file = relative(path)
     found = [f"{file}: its own name"] if words(path.stem) & BANNED else []
     nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     found += [f"{file}:{line}: {name}" for name, line in defined_names(nodes) if banned(name, file)]
-    return found + [f"{file}: {text}" for text in (*fragments(nodes), *long_functions(nodes))]
+    return found + [f"{file}: {text}" for text in long_functions(nodes)]
 
 
 @pytest.mark.parametrize("top", sorted({path.relative_to(ROOT).parts[0] for path in PYTHON}))
@@ -231,9 +220,9 @@ def test_the_check_of_files_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     path = tmp_path / "test_utils.py"
     body = "    pass\n" * MOST_LINES_OF_A_FUNCTION
-    path.write_text(f'"""Of all."""\ndef f(ctx):\n{body}', encoding="utf-8")
+    path.write_text(f"def f(ctx):\n{body}", encoding="utf-8")
     file = path.name
-    told = [": its own name", ":2: ctx", ": Of all.", f": f has {MOST_LINES_OF_A_FUNCTION + 1} lines"]
+    told = [": its own name", ":1: ctx", f": f has {MOST_LINES_OF_A_FUNCTION + 1} lines"]
     assert broken_rules(path) == [file + each for each in told]
 
 
@@ -265,13 +254,6 @@ def test_native_names_say_something() -> None:
 )
 def test_the_check_of_names_works(name: str, expected: bool) -> None:
     assert banned(name, "src/hotcold/engine/engine.py") is expected
-
-
-@pytest.mark.parametrize(
-    ("text", "found"), [("Of a step.", True), ("What it takes.", True), ("Offers it.", False), ("", False)]
-)
-def test_the_check_of_docstrings_works(text: str, found: bool) -> None:
-    assert bool(fragments(ast.walk(ast.parse(f"def f():\n    {text!r}")))) is found
 
 
 def test_no_path_of_one_machine_is_in_the_repository() -> None:

@@ -139,7 +139,7 @@ def module_name(path: Path) -> str:
 
 
 def layer_of(dotted: str) -> str:
-    """``model`` of ``hotcold.model.config``; ``""`` of what lies in the package itself."""
+    """``model`` of ``hotcold.model.config``; ``""`` for files directly in the package."""
     second = dotted.split(".")[1] if "." in dotted else ""
     return second if second in ALLOWED else ""
 
@@ -305,7 +305,7 @@ def loaded_by(code: str) -> set[str]:
 
 
 def packages_loaded_by(code: str) -> set[str]:
-    """Top-level packages, without the standard library's and those that the environment itself loads."""
+    """Top-level packages, except the standard library's and packages that the environment loads."""
     tops = {name.split(".")[0] for name in loaded_by(code) - loaded_by("")}
     return tops - sys.stdlib_module_names
 

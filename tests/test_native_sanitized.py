@@ -22,7 +22,7 @@ PROGRAMS = [
     ("hotcold_files", []),
     ("hotcold_expert_cache", []),
 ]
-#: Programs of which threads share memory.
+#: Programs whose threads share memory.
 RACES = [("hotcold_pool", ["3"]), ("hotcold_link", []), ("hotcold_expert_cache", [])]
 
 
@@ -51,7 +51,7 @@ def check(program: Path, arguments: list[str]) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-10_000:]
 
 
-# One test each: parts of a test may run in several processes, each of which would build for minutes.
+# One test each: parts of a test may run in several processes, and each would build for minutes.
 def test_addresses_and_behaviour_are_defined(tmp_path: Path) -> None:
     folder = built(tmp_path, "address,undefined", *(name for name, _ in PROGRAMS))
     for name, arguments in PROGRAMS:

@@ -125,7 +125,7 @@ def test_what_is_looked_for_is_found() -> None:
 
 
 class Kernel32:
-    """A stand-in: a job keeps what it is told, and the process has used 3 s and holds 100 bytes."""
+    """A stand-in: a job keeps its limits, and the process has used 3 s and holds 100 bytes."""
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.refuses = refuses
@@ -220,8 +220,8 @@ def failure(code: int) -> OSError:
 
 
 class System:
-    """A stand-in: a file with the bytes 0 to 99 at ``start``, memory, and cores, each of which has a kind and
-    a mask in each of its groups."""
+    """A stand-in: a file with the bytes 0 to 99 at ``start``, memory, and cores; each has a kind and a
+    mask in each of its groups."""
 
     records = b""
 

@@ -1,7 +1,9 @@
 """Writes the defaults of transformers' classes for the keys of config.json that ``hotcold convert`` reads.
 
-pip install torch==2.13.0 transformers==5.23.0
-python tools/class_defaults.py [--check]      # --check: exit code 1 if the file would change
+Usage:
+
+    pip install torch==2.13.0 transformers==5.23.0
+    python tools/class_defaults.py [--check]      # --check: exit code 1 if the file would change
 """
 
 import argparse

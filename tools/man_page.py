@@ -42,7 +42,7 @@ TAIL = r""".SH EXIT STATUS
 The instruction set to use instead of the processor's best one, such as avx2.
 .TP
 .B HOTCOLD_READS
-How experts that do not lie in memory are read: io_uring or threads.
+The method of reading experts that are not in memory: io_uring or threads.
 .TP
 .B HOTCOLD_CACHE
 The folder of downloaded models.
@@ -53,7 +53,7 @@ The key that clients of \fBhotcold serve\fR must send.
 
 
 def roff(text: str) -> str:
-    """The text on lines of its own, none of which is taken for a request."""
+    """The text on its own lines, so that none is taken for a request."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^(?=[.'])", r"\\&", text, flags=re.MULTILINE)
 

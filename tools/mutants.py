@@ -3,7 +3,7 @@
 ``python tools/mutants.py engine placement.solver --count 200 -- --deselect tests/...::test_slow``
 
 takes packages, modules or single mutants (``engine.sampler#17``) of hotcold, draws ``--count`` mutants of
-each, and prints those that survive: the place, the mutant's name, the lines before and after. What follows
+each, and prints the survivors: the place, the mutant's name, the lines before and after. What follows
 ``--`` goes to pytest. The last line is one JSON object.
 
 No file is changed: each mutant is compiled from its syntax tree in a forked child, which has NumPy, pytest

@@ -91,7 +91,7 @@ def write_some(driver: webdriver.Chrome) -> None:
 
 
 def experts(folder: Path) -> Path:
-    """A made-up model of 64 experts in each of 12 layers, of which a token chooses 8."""
+    """A made-up model with 64 experts in each of 12 layers; a token chooses 8."""
     shape = Shape(512, 64, 12, 8, 4, 4096, 2048, "qwen3moe", 64, 8, 64, qk_norm=True)
     path = folder / "made-up-experts.gguf"
     write(path, Recipe(shape))

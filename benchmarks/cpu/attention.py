@@ -42,7 +42,7 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def answer_with(threads: int, head_dim: int) -> Callable[[dict[str, Any]], float]:
-    """Times a case with the build that runs this: the fewest seconds of so many runs."""
+    """Times a case with the current build: the fewest seconds of several runs."""
     import numpy as np
 
     from hotcold.kernels.backend import PAGE, AttentionCall, Batch, BatchLimits
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("builds", nargs="*", type=Path, metavar="OLD NEW", help="src folders")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--repeat", type=int, default=3, help="runs of a turn, of which the fastest counts")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of a turn; the fastest counts")
     parser.add_argument("--kv-heads", type=int, nargs="*", default=[8, 32])
     parser.add_argument("--head-dim", type=int, default=WIDTH)
     parser.add_argument("--types", nargs="*", default=["f16", "q8_0"])

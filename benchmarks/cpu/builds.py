@@ -39,7 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "pwri": {"active": 0.1, "layout": "pwri"},
 }
 BUILT_IN = "built-in"  #: the model of that name, which needs no file
-_PROMPT = 16  #: tokens before those that are generated
+_PROMPT = 16  #: tokens before the generated ones
 
 
 @dataclass(frozen=True)

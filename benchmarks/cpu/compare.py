@@ -16,21 +16,20 @@ the last cache is larger than some layers or time does not matter. For every typ
 - ``dense``: ours on a stock file of a SiLU model; ``llama_cpp``, ``ik_llama_cpp`` and ``openvino`` on the
   same, the first with flash attention on or off, the second with repacking or without, whichever is faster;
 - ``exact`` and ``predicted``: ours on the twin with ReLU, of whose neurons 10 % are active: PowerInfer's
-  layout with its predictor, or, of types that llama.cpp quantises, a stock file in ``exact`` alone. Nobody
-  else but PowerInfer gains from zeros, so they are compared with llama.cpp on the dense file;
+  layout with its predictor, or, of types that llama.cpp quantises, a stock file in ``exact`` alone. Only
+  PowerInfer also gains from zeros, so they are compared with llama.cpp on the dense file;
 - ``powerinfer``: its ``main`` on the PWRI file, in F16 and Q4_0.
 
 ``--pure`` has all matrices in one type, which need not be llama.cpp's quantiser's: random blocks of it,
 dense, made in a second.
 
 ``--ungated`` has squared ReLU without a gate (llama.cpp's arcee) in all of them, ``--experts`` a family's
-shapes. With ``--models`` files of yours take the place of the synthetic ones, dense, beside llama.cpp:
-loading is timed, too, of a prompt only the last logits are asked for, and the perplexity of both on a text
-is told.
+shapes. With ``--models`` your files replace the synthetic ones, dense, beside llama.cpp: loading is
+timed, too, only the last logits of a prompt are computed, and the perplexity of both on a text is shown.
 
 The minutes are shared out among the types. A round runs all measures, short ones three times, and of each all
 engines right after each other, in turning and alternating order; a ratio is made of two samples that were
-taken so. Around each sample the machine's state is told (lib/machine.py). K types come from llama.cpp's
+taken so. Around each sample the machine's state is measured (lib/machine.py). K types come from llama.cpp's
 quantiser, in llama-cpp-python (built with CMAKE_ARGS=-DGGML_NATIVE=ON), or of ``--llama-quantize``. ``--out``
 gets ``quick.md``, ``quick.svg`` and ``quick.json``. The last line of stdout is a JSON object.
 """
@@ -119,7 +118,7 @@ class Clock:
         return time.monotonic() - self.start
 
     def share(self, parts: int) -> float:
-        """The end of the first of so many equal parts of what is left."""
+        """The end of the first of several equal parts of the remaining time."""
         return self.spent + max(0.0, self.seconds - self.spent) / parts
 
     def say(self, line: str) -> None:

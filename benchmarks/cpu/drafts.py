@@ -4,11 +4,11 @@
     python benchmarks/cpu/drafts.py --made Q4_0 Q4_K_M --work FOLDER --threads 2 --sparsity off exact
 
 First steps of 1 to 8 rows of one sequence run in turns: their times beside that of one row. Then texts of
-known tokens are replayed, with guesses of which a share is right: the rate with guesses beside that without,
+known tokens are replayed, with a share of right guesses: the rate with guesses beside that without,
 of texts in turns, the best that the cost curve allows (max over k of (1 - p^k) / (1 - p) / cost(k)), and the
-part of that which was reached.
+share of it that was reached.
 
-With ``--made`` models of 4096 dimensions and 14336 neurons, of which 10 % fire, are written to ``--work``,
+With ``--made`` models of 4096 dimensions and 14336 neurons, 10 % of them active, are written to ``--work``,
 random ones with few layers; types that are no plain blocks are llama.cpp's quantiser's (llama-cpp-python).
 
 The last line of stdout is one JSON object; ratios of one run are all that a shared machine can tell.
@@ -47,7 +47,7 @@ PLAIN = ("F16", "Q8_0", "Q4_0")  # types that are written as they are
 
 
 class Always(Speculation):
-    """So many guesses in each step, all wrong."""
+    """A number of guesses in each step, all wrong."""
 
     n = 0
 

@@ -7,8 +7,8 @@ Layers are random, Q4_0 by default, down by output as ordinary files have it: 8 
 wide, 2 chosen (fewer neurons where memory is short), and 128 of 768, 2048 wide, 8 chosen. Each activation is
 run for 1, 4 and 8 decode rows and for a prompt of 128; a step chooses its experts at random and anew. `share`
 is the time that the bytes of all experts which a step chose would take at the read bandwidth measured between
-the runs, divided by the step's: 1 is as fast as memory. For relu, rows that do not fire are skipped, and the
-bytes are those that FFNStats counts; prompts are not counted so.
+the runs, divided by the step's: 1 is as fast as memory. For relu, inactive rows are skipped, and
+FFNStats counts the bytes; it does not count prompts.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class Layer:
         self._programs: dict[int, Program] = {}
 
     def _program(self, rows: int) -> Program:
-        """For a step of so many rows: that of the smallest size which a model would have recorded."""
+        """The program for a step of this number of rows: a model would have recorded it for the smallest
+        size."""
         size = min([each for each in self.backend.program_rows if each >= rows], default=128)
         if size not in self._programs:
             self._programs[size] = self.backend.record(self._ffn, size)

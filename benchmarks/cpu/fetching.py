@@ -60,7 +60,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[Sample]:
 
 
 def summary(samples: list[Sample], settings: list[str]) -> Iterator[dict[str, Any]]:
-    """A row for each state, mode and setting, of those that have pairs."""
+    """A row for each state, mode and setting with pairs."""
     modes = dict.fromkeys(each.measure for each in samples)
     for state, mode, setting in product((*STATES, "any"), modes, settings):
         chosen = [each for each in samples if each.measure == mode and state in (each.state, "any")]

@@ -12,10 +12,10 @@ keeps them. Of Nemotron's neurons a share of ``--active`` fires. Contestants tak
     exact, exact t   neurons that do not fire are left out of down
     llama_cpp        on the stock file, with flash attention or without, whichever is faster
 
-Each has so many samples of generation, of a prompt and of several sequences. Printed are medians of tokens a
-second, GB/s of weights and KV cache that had to be read (llama.cpp's without states) with their share of the
-read probe just before, and the medians of paired ratios with their range. Of a prompt the last logits alone
-are asked for. llama.cpp leaves out the last FFN of LFM2 for the other rows, 1 of 8 here.
+Each has ``--samples`` samples of generation, of a prompt and of several sequences. Printed are medians of
+tokens a second, GB/s of weights and KV cache that had to be read (llama.cpp's without states) with their
+share of the read probe just before, and the medians of paired ratios with their range. Of a prompt the last
+logits alone are asked for. llama.cpp leaves out the last FFN of LFM2 for the other rows, 1 of 8 here.
 
 Before that both compute the same tokens: how far the logits differ, in standard deviations of llama.cpp's,
 and how often the likeliest token is the same. The last line of stdout is a JSON object.
@@ -134,7 +134,7 @@ def agreement(found: dict[str, Any], vocab: int) -> dict[str, dict[str, float]]:
 def measured(
     found: dict[str, Contestant], plan: Plan, machine: MachineState, type: str, samples: int
 ) -> list[report.Sample]:
-    """So many samples of each measure and contestant, after one that does not count."""
+    """Takes samples of each measure and contestant, after one that does not count."""
     taken = []
     for measure in plan.measures:
         for each in found.values():

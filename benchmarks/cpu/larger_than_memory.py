@@ -4,12 +4,12 @@
     python benchmarks/cpu/larger_than_memory.py -m model.gguf --gib 8 4 --all --tokens 256 --rounds 5
     python benchmarks/cpu/larger_than_memory.py -m q30.gguf --make 10 --gib 1.7 0.9  # a made-up model
 
-`--make` writes the model first where it is not there: so many layers of Qwen3-30B-A3B's shape, 337 MiB each,
-whose routers prefer a quarter of the experts (57 % of all choices); or, with `--shape`, of Mixtral's, 779 MiB
-each: `sparse-mixtral` has neurons that fire as a power law says (10 % on average), the most active first, and
-a predictor beside it (`lib/experts.py`), which `--sparsity predicted` uses and `exact` does not; `mixtral` is
-the same in SiLU, for llama.cpp. `--side-by-side`: rows of a sparse model's neuron lie together in its file.
-`--profile` counts routing on other texts and adds rounds in which hot experts keep their places.
+`--make` writes the model first if it does not exist: this number of layers of Qwen3-30B-A3B's shape, 337 MiB
+each, whose routers prefer a quarter of the experts (57 % of all choices); or, with `--shape`, of Mixtral's,
+779 MiB each: `sparse-mixtral` has neurons that fire as a power law says (10 % on average), the most active
+first, and a predictor beside it (`lib/experts.py`), which `--sparsity predicted` uses and `exact` does not;
+`mixtral` is the same in SiLU, for llama.cpp. `--side-by-side`: rows of a sparse model's neuron lie together
+in its file. `--profile` counts routing on other texts and adds rounds in which hot experts keep their places.
 
 Budgets take turns, each in a process of its own that begins with the file out of the system's cache
 (`--warm`: as it is). `--all` adds the whole model in memory. A round fills all places with a drawn text,
@@ -59,7 +59,7 @@ PROMPTS = (
 
 
 def parts(path: Path) -> list[Path]:
-    """The files of a model, of which one of several has a name that ends in ``-00001-of-00002.gguf``."""
+    """The files of a model; a split model's have names such as ``-00001-of-00002.gguf``."""
     return sorted(path.parent.glob(re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", path.name)))
 
 
@@ -106,7 +106,7 @@ def measure(
 
 
 def count_routing(path: Path, budget: int | None) -> None:
-    """Writes a profile, of other texts than those that are measured, under a name of its own."""
+    """Writes a profile, of other texts than the measured ones, under its own name."""
     import hotcold
 
     counted(path).unlink(missing_ok=True)

@@ -9,8 +9,8 @@ within a round, in an order that is drawn:
 
     off        gate, up and down are read whole
     exact      of up the rows of gates above 0; the bits are the same
-    by neuron  what skipping down would bring beside: an FFN without the norm, down by neuron, of which rows
-               of up and down are read where gates are above 0
+    by neuron  the gain of skipping down, too: an FFN without the norm, down by neuron, which reads rows of up
+               and down where gates are above 0
 
 Printed are medians over the rounds: milliseconds of a step, and `off` over it in the same round, with the
 middle half. With ``--own-time`` times are those of the processor, for machines that others use. The last line
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1, help="sequences of a step")
     parser.add_argument("--copies", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=240, help="begin no round after so many")
+    parser.add_argument("--seconds", type=float, default=240, help="begin no round after this time")
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--own-time", action="store_true", help="of the processor; needs -t 1")
     args = parser.parse_args()

@@ -43,7 +43,7 @@ from hotcold.tasks.bench import prompt_of
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.machine import commit
 
-PROMPT, WARM = 32, 3  #: tokens before those that are measured, and steps
+PROMPT, WARM = 32, 3  #: tokens before the measured ones, and steps
 
 
 @dataclass(frozen=True)

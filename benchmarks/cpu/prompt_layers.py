@@ -35,7 +35,7 @@ WAYS = ("silu", "rows", "panels")
 
 
 def gate_bias(std: float, dim: int, share: float) -> float:
-    """The bias that makes so many percent of neurons active: products of weights of this deviation with rows
+    """The bias that makes this percentage of neurons active: products of weights of this deviation with rows
     of deviation 1 are normal."""
     return std * dim**0.5 * statistics.NormalDist().inv_cdf(share / 100)
 

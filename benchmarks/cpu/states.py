@@ -3,7 +3,7 @@
     python benchmarks/cpu/states.py                      # this build
     python benchmarks/cpu/states.py old/src new/src      # two folders with built packages, in turns
 
-Inputs are random; states lie in slots that decoding reads and writes in place. A run goes through as many
+Inputs are random; states are in slots, which decoding reads and writes in place. A run goes through as many
 layers as the model has, each with a state of its own, so that decoding finds them in memory as a model's step
 does. GB/s of decoding are bytes of states, read once and written once for each sequence; tokens/s are rows by
 seconds of all layers of this op. With two builds a figure is the median of the pairs' ratios, old time / new
@@ -94,7 +94,7 @@ def recorded(backend: Any, case: dict[str, Any]) -> Any:
 
 
 def answer_with(threads: int) -> Callable[[dict[str, Any]], float]:
-    """Times a case with the build that runs this: the fewest seconds of so many runs."""
+    """Times a case with the current build: the fewest seconds of several runs."""
     from hotcold.kernels.cpu import CPUBackend
 
     backend = CPUBackend(threads=threads)
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("builds", nargs="*", type=Path, metavar="OLD NEW", help="src folders")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--repeat", type=int, default=3, help="runs of a turn, of which the fastest counts")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of a turn; the fastest counts")
     parser.add_argument("--sequences", type=int, nargs="*", default=[1, 8], help="that decode")
     parser.add_argument("--prompts", type=int, nargs="*", default=[128], help="rows")
     args = parser.parse_args()

@@ -4,8 +4,8 @@
     python benchmarks/cpu/ungated_experts.py --type MXFP4 --rank 64 256 --rounds 100 --json
     python benchmarks/cpu/ungated_experts.py -t 1 --own-time  # on a machine that has other work
 
-One layer of experts of 1856 neurons, 2688 wide, of which a row chooses 6, with relu(up x)^2 and no gate.
-There are fewer experts than Nano's 128, 24 by default: enough for caches to hold little of those that come
+One layer of experts of 1856 neurons, 2688 wide; a row chooses 6, with relu(up x)^2 and no gate. There are
+fewer experts than Nano's 128, 24 by default: enough for caches to hold few of the experts that are chosen
 again. Weights are made up. Inputs have a mean, and a covariance whose k-th eigenvalue is k^-1.1: a truncated
 SVD of up then explains as much as one does of the gates of SmolLM2 and Gemma (69 % with a rank of D / 18).
 Each neuron has a probability of firing of its own: these are a power law with a mean of 9 %, in which a fifth
@@ -82,7 +82,7 @@ class Inputs:
 
 
 def up_rows(random: np.random.Generator, inputs: Inputs) -> Floats:
-    """One expert's rows of up, each of which fires as often as the power law says."""
+    """One expert's rows of up, each active as often as the power law says."""
     rows = random.standard_normal((NEURONS, DIM), np.float32) * np.float32(DIM**-0.5)
     shares = random.permutation(power_law(NEURONS, 0.03, 0.7))
     shares = np.clip(shares * (ACTIVE / shares.mean()), 1e-4, 0.98)
@@ -95,7 +95,7 @@ def up_rows(random: np.random.Generator, inputs: Inputs) -> Floats:
 
 
 def copies(parts: list[Tensor], count: int) -> Tensor:
-    """The rows of so many experts, the parts in turns."""
+    """The rows of several experts, the parts in turns."""
     data = np.concatenate([parts[i % len(parts)].data for i in range(count)])
     return Tensor(parts[0].type, (len(data), parts[0].shape[1]), data)
 

@@ -407,7 +407,7 @@ def ending_times(start: float, task: Task) -> Iterator[float]:
 
 
 def llama_layers(task: Task, model: Path, gpu_layers: int) -> Row:
-    """Times of the whole model with so many last layers and the head on the GPU, none where it is 0."""
+    """Times of the whole model with some last layers and the head on the GPU; 0: none."""
     command = [str(task.llama_bench), "-m", str(model), "-p", str(LLAMA_PROMPT), "-n", "32", "-r", "3"]
     command += ["-ngl", str(gpu_layers + 1 if gpu_layers else 0)]
     command += ["-t", str(task.threads)] if task.threads else []

@@ -260,7 +260,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add: Callable[..., Any] = parser.add_argument
     add("--gpu", help="a GPU's name or index (default: as loading chooses); cpu: no GPU, to try the script")
     add("--quick", action="store_true", help="3 minutes instead of 8")
-    add("--minutes", type=float, help="so many instead")
+    add("--minutes", type=float, help="this time instead")
     add("--small", action="store_true", help="small shapes, as a processor that plays a GPU gets them")
     add("--models", nargs="+", choices=MODELS, metavar="NAME", help=f"of {', '.join(MODELS)} (all)")
     add("--published", action="store_true", help="activity as published of each model, not 10 %% in all")

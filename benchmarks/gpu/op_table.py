@@ -206,8 +206,8 @@ def joined(rows: Sequence[Row]) -> Row:
 
 
 def share_work(arguments: Sequence[str], jobs: int) -> tuple[list[Row], list[str]]:
-    """Runs this script in so many processes, which share the cases, and returns their reports and the last
-    lines of those that failed. What they print is printed."""
+    """Runs this script in several processes, which share the cases, and returns their reports and the
+    last lines of failed ones. Their output is printed."""
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, *arguments, "--jobs", "1", "--part", f"{i}/{jobs}"],
@@ -231,7 +231,7 @@ def share_work(arguments: Sequence[str], jobs: int) -> tuple[list[Row], list[str
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--gpu", metavar="NAME|INDEX")
-    parser.add_argument("--seconds", type=float, default=60, help="begin no case after so many (60)")
+    parser.add_argument("--seconds", type=float, default=60, help="begin no case after this time (60)")
     parser.add_argument("--seen", type=Path, metavar="FILE", help="results so far, which are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the cases (1)")
     parser.add_argument("--expected", type=Path, metavar="FILE", help="the model's results")

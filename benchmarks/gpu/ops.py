@@ -1,7 +1,7 @@
 """Measures for benchmarks/gpu/compare.py what needs no large model: matrices, experts, the built-in model.
 
 The time of an op is the slope between a program of a few such ops and one of many, which leaves the submit
-out; each op waits for the one before it, as in a model. So many matrices take turns that caches hold none.
+out; each op waits for the one before it, as in a model. Enough matrices alternate that caches hold none.
 Their share is of the bandwidth of adding one buffer to another, which reads twice and writes once.
 """
 
@@ -103,7 +103,7 @@ def type_name(error: Exception) -> str:
 
 
 class MatrixProbe:
-    """So many copies of one random matrix that no cache holds them, and programs that go through them."""
+    """Copies of one random matrix, too many for a cache, and programs that go through them."""
 
     def __init__(self, backend: Backend, type: str, rows: int, columns: int, tokens: int) -> None:
         kind = block_type(type)
@@ -174,7 +174,7 @@ def kernels(task: OpsTask, emit: Emit) -> None:
 
 
 def one_row(positions: int = 1) -> Batch:
-    """A decode row at the last of so many positions, whose pages follow one another."""
+    """A decode row at the last of some positions in consecutive pages."""
     pages = -(-positions // PAGE)
     batch = Batch(BatchLimits(1, 1, pages, 1))
     batch.counts[:] = 1, 1, 0, 1
@@ -214,7 +214,7 @@ def ffn_rows_of(backend: Backend, type: str, dim: int, neurons: int) -> list[Row
 
 
 def repeated(backend: Backend, op: Callable[[], None], count: int, shader: str = "listed") -> Program:
-    """A program of an op so many times, or once and then of one of its shaders so many times."""
+    """A program that repeats an op, or runs it once and repeats one of its shaders."""
     if not isinstance(backend, VulkanBackend) or shader == "listed":
         return backend.record(lambda: [op() for _ in range(count)][-1], 1)
 
@@ -258,7 +258,7 @@ def slope(programs: Sequence[Program], many: int) -> float:
 
 
 def sum_gb_s(backend: Backend, columns: int) -> float:
-    """Measures the device's reads and writes where it does nothing else: 128 rows of so many columns."""
+    """Measures the device's reads and writes without other work: 128 rows of this number of columns."""
     rows = 128
     batch = Batch(BatchLimits(rows, 1, 1, 1))
     batch.counts[:] = rows, 0, 0, 1

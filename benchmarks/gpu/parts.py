@@ -32,7 +32,7 @@ SMALL_MODELS = {
         Model("small-ungated", 4, 512, 704, 8, 8, 1200, gated=False),
     )
 }
-#: Layers of the slices; four at least, of which a quarter is one.
+#: Layers of the slices, at least four, since a quarter of them is one layer.
 LAYERS = {"llama2-70b": 4, "falcon-40b": 4, "llama2-13b": 4, "llama2-7b": 8, "mistral-7b": 8}
 #: Budgets, as shares of the weights. Half of a small model is what leaves room for some of its neurons.
 QUARTER, HALF = (0.25,), (0.5,)

@@ -89,7 +89,7 @@ class Subject:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all that a budget may hold, but for the buffers of a step."""
+        """Bytes of everything that a budget may hold, except the buffers of a step."""
         sizes = self.sizes["predicted"]
         neurons = (sizes.neurons * (sizes.neuron_bytes + INDEX_BYTES)).sum()
         return int(sizes.dense.sum() + neurons + sizes.head)
@@ -202,7 +202,7 @@ class Placed:
         return ffns
 
     def run(self, prompt: int, steps: int, seed: int, seconds: float) -> Pass:
-        """No further step is begun after so many seconds, but three are."""
+        """Begins no step after this number of seconds, except the first three."""
         vocab = self.model.config.vocab
         tokens = random_tokens(prompt, vocab, seed)
         request = Request(Job(tokens, SamplingParams(seed=seed), max_tokens=steps + 1, ignore_eos=True))

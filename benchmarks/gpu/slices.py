@@ -1,8 +1,8 @@
 """Files of large models' shapes, made in seconds: a slice of the layers, random blocks that repeat.
 
-A slice has so many of a model's layers and the same part of its vocabulary, hence that part of all its bytes:
+A slice has some of a model's layers and the same share of its vocabulary, hence this share of all bytes:
 what a token takes of it, times ``layers / taken``, is what the whole model would take. The weights are those
-of benchmarks/lib/models.py in PowerInfer's layout with predictors, but for two things that make them fast:
+of benchmarks/lib/models.py in PowerInfer's layout with predictors, except for two things that make them fast:
 matrices of a layer repeat some random rows (copies in memory, so that reading them costs the same), and the
 share of tokens for which a neuron fires is set by the quantile of a normal distribution, not counted. These
 shares are the profile, which is written beside the file: placements are judged, not profiling.
@@ -47,7 +47,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Slice:
-    """So many layers of a model, with matrices of one block type."""
+    """Some layers of a model, with matrices of one block type."""
 
     model: Model
     taken: int

@@ -1,9 +1,9 @@
-"""Who takes part in a comparison of engines: each prepares a measure, and then is timed.
+"""The engines of a comparison: each prepares a measure, and then is timed.
 
 Between ``prepare`` and the run lies whatever is not to be timed: the beginning of eight sequences, or 8192
-positions of a KV cache. Nobody waits for these to be computed: their speed does not depend on what they hold,
-so ours and llama.cpp's are written (512 real positions, 16 times), which would take half of the time else.
-All get random tokens as prompts: in the synthetic models a token's features decide which neurons fire.
+positions of a KV cache. These positions are not computed, which would take half of the time: speed does not
+depend on their content, so ours and llama.cpp's are written (512 real positions, 16 times). All get random
+tokens as prompts: in the synthetic models a token's features decide which neurons fire.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hotcold.tasks.scoring import Scorer, score
 from lib.machine import Conditions, MachineState
 
 FIRST_TOKEN = 259  #: those before are control tokens and bytes
-FILL = 512  #: computed positions, of which copies fill llama.cpp's cache
+FILL = 512  #: computed positions; copies of them fill llama.cpp's cache
 DECODE = "decode at 0"  #: a measure: generation after a short prompt
 LOADING = "loading, MB/s"  #: a measure: from a file in the page cache to where it can run
 TURNS = 3  #: of each short measure in a round
@@ -53,7 +53,7 @@ Run = Callable[[], Measured]
 
 @dataclass(frozen=True)
 class Plan:
-    """The measures: prompts of so many tokens, generation after so many positions, several sequences."""
+    """The measures: prompts of these lengths, generation after these positions, several sequences."""
 
     prompts: tuple[int, ...] = (128, 2048)
     depths: tuple[int, ...] = (0, 8192)
@@ -62,7 +62,7 @@ class Plan:
     parallel_prompt: int = 16  #: of each sequence, and of generation at depth 0
     parallel_generate: int = 12
     layers: int = 1  #: of the models
-    published: bool = False  #: whether they are files of somebody's, whose loading is timed, too
+    published: bool = False  #: published files, whose loading is timed, too
     last_logits: bool = False  #: of a prompt only the last logits are asked for
 
     @property
@@ -74,7 +74,7 @@ class Plan:
 
     @staticmethod
     def slow(measure: str) -> bool:
-        """Whether it takes so long that a sample has to do."""
+        """True if the measure is so long that one sample must suffice."""
         return measure.startswith("prompt") and number(measure) > FILL
 
     @property
@@ -91,7 +91,7 @@ def number(measure: str) -> int:
 
 class Contestant(Protocol):
     def can(self, measure: str, turn: int) -> bool:
-        """Whether it has a sample of the measure, in this turn of a round."""
+        """True if it takes a sample of the measure in this turn of a round."""
         ...
 
     def warm(self, measure: str) -> None:
@@ -136,7 +136,7 @@ def read(engine: Engine, requests: Sequence[Request]) -> Measured:
 
 
 def generate(engine: Engine, requests: Sequence[Request], each: int) -> Measured:
-    """So many more tokens of each."""
+    """Generates this number of tokens of each sequence."""
     had = sum(len(request.output) for request in requests)
     session = engine.session
     before, start = session.counters.copy(), time.perf_counter()
@@ -151,7 +151,7 @@ def generate(engine: Engine, requests: Sequence[Request], each: int) -> Measured
 
 
 class Ours:
-    """This engine, by the clock of whoever calls ``step``: with scheduling and sampling."""
+    """This engine, timed around ``step``: with scheduling and sampling."""
 
     def __init__(self, session: Session, plan: Plan, again: Callable[[], Session] | None = None) -> None:
         self.session, self.plan = session, plan

@@ -31,7 +31,7 @@ class Replay:
 
 
 def best_possible(share: float, costs: Sequence[float]) -> float:
-    """The highest speed with drafts of which each token is right with probability ``share``: tokens per cost
+    """The highest speed with drafts whose tokens are right with probability ``share``: tokens per cost
     of one row, over all numbers of rows. ``costs`` are the costs of steps of 1, 2, ... rows."""
     if share >= 1:
         return max((i + 1) * costs[0] / cost for i, cost in enumerate(costs))

@@ -10,8 +10,8 @@ usual layout, which llama.cpp computes: as many bytes.
 
 Beside the sparse model lies a predictor of rank 512, 4 % of the experts' bytes: a gate owes 95 % of its
 variance to the last 512 values of its input, and the predictor reads these alone. So it names 1.26 neurons
-for each that fires, and misses a few. 7.8 % fire: the law's 10 % less what the hottest lack, of which none
-fires for more than 45 % of tokens; cold ones fire as the law says.
+for each that fires, and misses a few. 7.8 % are active: the law's 10 % minus the share that the hottest lack,
+since none is active for more than 45 % of tokens; cold ones follow the law.
 """
 
 from __future__ import annotations

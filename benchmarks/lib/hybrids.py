@@ -1,8 +1,8 @@
 """Writes files of families whose layers keep states, with random weights, for speed measurements.
 
 Widths, heads, states, experts and their number are those of the published model, layers are few: of each kind
-about its share. The vocabulary is cut like the layers, so that the head has its share, too. Types are those
-that llama.cpp's quantiser chooses: a head in Q6_K, 8 bits where rows are no multiple of 256; of Q4_K_M half
+about its share. The vocabulary is cut like the layers, so that the head has its share, too. llama.cpp's
+quantiser chooses the types: a head in Q6_K, 8 bits where rows are no multiple of 256; of Q4_K_M half
 of the values and downs in Q6_K, and Q5_0 and Q8_0 in their places where rows are no multiple of 256.
 
 Where the activation gives zeros, weights *cause* them as in lib/models.py: rows of up read features of the
@@ -286,7 +286,7 @@ class HybridWeights(Weights):
         return quantise(values * np.float32(1.5 * shape.dim**-0.5), "F32").data
 
     def _firing(self, name: str, neurons: int) -> Bytes:
-        """Rows of up, each of which fires as often as the power law says: sums over features of random signs
+        """Rows of up, each active as often as the power law says: sums over features of random signs
         are nearly normal."""
         dim, rng = self.shape.dim, self._rng(name)
         rms = ((RESERVED + (dim - RESERVED) * EMBEDDING_STD**2) / dim) ** 0.5

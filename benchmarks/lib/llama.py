@@ -98,9 +98,9 @@ class LlamaCpp:
     """``llama_decode`` on given tokens, without sampling and text.
 
     Each measure has flash attention on or off, whichever is faster. One sequence and several have contexts of
-    their own, whose KV cache is F16; batches and their parts are llama-bench's. Rows whose logits nobody asks
-    for do not pass the last layer's FFN, which of a model of few layers would be much: of synthetic models
-    each row of a prompt is asked for, so that both engines compute the same layers.
+    their own, whose KV cache is F16; batches and their parts are llama-bench's. Rows without requested
+    logits skip the last layer's FFN, a large part of a model with few layers. So all logits of a prompt are
+    requested from synthetic models, and both engines compute the same layers.
 
     Raises:
         ImportError: llama-cpp-python is not installed.

@@ -1,7 +1,8 @@
-"""Which state a shared machine is in, and how fast its memory is, around a measurement.
+"""The state of a shared machine, and the speed of its memory, around a measurement.
+
 A virtual machine's two processors may be two cores of the host at one moment and the two hardware threads of
 one core at the next; everything that is limited by arithmetic or by one core's bandwidth then runs at another
-speed. The guest is not told. The time that two threads take to meet at a barrier tells it: a cache line
+speed. The guest does not see it, but the time of a barrier between two threads shows it: a cache line
 travels between two cores in some 100 ns (``two_core``), between cores that share no cache in some 450 ns
 (``far``), and stays within one core in some 30 ns (``smt``). The probe is a few lines of C, compiled by the
 system's compiler when it is first used; it needs no privileges.
@@ -67,7 +68,7 @@ static void *other(void *unused) {
     return unused;
 }
 
-/* Nanoseconds of a barrier in each of several runs of so many rounds, fewer where time runs out. Returns how
+/* Nanoseconds of a barrier in each of several runs of some rounds, fewer if time runs out. Returns how
    many runs there were, or the negative of an error number. */
 int barrier_ns(double *out, int runs, int each, double most_ns) {
     pthread_t thread;
@@ -178,8 +179,7 @@ class MachineState:
         return "smt" if barrier_ns < self.threshold_ns else "two_core"
 
     def around(self, run: Callable[[], T], seconds: float = 0.1) -> tuple[T, Conditions]:
-        """Returns what ``run`` returns, and the conditions; the read bandwidth is probed for so many
-        ``seconds``."""
+        """Returns the result of ``run``, and the conditions; probes the read bandwidth for ``seconds``."""
         before = self._barrier.measure()
         read_gb_s = self._read.measure(seconds)
         result = run()

@@ -1,7 +1,7 @@
 """A bound of memory for a program and its share of the system's cache of files: a cgroup (Linux, as root).
 
-The group is made inside this process's own, so whatever bounds that holds on. Pages of a file that are in the
-cache already belong to whoever read them first: drop the file from the cache before.
+The group is made inside this process's own, so its bounds apply, too. Cached pages of a file belong to
+the group that read them first: drop the file from the cache before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 class MemoryGroup:
-    """A group whose members may have so many bytes together."""
+    """A group with a limit on the bytes of all its members."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit

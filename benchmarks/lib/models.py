@@ -116,7 +116,7 @@ class Recipe:
 
     @property
     def written(self) -> bool:
-        """Whether given values can be packed into its blocks, as the features of tokens have to be."""
+        """True if given values can be packed into its blocks, as the features of tokens must be."""
         return block_type(self.type).encode is not None
 
     @property
@@ -166,7 +166,7 @@ def _random_codes(rng: np.random.Generator, type: BlockType, n: int) -> Bytes:
     codes = _random_bytes(rng, n // 32 * _CODES[type.name][0])
     if type.name == "Q8_0":
         codes[codes == 0x80] = 0
-    else:  # two codes of 4 bits, of which 8 stands for 0
+    else:  # two codes of 4 bits; code 8 is 0
         codes += (codes & 0x0F == 0).view(np.uint8) * np.uint8(0x08)
         codes += (codes & 0xF0 == 0).view(np.uint8) * np.uint8(0x80)
     return codes

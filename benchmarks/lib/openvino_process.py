@@ -1,8 +1,8 @@
 """OpenVINO GenAI on a GGUF file, in a process and perhaps a Python of its own: MODEL.gguf THREADS.
 
-Answers ``{"prompt": tokens, "generate": steps, "vocab": n, "seed": s}`` with seconds: of the prompt where
-``generate`` is 0, else of so many steps after it. Needs openvino-genai and NumPy, and nothing of Hotcold.
-Settings are OpenVINO's own: its KV cache has 8 bits.
+Answers ``{"prompt": tokens, "generate": steps, "vocab": n, "seed": s}`` with seconds: of the prompt if
+``generate`` is 0, else of this number of steps after it. Needs openvino-genai and NumPy, and nothing of
+Hotcold. Settings are OpenVINO's own: its KV cache has 8 bits.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def svg(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
 def _bars(
     values: Mapping[tuple[str, str, str], float], type: str, measures: list[str], names: list[str]
 ) -> list[str]:
-    """Who has a value of the type in some measure."""
+    """The contestants with a value of the type in any measure."""
     return [name for name in names if any((type, measure, name) in values for measure in measures)]
 
 

@@ -170,7 +170,7 @@ class OpenVINO:
 
 
 def byte_level(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The vocabulary in the form that OpenVINO reads; nobody uses what the tokens say."""
+    """The vocabulary in the form that OpenVINO reads; the texts of tokens are not used."""
     tokens = [token.replace("\u2581", "\u0120") for token in metadata["tokenizer.ggml.tokens"]]
     return {
         "general.file_type": np.uint32(2),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class ServerProcess:
-    """The process and those that it started; ``url`` is what it printed."""
+    """The process and its children; ``url`` is the address that it printed."""
 
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self.process, self.url = process, url

@@ -2,7 +2,7 @@
 
 The residual stream is turned into a larger space by an orthonormal matrix, which changes nothing; then each
 neuron becomes several, with a part of its down row each. So that there is something to predict in all
-directions, each token has random features in those that the turn left empty, which no layer overwrites, and
+directions, each token has random features in the new directions, which no layer overwrites, and
 each copy of a neuron reads them by gate weights of its own: its gate moves by :data:`NOISE` of its standard
 deviation. Copies come in pairs that move in opposite directions, so that their sum stays near to the neuron.
 The twin's perplexity says what that costs. Its text has the same 256 directions as before, which is easier to

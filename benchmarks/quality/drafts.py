@@ -6,9 +6,9 @@
 
 For each model (the built-in one with random predictors, random experts, and a hybrid of Mamba-2, attention
 and experts), place (the CPU; a GPU; a GPU with half of the weights that it could have, and the CPU), mode,
-temperature, batch, number of threads and share of right guesses (a table in which each pair of values comes
-up, but for `predicted` on the hybrid) texts are made without guesses, and then with as many as a step has
-room for: right ones, wrong ones, and those that are looked up. Some requests are cancelled at a random step:
+temperature, batch, number of threads and share of right guesses (a table with each pair of
+values, except `predicted` on the hybrid) texts are made without guesses, and then with as many as a step can
+have: right, wrong and looked-up ones. Some requests are cancelled at a random step:
 they must have the beginning of their text. Exits with 1 where a token differs.
 
 The last line of stdout is a JSON object.
@@ -77,7 +77,7 @@ def possible(case: Mapping[str, Any]) -> bool:
 
 
 class Reckless(Speculation):
-    """Verifies random numbers of guesses, of which a share is right."""
+    """Verifies random numbers of guesses with a share of right ones."""
 
     def __init__(self, texts: Mapping[Request, Sequence[int]], share: float, vocab: int, seed: int) -> None:
         super().__init__([look_up], DECODE_ROWS - 1, DECODE_ROWS)

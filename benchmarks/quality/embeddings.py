@@ -35,7 +35,7 @@ _PATIENCE_S = 300
 
 
 def texts() -> list[str]:
-    """Texts of each length, none of which is the beginning of another."""
+    """Texts of each length; no text begins another."""
     words = TEXT.read_text(encoding="utf-8").split()
     starts = np.cumsum([0, *WORDS])
     return [" ".join(words[start : start + count]) for start, count in zip(starts, WORDS, strict=False)]

@@ -197,7 +197,7 @@ def write_trained(folder: Path, wide: GGUFFile, config: dict[str, Any]) -> dict[
 def write_taught(
     folder: Path, config: dict[str, Any], texts: list[list[int]], steps: int, seed: int
 ) -> float:
-    """The family after so many steps of training; its loss."""
+    """The family after some steps of training, and its loss."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copy(VOCABULARY, folder / "tokenizer.model")
@@ -274,7 +274,7 @@ def prepare(family: str, folder: Path, f16: Path, args: argparse.Namespace, seed
 
 
 def agreed(path: Path, ours: Ours, theirs: Theirs, texts: list[list[int]]) -> tuple[int, int]:
-    """Counts greedy tokens up to the first near tie: those that are the same, and all."""
+    """Counts greedy tokens up to the first near tie: equal ones, and all."""
     same = total = 0
     for text in texts[:8]:
         tokens, margins = greedy(theirs, text[:32], TOKENS)
@@ -296,7 +296,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=data, required=data is None, help="the shared test data")
     parser.add_argument("--families", nargs="+", choices=tuple(FAMILIES), default=tuple(FAMILIES))
     parser.add_argument("--types", nargs="+", default=("F16", "Q8_0", "Q4_K_M", "Q4_0"))
-    parser.add_argument("--teach", type=int, metavar="STEPS", help="train every family for so many steps")
+    parser.add_argument(
+        "--teach", type=int, metavar="STEPS", help="train every family for this number of steps"
+    )
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--length", type=int, default=192, help="tokens of a window (192)")
     parser.add_argument("--context", type=int, default=512)

@@ -142,7 +142,7 @@ def follow(prompt: Sequence[int], answer: Sequence[int], costs: Sequence[float])
 
 
 def loops(answer: Sequence[int]) -> bool:
-    """Whether the last 24 tokens repeat a stretch of at most 12."""
+    """True if the last 24 tokens repeat a stretch of at most 12."""
     end = [*answer[-24:]]
     return any(end[n:] == end[:-n] for n in range(1, 13)) if len(end) == 24 else False
 

@@ -3,7 +3,7 @@
     python benchmarks/quality/published.py smollm2.gguf gemma3.gguf --text text.txt
 
 Both programs round activations to 8 bits before quantised weights, each in its own way, so neither's
-perplexity is the file's. That is told by the same weights decoded to float32: llama.cpp runs such a file with
+perplexity is the file's. The same weights decoded to float32 show it: llama.cpp runs such a file with
 float32 activations and a float32 cache, and Hotcold runs it, too, as a check of the truth by an independent
 program. Per file: the perplexity of all four, and of both programs the mean Kullback-Leibler divergence of
 their distributions from the truth's, its 99th percentile, and the share of tokens that have the same first

@@ -4,13 +4,13 @@
     python benchmarks/quality/sparsified.py --tokenizer tokenizer.model --out FOLDER \
         -f stories.txt=0.5 -f books.txt=0.5 --tokens 3000000 --further 2000000
 
-A small Llama with SwiGLU is trained from random weights, the twin. Then it goes on in two ways, on the same
-windows in the same order with the same learning rate: as it is (the control), and by `hotcold sparsify`. Both
-are judged by the same held-out text. In the end a growing share of the smallest activations of each token is
-left out in all models (the control of TurboSparse, arXiv 2406.05955, table 3): a sparse model does not
-notice until its zeros are used up. --sparse takes activations with weights of the penalty, for the frontier:
-drelu=0.3 relu=1. --start takes a model with SwiGLU that is trained already, such as stories260K, of which
-gguf_to_checkpoint.py beside makes a checkpoint.
+A small Llama with SwiGLU is trained from random weights, the twin. Training then continues in two ways, on
+the same windows in the same order with the same learning rate: as it is (the control), and by `hotcold
+sparsify`. Both are judged by the same held-out text. In the end a growing share of the smallest activations
+of each token is left out in all models (the control of TurboSparse, arXiv 2406.05955, table 3): a sparse
+model does not notice until its zeros are used up. --sparse takes activations with weights of the penalty, for
+the frontier: drelu=0.3 relu=1. --start takes a model with SwiGLU that is trained already, such as
+stories260K; gguf_to_checkpoint.py makes a checkpoint of it.
 
 FOLDER gets the checkpoints, which a second call finds and does not train again, and the picture masked.svg.
 The last line of stdout is a JSON object.

@@ -1,5 +1,5 @@
-"""Small models of any family that transformers knows, taught to tell stories: what trained weights are to a
-comparison of files, where no trained checkpoint is at hand.
+"""Trains small models of any family of transformers on stories: trained weights for a comparison of files,
+where no trained checkpoint is available.
 
     pip install torch transformers
 """

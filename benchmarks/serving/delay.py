@@ -1,4 +1,4 @@
-"""Does what arrives hold up those that generate? Times of steps, with and without prompts of 100 kB.
+"""Measures how arriving prompts delay generation: times of steps, with and without prompts of 100 kB.
 
     python benchmarks/serving/delay.py               # the built-in model
     python benchmarks/serving/delay.py -m model.gguf --seconds 3 --windows 30

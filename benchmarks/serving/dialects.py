@@ -4,7 +4,7 @@
     python benchmarks/serving/dialects.py -m model.gguf --rounds 40 -n 128
 
 One client streams one answer at a time, in each round one by each route, in an order that moves on from round
-to round. All are asked for the same, but for a number with which each prompt begins, so that none is in the
+to round. All requests are equal, except for a number at the beginning of each prompt, so that none is in the
 cache: the routes are translations to the same jobs. The ratios are those within a round, chat's time by the
 dialect's or the dialect's rate by chat's, so that more than 1 is faster than the chat route. The last line of
 stdout is a JSON object: medians and ranges of the figures and of the ratios."""

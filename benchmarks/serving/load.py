@@ -1,4 +1,5 @@
-"""Many clients at once, some of which go away: is each answer right and whole, is nothing left behind?
+"""Many clients at once, and some leave: checks that each answer is right and complete, and nothing stays
+behind.
 
     python benchmarks/serving/load.py  # the built-in model, 64 clients, 2 minutes
     python benchmarks/serving/load.py -m stock.gguf -np 8 -c 512  # a file of yours
@@ -15,7 +16,7 @@ to come; the memory of the server's processes, sampled each second, must be flat
 
 With ``--url`` the server is not started here, and its pages and memory are not looked at; answers that
 differ are counted and not held against it, since batches change the answers of other engines.
-``--ignore-eos`` gives all answers their full length, but for the dialects that have no such field. With
+``--ignore-eos`` gives all answers their full length, except in dialects without such a field. With
 ``--dialects`` a third of the clients speaks each dialect: OpenAI's and llama.cpp's routes, Anthropic's,
 Ollama's. The last line of stdout is a JSON object; the exit code
 is 1 where something was wrong."""
@@ -70,8 +71,8 @@ class Findings:
 
 
 def requests(options: argparse.Namespace) -> list[Ask]:
-    """Requests of all routes in turn; prompts of ``--prompt`` characters at most, half of which begin
-    alike."""
+    """Requests of all routes in turn; prompts of ``--prompt`` characters at most, half of them with an equal
+    beginning."""
     text, chosen = TEXT.read_text(encoding="utf-8"), random.Random(options.seed)
     longest, tokens, ignore_eos = options.prompt, options.tokens, options.ignore_eos
     shared = text[: longest // 2]

@@ -12,7 +12,7 @@ Three measures, each with a server of its own:
 * ``tokenize``: a text of ``--text-mb`` (4) becomes tokens with their pieces while a text is streamed.
   ``longest_pause_s`` of the stream beside it; below 0.1 s is right. Bytes are those of the server's front.
 * ``connections``: ``--connections`` (3000) without a key that stay for ``--seconds`` (8), with a server that
-  may open so many files, and with one that may not. ``lines`` is the most of one cause; 1 is right.
+  may open enough files, and with one that may not. ``lines`` is the most of one cause; 1 is right.
 
 The last line of stdout is a JSON object; the exit code is 1 where something was not right."""
 

@@ -4,8 +4,8 @@
     python benchmarks/serving/open_webui.py -m SmolLM2-135M-Instruct.Q4_1.gguf --program VENV/bin/open-webui
 
 It is connected by OpenAI's API, then by Ollama's. Each time it begins with an empty folder: a first user
-signs up and logs in, the models are listed, and a chat streams. It is told to load no model of its own (for
-documents, speech), so that it does without the network. The last line of stdout is a JSON object: what it
+signs up and logs in, the models are listed, and a chat streams. Its settings exclude its own models (for
+documents, speech), so that it needs no network. The last line of stdout is a JSON object: what it
 showed, and what it asked the server for."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUESTION = "Say hello to Ada in one sentence."
 ALIAS = "smollm2"
 _PATIENCE_S = 900  # it loads hundreds of modules, and makes its tables
 
-#: Nothing of its own is loaded from elsewhere, and nobody is told.
+#: Open WebUI loads no models from elsewhere, and sends no reports.
 QUIET = {
     "OFFLINE_MODE": "true",
     "HF_HUB_OFFLINE": "1",

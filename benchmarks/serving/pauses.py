@@ -3,10 +3,10 @@
     python benchmarks/serving/pauses.py               # a synthetic Q4_0 model of 1 GB, made for it
     python benchmarks/serving/pauses.py -m model.gguf --parallel 4 --prompt 1500 --seconds 60
 
-``--parallel`` texts are generated all the time by an :class:`Engine` in this process. A prompt of so many
-tokens is read beside them, then another one, and so on. A pause is the time between two tokens of one text.
-``--whole-chunks`` reads prompts in whole chunks, as where no answer waits. The last line of stdout is a JSON
-object: the percentiles of pauses, and how many prompt tokens were read in a second."""
+``--parallel`` texts are generated all the time by an :class:`Engine` in this process. A prompt of
+``--prompt`` tokens is read at the same time, then another one, and so on. A pause is the time between two
+tokens of one text. ``--whole-chunks`` reads prompts in whole chunks, as where no answer waits. The last line
+of stdout is a JSON object: the percentiles of pauses, and how many prompt tokens were read in a second."""
 
 from __future__ import annotations
 

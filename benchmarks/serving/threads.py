@@ -109,7 +109,7 @@ def in_threads(threads: int, work: Callable[[int], None]) -> None:
 
 
 def compare(llm: LLM, calls: Sequence[Call], expected: Sequence[Any], threads: int) -> dict[str, Any]:
-    """Shares calls among threads, and counts those that give something else than expected."""
+    """Shares calls among threads, and counts unexpected results."""
     different: list[int] = []
     failed: list[str] = []
 
@@ -146,8 +146,8 @@ def for_seconds(llm: LLM, calls: Sequence[Call], threads: int, seconds: float) -
 def beside_a_paused_stream(
     llm: LLM, calls: Sequence[Call], threads: int, seconds: float
 ) -> tuple[dict[str, Any], bool]:
-    """The figures of :func:`for_seconds` beside a stream that nobody reads on, and whether its text is right
-    in the end."""
+    """The figures of :func:`for_seconds` during a stream that is not read, and True if its text is right in
+    the end."""
     prompt, options = BEGINNINGS[0], {"max_tokens": 150, "ignore_eos": True, "seed": 7}
     expected = llm.generate(prompt, **options).text  # type: ignore[arg-type]
     stream = llm.stream(prompt, **options)  # type: ignore[arg-type]

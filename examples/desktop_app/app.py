@@ -38,12 +38,12 @@ _LIBRARIES = "LD_LIBRARY_PATH"
 
 
 class Server:
-    """A server on a free port of this machine, in a thread of its own. It answers whoever knows ``key``.
+    """A server on a free port of this machine, in its own thread. It answers clients with ``key``.
 
-    >>> with Server() as server:
-    ...     print(server.page)
+        >>> with Server() as server:
+        ...     print(server.page)
 
-    The model loads meanwhile, and the page shows how far it is."""
+    The model loads meanwhile, and the page shows the progress."""
 
     def __init__(self, model: str | None = None) -> None:
         self.key = secrets.token_urlsafe(24)
@@ -135,7 +135,7 @@ class Server:
                 each.close()
 
     def _noting(self, app: Any) -> Any:
-        """The application, which also notes when somebody asked last."""
+        """The application, which also notes the time of the last request."""
 
         async def noting(scope: Any, receive: Any, send: Any) -> None:
             self.last = time.monotonic()

@@ -5,9 +5,9 @@
 >>> for piece in llm.stream("Once upon a time"):
 ...     print(piece, end="")
 
-The functions `bench`, `doctor`, `fit_predictor`, `imatrix`, `perplexity`, `plan` and `profile` do what the
-commands of these names do; `convert_checkpoint`, `quantize_file` and `sparsify_checkpoint` make model files.
-Mistakes of a caller are a `UserError`."""
+The functions `bench`, `doctor`, `fit_predictor`, `imatrix`, `perplexity`, `plan` and `profile` work like the
+commands of these names; `convert_checkpoint`, `quantize_file` and `sparsify_checkpoint` make model files.
+Mistakes of a caller raise a `UserError`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ __all__ = [
     "sparsify_checkpoint",
 ]
 
-#: Imported when first asked for: they bring NumPy and the kernels, and `hotcold --help` needs neither.
+#: Names that are imported at first use: they load NumPy and the kernels, and `hotcold --help` needs neither.
 _MODULES = {
     "AsyncLLM": "hotcold.api.async_llm",
     "Grammar": "hotcold.engine.request",

@@ -1,4 +1,4 @@
-"""The error that tells a user's mistake from a defect of this program. Any room may import it."""
+"""The error for a user's mistake, in contrast to a defect of this program. Any package may import it."""
 
 
 class UserError(ValueError):

@@ -1,4 +1,4 @@
-"""Optional packages: the extra that brings each, and one line for the user where one is missing."""
+"""Optional packages: the extra that installs each, and one line for the user if one is missing."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from hotcold.errors import UserError
 class Extra(NamedTuple):
     """An extra of ``pyproject.toml``."""
 
-    modules: tuple[str, ...]  #: of all its packages
+    modules: tuple[str, ...]  #: modules of all its packages
     purpose: str
 
 
@@ -48,7 +48,7 @@ def missing(extra: str) -> list[str]:
 
 
 def check(extra: str, purpose: str, *modules: str, kind: type[UserError] = UserError) -> None:
-    """Raises ``kind`` if modules of an extra are not installed: those that are named, or any."""
+    """Raises ``kind`` if the named modules of an extra, by default any of its modules, are not installed."""
     if lacking := [name for name in missing(extra) if name in (modules or EXTRAS[extra].modules)]:
         names = ", ".join(lacking)
         raise kind(f"{purpose} needs {command(extra)} (not installed: {names})")

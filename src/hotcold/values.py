@@ -1,4 +1,4 @@
-"""Checks numbers that users give, and formats values for users."""
+"""Checks users' numbers, and formats values for users."""
 
 import numbers
 import re
@@ -11,14 +11,14 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def integer(name: str, value: Any) -> int:
-    """An integer of Python or NumPy, as Python's; UserError for anything else."""
+    """An integer of Python or NumPy as a Python int; UserError for anything else."""
     if not _is(numbers.Integral, value):
         raise UserError(f"{name} is {value!r:.40}: a whole number is needed")
     return int(value)
 
 
 def whole(name: str, value: Any, low: int, high: int = LARGEST, hint: str = "") -> int:
-    """An integer of Python or NumPy from ``low`` to ``high``, as Python's; UserError for anything else."""
+    """An integer of Python or NumPy from ``low`` to ``high`` as a Python int; UserError for anything else."""
     if not _is(numbers.Integral, value) or not low <= value <= high:
         allowed = f"allowed are the whole numbers {low} to {high}"
         raise UserError(f"{name} is {value!r:.40}: {allowed}{f' ({hint})' if hint else ''}")
@@ -26,7 +26,7 @@ def whole(name: str, value: Any, low: int, high: int = LARGEST, hint: str = "") 
 
 
 def real(name: str, value: Any, low: float, high: float, hint: str = "") -> float:
-    """A number of Python or NumPy from ``low`` to ``high``, as Python's; UserError for anything else."""
+    """A number of Python or NumPy from ``low`` to ``high`` as a Python float; UserError for anything else."""
     if not _is(numbers.Real, value) or not low <= value <= high:
         allowed = f"allowed are {low:g} to {high:g}"
         raise UserError(f"{name} is {value!r:.40}: {allowed}{f' ({hint})' if hint else ''}")
@@ -52,7 +52,7 @@ def size(n: int) -> str:
 
 
 def exact_size(n: int) -> str:
-    """A number of bytes as options take it, such as ``843MiB``: :func:`read_size` gives the same number."""
+    """A number of bytes in the form of options, such as ``843MiB``, the inverse of :func:`read_size`."""
     power = 0
     while n and n % 1024 == 0 and power < len(_UNITS) - 1:
         n //= 1024
@@ -61,7 +61,7 @@ def exact_size(n: int) -> str:
 
 
 def enough_size(n: int) -> str:
-    """The smallest size in whole MiB that holds ``n`` bytes, as options take it."""
+    """The smallest size in whole MiB that holds ``n`` bytes, in the form of options."""
     return exact_size(-(-n >> 20) << 20)
 
 
@@ -81,7 +81,7 @@ def read_size(text: str) -> int:
 
 
 def bytes_of(name: str, value: Any) -> int:
-    """Returns the bytes of an option's value: a number of them, or a text that :func:`read_size` reads."""
+    """Returns the bytes of an option's value: a number of bytes, or a text that :func:`read_size` reads."""
     if not isinstance(value, str):
         return integer(name, value)
     try:
@@ -91,7 +91,7 @@ def bytes_of(name: str, value: Any) -> int:
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """Says which byte of a text is wrong."""
+    """The message that names the first wrong byte of a text."""
     return f"is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
 
 

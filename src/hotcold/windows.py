@@ -1,7 +1,7 @@
-"""Calls of Windows for which Python's library has none: reads at a position, free memory, cores by kind.
+"""Windows calls that Python's library lacks: reads at a position, free memory, cores by kind.
 
-Functions take the library that is called, ``kernel32``; tests hand in stand-ins. Numbers have the sizes of
-Windows' 64-bit types on every system."""
+Functions take the library to call, ``kernel32``; tests pass fakes. Numbers have the sizes of Windows' 64-bit
+types on every system."""
 
 import ctypes
 import functools
@@ -10,17 +10,17 @@ import sys
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-#: Codes of errors of which callers make something.
+#: Error codes that callers handle.
 END_OF_FILE, DENIED, IN_USE = 38, 5, 32
 
 _GROUP = 64  # CPUs have numbers below this, in groups
 _BY_CORE = 0  # RelationProcessorCore
-#: A core in the list of all: what it is, bytes, whether it has several threads, kind, groups; and a group.
+#: A core's record: relationship, bytes, flag of several threads, kind, groups; and a group.
 _RECORD, _IN_GROUP = struct.Struct("<IIBB20xH"), struct.Struct("<QH6x")
 
 
 class Overlapped(ctypes.Structure):
-    """OVERLAPPED."""
+    """Windows' structure OVERLAPPED."""
 
     _fields_ = (
         ("internal", ctypes.c_uint64 * 2),
@@ -30,7 +30,7 @@ class Overlapped(ctypes.Structure):
 
 
 class MemoryStatus(ctypes.Structure):
-    """MEMORYSTATUSEX."""
+    """Windows' structure MEMORYSTATUSEX."""
 
     _fields_ = (
         ("size", ctypes.c_uint32),
@@ -44,14 +44,14 @@ class MemoryStatus(ctypes.Structure):
 
 
 class Core(NamedTuple):
-    cpus: frozenset[int]  #: numbers of its threads, of 64 for each group
-    kind: int  #: its class of efficiency: the higher, the faster
+    cpus: frozenset[int]  #: numbers of its threads: 64 for each group
+    kind: int  #: its efficiency class; higher is faster
 
 
 @functools.cache
 def kernel32() -> Any:
     """The system's library, with ``failure()``, which makes the ``OSError`` of this thread's last call.
-    OSError: this is not Windows."""
+    OSError: this system is not Windows."""
     if sys.platform != "win32":
         raise OSError("there is no kernel32")
     library: Any = ctypes.WinDLL("kernel32", use_last_error=True)
@@ -71,8 +71,8 @@ def kernel32() -> Any:
 
 
 def read_at(library: Any, handle: int, view: memoryview, offset: int) -> int:
-    """Reads bytes from a position of a file into ``view``, which has room for one at least. Returns how many
-    came; 0 at the end. The file's own position moves: nobody may count on it. OSError: it cannot be read."""
+    """Reads bytes from a position of a file into ``view``, which must not be empty. Returns the number of
+    bytes; 0 at the end. The file's own position becomes undefined. OSError: it cannot be read."""
     at, came = Overlapped(offset=offset), ctypes.c_uint32()
     first = ctypes.c_char.from_buffer(view)
     if library.ReadFile(handle, ctypes.byref(first), len(view), ctypes.byref(came), ctypes.byref(at)):
@@ -90,8 +90,8 @@ def code(error: OSError) -> int | None:
 
 
 def free_memory(library: Any) -> int:
-    """Bytes that this process may take and that are there: the smaller of the free memory, caches that can
-    be dropped included, and of what the system may still promise. OSError: it does not say."""
+    """Bytes that this process can allocate: the smaller of the free memory, including droppable caches, and
+    the remaining commit limit. OSError: the system does not state them."""
     found = _memory_status(library)
     return min(int(found.free), int(found.promisable))
 
@@ -109,9 +109,9 @@ def _memory_status(library: Any) -> MemoryStatus:
 
 
 def cores(library: Any, cpus: Collection[int] | None = None) -> list[Core]:
-    """The cores of ``cpus`` (None: of those that this process may use). OSError: the system does not say."""
+    """The cores of ``cpus`` (None: the CPUs that this process may use). OSError: the call fails."""
     size = ctypes.c_uint32(0)
-    library.GetLogicalProcessorInformationEx(_BY_CORE, None, ctypes.byref(size))  # it says how much there is
+    library.GetLogicalProcessorInformationEx(_BY_CORE, None, ctypes.byref(size))  # returns the needed size
     data = ctypes.create_string_buffer(size.value)
     if not library.GetLogicalProcessorInformationEx(_BY_CORE, data, ctypes.byref(size)):
         raise library.failure()
@@ -129,8 +129,8 @@ def cores(library: Any, cpus: Collection[int] | None = None) -> list[Core]:
 
 
 def _affinity(library: Any) -> list[int] | None:
-    """The CPUs to which somebody has bound this process; None if nobody has. The masks are those of one
-    group, and 0 for a process in several."""
+    """The CPUs of this process's affinity mask; None if it has no restriction. Masks are for one group, and 0
+    for a process in several groups."""
     own, every = ctypes.c_uint64(), ctypes.c_uint64()
     process = library.GetCurrentProcess()
     known = library.GetProcessAffinityMask(process, ctypes.byref(own), ctypes.byref(every))

@@ -171,7 +171,7 @@ def test_closing_waits_for_those_that_run_and_takes_no_more() -> None:
 
 
 def test_closing_again_ends_at_once() -> None:
-    """As a second Ctrl-C does. A stream that nobody reads is not waited for for ever, either."""
+    """Like a second Ctrl-C. It also does not wait forever for a stream without a reader."""
 
     async def program() -> None:
         engine = AsyncLLM(threads=1, sequences=1)

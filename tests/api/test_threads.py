@@ -307,7 +307,7 @@ def test_ctrl_c_while_another_thread_runs_the_step(llm: LLM, monkeypatch: pytest
 
 @pytest.mark.parametrize("owner", ["LLM", "another LLM of the model", "loaded model"])
 def test_closing_while_other_threads_generate(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They end with one line that says why: those that run, wait, stream, and begin afterwards."""
+    """Calls end with one line that says why: running, waiting, streaming and later ones."""
     first = LLM(sequences=2)
     llm = LLM(first.model) if owner == "another LLM of the model" else first
     expected = llm.generate(PROMPT, **LONG).text

@@ -1,4 +1,5 @@
-"""The comparison on a GPU machine: models are what they claim, baselines fair, and the run goes on."""
+"""The comparison on a GPU machine: models have their stated sizes, baselines are fair, and the run
+continues."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ print(json.dumps([dict(n_gen=n, samples_ts=[1, speed, 10 * speed]) for n in (0, 
 
 @pytest.fixture(scope="module")
 def rows(slices: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Measures a slice on two CPU backends, and on a llama.cpp that says what it is told, by contestant."""
+    """Measures a slice on two CPU backends and on a fake llama.cpp with given answers, by contestant."""
     folder = tmp_path_factory.mktemp("slices")
     llama = folder / "llama-bench"
     llama.write_text(LLAMA_BENCH)

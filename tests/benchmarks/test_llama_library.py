@@ -1,4 +1,4 @@
-"""Benchmarks beside llama.cpp: what the library keeps pointers to outlives whoever gave it."""
+"""Benchmarks beside llama.cpp: memory that the library points to outlives its creator."""
 
 from __future__ import annotations
 

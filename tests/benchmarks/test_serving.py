@@ -113,7 +113,7 @@ class Faulty:
 
     def lines(self, route: str, stream: bool) -> list[bytes]:
         self.count += 1
-        wrong = self.count > OPTIONS.requests and self.count % 5 == 0  # not those that are asked alone
+        wrong = self.count > OPTIONS.requests and self.count % 5 == 0  # not requests that are asked alone
         text = "other" if wrong and self.fault == "different" else "the same"
         if route == "/completion":
             events = [{"content": text, "stop": False}, {"content": "", "stop": True, "stop_type": "eos"}]

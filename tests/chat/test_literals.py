@@ -347,7 +347,7 @@ def test_arguments_with_as_many_levels_as_there_may_be() -> None:
 
 
 def test_no_character_of_a_user_becomes_a_mark() -> None:
-    """Noncharacters, of which some stand for marks until the template has been rendered."""
+    """Noncharacters; some of them stand for marks until the template has been rendered."""
     for continued in (False, True):
         text = "".join(map(chr, range(0xFDD0, 0xFDF0)))
         answer = {**LOOP[1], "content": text} if not continued else {"role": "assistant", "content": text}

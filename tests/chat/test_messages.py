@@ -87,7 +87,7 @@ def test_what_is_refused(messages: Any, error: str) -> None:
     "text", ['{"a": ', '{"a": "b', "[1]", "now", '"x"', "{'a': 1}", '{"a": NaN}', "[" * 100_000]
 )
 def test_arguments_that_were_cut_off_are_told_as_they_are(text: str) -> None:
-    """Some model wrote them, so a client has them in its history: the conversation goes on."""
+    """A model wrote them, so a client has them in its history: the conversation continues."""
     (found,) = check_messages([call(text)])
     assert found["tool_calls"][0]["function"]["arguments"] == {"cut_off_arguments": text}
 

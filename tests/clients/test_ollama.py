@@ -54,7 +54,7 @@ def test_tools(client: Any) -> None:
         """The weather of a city.
 
         Args:
-          city: Its name
+            city: Its name
         """
         return f"20 degrees in {city}"
 

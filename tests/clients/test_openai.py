@@ -244,7 +244,7 @@ def test_a_response_that_continues_another(client: Any) -> None:
 
 
 def test_a_custom_tool(client: Any) -> None:
-    """The model is made to call it; its input is a text, and its output goes on from there."""
+    """The model is made to call it; its input is a text, and the model continues after its output."""
     tool: Any = {"type": "custom", "name": "note", "description": "Writes a note."}
     options: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 200, "tools": [tool]}
     options["parallel_tool_calls"] = False

@@ -99,7 +99,7 @@ def test_a_tool_and_then_the_output(model: Any, output: Any, then: Any) -> None:
 
 
 def test_some_of_the_tools(model: Any) -> None:
-    """A choice of several tools, of which the agent's output is one."""
+    """A choice of several tools; the agent's output is one of them."""
     settings: Any = {"temperature": 0, "max_tokens": 120, "tool_choice": ["final_result"]}
     found = pydantic_ai.Agent(model, model_settings=settings, output_type=City)
 

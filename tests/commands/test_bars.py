@@ -1,4 +1,4 @@
-"""A progress bar counts what it is told, and is gone when the work is done."""
+"""A progress bar counts its updates, and is gone when the work is done."""
 
 from __future__ import annotations
 

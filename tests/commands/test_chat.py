@@ -27,7 +27,7 @@ from hotcold.commands.interrupts import Interrupts
 from hotcold.commands.line_input import LineInput
 
 COMMAND = [sys.executable, "-m", "hotcold", "chat"]
-#: Its answers wait in their midst, until somebody ends them or lets them go on.
+#: Its answers stop in the middle until a test ends or continues them.
 WAITING = [sys.executable, str(Path(waiting_chat.__file__)), "chat", "--logit-bias", "2-inf"]
 FOX = "Once upon a time there was a fox"
 
@@ -154,8 +154,8 @@ def test_a_conversation_in_a_file(
 def test_piped_input_ends_at_what_cannot_be_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Any, line: str, error: str
 ) -> None:
-    """The lines that follow were written for an answer that there is not; the exit code tells whoever runs
-    the pipe."""
+    """The lines that follow were written for an answer that there is not; the exit code tells the
+    pipe's user."""
     out, err = talk(monkeypatch, capsys, FOX, "/clear", line, FOX, code=2)
     assert f"hotcold: error: {error}" in err and out == answers(FOX).lstrip() + "\n"
     assert err.count("error: ") == 1

@@ -1,4 +1,4 @@
-"""How a command ends when it is interrupted, nobody reads it, the disk is full, or another writes too."""
+"""How a command ends when it is interrupted, its reader is gone, the disk is full, or another writes too."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_disk_that_is_too_small_is_seen_before_anything_is_written(
 
 
 def test_two_writers_of_one_file() -> None:
-    """The file is one of the two, whole, whoever comes last; at no time is there a half of one."""
+    """The file is one of the two, complete, in any order; it is never incomplete."""
     types = ("q8_0", "f32")
     for type in types:
         assert cli.main(["convert", CHECKPOINT, "-o", f"{type}.gguf", "--type", type]) == 0

@@ -99,7 +99,7 @@ def test_the_timeline_has_both_sides_at_work(
 def test_a_device_that_is_lost(
     gpu: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of a token: one line, and the same process goes on with the same device."""
+    """In the middle of a token: one line, and the same process continues with the same device."""
     from hotcold.runtime.session import Session
 
     args = ["generate", "--gpu", gpu, "--vram-budget", "4MiB", "-n", "2", "-p", "Once"]

@@ -1,4 +1,4 @@
-"""``hotcold info`` of a made-up file of every family that runs, and of those that are refused."""
+"""``hotcold info`` of a made-up file of every supported and every refused family."""
 
 from __future__ import annotations
 

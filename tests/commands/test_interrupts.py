@@ -17,7 +17,7 @@ PATIENCE_S = 60
 
 
 def test_a_signal_that_ends_no_read_is_heard_all_the_same() -> None:
-    """Where it comes just before the read, the read goes on. Here another thread takes the signal, which has
+    """A signal just before the read does not end the read. Here another thread takes the signal, which has
     the same effect."""
     read, write = os.pipe()
     give_up = threading.Timer(PATIENCE_S, os.write, (write, b"lost"))

@@ -336,7 +336,7 @@ def test_standard_input_that_is_no_text(
 
 @pytest.fixture
 def unprivileged() -> Iterator[None]:
-    """A user whom file modes bind; root, whom they do not, becomes somebody else."""
+    """A user whom file modes bind; they do not bind root, who becomes another user."""
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     if root:
         os.seteuid(65534)

@@ -21,7 +21,7 @@ Say = Callable[[bytes], None]
 
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> Path:
-    """A file with a vocabulary, no tensors, and an architecture that nobody has heard of."""
+    """A file with a vocabulary, no tensors, and an unknown architecture."""
     path = tmp_path / "vocabulary.gguf"
     tokens = [
         "<unk>",

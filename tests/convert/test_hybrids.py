@@ -77,7 +77,7 @@ def test_heads_of_v_change_places(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         tensors["blk.1.attn_qkv.weight"][:32], stored[f"{hf}in_proj_qkv.weight"][:32]
     )
-    # Norms hold weight + 1, but for the one after the delta rule.
+    # Norms hold weight + 1, except the one after the delta rule.
     np.testing.assert_array_equal(tensors["blk.1.ssm_norm.weight"], stored[f"{hf}norm.weight"])
     norm = stored["model.layers.1.post_attention_layernorm.weight"]
     np.testing.assert_array_equal(tensors["blk.1.post_attention_norm.weight"], norm + 1)

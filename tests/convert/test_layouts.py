@@ -389,7 +389,7 @@ def test_readers_agree_on_norms_and_rotary_pairs() -> None:
 
 
 def test_gemma_3_of_a_vision_model(tmp_path: Path) -> None:
-    """Its config.json has the text's facts in a section, without those that the class implies."""
+    """Its config.json has the text's facts in a section, without the facts that the class implies."""
     text = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "sliding_window": 16,
             "rope_scaling": {"rope_type": "linear", "factor": 8.0}}  # fmt: skip
     values = {
@@ -488,7 +488,7 @@ def test_yarn_and_longrope() -> None:
     found = {key.removeprefix("llama.rope.scaling."): v for key, v in read(rope_scaling=yarn).items()}
     assert (found["type"], found["factor"], found["original_context_length"]) == ("yarn", 4, 128)
     assert found["yarn_beta_fast"] == 16 and "yarn_beta_slow" not in found and "yarn_attn_factor" not in found
-    # DeepSeek's two temperatures, of which a reader of GGUF has one.
+    # DeepSeek's two temperatures; a reader of GGUF has one.
     both = read(rope_scaling=yarn | {"mscale": 1.0, "mscale_all_dim": 0.5})
     factor = (1 + 0.1 * math.log(4)) / (1 + 0.05 * math.log(4))
     assert both["llama.rope.scaling.yarn_attn_factor"] == np.float32(factor)

@@ -28,7 +28,7 @@ from hotcold.kernels import open_backend
     ],
 )
 def test_stacks_of_experts_by_neuron(name: str, tmp_path: Path) -> None:
-    """Gate and up lie in one stack; Qwen3-VL's has rows and columns changed, too."""
+    """Gate and up are one stack; Qwen3-VL's is transposed, too."""
     tiny = golden(name, tmp_path, down="by_neuron")
     logits = Runner(tiny.path, open_backend("reference"), cache_type="f32").run(tiny.prompt)
     np.testing.assert_allclose(logits, tiny.prompt_logits, atol=1e-4, rtol=0)

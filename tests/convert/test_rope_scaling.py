@@ -20,7 +20,7 @@ from hotcold.model.mixers.positions import LayerPositions, read_positions
 from hotcold.model.mixers.rope import chosen_factors, rope_table
 
 CASES = json.loads((Path(__file__).parent.parent / "data" / "rope_goldens.json").read_text())["cases"]
-#: Keys of config.json beside those that the goldens need.
+#: Keys of config.json in addition to the keys of the goldens.
 BESIDE = {"rms_norm_eps": 1e-5, "num_local_experts": 4, "num_experts_per_tok": 2}
 CONTEXT = 256
 

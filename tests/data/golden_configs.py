@@ -275,7 +275,7 @@ GOLDENS: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
         "use_qk_norm": True, "tie_word_embeddings": True, "rope_theta": 10000.0,
         "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
     }),
-    # The first layer is dense; a bias chooses experts, all of which but the shared one are scaled.
+    # The first layer is dense; a bias chooses experts; all except the shared one are scaled.
     "tiny-glm4moe": (torch.bfloat16, 20, ODD | {
         "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "hidden_act": "silu",
         "num_hidden_layers": 3, "head_dim": 12, "attention_bias": True, "partial_rotary_factor": 0.5,

@@ -62,7 +62,7 @@ GOLDENS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2, "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
         "rms_norm_eps": 1e-6, "use_sliding_window": False, "qkv_bias": True,
     },
-    # The window is shorter than the prompt, and positions reach beyond those that YaRN was given.
+    # The window is shorter than the prompt, and positions reach beyond YaRN's original context.
     "tiny-gpt-oss": SMALL | {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 16,
         "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16,

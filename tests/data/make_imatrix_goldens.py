@@ -1,7 +1,7 @@
 """Writes what llama.cpp multiplies the matrices of tiny models with: ``golden_imatrix.npz`` beside each.
 
 Its tool imatrix watches the graph by a callback, and so does this, by the library of llama-cpp-python 0.3.36
-(``pip install llama-cpp-python==0.3.36``); sums and counts are those that the tool would write.
+(``pip install llama-cpp-python==0.3.36``); the tool would write the same sums and counts.
 
     python tests/data/make_imatrix_goldens.py
 """

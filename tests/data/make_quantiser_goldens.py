@@ -130,7 +130,7 @@ def types_of(path: Path, type: str, wishes: dict[str, Any]) -> dict[str, str]:
 
 
 def packed(model: dict[str, Any], types: dict[str, str]) -> dict[str, str]:
-    """The types of each part over the layers, such as ``Q6_K*4 Q4_K``; the last goes on."""
+    """The types of each part over the layers, such as ``Q6_K*4 Q4_K``; the last one repeats."""
     result = {}
     for part in [*model["whole"], *model["parts"]]:
         layers = [part] if part in model["whole"] else [f"blk.{i}.{part}" for i in range(model["layers"])]

@@ -97,7 +97,7 @@ def test_copies_near_an_agents_turn_do_where_borders_are_unknown() -> None:
 
 
 def test_a_prompt_that_was_not_seen_before_keeps_states_at_its_borders() -> None:
-    """An agent goes on in the middle of a turn, on a server that has just started, say."""
+    """An agent continues in the middle of a turn, for example on a server that has just started."""
     (agent,) = sessions_of(1, 5, VOCAB, hinted=True)
     run_sessions(Engine(history_model(context=6000, chunk=128, copies=8)), [agent], turns=2, steps=6)
     model = history_model(context=6000, chunk=128, copies=3)

@@ -58,7 +58,7 @@ def without(model: LoadedModel, temperature: float) -> list[list[int]]:
 
 @pytest.mark.parametrize(("name", "temperature"), [("any", 0.0), ("any", 0.9), ("knows", 0.9)])
 def test_the_text_is_the_same(models: dict[str, LoadedModel], name: str, temperature: float) -> None:
-    """Three in a batch, then the next turn of one, whose beginning nobody computes again."""
+    """Three in a batch, then the next turn of one, without computing its beginning again."""
     model = models[name]
     session = model.session()
     speculation = eager(session)

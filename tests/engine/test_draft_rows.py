@@ -86,7 +86,7 @@ def some_requests(model: LoadedModel, count: int, temperature: float, tokens: in
 
 
 def assert_same(session: Session, requests: list[Request], again: list[Request], share: float) -> Speculation:
-    """With guesses of which this share is right, and with those of the engine's own."""
+    """With this share of right guesses, and with the engine's own guesses."""
     Engine(session).run(requests)
     known = {mine: its.output for mine, its in zip(again, requests, strict=True)}
     speculation = Reckless(known.__getitem__, share, session.model.config.vocab)

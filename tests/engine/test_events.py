@@ -254,7 +254,7 @@ def test_an_exception_of_a_constraint_ends_its_request_alone() -> None:
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_request_is_ended_from_outside_in_any_state(place: int, steps: int, reason: str) -> None:
     """One of two that run while a third waits: its tokens stay, its pages are free at once and the third gets
-    them in the next step; the others' tokens are their own. Nobody is told who asked for it."""
+    them in the next step; the others' tokens are their own. Events do not name the caller."""
     engine = Engine(history_model(context=64, sequences=2, pages=4, chunk=24))
     requests = [Request(Job([i] * 15, GREEDY, max_tokens=49, ignore_eos=True)) for i in (1, 2, 3)]
     for request in requests:

@@ -142,7 +142,7 @@ def test_several_answers_of_one_prompt(alone: Alone) -> None:
 
 @pytest.mark.parametrize(("temperature", "share"), [(0, 0.8), (0.9, 0.4)])
 def test_guesses_right_and_wrong(alone: Alone, temperature: float, share: float) -> None:
-    """Three in a batch, then the next turn of one, which goes on from a state that guesses have passed."""
+    """Three in a batch, then the next turn of one, which continues from a state that guesses have passed."""
     if alone.options["backend"] == "reference":
         pytest.skip("its sums depend on the number of rows")
     params = SamplingParams(temperature=temperature, seed=int(10 * temperature))
@@ -172,7 +172,7 @@ def test_preempted_and_resumed(alone: Alone, copies: int) -> None:
 
 
 def test_broken_off_at_random(alone: Alone) -> None:
-    """Copies survive steps that came to an end anywhere, and those that were cancelled between two."""
+    """Copies survive steps that ended anywhere, and cancellations between two steps."""
     session = alone.load(sequences=2, chunk=40).session()
     engine, random = Engine(session), np.random.default_rng(7)
     stem, inner, broken = tokens(70), session.run, 0

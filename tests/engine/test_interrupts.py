@@ -242,7 +242,7 @@ def interrupt_at_random(
                 assert not slots._owned
                 assert_no_page_is_lost(slots)
     del request, again
-    # CPython goes on handling an exception whose handler is interrupted at its last instruction, where a
+    # CPython still handles an exception whose handler is interrupted at its last instruction, where a
     # trace function comes and Ctrl-C does not: that exception alone would hold requests.
     if (handled := sys.exc_info()[1]) is not None:
         handled.__traceback__ = handled.__context__ = None

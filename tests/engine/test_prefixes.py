@@ -130,7 +130,7 @@ def test_a_chats_second_turn_reads_only_what_is_new(prefill_equals_decode: bool)
     second, rows = ran(engine, turn, 5)
     computed = (
         129 if prefill_equals_decode else 50
-    )  # nobody needed keys and values of the last token of the answer
+    )  # keys and values of the answer's last token were not needed
     assert second.reused == computed // PAGE * PAGE and rows == len(turn) - second.reused
     assert second.output == follow(turn, 5, ignore_eos=True, prefill_equals_decode=prefill_equals_decode)
     third, _ = ran(engine, turn, 5)
@@ -149,7 +149,8 @@ def test_another_text_or_another_place_is_not_found() -> None:
 
 
 def test_several_at_once_compute_their_common_beginning_once() -> None:
-    """As the choices of one prompt: those that come later wait for what the first one reads, and find it."""
+    """Like the choices of one prompt: later requests wait until the first one has read the prompt, and use
+    it."""
     session = history_model(context=200, sequences=4, chunk=40)
     watch(session)
     engine = Engine(session)
@@ -254,7 +255,7 @@ def test_pages_that_a_running_request_shares_outlive_the_others() -> None:
 
 
 def test_another_user_of_the_session_leaves_nothing_to_be_found() -> None:
-    """Its rows lie in the same pages."""
+    """Its rows are in the same pages."""
     model = load(None, LoadOptions(threads=2))
     session = model.session()
     prompt = model.tokenizer.encode("Heidi ran down the path to the hut, and the wind sang. " * 8)

@@ -263,7 +263,7 @@ def test_nothing_is_ranked_without_a_top_k() -> None:
 def test_a_draw_by_id_is_where_the_sum_of_probabilities_is(
     values: list[float], uniform: float, temperature: float, min_p: float
 ) -> None:
-    """Exactly the id whose share of [0, 1) holds the random number, but for roundings at its edges."""
+    """Exactly the id whose share of [0, 1) holds the random number, except for rounding at its edges."""
     best = max(values)
     params = SamplingParams(temperature=temperature, top_p=1, min_p=min_p)
     if best == -math.inf:

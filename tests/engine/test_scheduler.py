@@ -1,4 +1,4 @@
-"""A schedule keeps its promises: nobody waits for long, nobody loses a token, and no page is lost."""
+"""A schedule keeps its promises: no request waits for long or loses a token, and no page is lost."""
 
 from __future__ import annotations
 

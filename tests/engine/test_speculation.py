@@ -220,7 +220,7 @@ def test_copies_of_states_are_made_at_borders_that_guesses_pass(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_an_exception_among_guesses_leaves_states_in_order(seed: int) -> None:
-    """Requests that ran end; later ones go on from copies that nobody has spoiled."""
+    """Requests that ran end; later ones continue from intact copies."""
     random = np.random.default_rng(seed)
     model = history_model(sequences=3, copies=3, spare=3, pages=20)
     known: dict[Request, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Which copy of a state makes way for another."""
+"""The choice of the copy of a state to evict."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_paths_give_up_alike_but_for_those_unused_longer() -> None:
 
 
 def test_all_copies_of_paths_unused_for_long_come_first() -> None:
-    """Each of ten conversations has left one copy, and one goes on."""
+    """Each of ten conversations has left one copy, and one continues."""
     kept = copies(*((5, used) for used in range(10)))
     borders = ((1, 20),)
     kept |= copies((1, 20), (2, 20), (3, 20), borders=borders)

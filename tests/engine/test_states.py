@@ -132,7 +132,7 @@ def test_a_request_that_shares_nothing_ends_no_step_at_a_border() -> None:
 
 
 def test_copies_of_another_conversation_stay_while_one_goes_on() -> None:
-    """A chat goes on from its end, though another one has had many turns since."""
+    """A chat continues from its end, though another one has had many turns since."""
     engine = Engine(history_model(context=2000, chunk=400, copies=6))
     first, prompt = greedy(some_prompt(100), 10), some_prompt(100, 1)
     engine.run([first])
@@ -221,8 +221,8 @@ def test_several_of_one_prompt_read_it_once() -> None:
 
 @pytest.mark.parametrize("copies", [0, 1, 8])
 def test_copies_hold_up_nobody(copies: int) -> None:
-    """All requests run although copies have taken every slot before, at the latest when a step has read those
-    that it begins with."""
+    """All requests run although copies have taken every slot before, at the latest when a step has read its
+    initial states."""
     session = history_model(context=128, sequences=3, chunk=128, copies=copies)
     engine = Engine(session)
     for seed in range(6):

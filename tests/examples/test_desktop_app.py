@@ -1,4 +1,4 @@
-"""The app: its server answers whoever has the key, and a packed program is its own child process."""
+"""The app: its server answers clients with the key, and a packed program is its own child process."""
 
 from __future__ import annotations
 

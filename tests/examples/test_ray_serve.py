@@ -1,4 +1,4 @@
-"""The example of replicas behind Ray Serve: a local cluster of two, one of which is killed under load.
+"""The example of replicas behind Ray Serve: a local cluster of two; one is killed under load.
 
 One test, since tests of a file may run in several processes, and each would start a cluster."""
 

@@ -77,7 +77,7 @@ def test_special_blocks_equal_the_package(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_row_equals_the_package(name: str) -> None:
-    """But for those that hold values of which the package makes what no scale holds, or none."""
+    """Except blocks with values for which the package makes a scale out of range, or none."""
     rows = awkward_rows(4000)
     sizes = np.abs(rows)
     usual = ((sizes == 0) | (sizes > 1e-30) & (sizes <= 2.0**15)).all(axis=1)

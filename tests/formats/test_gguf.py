@@ -232,7 +232,7 @@ def test_magic_and_version(magic: str, version: int, tmp_path: Path) -> None:
     with open_gguf(path) as file:
         assert (file.magic, file.version) == (magic, version)
         assert np.array_equal(file.load("w").data, tensor.data)
-    # PowerInfer's files are GGUF but for the magic, so the package reads them once it is put back.
+    # PowerInfer's files are GGUF except for the magic, so the package reads them once it is put back.
     path.write_bytes(b"GGUF" + path.read_bytes()[4:])
     assert [seen.name for seen in gguf.GGUFReader(path).tensors] == ["w"]
 

@@ -67,7 +67,7 @@ def test_every_truncation_is_refused(sample: bytes, tmp_path: Path, refused: Ref
 
 
 def outcome(path: Path, data: bytes) -> bool:
-    """Whether the file opens; then all of it works, else it is refused in one line."""
+    """True if the file opens; then all of it works, else it is refused in one line."""
     path.write_bytes(data)
     try:
         with open_gguf(path) as file:
@@ -116,7 +116,7 @@ def test_mutations_work_or_are_refused(
 
 @pytest.mark.full
 def test_extreme_numbers_everywhere(sample: bytes, tmp_path: Path) -> None:
-    """Every offset of the header, not only those that chance picks; most must be refused."""
+    """Every offset of the header, not only random ones; most must be refused."""
     path = tmp_path / "mutated.gguf"
     assert outcome(path, sample)
     opened = [outcome(path, put(sample, at, struct.pack("<Q", 2**63))) for at in range(24)]

@@ -61,7 +61,7 @@ def test_a_part_of_chosen_rows(path: Path, again: slice) -> None:
 
 
 def test_it_keeps_the_file_open(path: Path) -> None:
-    """As long as nobody closes it."""
+    """As long as it is not closed."""
     stored = open_gguf(path).stored("w")
     with open_gguf(path) as file:
         np.testing.assert_array_equal(stored.load().data, file.load("w").data)

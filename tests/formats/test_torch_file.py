@@ -32,7 +32,7 @@ def test_values_types_and_strides(tmp_path: Path) -> None:
         "turned": np.asfortranarray(MATRIX),
     }
     body, data = state(list(arrays), list(arrays.values()))
-    data[3] = MATRIX.T.tobytes()  # as it lies in memory
+    data[3] = MATRIX.T.tobytes()  # in memory order
     path = tmp_path / "a.bin"
     with zipfile.ZipFile(path, "w", STORED) as file:
         file.writestr("x/data.pkl", b"\x80\x02" + body + b".")
@@ -82,7 +82,7 @@ def tensor_of(storage: bytes, shape: bytes = b")", strides: bytes = b")") -> byt
 
 
 def pairs_of(value: bytes, levels: int) -> bytes:
-    """Tuples of one value twice, so many levels deep: hashing or printing it takes 2^levels steps."""
+    """Nested tuples of one value twice: hashing or printing them takes 2^levels steps."""
     return value + b"".join(b"q" + bytes([n]) + b"h" + bytes([n]) + b"\x86" for n in range(levels))
 
 
@@ -142,7 +142,7 @@ def test_strides_that_nobody_follows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened.read("a"), NUMBERS[:4].reshape(4, 1))
     none = tensor_of(FLOATS, integer(4) + integer(0) + b"\x86", far + far + b"\x86")
     assert TorchState(write(tmp_path / "b.bin", none)).read("a").shape == (4, 0)
-    nowhere = none.replace(text("0"), text("9"))  # a storage that has no entry, and of which nothing is read
+    nowhere = none.replace(text("0"), text("9"))  # a storage without an entry, and without values to read
     assert TorchState(write(tmp_path / "d.bin", nowhere)).read("a").shape == (4, 0)
     assert TorchState(write(tmp_path / "c.bin", tensor_of(FLOATS))).read("a").shape == ()
 

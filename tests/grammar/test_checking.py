@@ -89,7 +89,7 @@ def test_a_process_that_was_killed_is_replaced() -> None:
 
 
 class Answers:
-    """In place of a process: gives or raises what it is told, in order."""
+    """A fake process: returns or raises the given answers, in order."""
 
     def __init__(self, answers: list[Exception | dict[str, str]]) -> None:
         self.left = answers
@@ -128,7 +128,7 @@ def test_who_is_to_blame_for_a_check_that_fails(answers: list[Any], code: str) -
 
 
 class Process:
-    """In place of one that checks grammars: notes them, and goes on when it is told to."""
+    """A fake checker of grammars: notes them, and continues on command."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -182,7 +182,7 @@ def test_the_process_starts_before_the_first_grammar_where_that_is_asked_for(pro
     made.check(Grammar("regex", "a"))
     assert process.asked == ["prepared", "a"]
     made.close()
-    made.prepare()  # in vain, and without a word
+    made.prepare()  # fails silently
     assert process.asked == ["prepared", "a"]
 
 

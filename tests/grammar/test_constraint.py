@@ -43,7 +43,7 @@ def llm() -> Iterator[LLM]:
 
 
 def test_a_complete_form_ends_an_answer_that_ignores_ends(llm: LLM) -> None:
-    """Where more may follow, the answer goes on to its limit."""
+    """Where more may follow, the answer continues to its limit."""
     answers = [
         llm.generate("Once", grammar=Grammar("regex", regex), ignore_eos=True, max_tokens=12, temperature=0)
         for regex in ("(yes|no)", "[a-z ]*")
@@ -149,7 +149,7 @@ def test_a_grammar_that_gets_slower_and_slower_ends_its_answer(
 
 
 class SlowMatcher:
-    """Makes a mask when it is told to, and says in which thread."""
+    """Makes a mask on command, and notes the thread."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()

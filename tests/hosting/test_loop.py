@@ -366,7 +366,7 @@ def test_closing_aborts_what_runs(model: LoadedModel) -> None:
 
 
 def test_an_idle_engine_does_nothing(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step is run, and the queue is asked once for each command: nobody polls."""
+    """No step is run, and the queue is asked once for each command, without polling."""
     steps = []
     monkeypatch.setattr(running.engine, "step", lambda: steps.append(1) or [])
     for id in range(3):

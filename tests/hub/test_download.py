@@ -133,7 +133,7 @@ def test_all_files_of_a_split_model(remote: FakeHub, tmp_path: Path) -> None:
 def test_a_download_that_was_cut_goes_on(remote: FakeHub, tmp_path: Path) -> None:
     remote.add("own/name", **{"m.gguf": DATA})
     remote.cut_after = 300_000
-    with pytest.raises(HubError, match=r"the hub answered 503 .*: it goes on from there"):
+    with pytest.raises(HubError, match=r"the hub answered 503 .*: it continues from there"):
         hub.pull(parse("own/name"))
     assert hub_cache.find(parse("own/name")) is None
     (partial,) = (tmp_path / "cache" / "models--own--name" / "blobs").iterdir()
@@ -264,7 +264,7 @@ def test_one_waits_for_another_and_says_so(remote: FakeHub) -> None:
     def say(line: str) -> None:
         said.append(line)
         assert remote.hold is not None
-        remote.hold.set()  # the first goes on when the second has said that it waits
+        remote.hold.set()  # the first continues when the second has said that it waits
 
     first = threading.Thread(target=hub.pull, args=(parse("own/name"),))
     first.start()
@@ -326,7 +326,7 @@ def test_a_hub_that_is_down_or_not_there(remote: FakeHub, monkeypatch: pytest.Mo
     remote.down = True
     with pytest.raises(HubError, match="the hub answered 503 for own/name: try again later"):
         hub.pull(parse("own/name"))
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the port of discard, where nobody listens
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the port of discard, without a server
     with pytest.raises(HubError, match=r"hf:own/name cannot be downloaded .*: check the connection"):
         hub.pull(parse("own/name"))
 

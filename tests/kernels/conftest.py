@@ -22,7 +22,7 @@ SAMPLE = 4
 #: Likewise on SwiftShader, to which each kind of pipeline costs 0.3 s: it gives the model's bits for every op
 #: of that table, and the model is compared with float64 here.
 SLOW_SAMPLE = 0
-#: With an instruction set that is not the best of this processor, unless pytest is told --full; twice as many
+#: With an instruction set that is not the best of this processor, without --full; twice as many
 #: with the reference, whose sums take long, and eight times as many with the best instruction set (and, with
 #: --full, with the reference).
 CPU_SAMPLE = 8
@@ -83,7 +83,7 @@ def _backend_of(item: pytest.Item) -> str:
 
 
 def _shaders_lack(item: pytest.Item) -> bool:
-    """Whether it is of a block type that no shader reads."""
+    """True if the test is about a block type that no shader reads."""
     params = [str(value) for value in item.callspec.params.values()] if hasattr(item, "callspec") else []
     words = {word for text in params for word in re.findall(r"\w+", text)}
     return any(not holds(type) for type in words & {*BLOCK_TYPES})

@@ -32,7 +32,7 @@ def run(
 
 
 def gates(random: np.random.Generator, rows: int, columns: int, share: float) -> Any:
-    """Numbers of which such a share is above 0; zeros of both signs and NaN are not."""
+    """Numbers with this share above 0; zeros of both signs and NaN are not above 0."""
     signs = np.where(random.random((rows, columns)) < share, 1, -1)
     values = signs * np.abs(random_rows(random, rows, columns))
     values[:, ::11], values[:, 5::17], values[:, 3::29] = 0, -0.0, np.nan

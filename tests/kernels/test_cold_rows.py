@@ -91,7 +91,7 @@ def hot_of(key: object) -> tuple[int, ...]:
     ("seed", "rows", "neurons_at_once"), [(1, 1, 500), (2, 2, 60), (3, 4, 1), (4, 1, 60)]
 )
 def test_rows_that_fire_are_read(seed: int, rows: int, neurons_at_once: int, tmp_path: Path) -> None:
-    """But for gates near 0, which rounding decides."""
+    """Except gates near 0, which rounding decides."""
     whole, lying = stored(tmp_path, "F32")
     hot = hot_of(seed)
     resident, cold = Steps(whole), Steps(with_hot(lying, hot, neurons_at_once))
@@ -182,7 +182,7 @@ def test_rows_side_by_side_however_they_are_held(type: str, tmp_path: Path) -> N
 
 
 def test_rows_side_by_side_are_one_read(tmp_path: Path) -> None:
-    """That of each neuron which is read alone."""
+    """The result of each neuron that is read alone."""
     counts = []
     for side_by_side in (False, True):
         _, lying = stored(tmp_path, "F32", neurons=64, dim=4096, side_by_side=side_by_side)

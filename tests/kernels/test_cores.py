@@ -134,7 +134,7 @@ def test_intels_efficient_cores_get_no_thread(tmp_path: Path) -> None:
     write(tmp_path / "sys/devices/cpu_atom/cpus", "4-7")
     assert cores(tmp_path, *siblings) == 2
     assert find_cores(tmp_path, range(8)) == (range(8), 6, [0, 1, 2, 3], 2, None)
-    assert available_cores(tmp_path, {1, 4, 5}) == 1  # of those that are allowed
+    assert available_cores(tmp_path, {1, 4, 5}) == 1  # of the allowed ones
     assert available_cores(tmp_path, {4, 5, 7}) == 3
     write(tmp_path / "sys/devices/cpu_atom/cpus", "")
     assert available_cores(tmp_path, range(8)) == 6

@@ -58,8 +58,8 @@ class Steps:
 def least_recently_named(
     steps: list[list[int]], places: int, hot: Sequence[int] = (), kept: int = 0
 ) -> tuple[int, int]:
-    """Hits and misses, where the experts of a step are read after those at hand were used, and the first
-    ``kept`` of those that are hot never make room."""
+    """Hits and misses: a step reads experts after it has used the cached ones, and never evicts the first
+    ``kept`` hot experts."""
     for_good, places = set(hot[:kept]), places - kept
     named = {expert: -1 - i for i, expert in enumerate(hot) if i >= kept}  # by the last step that named them
     hits = misses = 0

@@ -27,7 +27,7 @@ WAYS = [pytest.param(True, marks=needs_rings, id="io_uring"), pytest.param(False
 
 
 class Experts:
-    """Matrices of random bytes that lie in a file one after another, from an odd place on."""
+    """Matrices of random bytes, stored in a file one after another, from an odd place on."""
 
     def __init__(self, path: Path, count: int, rows: int, cols: int, first: int = 77, after: int = 0) -> None:
         self.path, self.count, self.rows, self.row_bytes, self.first = path, count, rows, 4 * cols, first

@@ -74,7 +74,7 @@ def existing_shapes(types: tuple[str, str, str], layout: str) -> list[tuple[int,
 
 
 def some_shapes(kind: FFNKind, types: tuple[str, str, str], layout: str) -> list[tuple[int, int]]:
-    """About half of those that exist."""
+    """About half of all."""
     shapes, kinds = existing_shapes(types, layout), [each for each, others in FFN_CASES if others == types]
     count = -(-len(shapes) // 2) if len(kinds) == 2 else len(shapes) // 2
     first = kinds.index(kind) * count + FFN_TYPES.index(types)

@@ -1,4 +1,4 @@
-"""Which GPU is chosen, of lists that are made up; and what is said where there is none."""
+"""The choice of a GPU from made-up lists, and the message without a GPU."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ GROUPS = (ExpertGroups(4, 2), ExpertGroups(8, 3, 1), ExpertGroups(8, 8), ExpertG
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_experts_of_the_best_groups(backend: Backend, groups: ExpertGroups, biased: bool, score: str) -> None:
-    """Brute force: the ranks of groups by sorting, then the best ranks in those that are used."""
+    """Brute force: the ranks of groups by sorting, then the best ranks in the chosen groups."""
     experts, n, k = 32, 11, 4
     weights = random_rows(rng("groups", experts), experts, experts)
     bias = random_rows(rng("bias"), 1, experts)[0] if biased else None

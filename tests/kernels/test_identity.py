@@ -192,7 +192,7 @@ def test_a_row_of_a_grid_is_the_same_opened_or_not(
 
 @pytest.mark.parametrize("type", [name for name, type in BLOCK_TYPES.items() if type.weights == 32])
 def test_rows_whose_blocks_end_within_a_vector(open_every: list[Callable[[int], Backend]], type: str) -> None:
-    """One token's dots and those of a tile may take two rows at once there, of which one is left over."""
+    """One token's dots and those of a tile may take two rows at once there, and one is left over."""
     for open_cpu in open_every:
         backend = open_cpu(1)
         for columns in (64, 128, *range(544, 768, 32), 832):

@@ -39,7 +39,7 @@ def test_one_node_and_an_unknown_machine_are_left_alone(tmp_path: Path) -> None:
 
 
 def policy_of(address: int) -> str:
-    """Returns what the system says of the mapping that an address lies in."""
+    """Returns the system's facts about the mapping of an address."""
     try:
         lines = Path("/proc/self/numa_maps").read_text(encoding="utf-8").splitlines()
     except OSError:

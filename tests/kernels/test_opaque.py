@@ -1,4 +1,4 @@
-"""That the backend which hides its buffers does so: whatever runs on it looks into none."""
+"""The backend with hidden buffers: no code that runs on it looks into one."""
 
 from __future__ import annotations
 

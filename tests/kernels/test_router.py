@@ -99,7 +99,7 @@ class Case:
         return [math.exp(v - largest) / total for v in logits]
 
     def check(self, x: Floats, ids: Ints, factors: Floats) -> None:
-        """The chosen rank above all others, but for what float32 may tell apart or not; then the factors."""
+        """The chosen experts rank above all others, except ties in float32; then the factors."""
         kind = self.kind
         for row, chosen, given in zip(x, ids.tolist(), factors, strict=True):
             assert chosen == sorted(set(chosen)) and chosen[0] >= 0 and chosen[-1] < kind.experts

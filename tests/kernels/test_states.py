@@ -159,7 +159,7 @@ def test_steps_of_any_size_give_the_same_bits(backend: Backend, case: Case) -> N
 
 
 def test_a_state_that_is_not_kept_and_one_that_two_sequences_go_on_from(backend: Backend, case: Case) -> None:
-    """A fork: two sequences read slot 0, one of which writes another slot, the other nothing."""
+    """A fork: two sequences read slot 0; one writes another slot, the other nothing."""
     wanted, kept = case.whole(backend)
     state = case.new_state(backend)
     case.step(backend, [], [Piece(0, 0, 4, state_to=0)], state)
@@ -173,7 +173,8 @@ def test_a_state_that_is_not_kept_and_one_that_two_sequences_go_on_from(backend:
 
 
 def test_the_state_after_each_row_that_decodes(backend: Backend, case: Case) -> None:
-    """Guesses: one goes on from the state after any of them, which may lie where the first one was read."""
+    """Guesses: a sequence continues from the state after any of them, which may be in the slot of the
+    first."""
     wanted, kept = case.whole(backend)
     state = case.new_state(backend)
     case.step(backend, [], [Piece(0, 0, 4, state_to=0)], state)
@@ -214,7 +215,7 @@ def test_a_recorded_program_reads_slots_when_it_runs(backend: Backend) -> None:
     Answer(case.truth[0][0][4:6]).check(out[:2])
     np.testing.assert_array_equal(state[5], state[2])
     np.testing.assert_array_equal(state[2], case.inputs["x"][0][4:6])
-    batch.counts[:2] = 0  # nobody has a row
+    batch.counts[:2] = 0  # no sequence has a row
     program.run()
     np.testing.assert_array_equal(state[2], case.inputs["x"][0][4:6])
 
@@ -250,7 +251,7 @@ def test_a_recorded_program_reads_slots_when_it_runs(backend: Backend) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(backend: Backend, op: str, change: dict[str, Any]) -> None:
-    """``change`` has other shapes of arrays, or other values, than those that fit."""
+    """``change`` has wrong shapes of arrays, or wrong values."""
     shapes: dict[str, dict[str, Any]] = {
         "short_conv": {
             "x": (5, 4), "weight": (4, 3), "bias": (4,), "state": (2, 2, 4), "out": (5, 4),

@@ -37,7 +37,7 @@ TELL = pytest.mark.parametrize(
 
 
 def marked(backend: Backend, tensors: FFNTensors, x: Any, decode: int, candidates: Any = None) -> Any:
-    """Which neurons of the decode rows are told; the op's result is the same as if nobody asked."""
+    """The op reports the strongest neurons of decode rows; its result does not depend on the request."""
     weights, batch = backend.ffn_weights(tensors), plain_batch(backend, decode, len(x) - decode)
     rows = batch.limits.tokens
     given, outs = backend.zeros((rows, x.shape[1])), [backend.zeros((rows, x.shape[1])) for _ in range(2)]
@@ -86,7 +86,7 @@ def test_the_tenth_that_works_hardest(backend: Backend, kind: FFNKind, types: tu
 
 @TELL
 def test_equals_zeros_and_what_is_no_number(backend: Backend) -> None:
-    """All are told where all are as large, none of zeros; NaN is the largest."""
+    """It reports all equally large neurons and no zeros; NaN is the largest."""
     tensors = random_ffn(rng("equals"), (130, 32), ("F32",) * 3, FFNKind("silu"), "by_output")
     assert tensors.gate is not None
     for part in (tensors.gate, tensors.up):

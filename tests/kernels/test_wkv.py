@@ -95,7 +95,8 @@ def test_steps_of_any_size_give_the_same_bits(backend: Backend, case: Case) -> N
 
 
 def test_the_state_after_each_row_that_decodes(backend: Backend, case: Case) -> None:
-    """Guesses: one goes on from the state after any of them, which may lie where the first one was read."""
+    """Guesses: a sequence continues from the state after any of them, which may be in the slot of the
+    first."""
     wanted, kept = case.whole(backend)
     state = case.new_state(backend)
     case.step(backend, [], [Piece(0, 0, 4, state_to=0)], state)

@@ -61,7 +61,7 @@ class WithBlock(Runner):
         self.hidden: list[np.ndarray] = []
 
     def read(self, request: Request, chunk: int, *, decode: bool = False) -> None:
-        """Reads what the request has but for its last token."""
+        """Reads the request without its last token."""
         request.pages, request.row = self._pages, 0
         while request.computed < request.length - 1:
             end = min(request.computed + chunk, request.length - 1)
@@ -73,7 +73,7 @@ class WithBlock(Runner):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_guesses_are_those_of_the_formula(name: str, tmp_path: Path, backend: Backend) -> None:
-    """After a prompt in chunks, and after tokens of which the block had guessed others."""
+    """After a prompt in chunks, and after tokens that differ from the block's guesses."""
     tiny = golden(name, tmp_path)
     source, own = FAMILIES[name]
     path = with_block(tiny.path, tmp_path / "block.gguf", source, own=own)

@@ -48,7 +48,7 @@ def test_logits_are_those_of_transformers(tiny: Golden, backend: Backend) -> Non
 
 
 def test_a_batch_of_sequences_gives_what_each_gives_alone(tiny: Golden, backend: Backend) -> None:
-    """Three sequences at different places, one of which reads a prompt beside rows that decode."""
+    """Three sequences at different places; one reads a prompt beside rows that decode."""
     runner = Runner(tiny.path, backend, cache_type="f32")
     transformer, cache = three_sequences(runner, backend)
     batch, pages = transformer.batch, np.array([cache.allocate(i, 2) for i in range(3)], np.int32)

@@ -38,7 +38,7 @@ def test_logits_are_those_of_transformers(tiny: Golden, backend: Backend) -> Non
 
 
 def test_a_batch_of_sequences_gives_what_each_gives_alone(tiny: Golden, backend: Backend) -> None:
-    """Three sequences at different places, one of which reads a prompt beside rows that decode. Each step
+    """Three sequences at different places; one reads a prompt beside rows that decode. Each step
     writes another slot than it read; the second sequence goes back once."""
     runner = Runner(tiny.path, backend, cache_type="f32")
     state = SequenceState(backend, runner.config, 6, "f32", slots=6)
@@ -143,8 +143,8 @@ def test_a_norm_may_lack_its_suffix_or_have_one(tmp_path: Path, backend: Backend
 
 
 def test_layers_that_differ_in_their_experts(tmp_path: Path, backend: Backend) -> None:
-    """As in Nemotron's Puzzle: fewer and smaller experts in the last layer give what others give there, one
-    of which is always chosen and adds nothing, and whose neurons are in part 0."""
+    """As in Nemotron's Puzzle: fewer and smaller experts in the last layer equal more and larger ones. One
+    of these is always chosen and adds nothing, and some of their neurons are 0."""
     tiny = golden("tiny-nemotron-h-moe", tmp_path)
     up, down, bias = "blk.4.ffn_up_exps.weight", "blk.4.ffn_down_exps.weight", "blk.4.exp_probs_b.bias"
     with open_gguf(tiny.path) as file:
@@ -176,7 +176,7 @@ def test_layers_that_differ_in_their_experts(tmp_path: Path, backend: Backend) -
 
 
 def test_files_of_rwkv_that_llama_cpp_wrote(tmp_path: Path, backend: Backend) -> None:
-    """The first layer may lack the copies that nobody reads, and mixes further dimensions of 1."""
+    """The first layer may lack the unused copies, and mixes may lack further dimensions of 1."""
     tiny = golden("tiny-rwkv7", tmp_path)
     with open_gguf(tiny.path) as file:
         other: dict[str, Tensor | None] = {f"blk.0.time_mix_v{i}.weight": None for i in range(3)}

@@ -1,4 +1,4 @@
-"""Pages: all or nothing, and free when nobody has them any more."""
+"""Pages: all or nothing, and free when they have no owner any more."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_logits_on_a_gpu(name: str, vulkan: Any, tmp_path: Path) -> None:
 
 
 def test_a_batch_of_sequences_gives_what_each_gives_alone(tiny: Golden, backend: Backend) -> None:
-    """Three sequences at different places, one of which reads a prompt beside rows that decode; the third
+    """Three sequences at different places; one reads a prompt beside rows that decode; the third
     begins with a page of the first."""
     runner = Runner(tiny.path, backend, cache_type="f32")
     state = SequenceState(backend, runner.config, 6, "f32")

@@ -1,4 +1,4 @@
-"""Slots: one writer each, copies that live as long as nobody needs their place."""
+"""Slots: one writer each, and copies that stay until their slot is needed."""
 
 from __future__ import annotations
 

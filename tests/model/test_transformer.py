@@ -96,8 +96,8 @@ TWINS = ("tiny-llama", "tiny-drelu", "tiny-llama3", "tiny-falcon40")
 def test_every_block_type_is_its_dequantised_twin(
     name: str, type: str, down: str, backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For types in blocks the twin rounds the inputs of its dots to int8, too. On `cpu` a few codes fall on
-    the other side, of which these random models make 1 %, and 1 to 5 % of the rounding itself."""
+    """For types in blocks the twin rounds the inputs of its dots to int8, too. On `cpu` a few codes round to
+    the other side. These random models turn this into 1 %, and the rounding itself into 1 to 5 %."""
     path = golden(name, tmp_path, type=type, down=down).path
     with open_gguf(path) as file:
         twin = {key: quantise(file.load(key).dequantise(), "F32") for key in file.tensors}

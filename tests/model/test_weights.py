@@ -1,4 +1,4 @@
-"""Which tensors a model must, may and must not have; and what loading does with them."""
+"""The tensors that a model must, may and must not have, and how they are loaded."""
 
 from __future__ import annotations
 

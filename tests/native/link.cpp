@@ -1,5 +1,5 @@
 // The link between two sides without kernels, for the thread sanitizer too:
-//     hotcold_link      exit 0: answers belong to their layers, whoever is first, and each end is told; 1:
+//     hotcold_link      exit 0: answers belong to their layers in any order, and both sides see each end; 1:
 //     not so
 #include "program/link.h"
 #include "expect.h"

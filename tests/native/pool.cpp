@@ -210,8 +210,8 @@ void test_a_slow_thread_delays_one_piece(Pool& pool) {
            "beside a slow thread only " + std::to_string(seen) + " of 63 pieces were done");
 }
 
-// A step whose pieces wait for each other ends only if every thread that slept is woken, whoever opens it:
-// the second step is opened by whoever ended the first.
+// A step whose pieces wait for each other ends only if every sleeping thread is woken. The thread that ended
+// the first step opens the second one.
 void test_all_wake(Pool& pool) {
     const int64_t all = pool.threads();
     for (int round = 0; round < 5; ++round) {

@@ -113,7 +113,7 @@ void test_few_pieces_wake_few() {
     }
 }
 
-// Nobody spins on while there is nothing to do, and what threads write for themselves shares no line.
+// No thread spins while there is nothing to do, and what threads write for themselves shares no line.
 void test_rest_and_lines() {
     Pool pool(4);
     for (int i = 0; i < 20; ++i) pool.run({step_of(4)}, nullptr);

@@ -210,7 +210,7 @@ def test_a_cold_side_that_raises(hot: Backend, made: list[Sides], error: type[Ba
 
     made.append(sides := Sides(hot, before))
     assert sides.ask(3, 1) == [3001]
-    for _ in range(2):  # and whoever tries again is told again
+    for _ in range(2):  # and a second try reports it again
         with pytest.raises(LinkError, match=rf"layer 4: the cold side has ended: {error.__name__}.*a reason"):
             sides.ask(4, 1)
     with pytest.raises(LinkError, match="layer 3: the cold side has ended"):
@@ -218,7 +218,7 @@ def test_a_cold_side_that_raises(hot: Backend, made: list[Sides], error: type[Ba
 
 
 def test_a_native_cold_side_that_fails() -> None:
-    """An error of its program is told in the program's words."""
+    """An error of its program keeps the program's message."""
     hot, cold = ReferenceBackend(), CPUBackend(1)
     link = hot.link(20)
     box = hot.mailboxes(link, LIMITS, DIM, {5: 0})[5]

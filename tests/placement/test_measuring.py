@@ -1,4 +1,4 @@
-"""The probes read what they say they read; how fast is nobody's business here."""
+"""The probes read the bytes that they report; their speed is not tested here."""
 
 from __future__ import annotations
 

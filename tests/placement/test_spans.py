@@ -9,7 +9,7 @@ from hotcold.sparse.timeline import MOMENTS, Span, Timeline
 
 
 class Link:
-    """Records what it is told on a clock of microseconds."""
+    """Records given marks on a clock of microseconds."""
 
     now = 0.0
 

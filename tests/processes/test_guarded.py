@@ -73,7 +73,7 @@ def add(process: GuardedProcess, a: int = 1, b: int = 2) -> int:
 
 
 def gone(pid: int, seconds: float = 60) -> bool:
-    """Whether no such process runs any more; one that nobody waited for counts as gone."""
+    """True if no such process runs any more; a process that was not waited for counts as gone."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

@@ -176,7 +176,7 @@ def scores(path: Path, layer: int, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("relu", [True, False])
 def test_predictors_of_the_normed_input(relu: bool, tmp_path: Path) -> None:
-    """It marks those that the sidecar marks, and few more: the stream's length is known to some percent."""
+    """It marks the sidecar's neurons, and few more: the stream's length is known to some percent."""
     model = golden("tiny-drelu", tmp_path, type="F16").path
     beside = sidecar(model, (-2, 4), input="normed", relu=relu)
     done = change(model, tmp_path / "a.gguf", predictors=beside)

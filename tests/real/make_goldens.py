@@ -26,7 +26,7 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 WINDOW = 256  #: tokens
 WINDOWS = {"smollm2": 2, "gemma3": 1}
 TEXT_BEGINS = 2000  #: character of heidi.txt where its table of contents has ended
-EVERY, LIKELIEST = 8, 16  #: at every so many tokens so many of the likeliest
+EVERY, LIKELIEST = 8, 16  #: every 8th token, with its 16 likeliest
 GREEDY = 24  #: tokens of a continuation
 PROMPTS = {
     "smollm2": [

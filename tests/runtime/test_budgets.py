@@ -1,4 +1,4 @@
-"""A budget of memory for the hot side: nothing, a part, all; and the context that nobody asked for."""
+"""A budget of memory for the hot side: nothing, a part, all; and the default context."""
 
 from __future__ import annotations
 

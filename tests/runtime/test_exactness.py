@@ -99,7 +99,7 @@ def test_an_exact_step_reads_less_and_counts_what_the_reference_counts() -> None
         counts.append(exact.counters.rows)
     gate, up, down, pairs, _ = counts[0].T
     assert (up < gate).all() and (down < gate).all() and (pairs >= down).all()
-    assert counts[0] == pytest.approx(counts[1], rel=0.01)  # a gate at 0 but for rounding goes either way
+    assert counts[0] == pytest.approx(counts[1], rel=0.01)  # rounding decides about a gate near 0
 
 
 def test_a_predictor_that_names_all_changes_nothing_and_one_that_names_none_ruins_it(tmp_path: Path) -> None:

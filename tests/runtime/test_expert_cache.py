@@ -42,7 +42,7 @@ from hotcold.server.metrics import Metrics
 from hotcold.values import read_size
 
 COUNT = 20
-#: Each way in which weights of experts lie in memory, and both ways to cut work.
+#: Each layout of experts' weights in memory, and both ways to divide the work.
 MODELS = [
     ("tiny-qwen3moe", "Q4_0", "by_output"),  # down is a dot
     ("tiny-turbosparse", "Q4_0", "by_output"),  # panels
@@ -60,7 +60,7 @@ def no_reading_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def texts(session: Session, tokens: int = 12, speculation: Speculation | None = None) -> list[list[int]]:
-    """Three prompts at the same time, of which one is longer than a chunk."""
+    """Three prompts at the same time; one is longer than a chunk."""
     random = np.random.default_rng(5)
     prompts = [[1, *random.integers(3, 288, length).tolist()] for length in (4, 50, 9)]
     params = SamplingParams(temperature=0)
@@ -195,7 +195,7 @@ def test_an_expert_that_cannot_be_read_ends_the_request_that_needs_it(
             continue
         seen.add(sum(bad))
         engine = Engine(with_bad_expert(path, expert, monkeypatch))
-        for _ in range(2):  # the engine goes on
+        for _ in range(2):  # the engine continues
             together = ends(engine, PROMPTS)
             assert [each.error is not None for each in together] == bad
             for request, output, own in zip(together, expected, alone, strict=True):

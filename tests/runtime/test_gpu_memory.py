@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def gpu() -> str:
-    """The first driver's device: what is counted here is the same on all, but for the pieces of memory."""
+    """The first driver's device: counts here are the same on all, except for the pieces of memory."""
     return str(device_index(DRIVERS[0]))
 
 
@@ -100,8 +100,8 @@ def test_everything_comes_back(gpu: str) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.6])
 def test_memory_that_runs_out_while_loading(gpu: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device has a share of what was planned. The placement shrinks, which is told, and the text is
-    the same."""
+    """The device has only a share of the planned memory. The placement shrinks, a note says so, and the text
+    is the same."""
     opened: list[int] = []
 
     def open_gpu(gpu: GPU, budget: int, *, spin: bool) -> GPUBackend:
@@ -122,8 +122,8 @@ def test_memory_that_runs_out_while_loading(gpu: str, share: float, monkeypatch:
 
 
 def test_memory_that_runs_out_in_a_session(gpu: str) -> None:
-    """A second session has a KV cache of its own, for which the budget has no room: an error, and the first
-    one goes on."""
+    """A second session has its own KV cache, which the budget cannot hold: an error, and the first one
+    continues."""
     with LLM(gpu=gpu, vram_budget=4 * MIB, threads=1) as llm:
         before = llm.generate("Once", max_tokens=3, temperature=0).ids
         with pytest.raises(GPUMemoryError, match="budget"):

@@ -55,7 +55,7 @@ def no_small_change(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def texts(session: Session, tokens: int = 12) -> list[list[int]]:
-    """Three prompts at the same time, of which one is longer than a chunk."""
+    """Three prompts at the same time; one is longer than a chunk."""
     random = np.random.default_rng(5)
     prompts = [[1, *random.integers(3, 288, length).tolist()] for length in (4, 50, 9)]
     params = SamplingParams(temperature=0)

@@ -84,7 +84,7 @@ def greedy(session: Session, prompts: list[list[int]], tokens: int) -> list[list
 
 @pytest.mark.parametrize(("share", "sparsity"), [(0.1, "exact"), (0.5, "off")])
 def test_greedy_text_of_several_sequences(tmp_path: Path, sizes: Sizes, share: float, sparsity: str) -> None:
-    """The same but for near ties: a sum's last bit now and then turns an int8 code, worth up to 0.1."""
+    """The same except for near ties: a sum's last bit now and then turns an int8 code, worth up to 0.1."""
     prompts, whole = (
         random_prompts(1, 40, 7),
         load(None, LoadOptions(sparsity=sparsity, sequences=3)).session(),

@@ -260,7 +260,7 @@ def test_the_cache_is_what_the_sequences_need_or_what_was_asked_for() -> None:
 
 
 def test_a_cache_is_smaller_where_memory_is_short_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One context at least: less is an error. Somebody who asks for a size gets that or an error."""
+    """At least one context: less is an error. A requested size gives this size or an error."""
     monkeypatch.setattr(memory, "available_memory", lambda: 16 << 20)
     session = reference(sequences=100)
     assert 8 <= session.cache.pages < 800
@@ -344,7 +344,7 @@ def test_norms_of_q_and_k_are_read_whole(name: str, folder: Path) -> None:
     with open_gguf(path) as file:
         tensors = sum(info.nbytes for info in file.tensors.values())
         if "output.weight" in file.tensors:
-            tensors -= file.tensors["token_embd.weight"].nbytes  # of which a step reads a row
+            tensors -= file.tensors["token_embd.weight"].nbytes  # a step reads only a row of it
     decode_once(session, [0], token=200)
     computed = session.counters.rows[:, [0, 1, 2, 4]] * np.array(session.footprint.row_bytes)
     assert session.footprint.step_bytes + computed.sum() == tensors

@@ -94,8 +94,8 @@ def test_the_text_is_the_cpu_s(has: Machine) -> None:
 
 
 def test_a_card_that_was_not_measured(has: Machine) -> None:
-    """It is taken for one whose kernels and handshakes cost what others report: too much for a small model,
-    unless somebody asks for it."""
+    """Its kernels and handshakes are assumed to cost as much as on other devices: too much for a small model,
+    unless it is requested."""
     has.measured.clear()
     model = load()
     assert not model.gpus and "it is expected not to be faster than the CPU" in model.notes[0]
@@ -186,7 +186,7 @@ def test_a_budget_for_which_nothing_fits(has: Machine) -> None:
 
 
 def test_a_card_that_fails_to_open(has: Machine) -> None:
-    """A note where nobody asked for it, else an error."""
+    """A note without a request for it, else an error."""
 
     def fail(backend: CPUBackend) -> None:
         raise GPUError("the driver failed")
@@ -203,7 +203,7 @@ def test_a_card_that_fails_to_open(has: Machine) -> None:
 def test_memory_that_runs_out_shrinks_the_placement(
     has: Machine, allocated: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, while weights are read; what was set is told, and holds."""
+    """Once, while weights are read; a note names the setting, which applies."""
 
     def fail(backend: CPUBackend) -> None:
         def matrix(*_: Any) -> Any:

@@ -30,7 +30,7 @@ def options(**more: Any) -> dict[str, Any]:
 
 
 def computed(session: Session, tokens: list[int], rows: int, *, decode: bool) -> Bits:
-    """Logits after every token, and all keys and values, from steps of so many rows of one kind."""
+    """Logits after every token, and all keys and values, from steps of some rows of one kind."""
     batch, cache, n_tokens = session.transformer.batch, session.cache, len(tokens)
     cache.clear()
     pages = np.array(cache.allocate("test", -(-n_tokens // PAGE)))

@@ -170,7 +170,7 @@ def test_too_many_copies_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_slot_or_none(path: Path) -> None:
-    """Who schedules nothing takes pages and a slot together, and gets neither where one lacks."""
+    """Unscheduled sequences take pages and a slot together, and get neither if one is missing."""
     state = loaded(path, state_copies=0).session().state
     room = state.take("one", PAGE + 1)
     assert len(room.pages) == 2 and room.slot == 0

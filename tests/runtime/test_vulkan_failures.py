@@ -50,7 +50,7 @@ def generate(session: Session) -> list[int]:
 
 def fallible(calls: dict[str, int]) -> dict[str, int]:
     """Returns the functions that were called and whose failure can be told, with their counts."""
-    silent = "vkDeviceWaitIdle"  # of what is destroyed, where nobody can be told
+    silent = "vkDeviceWaitIdle"  # in destructors, which cannot report errors
     return {
         name: count for name, count in calls.items() if count and name != silent and faults.can_fail(name)
     }

@@ -156,7 +156,7 @@ def goldens(tmp_path_factory: pytest.TempPathFactory) -> list[Golden]:
 
 @pytest.mark.parametrize("share", SHARES)
 def test_logits_of_the_unsplit_model(vulkan: Any, share: float, goldens: list[Golden]) -> None:
-    """The logits are those that transformers computes, and those of the CPU."""
+    """The logits equal those of transformers and of the CPU."""
     for each in goldens:
         whole = load(each.path, LoadOptions(gpu="off", threads=1, cache_type="f32")).session()
         session, tokens = on_two(vulkan, share, each.path, cache_type="f32"), each.prompt.tolist()
@@ -187,7 +187,7 @@ def test_greedy_texts_are_those_of_the_cpu(vulkan: Any) -> None:
 
 @one_driver
 def test_a_spinning_session_sees_answers_or_gives_up(vulkan: Any) -> None:
-    """Which of the two depends on the load of the machine; test_vulkan_link.py makes each happen."""
+    """Either, depending on the machine's load; test_vulkan_link.py causes each."""
     vulkan.spin = True
     try:
         session = on_two(vulkan, 0.5)

@@ -1,4 +1,4 @@
-"""Bad requests to a real server: each is told so in the form of its dialect, and harms nobody."""
+"""Bad requests to a real server: each gets an error in its dialect, and harms no other request."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_every_route_refuses_such_bodies(client: httpx.Client, path: str) -> Non
 
 @cache
 def bomb() -> bytes:
-    """A few bytes that become 20 MB where somebody unpacks them."""
+    """A few bytes that unpack to 20 MB."""
     return gzip.compress(b"[" + b"0," * 10_000_000 + b"0]")
 
 
@@ -203,7 +203,7 @@ SOME = CHATS[::7]
     ids=["some", "rest"],
 )
 def test_chat_requests_that_are_wrong(client: httpx.Client, chats: list[tuple[Any, str | None]]) -> None:
-    """Some of those that protocol/test_bad_requests.py tries, here through a real server."""
+    """Some requests of protocol/test_bad_requests.py, here through a real server."""
     for fields, param in chats:
         body = dumped({"messages": HELLO, **fields})
         error = check_error(client.post("/v1/chat/completions", content=body, headers=JSON), 400, 404, 413)

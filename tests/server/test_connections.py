@@ -88,7 +88,7 @@ def plain() -> Iterator[Live]:
 
 @pytest.fixture
 def live(live: Callable[..., Live], plain: Live) -> Callable[..., Live]:
-    """Who asks for no settings gets the same server as others, with answers as in the beginning."""
+    """A request without settings gets the same server as others, and the same answers."""
     plain.llm.words, plain.llm.pace_s = MadeUpLLM().words, 0
     return lambda **settings: live(**settings) if settings else plain
 

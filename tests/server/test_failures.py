@@ -58,7 +58,7 @@ WHEN = ("before", "amid", "with", "after", "no error", "no end")
 
 
 def is_error_body(path: str, body: Any) -> bool:
-    """Whether this is an error in the words of the route's dialect."""
+    """True if this is an error in the route's dialect."""
     if path == "/v1/messages":
         return body.get("type") == "error" and {"type", "message"} <= set(body["error"])
     if path.startswith("/api/"):
@@ -67,7 +67,7 @@ def is_error_body(path: str, body: Any) -> bool:
 
 
 def failed(path: str, client: Client) -> bool:
-    """Whether a client of this dialect learns that the answer failed."""
+    """True if a client of this dialect learns that the answer failed."""
     if client.status != 200:
         return client.status >= 400 and is_error_body(path, json.loads(client.body))
     text = client.body.decode()

@@ -50,7 +50,7 @@ def test_each_route_makes_the_prompt_of_the_template(prefix: str, suffix: str) -
     for call in calls:
         assert not isinstance(call, ollama.LoadCall | ollama.OllamaChat)
         assert call.encode() == [expected]
-        assert suffix in call.texts  # of which the characters without a token are named
+        assert suffix in call.texts  # a note names its characters without a token
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_what_is_not_kept() -> None:
     calling = answered(known, "[look {}]", tools=[TOOL])
     with pytest.raises(APIError, match="add a function_call_output"):
         responses.parse({"input": [], "previous_response_id": calling["id"]}, known)
-    other = answered(known)  # of which a request that failed would keep nothing
+    other = answered(known)  # a failed request would keep nothing of it
     assert known.kept_responses.response(other["id"]) == other
 
 

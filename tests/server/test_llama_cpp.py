@@ -222,7 +222,7 @@ def test_properties(app: Application) -> None:
 
 def test_slots(live: Any) -> None:
     server = live(ping_s=0.05)  # the answer's head is sent with the first sign of life
-    server.llm.pace_s = 600.0  # the answer ends when nobody asks for it any more
+    server.llm.pace_s = 600.0  # the answer ends when its client has gone
     asking, looking = (http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(2))
     body = {"prompt": "secret", "n_predict": 3, "stream": True}
     asking.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})

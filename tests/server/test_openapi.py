@@ -142,7 +142,7 @@ def test_a_field_is_refused_where_the_description_refuses_it(name: str, data: st
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number as text, whose bounds no pattern can say."""
+    """True for a number as text, because no pattern can express its bounds."""
     return isinstance(value, str) and re.fullmatch(NUMBER, value) is not None
 
 

@@ -1,4 +1,4 @@
-"""Which web pages `--cors-origin` means. A pattern that is accepted matches something."""
+"""The web pages that `--cors-origin` means. An accepted pattern matches something."""
 
 from __future__ import annotations
 

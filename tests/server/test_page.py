@@ -211,7 +211,7 @@ def test_stop_ends_the_request(page: Page) -> None:
     text = page.story
     assert len(OPENING) < len(text) and page["send"].is_displayed()
     assert page.js("return document.querySelectorAll('.waits').length") == 0
-    page["prompt"].send_keys(Keys.ENTER)  # the story goes on
+    page["prompt"].send_keys(Keys.ENTER)  # the story continues
     page.wait(lambda: len(page.story) > len(text) and not page.running, "more text")
     assert page.story.startswith(text)
 

@@ -140,7 +140,7 @@ def test_markdown_grows_in_its_place(chat: tuple[Page, Live]) -> None:
 def test_a_conversation_from_its_beginning_to_its_end(
     chat: tuple[Page, Live], width: int, dark: bool, tmp_path: Path
 ) -> None:
-    """With keys alone, but for the file dialogs, which are the system's."""
+    """With keys only, except in the file dialogs, which are the system's."""
     page, server = chat
     page.driver.execute_cdp_cmd(
         "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
@@ -152,7 +152,7 @@ def test_a_conversation_from_its_beginning_to_its_end(
     if width > 860:
         assert page["kind"].text == "135 M parameters · Q8_0"
 
-    # A file goes with the message; the answer is cut, goes on, and is cut once more.
+    # A file goes with the message; the answer is cut, continues, and is cut once more.
     notes = tmp_path / "notes.txt"
     notes.write_text("what ``` was\nnoted", encoding="utf-8")
     page["file"].send_keys(str(notes))

@@ -1,4 +1,4 @@
-"""Schemas in requests: what is left out is told, what is broken or must be enforced is refused."""
+"""Schemas in requests: notes name omitted parts; broken or strict parts are refused."""
 
 from __future__ import annotations
 

@@ -127,8 +127,8 @@ def check_events(text: str) -> list[Any]:
 
 
 def mended(value: Any) -> Any:
-    """The same body but for what a description cannot say: whole numbers are written as such, ids are in the
-    vocabulary, messages have a text, options of streams come with one."""
+    """The same body, with changes that a description cannot express: whole numbers are written as such, ids
+    are in the vocabulary, messages have a text, options of streams come with one."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Who may use the server: keys, names in Host, web pages."""
+"""Access to the server: keys, names in Host, web pages."""
 
 from __future__ import annotations
 

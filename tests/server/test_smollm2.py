@@ -11,7 +11,7 @@ from support.served import served
 
 
 def test_the_readmes_request_is_answered_sensibly() -> None:
-    """With OpenAI's defaults, 7 of the first 24 seeds greet nobody."""
+    """With OpenAI's defaults, 7 of the first 24 seeds give no greeting."""
     model = os.environ.get("HOTCOLD_SMOLLM2")
     if not model:
         pytest.skip("HOTCOLD_SMOLLM2 does not name the file of the published model")

@@ -82,7 +82,7 @@ CONTAINERS = ["host.docker.internal", "host.docker.internal:8080", "Host.Contain
 def test_programs_in_containers_reach_the_machine_by_the_name_that_it_has_there(
     app_with: Callable[..., Any], host: str
 ) -> None:
-    """Nobody can register that name. A page that has it all the same has a browser that says so."""
+    """This name cannot be registered. If a page has it nevertheless, its browser sends it."""
     client = app_with().client
     asked = {"Host": host}
     assert client.post("/v1/completions", json={"prompt": "a"}, headers=asked).status_code == 200

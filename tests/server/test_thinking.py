@@ -283,7 +283,7 @@ def test_a_call_that_its_grammar_does_not_take_is_read_when_it_is_whole(found: C
 
 
 def test_a_beginning_of_a_call_that_is_none_is_text(found: Chain) -> None:
-    """The thought goes on behind it, whatever the answer must be."""
+    """The thought continues after it, for any form of the answer."""
     thought = (" w1", "\n", *found.style.broken, " w2")
     found.llm.say(*thought, *found.style.end, "\n\n", *found.style.call, EOS)
     for stream in (False, True):

@@ -107,7 +107,7 @@ def test_a_predictor_that_names_nothing_gives_other_tokens(tmp_path: Path, backe
 
 
 def test_a_real_predictor_leaves_out_some(tmp_path: Path, backend: Backend) -> None:
-    """About half, as half of the gates are positive; and most of those that fire are among the rest."""
+    """About half, as half of the gates are positive; and most active neurons are among the rest."""
     path = pwri(tmp_path, None)
     counts = []
     for how in (predicted(path), exact):

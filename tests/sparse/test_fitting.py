@@ -32,7 +32,7 @@ DIM, NEURONS = 64, 96
 def test_thresholds_reach_the_recall(
     seed: int, shape: tuple[int, int], recall: float, weighted: bool, share: float
 ) -> None:
-    """This holds whatever the scores, some of which may say nothing, or be all the same."""
+    """This holds for any scores, also if they carry no information or are equal."""
     random = np.random.default_rng(seed)
     active = random.random(shape) < share
     scores = random.standard_normal(shape).astype(np.float32) * 10.0 ** random.integers(-3, 4, shape[1])
@@ -67,7 +67,7 @@ def test_the_bound_is_that_of_tokens_that_are_not_fitted_to(weighted: bool) -> N
 
 
 def test_thresholds_mark_few_others() -> None:
-    """Neurons that can be told are told; those that cannot are marked where that is cheapest."""
+    """Predictable neurons are found; unpredictable ones are marked where it is cheapest."""
     random = np.random.default_rng(1)
     active = random.random((2000, 40)) < np.linspace(0.05, 0.6, 40)
     certain = (active + 0.1 * random.standard_normal(active.shape)).astype(np.float32)
@@ -166,7 +166,7 @@ def test_the_figures_are_what_they_say(tmp_path: Path) -> None:
         ({"recall": 0.9}, (0.79, 1.0), (1.0, 1.0), [1, 0]),
         ({"weighted": True}, (0.5, 0.5), (0.981, 0.999), [0, 1]),
         ({"weighted": True}, (1.0, 1.0), (0.979, 0.999), [1, 0]),
-        ({"method": "trained"}, (0.1, 1.0), (0.1, 1.0), [0, 1]),  # nobody asked for a recall
+        ({"method": "trained"}, (0.1, 1.0), (0.1, 1.0), [0, 1]),  # no recall was requested
     ],
 )
 def test_the_best_finds_enough_and_then_reads_the_least(

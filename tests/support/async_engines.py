@@ -41,7 +41,7 @@ def run(program: Coroutine[Any, Any, Any]) -> Any:
 
 
 def children() -> set[int]:
-    """Process ids of this process's children, ended ones included that nobody has waited for."""
+    """Process ids of this process's children, including zombies."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -116,7 +116,7 @@ class Page:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
 
     def open(self, *, key: str | None = KEY, settings: dict[str, Any] | None = None) -> None:
-        """As for the first time, but for the key and these settings."""
+        """As for the first time, except for the key and these settings."""
         self.servers.add(self.url)
         self.driver.get(f"{self.url}/page/icon.svg")  # a document of the same origin, without scripts
         self.js("localStorage.clear(); sessionStorage.clear()")

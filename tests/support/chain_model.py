@@ -1,7 +1,7 @@
 """A model that says a given chain of tokens, behind everything of Hotcold but the weights.
 
 The vocabulary has the bytes, control tokens, and one token for each text that a chain may have. Where another
-token of the chain was chosen than the next one, the model goes on behind that; it ignores other tokens."""
+token of the chain was chosen than the next one, the model continues after it; it ignores other tokens."""
 
 from __future__ import annotations
 

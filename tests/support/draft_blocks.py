@@ -127,8 +127,8 @@ class Truth:
         self._metadata = {key: each for key, each in metadata.items() if not key.startswith("tokenizer.")}
 
     def logits(self, hidden: Floats, tokens: Sequence[int], more: int = 0) -> Floats:
-        """``hidden`` ``[T, D]`` are the model's rows, ``tokens`` those that follow each; returns logits
-        ``[1 + more, V]`` for the tokens after, of which the block reads its own likeliest ones."""
+        """``hidden`` ``[T, D]`` are the model's rows, ``tokens`` the token after each; returns logits
+        ``[1 + more, V]`` for the tokens after them; the block reads its own likeliest tokens."""
         rows = self._first_rows(hidden, tokens)
         runner, found = self._run(rows)
         for _ in range(more):

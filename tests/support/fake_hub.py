@@ -26,7 +26,7 @@ class FakeHub:
         self.down_after_cut = True
         self.cut_again = False  #: not once, but every time
         self.down = False  #: answers 503 to everything from then on
-        self.damage: set[str] = set()  #: paths of which another byte comes than was promised
+        self.damage: set[str] = set()  #: paths with a wrong byte in their content
         self.no_checksum = False
         self.page: bytes | None = None  #: comes instead of a repository's description
         self.ignore_ranges = False

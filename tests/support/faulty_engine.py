@@ -40,7 +40,7 @@ def fault_of(job: Job) -> tuple[str, str] | None:
 
 
 def _due(request: Request, stage: str) -> bool:
-    """Whether the request fails now at this stage."""
+    """True if the request fails now at this stage."""
     if (fault := fault_of(request.job)) is None or fault[0] != stage:
         return False
     return len(request.output) >= {"first": 0, "amid": _AMID, "last": _LAST}[fault[1]]

@@ -1,4 +1,4 @@
-"""Compares a model's logits with those that transformers has for its golden."""
+"""Compares a model's logits with those of transformers for its golden."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class HistoryTransformer:
             self.states[write] = state if self.interrupt_in != 0 else None
 
     def may_write(self, place: int) -> bool:
-        """Whether one request owns what lies there, for itself, or nobody ever does."""
+        """True if one request owns the content exclusively, or no request ever does."""
         slot = [self.slots.at(slot) for slot in range(len(self.states))].index(place)
         return slot >= self.slots.slots or (slot not in self.slots._keys and self.slots.owners(slot) == 1)
 

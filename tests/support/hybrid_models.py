@@ -18,7 +18,7 @@ CPU_KINDS = ("rwkv7",)  #: that GPUs do not compute
 _RANK = 6
 _DIM, _HEADS, _HEAD, _NEURONS = 32, 2, 16, 40
 
-#: Keys of each architecture beside those that all have. Layer 2 of three has attention.
+#: Keys of each architecture beyond the common ones. Layer 2 of three has attention.
 _KEYS: dict[str, dict[str, Any]] = {
     "lfm2": {"shortconv.l_cache": 3, "attention.head_count_kv": np.array([0, 1, 0], np.uint32)},
     "qwen35": {

@@ -35,7 +35,7 @@ class MadeUpLLM:
         self.reason = "stop"  #: why answers end
         self.held: asyncio.Event | None = None  #: where set, the first piece waits for it
         self.frame: Frame | None = None  #: of every piece
-        self.fail_at: int | None = None  #: of the pieces, the one instead of which an error comes
+        self.fail_at: int | None = None  #: index of the piece that is replaced by an error
         self.failure = RequestError("it broke", "engine_failed")
         self.checks: list[Grammar] = []  #: that were asked for
         self.checking: asyncio.Event | None = None  #: where set, checks wait for it

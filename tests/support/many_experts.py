@@ -45,8 +45,8 @@ def many_experts(name: str, folder: Path, *, type: str, down: str, count: int, f
 
 
 def budget(path: Path, share: float, **options: object) -> int:
-    """So many bytes that this share of the experts fits, two of each layer at least, where the threads that
-    read take no memory."""
+    """The bytes in which this share of the experts fits, at least two of each layer, if the reading threads
+    take no memory."""
     ample = LoadOptions(threads=1, ram_budget=1 << 30, **options)  # type: ignore[typeddict-item]
     needed = load(path, ample).plan.experts
     assert needed is not None and needed.all_fit

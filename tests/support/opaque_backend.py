@@ -1,4 +1,4 @@
-"""A backend as a GPU's is seen from above: its buffers are handles that nobody can look into.
+"""A backend with opaque buffers, like a GPU's.
 
 It wraps one that computes in host memory. Values pass only through ``write``, ``read`` and ``copy``; what is
 read is a copy, as if it had come from a device. ``pytest --backend opaque`` opens every backend as one.
@@ -79,7 +79,7 @@ class OpaqueProgram:
 
 
 def _is_value(value: Any) -> bool:
-    """Whether it is a call, or a part of one: these hold buffers. A mailbox's arrays are host memory."""
+    """True for a call or a part of one: these hold buffers. A mailbox's arrays are host memory."""
     return type(value).__module__ == calls.__name__
 
 
@@ -93,7 +93,7 @@ class OpaqueBackend:
 
     @property
     def programs(self) -> list[OpaqueProgram]:
-        """That this thread records or runs."""
+        """Notes that this thread records or runs."""
         found: list[OpaqueProgram] = self._running.__dict__.setdefault("programs", [])
         return found
 

@@ -116,7 +116,7 @@ def blocks_of(tensor: Tensor) -> Blocks:
 
 
 def in_turn(parts: Floats, chunk: int) -> Floats:
-    """``[..., P]`` summed over P: chunks of so many, each from +0 on, and then their sums."""
+    """``[..., P]`` summed over P: chunks of this length, each from +0 on, and then their sums."""
     count = -(-parts.shape[-1] // chunk)
     sums = np.zeros((*parts.shape[:-1], count), np.float32)
     for i in range(chunk):

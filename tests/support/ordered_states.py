@@ -34,7 +34,7 @@ def shrink(x: Floats) -> Floats:
 
 def parts_sum(values: Floats, parts: int, interleaved: bool) -> Floats:
     """The sum of ``[..., n]``: each part from +0 in order, then the parts in order. A part is a run of
-    neighbours, or every so many values."""
+    neighbours, or values at a constant distance."""
     n = values.shape[-1]
     held = -(-n // parts)
     padded = np.zeros((*values.shape[:-1], held * parts), f32)

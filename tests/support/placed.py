@@ -23,7 +23,7 @@ from hotcold.runtime.session import Session
 def random_placement(
     config: Config, share: float, layers: range | None = None, *, head: bool = True
 ) -> Placement:
-    """So many neurons of each of these layers are hot, chosen at random; 0 and 1 are exact."""
+    """A share of the neurons of each of these layers is hot, chosen at random; 0 and 1 are exact."""
     random, own = np.random.default_rng(1), layers or range(config.layers)
     hot = [(random.random(n) < share) & (i in own) for i, n in enumerate(config.neurons)]
     return Placement.on_one(hot, own, head)

@@ -34,7 +34,7 @@ def random_blocks(random: np.random.Generator, type: str, *shape: int, scale: fl
         return quantise((random.standard_normal(shape) * scale).astype(np.float32), kind)
     data = random.integers(0, 256, (math.prod(shape[:-1]), kind.row_bytes(shape[-1])), np.uint8)
     blocks, tensor = data.reshape(-1, kind.nbytes), Tensor(kind, shape, data)
-    if type == "MXFP4":  # a power of two, less the 4 of which its codes are multiples
+    if type == "MXFP4":  # a power of two, divided by 4, since codes are multiples of 4
         blocks[:, 0] = round(math.log2(scale)) + 125 + random.integers(0, 2, len(blocks))
         return tensor
     if type in ("TQ2_0", "Q2_0"):  # no encoder gives code 3; of Q2_0 some stay, as it has a value

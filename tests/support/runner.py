@@ -78,7 +78,7 @@ class Runner:
         return np.vstack([self._step(tokens[i : i + most], decode) for i in range(0, len(tokens), most)])
 
     def run_in_parts(self, tokens: Sequence[int], size: int, *, decode: bool = False) -> np.ndarray:
-        """From the beginning, so many tokens at a time."""
+        """From the beginning, a number of tokens at a time."""
         self.length = 0
         parts = [tokens[i : i + size] for i in range(0, len(tokens), size)]
         return np.vstack([self.run(part, decode=decode) for part in parts])
@@ -92,7 +92,7 @@ class Runner:
 
     def _step(self, tokens: Sequence[int], decode: bool) -> np.ndarray:
         batch = self.transformer.batch
-        # The sequence's state lies in slot 1; before its first token it has none.
+        # The sequence's state is in slot 1; before its first token it has none.
         slots = {"state_from": 1 if self.length else -1, "state_to": 1}
         n = batch.put(0, 0, self.length, tokens, self._pages, **slots)
         self.length += n

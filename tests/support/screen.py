@@ -9,7 +9,7 @@ _PARTS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|[\s\S]")
 
 
 class Screen:
-    """``lines`` are those that have left it at the top, and those on it, without spaces at the end.
+    """``lines`` are the lines that have left it at the top, and those on it, without spaces at the end.
     ``styles`` has, for each, the numbers of the styles that were in force where a letter was written;
     ``drawn`` are the lines with these styles as escape sequences."""
 

@@ -43,7 +43,7 @@ class Case:
 
     def new_state(self, backend: Backend) -> Any:
         state = backend.zeros((SLOTS, *self.state))
-        state[:] = np.nan  # nobody may read what nobody wrote
+        state[:] = np.nan  # must not be read before it is written
         return state
 
     def whole(self, backend: Backend) -> tuple[list[Floats], Any]:

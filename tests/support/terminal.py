@@ -64,7 +64,7 @@ class PseudoTerminal:
 
     @property
     def lines(self) -> list[str]:
-        """The lines that stay visible, those that have left the screen at the top among them."""
+        """The lines that stay visible, including lines that have left the screen at the top."""
         return Screen().feed(self._raw.decode(errors="replace")).lines
 
     @property
@@ -91,7 +91,7 @@ class PseudoTerminal:
         self.close()
 
     def _read(self) -> bool:
-        """Whether more may come."""
+        """True if more may come."""
         if not select.select([self._main], [], [], 1)[0]:
             return True
         try:

@@ -42,13 +42,13 @@ class Style:
     mark: str  #: the first of them
     controls: tuple[str, ...] = ()
     #: tokens of a call up to one that brings more behind the name than its grammar takes, where there are
-    #: such tokens: right but for its spaces, and wrong
+    #: such tokens: right except for its spaces, and wrong
     tight: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
 
     def template(self) -> str:
         """A ChatML template. It opens the thought where the user says ``opens`` or ``always``, and leaves
-        that to the model else. Where thinking is forbidden it closes an empty one, but for ``always``."""
+        that to the model else. Where thinking is forbidden it closes an empty one, except for ``always``."""
         start, end = "".join(self.start), "".join(self.end)
         return (
             "{% if tools %}<|im_start|>system\n{{ tools | tojson }}{% if false %}"

@@ -15,8 +15,8 @@ _Result = TypeVar("_Result")
 
 
 def begun_threads() -> Callable[[], list[str]]:
-    """Returns a function that names the threads which began after this call and still run; those that others
-    left behind and that end meanwhile do not count."""
+    """Returns a function that names running threads that began after this call, without threads of other
+    tests that end meanwhile."""
     before = set(threading.enumerate())
     return lambda: [thread.name for thread in threading.enumerate() if thread not in before]
 
@@ -72,7 +72,7 @@ class Step:
 
 
 def held(lock: SessionLock) -> tuple[Step, Running[None]]:
-    """Has another thread run one step, which goes on."""
+    """Starts one step in another thread."""
     step = Step()
     thread = Running(lambda: lock.run_until(lambda: step.count > 0, step))
     assert step.begun.wait(60)

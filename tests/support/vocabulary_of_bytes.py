@@ -33,7 +33,7 @@ def ids_in(mask: Mask) -> set[int]:
 
 
 def matches(lark: str, text: str) -> bool:
-    """Whether a text is an answer that a grammar allows from its first byte to its last."""
+    """True if a grammar allows a text as an answer from its first byte to its last."""
     matcher = compiler().compile(lark).copy()
     for token in tokens_of(text):
         if token not in ids_in(matcher.mask()) or not matcher.consume([token]):

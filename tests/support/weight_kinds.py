@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 ROWS, COLUMNS = 48, 512
-#: Tensors of SmolLM2, of which the first rows and columns are taken.
+#: Tensors of SmolLM2; only their first rows and columns are used.
 OF_SMOLLM2 = ("blk.0.ffn_gate.weight", "blk.14.ffn_down.weight", "blk.29.attn_q.weight")
 
 

@@ -1,4 +1,4 @@
-"""`hotcold fit-predictor --method train`: a run that was killed goes on, and ends with the same weights."""
+"""`hotcold fit-predictor --method train`: a killed run continues, and ends with the same weights."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_hits_are_those_of_a_simulation(seed: int, slots: int, pinned: int) -> N
 
 
 def drawn(shares: Floats, count: int, stays: float, random: np.random.Generator) -> Routes:
-    """Experts of so many tokens, ``[T, 3]``: each is one of the last token's, or else is drawn anew."""
+    """Experts of some tokens, ``[T, 3]``: each is one of the last token's, or is drawn anew."""
     last = random.choice(COUNT, 3, replace=False, p=shares)
     found = []
     for _ in range(count):
@@ -92,7 +92,7 @@ def drawn(shares: Floats, count: int, stays: float, random: np.random.Generator)
 
 
 def simulated(routes: Iterable[Routes], slots: int, stay: set[int]) -> Floats:
-    """How often tokens miss 0, 1, 2, ... experts after the first 200: with what lies in memory as a list."""
+    """The number of tokens that miss 0, 1, 2, ... experts after the first 200, with the cache as a list."""
     named: dict[int, int] = {}
     counts = np.zeros(COUNT + 1)
     for number, token in enumerate(routes):

@@ -234,7 +234,7 @@ def test_the_card_of_the_built_in_model() -> None:
 
 
 def test_the_kv_cache_holds_what_its_type_can() -> None:
-    """Layer 0's keys and values depend on the tokens alone: in each cache they are the same but for
+    """Layer 0's keys and values depend on the tokens alone: in each cache they are the same except for
     rounding."""
     window = load(None, LoadOptions()).tokenizer.encode("Heidi ran down the path to the hut. " * 4)
     found, sizes = {}, {}

@@ -67,8 +67,9 @@ def test_another_reader_of_opts_vocabulary(test_data: Path) -> None:
     assert ours.decode(ours.encode(text)) == text
 
 
-#: What each kind makes of a text with a little of everything; ``·`` marks the cuts. llama.cpp cuts alike, but
-#: for e\u0301 with gpt-4o, tekken and kimi-k2 and fB with youtu: there the expressions of the models count.
+#: What each kind makes of a text with a little of everything; ``·`` marks the cuts. llama.cpp cuts alike,
+#: except for e\u0301 with gpt-4o, tekken and kimi-k2 and fB with youtu: there the expressions of the models
+#: count.
 SPLITS = {
     "gpt-2": "I·'d· DO·'·T· x·1234·,· ½٣·字가か· é·\u0301· a·_·b·+;·  \n\n \t· 🦙· fB·/·\n",
     "starcoder": "I·'d· DO·'·T· x·1·2·3·4·,· ·½·٣·字가か· é·\u0301· a·_·b·+;·  \n\n \t· 🦙· fB·/·\n",
@@ -130,7 +131,7 @@ def test_any_text_comes_back_and_never_becomes_a_control_token(kind: str | None)
 
 
 def merged_slowly(word: str, ranks: Mapping[tuple[str, str], int]) -> list[str]:
-    """The rule as it is told: again and again the pair of the lowest rank, the leftmost of equals."""
+    """The textbook rule: again and again the pair of the lowest rank, the leftmost of equals."""
     symbols = list(word)
     while pairs := [(ranks[pair], i) for i, pair in enumerate(pairwise(symbols)) if pair in ranks]:
         i = min(pairs)[1]

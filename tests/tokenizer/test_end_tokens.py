@@ -1,4 +1,4 @@
-"""Which tokens end a text, by llama.cpp's rule: its names are written down here once more."""
+"""The tokens that end a text, by llama.cpp's rule: the test has its own list of their names."""
 
 from __future__ import annotations
 

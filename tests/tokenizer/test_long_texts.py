@@ -78,7 +78,7 @@ def test_short_and_long_texts_have_the_same_tokens(monkeypatch: pytest.MonkeyPat
     assert [tokenizer.encode(text) for text in texts] == found
 
 
-#: Expressions that take the square of the time for some texts, in the place of which others stand.
+#: Expressions with quadratic time for some texts, which were replaced by others.
 SLOW = {
     "superbpe": ("1234567\u00b2\u00bd\u0663\u2167 a", [r"\p{N}+", r"(?=(\d{3})+(?!\d))"]),
     "deepseek-llm": (
@@ -126,7 +126,7 @@ def test_no_text_takes_the_square_of_its_length(kind: str) -> None:
 
 
 def cut_plainly(text: str, tokens: AddedTokens, before: str, after: str) -> list[str | int]:
-    """The rule as it is told: each name in turn is cut out of the strings that are left."""
+    """The textbook rule: each name in turn is cut out of the strings that are left."""
     spans: list[tuple[int, int] | int] = [(0, len(text))]
     for name, id in tokens.names:
         flags, cut = tokens.flags, list[tuple[int, int] | int]()

@@ -145,7 +145,7 @@ def test_agrees_with_a_sentencepiece_vocabulary_trained_here(across_words: bool,
 
 
 def merged_slowly(text: str, scores: dict[str, float]) -> list[str]:
-    """The rule as it is told: again and again the best pair of neighbours, the leftmost of equals."""
+    """The textbook rule: again and again the best pair of neighbours, the leftmost of equals."""
     symbols = list(text)
     while True:
         pairs = [(scores.get(a + b), i) for i, (a, b) in enumerate(pairwise(symbols))]

@@ -116,7 +116,7 @@ def test_no_predictor_is_small_enough(tmp_path: Path) -> None:
 
 
 def some_experts(seed: int = 1, tokens: int = 300) -> Examples:
-    """Four experts of 16 neurons, of which a token chooses two, and the last one nobody."""
+    """Four experts of 16 neurons; a token chooses two, and no token chooses the last one."""
     random = np.random.default_rng(seed)
     x = random.standard_normal((tokens, DIM)).astype(np.float32)
     ids = np.stack([random.permutation(3)[:2] for _ in range(tokens)])
@@ -179,7 +179,7 @@ def same(one: Learned, other: Learned) -> bool:
 
 
 def test_a_break_at_any_step_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three epochs of four steps; a run is broken off at each of them, and goes on."""
+    """Three epochs of four steps; a run is interrupted at each of them, and continues."""
     whole = learn(tmp_path / "whole")
     loss = predictor._Run._loss
     for broken in range(12):

@@ -1,4 +1,4 @@
-"""A viewer is told of the neurons that fire, held to masks that the FFN op reports elsewhere."""
+"""A viewer gets the active neurons; the truth are masks that the FFN op reports elsewhere."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def shown_order(model: LoadedModel) -> npt.NDArray[np.int64]:
 
 
 def agrees(shown: dict[int, Bools], expected: dict[int, Bools], order: npt.NDArray[np.int64]) -> float:
-    """The share of neurons that are as expected, of those that fired in either."""
+    """The share of expected neurons among the neurons that are active in either."""
     same = every = 0
     for token, cells in shown.items():
         fired = expected[token][order]
@@ -320,7 +320,7 @@ def test_a_model_without_ffns_has_figures_alone(tmp_path: Path) -> None:
 
 
 def test_without_zeros_the_tenth_that_works_hardest_is_shown(tmp_path: Path) -> None:
-    """And the text is what it is when nobody watches, with the usual programs."""
+    """And the text is the same as without a viewer, with the usual programs."""
     write_stories260k(path := tmp_path / "stories.gguf")
     model = load(path, LoadOptions(threads=1))
     session, alone = model.session(), model.session()

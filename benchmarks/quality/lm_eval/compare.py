@@ -51,7 +51,7 @@ TOKENIZER = {
 
 
 def passages(text: str, count: int, words: int) -> list[str]:
-    """Stretches of whole sentences, of at most so many words, evenly spread over a text."""
+    """Stretches of whole sentences with a bound on their words, evenly spread over a text."""
     sentences = re.split(r"(?<=[.!?]) +", " ".join(text.split()))
     found: list[str] = []
     passage: list[str] = []
@@ -126,8 +126,8 @@ def own_scores(
             ids = encode(text, add_bos=True)
             surprise = score(scorer, ids)
             whole.append(-float(surprise.sum()))
-            # The harness gives the last word's task no BOS, and takes the tokens of the word as those that
-            # follow the tokens of what comes before it.
+            # The harness gives the last word's task no BOS, and takes the tokens
+            # after the tokens of the preceding text as the word's.
             before = encode(text.rsplit(" ", 1)[0], add_bos=False)
             alone = encode(text, add_bos=False)
             last.append(-float(score(scorer, alone)[len(before) - 1 :].sum()))

@@ -1,4 +1,4 @@
-"""Converts Hugging Face checkpoints to GGUF; no other room knows their names.
+"""Converts Hugging Face checkpoints to GGUF; no other package knows their names.
 
 ``checkpoint`` opens a folder, ``layouts`` and ``adapting`` know the layouts of models, ``vocabulary`` the
 tokenizers, ``chat_templates`` the chat templates; ``conversion`` writes the file."""

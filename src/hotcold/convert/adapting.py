@@ -1,8 +1,8 @@
 """Adapts a family's ``config.json``: to Llama's keys, and to the keys that GGUF has for the family.
 
-A function for Llama's keys returns those that change: other names of the publishers, values that they left to
-the class, and ``windows``, whether each layer's attention has the sliding window. A value that GGUF cannot
-express is refused; the error names the value that it must have."""
+A function for Llama's keys returns only the changed keys: keys that the publishers named otherwise, values
+that they left to the class, and ``windows``, a list that marks layers with sliding-window attention. A value
+that GGUF cannot express is refused; the error names the value that it must have."""
 
 import math
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ Facts = dict[str, Any]
 
 
 def refuse_others(config: Settings, **needed: Any) -> None:
-    """Raises ConvertError if a key is there and has another value."""
+    """Raises ConvertError if a key is present with another value."""
     for key, value in needed.items():
         if key in config and config.values[key] != value:
             raise config.error(key, str(value).lower() if isinstance(value, bool) else repr(value))
 
 
 def windows_of(config: Settings, implied: Sequence[bool]) -> list[bool]:
-    """Whether each layer has the window: as ``layer_types`` says, else as the class implies."""
+    """Returns, for each layer, if it has the window: ``layer_types``, or what the class implies."""
     if "layer_types" not in config:
         return list(implied)
     types, layers = config.values["layer_types"], config.integer("num_hidden_layers")
@@ -43,7 +43,7 @@ def mistral(config: Settings) -> Facts:
 
 
 def ministral(config: Settings) -> Facts:
-    """Ministral of 2024, whose layers differ in their window."""
+    """Adapts Ministral of 2024, whose layers differ in their window."""
     return {"windows": windows_of(config, everywhere(config))} if "sliding_window" in config else {}
 
 
@@ -52,14 +52,14 @@ def mixtral(config: Settings) -> Facts:
 
 
 def phi3(config: Settings) -> Facts:
-    key = "original_max_position_embeddings"  # its class always has it
+    key = "original_max_position_embeddings"  # the class always has a value
     # Its class takes either name for longrope.
     return mistral(config) | {key: config.integer(key, 4096), "rope_names": {"yarn": "longrope"}}
 
 
 def qwen(config: Settings) -> Facts:
     if not config.flag("use_sliding_window", False) or "sliding_window" not in config:
-        config.read.update(("layer_types", "max_window_layers"))  # which then have no effect
+        config.read.update(("layer_types", "max_window_layers"))  # without effect in this case
         return {"sliding_window": None}
     layers = config.integer("num_hidden_layers")
     first = config.get("max_window_layers", 28)
@@ -190,7 +190,7 @@ def granite_keys(config: Settings) -> Facts:
 
 
 def check_nested(config: Settings) -> None:
-    """ConvertError: the rotation is described for no kind of layers, which the class ignores."""
+    """Raises ConvertError if rotary parameters are not by kind of layer: the class would ignore them."""
     rope, kinds = config.section("rope_parameters"), ("full_attention", "sliding_attention")
     if rope.values and not any(kind in rope for kind in kinds):
         raise config.error("rope_parameters", f"an object with {' and '.join(kinds)}")
@@ -199,7 +199,7 @@ def check_nested(config: Settings) -> None:
 def gemma3(config: Settings) -> Facts:
     check_nested(config)
     refuse_others(config, use_bidirectional_attention=False, attn_logit_softcapping=None)
-    if config.text("model_type") == "gemma3":  # whose class has no cap, unlike that of the text model alone
+    if config.text("model_type") == "gemma3":  # its class has no cap, unlike the text model's class
         refuse_others(config, final_logit_softcapping=None)
     period, layers = config.integer("sliding_window_pattern", 6), config.integer("num_hidden_layers")
     return {
@@ -227,7 +227,7 @@ def phi3_keys(config: Settings) -> Facts:
 def olmo3(config: Settings) -> Facts:
     check_nested(config)
     if "rope_parameters" not in config:
-        refuse_others(config, rope_theta=500000.0)  # the class takes it for layers without a window alone
+        refuse_others(config, rope_theta=500000.0)  # the class uses it only in layers without a window
     layers = config.integer("num_hidden_layers")
     return {"windows": windows_of(config, [(i + 1) % 4 != 0 for i in range(layers)])}
 

@@ -19,12 +19,12 @@ _ORIGINAL = "original_max_position_embeddings"
 
 
 def _rope(config: Settings) -> Settings:
-    """The object that describes the rotation, under either of its names."""
+    """The object with the rotary parameters, under either of its names."""
     return config.section("rope_scaling" if "rope_scaling" in config else "rope_parameters")
 
 
 def _alike(config: Settings, key: str, default: int | None = None) -> int:
-    """A number that may stand there once for each layer."""
+    """A number, also if config.json repeats it for each layer."""
     value = config.get(key)
     if not isinstance(value, list):
         return config.integer(key, default)
@@ -34,7 +34,7 @@ def _alike(config: Settings, key: str, default: int | None = None) -> int:
 
 
 def gemma(config: Settings) -> Facts:
-    """Gemma 1, whose ``gelu`` is the tanh form, as its class has it."""
+    """Adapts Gemma 1. Its ``gelu`` is the tanh form, as in its class."""
     tanh = "gelu_pytorch_tanh"
     refuse_others(config, use_bidirectional_attention=False, hidden_activation=tanh)
     return {"hidden_act": tanh} if config.text("hidden_act") == "gelu" else {}
@@ -74,7 +74,7 @@ def cohere_keys(config: Settings) -> Facts:
 
 
 def mistral3(config: Settings) -> Facts:
-    """Ministral 3, and models that read images, whose text models are Ministral 3's or Mistral's."""
+    """Adapts Ministral 3, and image models with a text model of Ministral 3 or Mistral."""
     if config.text("model_type") == "mistral3":
         if "text_config" not in config:
             raise config.error("text_config", "an object with the keys of the text model")
@@ -103,7 +103,7 @@ def hunyuan(config: Settings) -> Facts:
     rope = _rope(config)
     if "alpha" not in rope or rope.text("rope_type", rope.text("type", "default")) != "dynamic":
         return {}
-    # The alpha of NTK-aware scaling stretches the base once and for all.
+    # The alpha of NTK-aware scaling changes only the base.
     head_dim = config.integer(
         "head_dim", config.integer("hidden_size") // config.integer("num_attention_heads")
     )
@@ -141,7 +141,7 @@ def minimax_m2_keys(config: Settings) -> Facts:
 
 
 def exaone4(config: Settings) -> Facts:
-    """EXAONE 4. GGUF's files have one rule: among layers with a window, those without one do not rotate."""
+    """Adapts EXAONE 4. GGUF has one rule: if some layers have a window, the other layers do not rotate."""
     if "sliding_window" not in config:
         return {"sliding_window": None}
     layers, pattern = config.integer("num_hidden_layers"), config.get("sliding_window_pattern")
@@ -153,7 +153,7 @@ def exaone4(config: Settings) -> Facts:
 
 
 def llama4(config: Settings) -> Facts:
-    """Llama 4, including its image models. GGUF has one rule: three of four layers rotate and have chunks."""
+    """Adapts Llama 4 and its image models. GGUF has one rule: three of four layers rotate and have chunks."""
     layers, experts = config.integer("num_hidden_layers"), config.integer("num_local_experts")
     step = config.integer("interleave_moe_layer_step")
     mixed = [(i + 1) % step == 0 for i in range(layers)]
@@ -197,12 +197,12 @@ def llama4_keys(config: Settings) -> Facts:
 
 
 def qwen2vl(config: Settings) -> Facts:
-    """Qwen2-VL and 2.5-VL, whose text models are Qwen2's; older files have their settings outside."""
+    """Adapts Qwen2-VL and 2.5-VL, whose text models are Qwen2's. Older files have no ``text_config``."""
     return qwen(config) | {"rope_names": {"mrope": "default", "axial": "default"}}
 
 
 def qwen2vl_keys(config: Settings, implied: Sequence[int] = ()) -> Facts:
-    """The numbers of pairs that are rotated by time, height and width, which are all alike without images."""
+    """The numbers of pairs rotated by time, height and width. Without images these positions are equal."""
     rope, key = _rope(config), "mrope_section"
     sections = rope.get(key) if key in rope else [*implied]
     if not isinstance(sections, list) or not sections:
@@ -213,7 +213,7 @@ def qwen2vl_keys(config: Settings, implied: Sequence[int] = ()) -> Facts:
 
 
 def glm4v(config: Settings) -> Facts:
-    """GLM-4.1V. In files that have sections of pairs, rows of q and k are in halves."""
+    """Adapts GLM-4.1V. Files with sections of pairs have rows of q and k in half-split order."""
     refuse_others(config, attention_bias=True)
     return {"attention_bias": True, "halves": True}
 
@@ -233,7 +233,7 @@ def qwen3vl(config: Settings) -> Facts:
 
 
 def qwen3vl_keys(config: Settings) -> Facts:
-    """Without images, sections of positions are all alike, and layers that images reach are Qwen3's."""
+    """The keys of Qwen3-VL. Without images, all sections have equal positions, and layers are Qwen3's."""
     layers = config.section("vision_config").get("deepstack_visual_indexes")
     return qwen2vl_keys(config) | {"n_deepstack_layers": len(layers) if isinstance(layers, list) else 0}
 

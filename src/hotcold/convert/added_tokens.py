@@ -65,8 +65,8 @@ def _ids(entries: Iterable[tuple[Any, Mapping[str, Any]]], tokens: list[Piece], 
 
 
 def _spells_first(checkpoint: Checkpoint, *, prefix: bool) -> bool:
-    """True if some tokens are searched for after spaces were put before texts (``prefix``) and respelled:
-    only then the flag ``normalized`` matters."""
+    """True if some tokens are searched for after normalisation, which puts spaces before texts (``prefix``)
+    and respells them. Only then the flag ``normalized`` matters."""
     normalizer = checkpoint.settings("tokenizer.json").get("normalizer")
     steps = [normalizer] if isinstance(normalizer, Mapping) else []
     inner = steps[0].get("normalizers") if steps else None

@@ -1,7 +1,7 @@
-"""Converts BitNet b1.58 (arXiv 2402.17764): its matrices are -1, 0 and 1, times a factor of each.
+"""Converts BitNet b1.58 (arXiv 2402.17764): a matrix has the values -1, 0 and 1, times one factor.
 
-Checkpoints hold these, four in a byte, or the weights of training, which each step rounds to them; both
-become blocks of TQ2_0. A checkpoint that says nothing of this keeps its weights as they are."""
+A checkpoint holds these values, four in a byte, or the weights of training, which each step rounds to them.
+Both become blocks of TQ2_0. Without a declared method the weights stay as they are."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -43,7 +43,7 @@ def bitnet(config: Settings) -> Facts:
 
 
 def _kind(stored: Settings) -> str:
-    """How matrices are stored: to be rounded (``online``), or packed with a factor or its inverse."""
+    """The kind of storage: weights to be rounded (``online``), or packed with a factor or its inverse."""
     if stored.text("quant_method", "") != "bitnet":
         raise stored.error("quant_method", "bitnet")
     refuse_others(stored, use_rms_norm=False)
@@ -104,15 +104,14 @@ def _ternary(checkpoint: Checkpoint, target: str, origin: str, shape: tuple[int,
 
 
 def _rounded(checkpoint: Checkpoint, name: str) -> tuple[Array, float]:
-    """Codes 0, 1 and 2 of the weights, which stand for -1, 0 and 1, and their factor: the mean of all
-    magnitudes."""
+    """Codes 0, 1 and 2 for the weights -1, 0 and 1, and their factor: the mean of all magnitudes."""
     values = checkpoint.load(name).astype(np.float32)
     factor = max(float(np.abs(values).mean(dtype=np.float64)), 1e-5)
     return (np.clip(np.round(values * np.float32(1 / factor)), -1, 1) + 1).astype(np.uint8), factor
 
 
 def _unpacked(checkpoint: Checkpoint, name: str, scale: str, inverse: bool) -> tuple[Array, float]:
-    """The same of packed ones: row r's quarter of all rows says which two bits of a byte it has."""
+    """Codes and factor of packed weights. A row's two bits follow from its quarter of all rows."""
     packed, factor = checkpoint.load_bytes(name), float(checkpoint.load(scale)[0])
     codes = np.concatenate([packed >> 2 * quarter & 3 for quarter in range(_PACKED)])
     if codes.max(initial=0) > 2:
@@ -131,8 +130,8 @@ def _check_factor(name: str, factor: float) -> None:
 
 
 def pack_tq2_0(codes: Array, factor: float) -> Array:
-    """Rows of TQ2_0 from codes ``[rows, columns]``. Byte m of a half block has codes m, m + 32, m + 64 and
-    m + 96 of that half, the first in its lowest bits."""
+    """Packs codes ``[rows, columns]`` as rows of TQ2_0. Byte m of a half block has codes m, m + 32, m + 64
+    and m + 96 of that half, the first in its lowest bits."""
     rows, columns = codes.shape
     parts = codes.reshape(rows, columns // _BLOCK, 2, 4, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]

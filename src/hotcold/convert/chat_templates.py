@@ -18,8 +18,8 @@ _MAX_NAME = 64  # characters
 
 
 def chat_template_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
-    """llama.cpp's keys: ``tokenizer.chat_template`` is the default, ``tokenizer.chat_template.NAME`` another
-    one, and ``tokenizer.chat_templates`` lists the names of these others.
+    """Makes llama.cpp's keys: ``tokenizer.chat_template`` is the default, ``tokenizer.chat_template.NAME``
+    another template, and ``tokenizer.chat_templates`` lists the names of the other templates.
 
     ConvertError: a template is too large or not text, or its name cannot be used."""
     templates = _find_templates(checkpoint)

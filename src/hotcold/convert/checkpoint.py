@@ -19,7 +19,7 @@ LOADABLE = ("F32", "F16", "BF16")  #: dtypes of the safetensors format that can 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened folder: its ``config.json``, and the place of each tensor."""
+    """An opened folder: its ``config.json``, and the file of each tensor."""
 
     folder: Path
     config: Settings
@@ -35,7 +35,7 @@ class Checkpoint:
         return rearrange(self._read(name, LOADABLE))
 
     def same(self, name: str, other: str) -> bool:
-        """Whether two tensors have the same type, shape and bytes."""
+        """True if two tensors have the same type, shape and bytes."""
         if self.shape(name) != self.shape(other):
             return False
         first, second = (np.ascontiguousarray(self.load(each)) for each in (name, other))
@@ -66,7 +66,7 @@ class Checkpoint:
         return replace(self, files=files)
 
 
-#: Files of folders that are no checkpoint: what these folders are, and what to do.
+#: Files that show that a folder is no checkpoint: the kind of folder, and what to do.
 _OTHER_FOLDERS = {
     "adapter_config.json":
         "an adapter (LoRA), which changes a model and is none: merge it into its base model with PEFT's "
@@ -77,14 +77,14 @@ _OTHER_FOLDERS = {
     "model_index.json": "a pipeline of diffusers: its text encoder is in a folder of it",
 }  # fmt: skip
 
-#: Parts of names that torch.compile, DDP, FSDP and PEFT put around a model's own.
+#: Parts that torch.compile, DDP, FSDP and PEFT add to a model's names.
 _TOOLS = "_orig_mod|_fsdp_wrapped_module"
 _WRAPPED = re.compile(rf"^((module|base_model\.model|{_TOOLS})\.)+|(?<=\.)({_TOOLS})\.")
 _UNMERGED = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|base_layer|lora_magnitude_vector)\b")
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """ConvertError: the folder is none of a checkpoint, or a file of it is missing or damaged."""
+    """Opens a folder. ConvertError: it is no checkpoint, or one of its files is missing or damaged."""
     if not folder.is_dir():
         raise ConvertError(f"{folder} is not a folder: a Hugging Face checkpoint folder is needed")
     has_config = (folder / "config.json").is_file()
@@ -98,8 +98,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with the model's own names, and a note if others were around them. ConvertError: it has
-    matrices of an adapter beside the weights, or two tensors get one name."""
+    """The checkpoint with the model's own names, and a note if tools had added parts to them. ConvertError:
+    it has matrices of an adapter in addition to the weights, or two tensors get one name."""
     if unmerged := next((name for name in checkpoint.files if _UNMERGED.search(name)), None):
         seen = f"{checkpoint.folder} has matrices of an adapter ({printable(unmerged)}) beside the weights"
         raise ConvertError(f"{seen}: merge them with PEFT's merge_and_unload and save the result")

@@ -32,18 +32,18 @@ from hotcold.formats.written import NewTensor
 from hotcold.model.config import Config, ModelError
 from hotcold.values import shown
 
-#: Types of ``--type``, and llama.cpp's number for a file that is mostly of this type.
+#: Values of ``--type``, with llama.cpp's number for a file that has mostly this type.
 FILE_TYPES = {
     "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "MXFP4": 38,
 }  # fmt: skip
 
-#: Activations that make most neurons exactly zero; a down row is then worth keeping together.
+#: Activations that make most neurons exactly zero, so that storing down by neuron pays.
 _SPARSE = ("relu", "drelu", "relu2")
 _UNPACKED = re.compile(
     r"\.bias$|_norm\.weight$|\.ffn_gate_inp(_shexp)?\.|^position_embd\."
     r"|\.ssm_(conv1d|norm|a$|d$)|\.shortconv\.conv\.|\.time_mix_(lerp_fused|w[12])\."
 )
-#: Small matrices that blocks of fewer bits than a half would harm.
+#: Small matrices that need at least 16 bits a weight.
 _HALF = re.compile(r"\.time_mix_[avg][12]\.")
 _CHUNK = 1 << 22  # weights that are held in float32 at a time
 
@@ -58,7 +58,7 @@ class ConvertOptions:
     predictors: Path | None = None  #: folder of predictors as PowerInfer publishes them
     name: str | None = None  #: ``general.name``; None is the folder's
     license: str | None = None  #: ``general.license``, an SPDX identifier
-    no_draft: bool = False  #: leave out blocks that guess tokens
+    no_draft: bool = False  #: leave out draft blocks
     force: bool = False  #: replace an existing file
 
 
@@ -69,7 +69,7 @@ class Conversion:
     architecture: str
     activation: str
     down_layout: str
-    types: dict[str, int]  #: how many tensors of each block type
+    types: dict[str, int]  #: number of tensors of each block type
     notes: list[str]  #: for the user
 
 
@@ -88,7 +88,7 @@ class Plan:
 def convert(
     folder: Path, output: Path, options: ConvertOptions | None = None, progress: Progress | None = None
 ) -> Conversion:
-    """Converts a Hugging Face checkpoint. ``output`` appears whole or not at all; same input, same bytes.
+    """Converts a Hugging Face checkpoint. ``output`` appears complete or not at all; same input, same bytes.
 
     ``progress`` is called with the bytes written so far and their total. ConvertError: the checkpoint is not
     complete or not supported, or the options do not fit; GGUFError: the file cannot be written."""
@@ -128,13 +128,13 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     down_layout = options.down or ("by_neuron" if by_neuron else "by_output")
     facts = model_metadata(config, layout)
     notes += [*checkpoint.notes, *rope_notes(config)]
-    # Before the vocabulary, whose size decides how long lists become: the weights must have as many rows.
+    # Check the embedding before the vocabulary: the claimed size decides how long lists become.
     try:
         listed = sources(checkpoint, layout, down_layout, draft=not options.no_draft, notes=notes)
     except ConvertError as error:
         raise ConvertError(f"{error}{assumed_sizes(original)}") from None
-    found = {source.name: source for source in listed}
-    facts = block_keys(facts, layout.architecture, blocks := count_blocks([*found]))
+    tensors = {source.name: source for source in listed}
+    facts = block_keys(facts, layout.architecture, blocks := count_blocks([*tensors]))
     if blocks:
         notes.append("it has what guesses tokens (multi-token prediction): `no_draft` leaves it out")
     general = {
@@ -158,18 +158,18 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     metadata = {key: value for key, value in metadata.items() if value is not None}
     if options.predictors:
         given = predictor_sources(options.predictors, checkpoint, dimensions(config))
-        found |= {source.name: source for source in given}
-    elif "blk.0.fc1.weight" in found:
+        tensors |= {source.name: source for source in given}
+    elif "blk.0.fc1.weight" in tensors:
         notes.append("it has predictors: its publishers compute with them, as sparsity predicted does")
-    types, more = _choose_types(found, block_type(options.type))
-    _check_loads(folder, metadata, found, types)
-    return Plan(metadata, found, types, notes + unread_keys(original) + more)
+    types, type_notes = _choose_types(tensors, block_type(options.type))
+    _check_loads(folder, metadata, tensors, types)
+    return Plan(metadata, tensors, types, notes + unread_keys(original) + type_notes)
 
 
 def _check_loads(
     folder: Path, metadata: dict[str, Any], found: Mapping[str, Source], types: Mapping[str, BlockType]
 ) -> None:
-    """ConvertError: the file would be refused when it is loaded."""
+    """Raises ConvertError if loading would refuse the file."""
     infos = {name: TensorInfo(name, source.shape, types[name], 0, 0) for name, source in found.items()}
     try:
         Config.from_metadata(metadata, "GGUF", infos)
@@ -178,7 +178,7 @@ def _check_loads(
 
 
 def _check_dense(options: ConvertOptions, layout: Layout, kind: str) -> list[str]:
-    """Notes on differences of what llama.cpp computes. ConvertError: it cannot load such a file."""
+    """Notes on results that differ in llama.cpp. ConvertError: llama.cpp cannot load such a file."""
     if layout.llama_cpp is None:
         raise ConvertError(f"`dense`: llama.cpp has no architecture {layout.architecture}: leave `dense` out")
     if options.down == "by_neuron" or options.predictors:
@@ -197,12 +197,12 @@ def _left_out(checkpoint: Checkpoint, pattern: str) -> list[str]:
 
 
 def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[str, BlockType], list[str]]:
-    """The type of each tensor, and notes on those that do not get the wanted one."""
+    """The type of each tensor, and notes on tensors that do not get the wanted type."""
     types = {name: _type_of(source, wanted) for name, source in found.items()}
     notes: list[str] = []
     head = "output.weight" if "output.weight" in found else "token_embd.weight"
     if wanted.nbytes < wanted.weights and not found[head].packed:
-        # The head decides every token: less than a byte a weight costs more quality than it saves.
+        # The head affects every token: less than a byte a weight costs more quality than it saves.
         types[head] = block_type("Q8_0")
         notes.append(f"{head} is Q8_0, since the head decides every token")
     narrow = [name for name, type in types.items() if found[name].shape[-1] % type.weights]
@@ -216,8 +216,7 @@ def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[
 
 
 def _type_of(source: Source, wanted: BlockType) -> BlockType:
-    """The type of one tensor. Vectors, biases, routers and position tables stay F32, as in llama.cpp's
-    files."""
+    """The type of a tensor. As in llama.cpp's files, vectors, biases, routers and position tables are F32."""
     if source.packed:
         return block_type(source.packed)
     if len(source.shape) < 2 or _UNPACKED.search(source.name):
@@ -256,7 +255,7 @@ def _new_tensors(plan: Plan, progress: Progress) -> dict[str, NewTensor]:
 
 
 def _pack(values: Array, type: BlockType) -> Iterator[Tensor]:
-    """Quantises a few rows at a time, so that copies of them stay small."""
+    """Quantises a few rows at a time, so that temporary copies stay small."""
     step = max(1, _CHUNK // math.prod(values.shape[1:])) if values.ndim > 1 else len(values)
     for start in range(0, len(values), step):
         chunk = values[start : start + step].astype(np.float32)

@@ -16,7 +16,7 @@ from hotcold.values import shown
 #: Names of the activation's key besides ``hidden_act``.
 _ACTIVATION_KEYS = ("hidden_activation", "activation_function", "activation", "mlp_hidden_act")
 
-#: Sizes by which lists are made, and the largest that the engine takes.
+#: Sizes that decide the lengths of lists, and the largest value that the engine accepts.
 _LARGEST = {
     "num_hidden_layers": MAX_LAYERS,
     "vocab_size": MAX_VOCAB,
@@ -25,7 +25,7 @@ _LARGEST = {
 
 
 def _check_sizes(config: Settings) -> None:
-    """Checks sizes before anything of such a size is made; later readers check that they are integers."""
+    """Checks sizes before allocations of such a size; later readers check that they are integers."""
     for key, largest in _LARGEST.items():
         if type(value := config.values.get(key)) is int and value > largest:
             raise config.error(key, f"at most {largest}")
@@ -52,8 +52,8 @@ def find_layout(config: Settings) -> tuple[Layout, Settings]:
 
 
 def _check_class(config: Settings, name: str) -> bool:
-    """Whether the class is the base of a model, which has no head. Some publishers have no underscores in
-    its name. ConvertError: it is another class."""
+    """True if the class is the base of a model, without a head. Some publishers write its name without
+    underscores. ConvertError: it is another class."""
     base, stated = re.sub("ForCausalLM$", "Model", name), config.get("architectures")
     if stated not in (None, [name], [name.replace("_", "")], [base]):
         raise config.error("architectures", f"[{name!r}]")
@@ -74,7 +74,7 @@ def _of_text(config: Settings, layout: Layout) -> tuple[Layout, Settings]:
 
 
 def activation(config: Settings, layout: Layout) -> tuple[str, float | list[float]]:
-    """The FFN's activation, and the threshold that a gate must exceed: one, or a list of one by layer."""
+    """The FFN's activation, and the threshold that a gate must exceed: one number, or one for each layer."""
     hidden_act = config.text("hidden_act")
     if hidden_act not in layout.activations:
         key = next((key for key in _ACTIVATION_KEYS if key in config), "hidden_act")

@@ -15,8 +15,8 @@ from hotcold.convert.source import Source, loaded
 from hotcold.convert.stateful import Sizes, down_source
 from hotcold.convert.tensor_files import Array
 
-#: Tensors of a layer that have the checkpoint's own shape: its name, GGUF's, and sizes by letter: S streams,
-#: T their square, R the rank beside attention, P values that a layer gets of each token.
+#: Tensors of a layer that keep the checkpoint's shape: its name, GGUF's name, and sizes by letter. S streams,
+#: T their square, R the rank of the branch parallel to attention, P values that a layer gets for each token.
 _OWN = (
     ("altup.correct_output_scale", "altup_correct_scale", "D"),
     ("altup.correction_coefs.weight", "altup_correct_coef", "SS"),
@@ -40,7 +40,7 @@ def gemma3n(text: Settings) -> Facts:
     refuse_others(text, **needed, hidden_activation=GELU)
     layers, vocab = text.integer("num_hidden_layers"), text.integer("vocab_size")
     windows = windows_of(text, [(i + 1) % 5 != 0 for i in range(layers)])
-    own = layers_with_keys(text, windows)
+    with_keys = layers_with_keys(text, windows)
     rows = text.integer("vocab_size_per_layer_input")
     if rows > vocab:
         raise text.error("vocab_size_per_layer_input", f"at most vocab_size {vocab}")
@@ -50,7 +50,7 @@ def gemma3n(text: Settings) -> Facts:
         "intermediate_size": max(neurons),
         "neurons": neurons,
         "kv_heads": [text.integer("num_key_value_heads")] * layers,
-        "layers_with_keys": own,
+        "layers_with_keys": with_keys,
         "values_of_keys": [False] * layers,
         "layer_input": text.integer("hidden_size_per_layer_input"),
         "input_rows": rows,
@@ -59,7 +59,7 @@ def gemma3n(text: Settings) -> Facts:
         "laurel": text.integer("laurel_rank"),
         "hidden_act": GELU,
         "windows": windows,
-        "unread": unread_keys(own, layers),
+        "unread": unread_keys(with_keys, layers),
     }
 
 
@@ -72,7 +72,8 @@ def _neurons(config: Settings, layers: int) -> list[int]:
 
 
 def _cuts(config: Settings, layers: int) -> list[float]:
-    """Deviations above their mean that gates need: those that a share of normally distributed ones lack."""
+    """The cut of each layer's gates, in standard deviations above their mean. config.json has the share of
+    normally distributed gates below the cut."""
     key = "activation_sparsity_pattern"
     value: Any = config.get(key)
     if value is None:
@@ -139,6 +140,6 @@ def _of_no_layer(checkpoint: Checkpoint, sizes: Sizes) -> list[Source]:
 
 
 def _with_first_rows(values: Array, rows: int) -> Array:
-    """The table with so many rows: tokens beyond it have its first row, as in the class."""
+    """The table with ``rows`` rows: tokens beyond its end get its first row, as in the class."""
     more: Array = np.repeat(values[:1], rows - len(values), axis=0)
     return np.concatenate([values, more]) if len(more) else values

@@ -1,7 +1,7 @@
 """Adapts Gemma 4's ``config.json``, and lists the tensors of its layers, whose shapes differ by kind.
 
-As in ``adapting``, a function for Llama's keys gives those that change, and one for GGUF's keys those beyond
-those of every model. ``head_dim`` is that of layers that see all positions."""
+As in ``adapting``, a function for Llama's keys returns the changed keys, and one for GGUF's keys returns the
+keys that only this family has. ``head_dim`` belongs to layers with full attention."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from hotcold.convert.source import Source, loaded
 from hotcold.convert.stateful import Sizes, down_source
 
 GELU = "gelu_pytorch_tanh"
-PER_LAYER = "per_layer_config"  #: keys of single layers, which may be these:
+PER_LAYER = "per_layer_config"  #: keys of single layers; these are allowed:
 _BY_LAYER = ("head_dim", "num_key_value_heads")
 
 #: Norms of each layer, and those of layers with experts.
@@ -44,20 +44,20 @@ def gemma4(text: Settings) -> Facts:
     if width and text.integer("vocab_size_per_layer_input", vocab) != vocab:
         raise text.error("vocab_size_per_layer_input", f"vocab_size {vocab}")
     if width and text.text("hidden_activation") != GELU:
-        # The class has one for the FFN and for the inputs of layers, and GGUF a key for the first.
+        # The class has one activation for the FFN and for layer inputs, GGUF only a key for the FFN's.
         raise text.error("hidden_activation", f"{GELU} in a model of hidden_size_per_layer_input {width}")
-    own = layers_with_keys(text, windows)
+    with_keys = layers_with_keys(text, windows)
     facts: Facts = {
         "head_dim": lengths[-1],
         "local_head_dim": lengths[windows.index(True)] if any(windows) else text.integer("head_dim"),
         "kv_heads": kv_heads,
-        "layers_with_keys": own,
+        "layers_with_keys": with_keys,
         "values_of_keys": [alike and not window for window in windows],
         "layer_input": width,
-        "wide": [i >= own and wide for i in range(layers)],
+        "wide": [i >= with_keys and wide for i in range(layers)],
         "hidden_act": text.text("hidden_activation"),
         "windows": windows,
-        "unread": unread_keys(own, layers),
+        "unread": unread_keys(with_keys, layers),
         PER_LAYER: None,
     }
     if text.flag("enable_moe_block", False):
@@ -92,7 +92,7 @@ def _heads(text: Settings, windows: Sequence[bool]) -> tuple[list[int], list[int
 
 
 def _layers_of(text: Settings, layers: int) -> list[Settings]:
-    """Returns the keys that each layer has for itself; numbers of layers may begin with zeros."""
+    """Returns the keys that each layer sets for itself; numbers of layers may begin with zeros."""
     stated = text.section(PER_LAYER)
     numbers = {str(i).zfill(digits): i for i in range(layers) for digits in range(1, 6)}
     found = [Settings(text.path, {}) for _ in range(layers)]
@@ -105,8 +105,8 @@ def _layers_of(text: Settings, layers: int) -> list[Settings]:
 
 
 def layers_with_keys(text: Settings, windows: Sequence[bool]) -> int:
-    """Returns how many layers compute keys and values; the others read those of the last one of their kind.
-    ConvertError: there is none."""
+    """Returns the number of layers that compute keys and values. Later layers read the keys of the last
+    such layer of their kind. ConvertError: there is none."""
     own = len(windows) - count(text, "num_kv_shared_layers")
     if own < 1 or {*windows} - {*windows[:own]}:
         raise text.error("num_kv_shared_layers", "fewer than have a layer of each kind before them")
@@ -114,7 +114,7 @@ def layers_with_keys(text: Settings, windows: Sequence[bool]) -> int:
 
 
 def unread_keys(own: int, layers: int) -> list[str]:
-    """Returns how the names of keys and values begin that a checkpoint may have and no layer computes."""
+    """Returns the prefixes of stored key and value weights that no layer uses."""
     return [
         f"model.{part}layers.{i}.self_attn.{name}"
         for part in ("", "language_model.")
@@ -160,31 +160,31 @@ def layer_tensors(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout:
     def one(target: str, origin: str, *shape: int) -> Source:
         return loaded(checkpoint, blk + target, [hf + origin], shape)
 
-    found = [one(f"{target}.weight", f"{origin}.weight", dim) for origin, target in NORMS.items()]
-    found += attention(checkpoint, layer, sizes)
-    found += [one(f"ffn_{part}.weight", f"mlp.{part}_proj.weight", n, dim) for part in ("gate", "up")]
+    tensors = [one(f"{target}.weight", f"{origin}.weight", dim) for origin, target in NORMS.items()]
+    tensors += attention(checkpoint, layer, sizes)
+    tensors += [one(f"ffn_{part}.weight", f"mlp.{part}_proj.weight", n, dim) for part in ("gate", "up")]
     down = f"{blk}ffn_down.weight", f"{hf}mlp.down_proj.weight"
-    found.append(down_source(checkpoint, *down, (dim, n), down_layout))
+    tensors.append(down_source(checkpoint, *down, (dim, n), down_layout))
     if f"{hf}layer_scalar" in checkpoint.files:
-        found.append(one("layer_output_scale.weight", "layer_scalar", 1))
+        tensors.append(one("layer_output_scale.weight", "layer_scalar", 1))
     if width := values["layer_input"]:
-        found.append(one("inp_gate.weight", "per_layer_input_gate.weight", width, dim))
-        found.append(one("proj.weight", "per_layer_projection.weight", dim, width))
-        found.append(one("post_norm.weight", "post_per_layer_input_norm.weight", dim))
+        tensors.append(one("inp_gate.weight", "per_layer_input_gate.weight", width, dim))
+        tensors.append(one("proj.weight", "per_layer_projection.weight", dim, width))
+        tensors.append(one("post_norm.weight", "post_per_layer_input_norm.weight", dim))
         if not layer:
-            found += _tables(checkpoint, sizes, width)
+            tensors += _tables(checkpoint, sizes, width)
     if "E" in sizes:
         e, m = sizes["E"], sizes["M"]
-        found += [
+        tensors += [
             one(f"{target}.weight", f"{origin}.weight", dim) for origin, target in _EXPERT_NORMS.items()
         ]
-        found.append(one("ffn_gate_inp.weight", "router.proj.weight", e, dim))
-        found.append(one("ffn_gate_inp.scale", "router.scale", dim))
-        found.append(one("ffn_gate_up_exps.weight", "experts.gate_up_proj", e, 2 * m, dim))
+        tensors.append(one("ffn_gate_inp.weight", "router.proj.weight", e, dim))
+        tensors.append(one("ffn_gate_inp.scale", "router.scale", dim))
+        tensors.append(one("ffn_gate_up_exps.weight", "experts.gate_up_proj", e, 2 * m, dim))
         down = f"{blk}ffn_down_exps.weight", f"{hf}experts.down_proj"
-        found.append(down_source(checkpoint, *down, (e, dim, m), down_layout))
-        found.append(one("ffn_down_exps.scale", "router.per_expert_scale", e))
-    return found
+        tensors.append(down_source(checkpoint, *down, (e, dim, m), down_layout))
+        tensors.append(one("ffn_down_exps.scale", "router.per_expert_scale", e))
+    return tensors
 
 
 def attention(checkpoint: Checkpoint, layer: int, sizes: Sizes) -> list[Source]:

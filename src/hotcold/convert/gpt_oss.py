@@ -1,7 +1,7 @@
 """Converts gpt-oss's experts: one tensor per layer, gate and up alternating, in MXFP4 or as numbers.
 
-OCP's MXFP4 has a byte of exponent and 32 floats of 4 bits. A checkpoint keeps neighbours in a byte; GGUF
-keeps value i with value i + 16, and the exponent before them. The codes are the same: nothing is lost."""
+OCP's MXFP4 has a byte of exponent and 32 floats of 4 bits. A checkpoint keeps neighbours in a byte. GGUF
+keeps value i with value i + 16, after the exponent. The codes are the same: nothing is lost."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -17,7 +17,7 @@ _HF, _GGUF = "model.layers.{}.", "blk.{}."
 
 
 def expert_sources(checkpoint: Checkpoint, layer: int, sizes: Mapping[str, int]) -> list[Source]:
-    """A layer's sinks and its experts, with biases; ConvertError as :func:`loaded`."""
+    """A layer's attention sinks and its experts, with biases; ConvertError as :func:`loaded`."""
     mlp, blk = f"{_HF.format(layer)}mlp.experts.", _GGUF.format(layer)
     e, n, d = sizes["E"], sizes["M"], sizes["D"]
     sinks = f"{_HF.format(layer)}self_attn.sinks"

@@ -1,9 +1,9 @@
 """Adapts ``config.json`` of families whose layers differ: which layers have attention, a state, an FFN or
 experts.
 
-As in ``adapting``, a function for Llama's keys gives those that change, and one for GGUF's keys those beyond
-those of every model. ``attention_layers``, ``dense_layers`` and ``expert_layers`` are lists of truth values,
-which rules of ``hybrids.json`` name; ``ssm`` has the sizes of Mamba-2."""
+As in ``adapting``, a function for Llama's keys returns the changed keys, and one for GGUF's keys returns the
+keys that only this family has. ``attention_layers``, ``dense_layers`` and ``expert_layers`` are lists of
+truth values, which rules of ``hybrids.json`` name; ``ssm`` has the sizes of Mamba-2."""
 
 import math
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ import numpy as np
 from hotcold.convert.adapting import Facts, expert_keys, granite_keys, refuse_others
 from hotcold.convert.settings import Settings
 
-_NO_BOUND = 1e30  # of time steps: nothing comes near it
+_NO_BOUND = 1e30  # of time steps: larger than any real step
 
-#: What publishers call a kind of layer -> its name here.
+#: The publishers' names of the kinds of layers -> their names here.
 _KINDS = {
     "conv": "state", "mamba": "state", "linear_attention": "state", "M": "state",
     "full_attention": "attention", "attention": "attention", "*": "attention",
     "moe": "experts", "E": "experts", "mlp": "dense", "-": "dense",
 }  # fmt: skip
 
-#: Sizes of Mamba-2, by the names that publishers have for them.
+#: Sizes of Mamba-2 -> the keys of each publisher.
 _NEMOTRON = {
     "heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "state": "ssm_state_size",
     "groups": "n_groups", "taps": "conv_kernel",
@@ -39,7 +39,7 @@ _MAMBA2 = {
 
 
 def _kinds(config: Settings, key: str, implied: list[str] | None = None) -> list[str]:
-    """The kind of each layer, from a list or a text of one letter each."""
+    """The kind of each layer, from a list, or from a text with one letter for each layer."""
     found: Any = config.get(key)
     if found is None and implied is not None:
         return implied
@@ -147,7 +147,7 @@ def qwen35_keys(config: Settings) -> Facts:
         keys["attention.recurrent_layers"] = [not each for each in attends]
     sections: Any = config.section("rope_parameters").get("mrope_section")
     if config.text("model_type").startswith("qwen3_5"):
-        # Of the rotations of images; in text all sections have the same positions.
+        # The sections matter for images only; in text all sections have the same positions.
         parts = [n for n in sections if type(n) is int][:4] if isinstance(sections, list) else [11, 11, 10]
         keys["rope.dimension_sections"] = [*parts, 0, 0, 0][:4]
     return keys | (expert_keys(config) if "num_local_experts" in config else {})
@@ -306,8 +306,8 @@ def falcon_h1(config: Settings) -> Facts:
 
 
 def _falcon_h1_factors(config: Settings) -> dict[str, tuple[float, float]]:
-    """Factors of what a matrix reads and of what it gives, by the matrix's name in GGUF; of ``ssm_in`` for
-    the rows of z, x, B, C and dt. Files hold the products; a bias has the second factor alone."""
+    """Factors of a matrix's input and output, by its name in GGUF; ``ssm_in`` has one for each of the rows of
+    z, x, B, C and dt. Files hold the weights times both factors, and a bias times the second factor."""
     gate, down = _numbers(config, "mlp_multipliers", 2)
     attention = config.number("attention_in_multiplier")
     into = config.number("ssm_in_multiplier")

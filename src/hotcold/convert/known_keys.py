@@ -13,8 +13,8 @@ from hotcold.values import printable
 
 DEFAULTS = Path(__file__).with_name("class_defaults.json")  #: written by tools/class_defaults.py
 
-#: Keys about files, training, generation and how a class computes, which change no result; in the last two
-#: lines keys of rotations, which are read where the kind of rotation has them.
+#: Keys that change no result: about files, training, generation and how a class computes. The last two lines
+#: are keys of rotations, which are read if the kind of rotation has them.
 _OTHERS = """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention
     architectures attn_implementation auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens
@@ -30,18 +30,18 @@ _OTHERS = """
     mrope_interleaved mscale mscale_all_dim original_max_position_embeddings short_factor truncate type
 """
 _WITHOUT_EFFECT = re.compile("|".join([r".*_(token_id|dropout|loss_coef|config)", *_OTHERS.split()]))
-_LISTED = 8  #: names of a note
+_LISTED = 8  #: most names in a note
 _TIED = "tie_word_embeddings"
 
-#: Rows by model_type; that of a model with other parts has the name of its text model's in ``text``.
+#: Rows by model_type. The row of a model with other parts names its text model's row in ``text``.
 _ROWS: dict[str, Any] = json.loads(DEFAULTS.read_bytes()) if DEFAULTS.exists() else {}
 
 
 def complete(config: Settings) -> Settings:
-    """The settings of a checkpoint's text model; where config.json lacks a key they have its class's default.
+    """The settings of a checkpoint's text model; a key that config.json lacks has the class's default.
 
     A model with other parts has the text model's keys in ``text_config``. A class that is not in transformers
-    has no defaults here. The head is tied if either part says so, or the class of the whole implies it."""
+    has no defaults here. The head is tied if either part says so, or the outer class implies it."""
     stated, defaults = _text_model(config)
     tied: dict[str, Any] = {}
     if _TIED in config or stated.get(_TIED) is not None or _TIED in defaults:
@@ -51,7 +51,7 @@ def complete(config: Settings) -> Settings:
 
 
 def unread_keys(config: Settings) -> list[str]:
-    """A note on the keys of the text model that nothing read, and that may change results."""
+    """A note on the text model's keys that may change results and were not read."""
     names = replace(config, values=_text_model(config)[0]).unread()
     unread = sorted({printable(name, 80) for name in names if has_effect(name.rpartition(".")[-1])})
     if not unread:
@@ -63,7 +63,7 @@ def unread_keys(config: Settings) -> list[str]:
 
 
 def assumed_sizes(config: Settings) -> str:
-    """The end of a message about a tensor that does not fit: the sizes that config.json lacks."""
+    """The end of a message about a tensor of another shape: the sizes that config.json lacks."""
     stated, defaults = _text_model(config)
     sizes = [
         key for key, value in defaults.items() if type(value) is int and value > 1 and key in config.read
@@ -73,12 +73,12 @@ def assumed_sizes(config: Settings) -> str:
 
 
 def has_effect(key: str) -> bool:
-    """Whether a key may change results."""
+    """True if a key may change results."""
     return not _WITHOUT_EFFECT.fullmatch(key)
 
 
 def _text_model(config: Settings) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """The keys that config.json has for the text model, under their usual names, and its class's defaults."""
+    """The text model's keys in config.json, under their usual names, and its class's defaults."""
     text = config.section("text_config") if "text_config" in config else config
     whole = _ROWS.get(config.text("model_type"), {})
     row = _ROWS.get(text.text("model_type", ""), whole)

@@ -17,7 +17,7 @@ Sizes = Mapping[str, int]
 _TYPES = "mlp_layer_types"
 
 _DELTA = "linear_attn_config"
-#: Sizes in it, and what transformers calls them beside it.
+#: Sizes in ``linear_attn_config``, and the keys of transformers outside it.
 _KIMI_DELTA = {
     "head_dim": "linear_head_dim", "num_heads": "linear_num_heads",
     "short_conv_kernel_size": "linear_conv_kernel_dim",
@@ -52,12 +52,12 @@ def deepseek_v3(config: Settings) -> Facts:
 
 
 def kimi_linear(config: Settings) -> Facts:
-    """Kimi Linear, whose layers have latent attention without rotation, or Kimi delta attention."""
+    """Adapts Kimi Linear, whose layers have latent attention without rotation, or Kimi delta attention."""
     refuse_others(config, mla_use_nope=True, moe_router_activation_func="sigmoid")
     named = {ours: config.get(theirs) for ours, theirs in _KIMI.items() if theirs in config}
     config = config.having(named)
     delta, heads = config.section(_DELTA), config.integer("num_attention_heads")
-    config.skip(*_KIMI_DELTA.values())  # which count where the object lacks them
+    config.skip(*_KIMI_DELTA.values())  # used where the object lacks them
     attention = _attends(config, delta)
     sizes = {
         ours: delta.integer(ours) if ours in delta else config.integer(theirs)
@@ -70,8 +70,8 @@ def kimi_linear(config: Settings) -> Facts:
 
 
 def _attends(config: Settings, delta: Settings) -> list[bool]:
-    """Whether each layer has latent attention: as ``layer_types`` says, which transformers writes, else as
-    the lists of the publishers do."""
+    """Returns, for each layer, if it has latent attention: by ``layer_types``, which transformers writes,
+    or by the publishers' lists."""
     layers, kinds = config.integer("num_hidden_layers"), config.get("layer_types")
     if kinds is not None:
         delta.skip("full_attn_layers", "kda_layers")
@@ -89,7 +89,7 @@ def _attends(config: Settings, delta: Settings) -> list[bool]:
 
 
 def _numbers(config: Settings, key: str, layers: int) -> list[int]:
-    """Numbers of layers, of which the first is 1."""
+    """Reads a list of layers, which are numbered from 1."""
     values: Any = config.get(key)
     if not isinstance(values, list) or any(type(n) is not int or not 1 <= n <= layers for n in values):
         raise config.error(key, f"a list of numbers from 1 to {layers}")
@@ -123,7 +123,7 @@ def _groups(config: Settings) -> tuple[int, int]:
 
 
 def _scaling(config: Settings) -> Settings:
-    """The object that describes the rotation's scaling, under either of its names."""
+    """The object with the parameters of rotary scaling, under either of its names."""
     return config.section("rope_scaling" if config.get("rope_scaling") else "rope_parameters")
 
 
@@ -174,13 +174,13 @@ def indexed_keys(config: Settings) -> Facts:
 
 
 def latent_attention(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
-    """A layer's attention, and where the router has one the bias of its choice."""
+    """A layer's attention, and the router's selection bias if it has one."""
     found = _attention(checkpoint, layer, sizes["D"])
     return found + _router_bias(checkpoint, layer, sizes, "mlp")
 
 
 def _router_bias(checkpoint: Checkpoint, layer: int, sizes: Sizes, mlp: str) -> list[Source]:
-    """The bias of a choice of experts, where a layer has one; ``mlp`` is HF's name of the FFN."""
+    """The router's selection bias, if a layer has one; ``mlp`` is HF's name of the FFN."""
     config, target = checkpoint.config, f"blk.{layer}.exp_probs_b.bias"
     if not config.values["expert_layers"][layer] or config.values["score"] != 2:
         return []
@@ -203,21 +203,21 @@ def _attention(checkpoint: Checkpoint, layer: int, dim: int) -> list[Source]:
         return turned
 
     def values(array: Array) -> Array:
-        own: Array = array.reshape(heads, -1, latent)[:, plain:]
-        return own
+        rows: Array = array.reshape(heads, -1, latent)[:, plain:]
+        return rows
 
     queries = heads * (plain + rotated)
     if rank:
-        found = [
+        query = [
             one("attn_q_a", "q_a_proj", rank, dim),
             one("attn_q_a_norm", "q_a_layernorm", rank),
             one("attn_q_b", "q_b_proj", queries, rank),
         ]
     else:
-        found = [one("attn_q", "q_proj", queries, dim)]
+        query = [one("attn_q", "q_proj", queries, dim)]
     origin, shape = [f"{hf}kv_b_proj.weight"], (heads * (plain + value), latent)
     return [
-        *found,
+        *query,
         one("attn_kv_a_mqa", "kv_a_proj_with_mqa", latent + rotated, dim),
         one("attn_kv_a_norm", "kv_a_layernorm", latent),
         loaded(checkpoint, f"{blk}attn_k_b.weight", origin, shape, keys, (heads, latent, plain)),
@@ -266,20 +266,20 @@ def _kimi_delta(checkpoint: Checkpoint, layer: int, dim: int) -> list[Source]:
     def decay(array: Array) -> Array:
         return minus_exp(array.reshape(heads, 1))
 
-    found = [
+    tensors = [
         loaded(checkpoint, f"{blk}{target}.weight", [f"{hf}{origin}.weight"], shape)
         for target, (origin, shape) in matrices.items()
     ]
     for part in "qkv":
         target, origin = f"{blk}ssm_conv1d_{part}.weight", [f"{hf}{part}_conv1d.weight"]
-        found.append(loaded(checkpoint, target, origin, (rows, 1, taps), conv, (1, rows, 1, taps)))
-    found.append(loaded(checkpoint, f"{blk}ssm_dt.bias", [f"{hf}dt_bias"], (rows,)))
+        tensors.append(loaded(checkpoint, target, origin, (rows, 1, taps), conv, (1, rows, 1, taps)))
+    tensors.append(loaded(checkpoint, f"{blk}ssm_dt.bias", [f"{hf}dt_bias"], (rows,)))
     shape = 1, 1, heads, 1
-    return [*found, loaded(checkpoint, f"{blk}ssm_a", [f"{hf}A_log"], shape, decay, (heads, 1))]
+    return [*tensors, loaded(checkpoint, f"{blk}ssm_a", [f"{hf}A_log"], shape, decay, (heads, 1))]
 
 
 def indexed_attention(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
-    """The same with the index's tensors, which some layers of GLM-5.2 lack."""
+    """Latent attention with the index's tensors, which some layers of GLM-5.2 lack."""
     config, dim = checkpoint.config, sizes["D"]
     hf, blk = f"model.layers.{layer}.self_attn.indexer.", f"blk.{layer}.indexer."
     heads, length = config.integer("index_n_heads"), config.integer("index_head_dim")

@@ -21,11 +21,11 @@ from hotcold.convert.source import Source
 class Rule:
     """A weight and its bias: HF's name, GGUF's name, and the shape in letters of ``metadata.dimensions``.
 
-    ``{}`` in a name is the layer; a second one in HF's is the expert (GGUF has one tensor for all experts).
-    ``heads`` is the letter that counts the rows' heads where rotary positions apply to them, or ``groups``
-    where q, k and v come in groups. ``bias`` says whether the bias exists, ``when`` whether both exist: a
-    bool, or the key of one. ``layers`` is the key of a list that says which layers have them; empty: all.
-    ``bare`` names are whole, without ``.weight``.
+    ``{}`` in a name is the layer; a second ``{}`` in HF's is the expert (GGUF has one tensor for all
+    experts). ``heads`` is the letter that counts the heads of rows with rotary positions, or ``groups`` if q,
+    k and v come in groups. ``bias`` says whether the bias exists, ``when`` whether both exist: a bool, or the
+    key of one. ``layers`` is the key of a list with a truth value for each layer; empty: all layers have
+    both. ``bare`` names are complete, without ``.weight``.
     """
 
     source: str
@@ -48,37 +48,37 @@ class Layout:
     implementation: str  #: class in transformers
     activations: Mapping[str, str]  #: hidden_act -> Hotcold's name
     rules: tuple[Rule, ...]
-    #: gives config.json's facts under Llama's keys, if the publishers chose others or left them to the class;
-    #: ``architecture`` is GGUF's name where it depends on them
+    #: returns config.json's facts under Llama's keys, if the publishers chose others or left them to the
+    #: class; ``architecture`` is GGUF's name if it depends on them
     adapt: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
-    #: gives the keys beyond those of every model, without the architecture's name
+    #: returns keys that only this family has, without the architecture's name
     extra: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
-    llama_cpp: str | None = "silu"  #: the activation of this architecture there; None: llama.cpp lacks it
+    llama_cpp: str | None = "silu"  #: llama.cpp's activation for this architecture; None: llama.cpp lacks it
     eps: str = "rms_norm_eps"  #: config.json's key
     layer_norm: bool = False
     interleaved: bool = False  #: rotary pairs are neighbours in GGUF files of this architecture
-    already: bool = False  #: they are in its checkpoints, too
-    #: Norms scale by weight + 1 (Gemma up to 3, Nemotron): GGUF files hold the sum, and readers add nothing.
+    already: bool = False  #: rotary pairs are neighbours in its checkpoints, too
+    #: norms scale by weight + 1 (Gemma up to 3, Nemotron); GGUF files hold the sum, and readers add nothing
     norms_less_one: bool = False
-    #: Layers without a window, if the file does not say: a period, and whether they begin or end it.
+    #: layers without a window if the file has no list: a period, and True if they begin it, else they end it
     full_attention: tuple[int, bool] | None = None
     yarn_truncates: bool = True  #: the ends of YaRN's ramp are rounded to whole pairs
-    prefixes: Mapping[str, str] = field(default_factory=dict)  #: other prefixes of names -> the rules'
+    prefixes: Mapping[str, str] = field(default_factory=dict)  #: the checkpoint's prefixes -> the rules'
     ignored: tuple[str, ...] = ()  #: prefixes of names that do not belong to the text model
-    #: Of a model with other parts: model_types of its text model (``text_config``), and their rows here; the
-    #: first is that of older files, whose text model has its keys outside
+    #: for a model with other parts: model_types of its text model (``text_config``) -> their rows here; the
+    #: first belongs to older files without a ``text_config``
     texts: Mapping[str, str] = field(default_factory=dict)
-    drafting: bool = False  #: what lies after the last layer, or is named ``mtp.``, only guesses tokens
-    #: Predictors that its checkpoints may hold: a name with places for the layer and for fc1 or fc2.
+    drafting: bool = False  #: layers after the last one, and names with ``mtp.``, are draft blocks
+    #: predictors that its checkpoints may hold: a name with places for the layer and for fc1 or fc2
     predictor: str = ""
-    whole_ffn: bool = False  #: the FFN needs all neurons, so down lies by output
-    left_out: str = ""  #: expression for tensors that the model does not need; a note names them
+    whole_ffn: bool = False  #: the FFN needs all neurons, so down is stored by output
+    left_out: str = ""  #: regular expression of tensors that the model does not need; a note names them
     #: makes a layer's tensors that no rule describes, from sizes by letter and the layout of down
     own: Callable[[Checkpoint, int, Mapping[str, int], str], list[Source]] = lambda *facts: []
 
 
 def _renamed(rules: tuple[Rule, ...], **names: str) -> tuple[Rule, ...]:
-    """The rules with other last parts of their names, HF's or GGUF's."""
+    """The rules with parts of their names replaced, HF's or GGUF's."""
     found = []
     for rule in rules:
         source, target = (
@@ -89,7 +89,7 @@ def _renamed(rules: tuple[Rule, ...], **names: str) -> tuple[Rule, ...]:
 
 
 def _mixed(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The rules of a model whose first layers are dense, and whose others have experts."""
+    """The rules of a model with dense first layers and experts in all others."""
     dense = {f"blk.{{}}.ffn_{part}": "dense_layers" for part in ("gate", "up", "down")}
     experts = re.compile(r"\.ffn_.*_(exps|shexp|inp)|\.exp_probs_b")
     return tuple(
@@ -110,14 +110,14 @@ def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
     )
 
 
-#: Of blocks that guess tokens, beside those of a layer; ``own`` are there where they differ from the model's.
+#: Rules of draft blocks beyond those of a layer. ``own`` tensors exist if they differ from the model's.
 DRAFTING_RULES = _rules("nextn")
 
-# A gate may have been made sparse. FATReLU (arXiv 2402.13516) is a ReLU whose threshold is hidden_act_param;
-# dReLU (arXiv 2406.05955), the ReLU of gate and up, may have one, too.
+# Sparse variants of gates. FATReLU (arXiv 2402.13516) is a ReLU with the threshold hidden_act_param. dReLU
+# (arXiv 2406.05955), the ReLU of gate and up, may have this threshold, too.
 _SPARSE = {"relu": "relu", "fatrelu": "relu", "drelu": "drelu"}
 _SILU = {"silu": "silu"} | _SPARSE
-#: Where a class computes states with hidden_act, too, a plain ReLU would be that of both.
+#: Classes that also compute states with hidden_act: a plain ReLU would apply to both, so it is left out.
 _SILU_STATES = {name: each for name, each in _SILU.items() if name != "relu"}
 _TANH = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu")
 _GELU = {"gelu": "gelu_erf", **_TANH, "relu": "relu", "fatrelu": "relu"}
@@ -136,7 +136,7 @@ _BIASED = _PLAIN | {"qkv_bias": "use_bias", "o_bias": "use_bias", "mlp_bias": "u
 _BESIDE = _PLAIN | {"ffn_norm": False}
 _HUNYUAN = {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}
 _MIXTRAL = _rules("llama", "mixtral", **_NO_BIAS | _EXPERTS)
-#: What checkpoints of text and images call the text model, and what belongs to images.
+#: Prefixes of the text model in checkpoints of text and images, and prefixes of image tensors.
 _OF_VISION = {
     "language_model.model.": "model.",
     "model.language_model.": "model.",
@@ -153,7 +153,7 @@ _PARTS = (*_VISION, "mm_projector.", "model.mm_projector.", "model.visual.", "vi
 
 def _wrapper(implementation: str, *ignored: str, **texts: str) -> Layout:
     """The row of a model with other parts, whose text model has a row of its own."""
-    # transformers 5.23 saves the layers of Kimi K2.5's text model under the name of its image model's.
+    # transformers 5.23 saves the layers of Kimi K2.5's text model under the image model's name.
     prefixes = {"language_model.model.blocks.": "model.layers.", **_OF_VISION}
     return Layout("", implementation, {}, (), prefixes=prefixes, ignored=(*_PARTS, *ignored), texts=texts)
 
@@ -235,7 +235,7 @@ _NEMOTRON_H = Layout(
     prefixes={"model.": "backbone."}, drafting=True,
 )  # fmt: skip
 
-#: All but attention, which latent.py has.
+#: All tensors except attention, which latent.py has.
 _DEEPSEEK_RULES = tuple(
     rule
     for rule in _mixed(_rules("llama", "qwen3moe", "shared_experts", **_NO_BIAS))
@@ -260,7 +260,7 @@ _KIMI_LINEAR = replace(
     activations=_SILU_STATES, adapt=latent.kimi_linear, extra=latent.kimi_linear_keys, own=latent.kimi_layer,
 )  # fmt: skip
 
-#: What remains is in bitnet.py.
+#: bitnet.py lists the other tensors.
 _BITNET = Layout(
     "bitnet", "BitNetForCausalLM", _RELU2 | {"silu": "silu"},
     tuple(rule for rule in _rules("llama", **_NO_BIAS | _EXPERTS) if ".self_attn." not in rule.source),
@@ -271,8 +271,8 @@ _BITNET = Layout(
 LAYOUTS = {
     "llama": Layout("llama", "LlamaForCausalLM", _SILU, _LLAMA, interleaved=True),
     "sparsellama": Layout("llama", "SparseLlamaForCausalLM", _SILU, _LLAMA, interleaved=True),  # ProSparse
-    # Bamboo's code applies hidden_act to gate and up alike. So does TurboSparse-Mistral's, which computes
-    # only neurons whose predictor, reading the residual stream, has a sigmoid above 1/2.
+    # Bamboo's code applies hidden_act to both gate and up, and so does TurboSparse-Mistral's. The latter
+    # computes only neurons for which the sigmoid of the predictor is above 1/2; it reads the residual stream.
     "bamboo": Layout(
         "bamboo", "BambooForCausalLM", {"relu": "drelu"}, _LLAMA, adapting.mistral, llama_cpp=None,
         interleaved=True, predictor="model.layers.{}.mlp.predictor.{}.weight",
@@ -355,7 +355,7 @@ LAYOUTS = {
         "exaone4", "Exaone4ForCausalLM", _SILU,
         _rules("olmo2", "norms_of_heads", attention_bias=False), recent.exaone4, full_attention=(4, False),
     ),
-    # Its checkpoints have a block that guesses tokens, which GGUF's readers of exaone4 do not have.
+    # Its checkpoints have a draft block, which GGUF's readers of exaone4 do not support.
     "exaone4_5": _wrapper(
         "Exaone4_5_ForConditionalGeneration", "mtp.", exaone4="exaone4", exaone4_5_text="exaone4"
     ),

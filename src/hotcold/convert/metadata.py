@@ -21,11 +21,10 @@ _ORIGINAL = "original_max_position_embeddings"
 
 
 def dimensions(config: Settings) -> dict[str, int]:
-    """Sizes by letter: D model dim, H heads, G kv heads, d head_dim, Q, K, F rows of query, of key, of all
-    three, W of query and its gate, N neurons, U rows of gate and up, C two rows of the model's, one after the
-    other, V vocabulary, L layers; E experts, M
-    neurons of each, I dimensions that they read, S neurons of a shared one, P learned positions, where there
-    are any. Raises :class:`ConvertError` where they do not fit together."""
+    """Sizes by letter: D model width, H heads, G kv heads, d head_dim; rows of Q query, K key, F query, key
+    and value, W query and its gate; N neurons, U rows of gate and up, C two concatenated model rows, V
+    vocabulary, L layers. If present: E experts, M neurons of an expert, I dimensions that it reads, S neurons
+    of a shared expert, P learned positions. Raises :class:`ConvertError` if sizes do not fit together."""
     dim, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -61,7 +60,7 @@ def dimensions(config: Settings) -> dict[str, int]:
     if "shared_width" in config:
         sizes |= {"S": config.integer("shared_width"), "1": 1}
     if "learned_positions" in config:
-        # OPT's table begins with two rows that no position uses.
+        # OPT's table begins with two unused rows.
         sizes["P"] = config.integer("max_position_embeddings") + 2
     return sizes
 
@@ -85,7 +84,7 @@ def model_metadata(config: Settings, layout: Layout) -> dict[str, Any]:
         rope = _rope_metadata(config, layout)
     else:
         config.skip("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-    # The order of earlier files, so that they can be made again byte for byte.
+    # Keep the order of earlier files, so that a conversion gives the same bytes.
     first = "rope.dimension_count"
     metadata |= {first: rope[first]} if rope else {}
     if "head_dim" in config:
@@ -118,7 +117,7 @@ class Rope:
 
     @property
     def original(self) -> int:
-        """The context that the model was trained for before it was extended."""
+        """The context of training, before it was extended."""
         return self.config.integer(_ORIGINAL, self.settings.integer(_ORIGINAL, self._context))
 
     @property
@@ -136,7 +135,7 @@ class Rope:
 
     @property
     def growth(self) -> float:
-        """How much the context grew: the stated factor, or the new context over the old one."""
+        """The growth of the context: the stated factor, or the new context over the old one."""
         return self.settings.number("factor", self._context / self.original)
 
 
@@ -145,15 +144,15 @@ def _rotates(config: Settings) -> bool:
 
 
 def rope_of(config: Settings) -> Rope:
-    """The rope of layers that see all positions, as transformers 5 reads it: the scaling's keys take
-    precedence over those beside it, except the original context."""
+    """The rope of layers with full attention, as transformers 5 reads it: keys inside the scaling's object
+    take precedence over the same keys outside, except for the original context."""
     settings = _scaling(config)
     theta = settings.number("rope_theta", config.number("rope_theta", 10000.0))
     kind = _kind(settings, config.section("rope_names"))
     head_dim = dimensions(config)["d"]
     share = settings.number("partial_rotary_factor", config.number("partial_rotary_factor", 1))
     dim = int(head_dim * share)
-    if kind == "proportional":  # all pairs have a frequency, and some of them 0
+    if kind == "proportional":  # all pairs have a frequency, which may be 0
         return Rope(theta, kind, head_dim, settings, config)
     partly = config.flag("rotates_partly", False)
     if share > 1 or dim % 2 or dim < 2 or (share != 1 and not partly):
@@ -166,8 +165,8 @@ def rope_of(config: Settings) -> Rope:
 
 def _scaling(config: Settings) -> Settings:
     """The object that describes the scaling: ``rope_scaling`` in older files, ``rope_parameters`` in newer
-    ones. ``rope_scaling`` takes precedence; where ``rope_parameters`` differ by kind of layer, it changes
-    one."""
+    ones. ``rope_scaling`` takes precedence. If ``rope_parameters`` differ by kind of layer, it changes the
+    keys of layers with full attention."""
     old, new = config.section("rope_scaling"), config.section("rope_parameters")
     old = old.section(_FULL) if _FULL in old else old
     if _FULL in new or _WINDOW in new:
@@ -176,8 +175,8 @@ def _scaling(config: Settings) -> Settings:
 
 
 def _kind(settings: Settings, names: Settings | None = None) -> str:
-    """The kind of scaling: ``rope_type``, else its older name ``type``, else none. ``names`` are those that a
-    class has for kinds."""
+    """The kind of scaling: ``rope_type``, else its older name ``type``, else none. ``names`` maps a class's
+    names of kinds to the usual names."""
     key = "rope_type" if "rope_type" in settings else "type"
     kind = settings.text(key, "default")
     kind = {"su": "longrope"}.get(kind, kind)
@@ -188,7 +187,7 @@ def _kind(settings: Settings, names: Settings | None = None) -> str:
 
 
 def rope_notes(config: Settings) -> list[str]:
-    """Notes on parts of the scaling that are left out."""
+    """Notes on parts of the scaling that the file lacks."""
     if not _rotates(config):
         return []
     rope = rope_of(config)
@@ -202,8 +201,8 @@ def rope_notes(config: Settings) -> list[str]:
 
 
 def _window_base(config: Settings, layout: Layout) -> dict[str, Any]:
-    """The key of the rotary base of layers with a window, if it differs. ConvertError: they are scaled in a
-    way for which GGUF has no keys."""
+    """The key of the rotary base of layers with a window, if it differs. ConvertError: GGUF has no keys for
+    the scaling of these layers."""
     settings = config.section("rope_parameters").section(_WINDOW)
     if not settings.values:
         return {}
@@ -236,7 +235,7 @@ def _yarn(rope: Rope, layout: Layout) -> dict[str, Any]:
     settings = rope.settings
     if settings.flag("truncate", True) is not layout.yarn_truncates:
         raise settings.error("truncate", str(layout.yarn_truncates).lower())
-    # Null means: as much as the context grew.
+    # null means the growth of the context.
     factor = rope.growth if settings.get("factor", 0) is None else settings.number("factor")
     keys: dict[str, Any] = {
         "rope.scaling.type": "yarn",
@@ -248,7 +247,7 @@ def _yarn(rope: Rope, layout: Layout) -> dict[str, Any]:
             keys[f"rope.scaling.yarn_{key}"] = np.float32(settings.number(key))
     if "attention_factor" in settings:
         keys["rope.scaling.yarn_attn_factor"] = np.float32(settings.number("attention_factor"))
-    elif settings.get("mscale_all_dim"):  # which has a part in it beside mscale alone
+    elif settings.get("mscale_all_dim"):  # it enters the factor together with mscale only
         weights = ("mscale", "mscale_all_dim") if settings.get("mscale") else ()
         grown = [1 + 0.1 * settings.number(key) * math.log(max(factor, 1)) for key in weights]
         implied = 1 + 0.1 * math.log(max(factor, 1))
@@ -257,7 +256,7 @@ def _yarn(rope: Rope, layout: Layout) -> dict[str, Any]:
 
 
 def rope_tables(config: Settings) -> Mapping[str, Array]:
-    """GGUF's tensors of divisors of frequencies, ``[rotary dim / 2]``: Llama 3's or longrope's."""
+    """GGUF's tensors of frequency divisors, ``[rotary dim / 2]``: Llama 3's or longrope's."""
     if not _rotates(config):
         return {}
     rope = rope_of(config)
@@ -283,7 +282,7 @@ def _llama3_factors(rope: Rope) -> Array:
 
 
 def _proportional_factors(rope: Rope) -> Array:
-    """Divisors of which all but the first are so large that their pairs are not rotated."""
+    """Frequency divisors: the scaling factor for rotated pairs, 1e30 for pairs that stay unrotated."""
     share, factor = (rope.settings.number(key, 1.0) for key in ("partial_rotary_factor", "factor"))
     if share > 1:
         raise rope.settings.error("partial_rotary_factor", "a share up to 1")

@@ -1,4 +1,4 @@
-"""Reads how the vectors of a text's tokens become one, as the package sentence-transformers writes it."""
+"""Reads the pooling of an embedding model, as the package sentence-transformers writes it."""
 
 import re
 from typing import Any
@@ -8,15 +8,15 @@ from hotcold.convert.settings import ConvertError, Settings, read_json
 
 _MODULES, _FOLDER, _PREFIX = "modules.json", "1_Pooling", "pooling_mode"
 _NAME = re.compile(r"\w[\w.-]*")  # of a folder
-#: GGUF's numbers. The keys of older files are flags, those of newer ones have the name as their value.
+#: GGUF's numbers. Older files have a flag for each kind, newer files the name of one kind.
 _KINDS = {"mean": 1, "mean_tokens": 1, "cls": 2, "cls_token": 2, "lasttoken": 3}
 #: Modules of a model that a GGUF file can express; readers always normalise.
 _EXPRESSED = ("Transformer", "Pooling", "Normalize")
 
 
 def pooling_metadata(checkpoint: Checkpoint, architecture: str, notes: list[str]) -> dict[str, Any]:
-    """The key of the pooling, if the folder names one. A way that GGUF has no number for is left out, with
-    a note. ConvertError: its file cannot be read."""
+    """The key of the pooling, if the folder names one. A kind without a number in GGUF is left out, with a
+    note. ConvertError: its file cannot be read."""
     folder, others = _modules(checkpoint)
     settings = checkpoint.settings(f"{folder}/config.json")
     begin = f"{_PREFIX}_"
@@ -37,8 +37,8 @@ def pooling_metadata(checkpoint: Checkpoint, architecture: str, notes: list[str]
 
 
 def _modules(checkpoint: Checkpoint) -> tuple[str, list[str]]:
-    """The folder of the pooling, and the folders of modules that GGUF has no place for. A folder without a
-    list of modules has them under their usual names."""
+    """The folder of the pooling, and the folders of modules that GGUF cannot express. Without a list of
+    modules, the folders have their usual names."""
     path = checkpoint.folder / _MODULES
     if not path.is_file():
         return _FOLDER, [name for name in ("2_Dense",) if (checkpoint.folder / name).is_dir()]

@@ -1,8 +1,8 @@
-"""Converts PowerInfer's predictors: a folder of them, or tensors of the checkpoint itself.
+"""Converts PowerInfer's predictors, from a folder or from tensors of the checkpoint.
 
-They are two matrices for each layer, ``fc1.weight`` ``[R, D]`` and ``fc2.weight`` ``[N, R]``; R may differ by
-layer. A folder has them in ``model_N.pt``, of which nothing is executed, and ``config.json``. The checkpoint
-of TurboSparse-Mistral has its own (PowerInfer, pull request 212)."""
+A predictor is two matrices for each layer, ``fc1.weight`` ``[R, D]`` and ``fc2.weight`` ``[N, R]``; R may
+differ by layer. A folder has ``model_N.pt``, which is read without executing its pickle, and ``config.json``.
+The checkpoint of TurboSparse-Mistral has its own predictors (PowerInfer, pull request 212)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _FILE = re.compile(r"model_(\d{1,9})\.pt")
 
 
 def predictor_metadata(folder: Path) -> dict[str, Any]:
-    """The key of the threshold that a score must reach: ``sparse_threshold``, or 0."""
+    """The key of the threshold that scores must reach: ``sparse_threshold``, or 0."""
     settings = _settings(folder)
     if "sparse_threshold" not in settings:
         return {}
@@ -33,8 +33,7 @@ def predictor_metadata(folder: Path) -> dict[str, Any]:
 
 
 def predictor_sources(folder: Path, checkpoint: Checkpoint, sizes: Mapping[str, int]) -> list[Source]:
-    """The predictors of all layers. ConvertError: a layer's file is missing or wrong, or there is one too
-    many."""
+    """The predictors of all layers. ConvertError: a layer's file is missing, wrong or superfluous."""
     if "E" in sizes:
         raise ConvertError(f"{folder}: predictors of experts are not published in this form: leave them out")
     found: list[Source] = []

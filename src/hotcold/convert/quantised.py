@@ -1,6 +1,6 @@
 """Reads how a checkpoint's weights are quantised, and dequantises FP8 and NVFP4 while they are converted.
 
-Beside a tensor of codes is a tensor of scales, one for each block of rows and columns. FP8 has a float of 8
+A tensor of codes comes with a tensor of scales, one for each block of rows and columns. FP8 has a float of 8
 bits (E4M3) for each weight. NVFP4 has two floats of 4 bits in a byte, and one factor for all scales."""
 
 import itertools
@@ -26,27 +26,27 @@ _FP8, _BYTES = "F8_E4M3", "U8"
 _QUANTISED_BY = "the weights are quantised by"
 _CHUNK = 1 << 18  # weights that are computed at a time
 
-#: Keys that say how activations are rounded, and which modules are not quantised: each stored tensor has a
-#: type of its own, and activations are not rounded here.
+#: Keys about the rounding of activations, which are not rounded here, and about modules that are not
+#: quantised, which is clear from the type of each stored tensor.
 _WITHOUT_EFFECT = (
     "activation_scheme", "config_groups", "dequantize", "global_compression_ratio", "ignore",
     "ignored_layers", "kv_cache_quant_algo", "kv_cache_scheme", "modules_to_convert",
     "modules_to_not_convert", "producer", "quantization_status", "scale_fmt", "version",
 )  # fmt: skip
-#: Ends of names of scales of activations and caches.
+#: Suffixes of names of scales for activations and caches.
 _OF_ACTIVATIONS = tuple(
     f"{mark}{name}"
     for mark in "._"
     for name in ("input_scale", "activation_scale", "output_scale", "input_global_scale")
 ) + (".q_scale", ".k_scale", ".v_scale")
-#: Ends of names of scales of weights.
+#: Suffixes of names of scales for weights.
 _OF_WEIGHTS = ("_scale_inv", "weight_scale", "weight_scale_2", "weight_global_scale")
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """A method of quantisation: its name for messages, the types that its codes are stored as, and the blocks
-    that share a scale where this module reads it."""
+    """A method of quantisation: its name for messages, the storage types of its codes, and the blocks that
+    share a scale if this module reads it."""
 
     name: str
     stored: tuple[str, ...]
@@ -54,11 +54,11 @@ class Quantised:
 
 
 class UnreadMethodError(ConvertError):
-    """A method of quantisation that this module does not read; the message names it."""
+    """Raised for a method of quantisation that this module does not read; the message names it."""
 
 
 def read_method(config: Settings) -> Mapping[str, Any]:
-    """The method that config.json declares as a fact, ``quantised``; ConvertError: it is not read."""
+    """The method that config.json declares, as the fact ``quantised``; ConvertError: it is not supported."""
     for key in ("quantization_config", "compression_config"):
         stated = config.section(key)
         if stated.values:
@@ -95,7 +95,7 @@ def _refused(stated: Settings, kind: str) -> UnreadMethodError:
 
 
 def _fp8(stated: Settings) -> Quantised:
-    """DeepSeek, Kimi, MiniMax and Qwen; without a size of blocks one scale for a tensor is possible, too."""
+    """FP8 of DeepSeek, Kimi, MiniMax and Qwen. Without a block size, one scale for a tensor is allowed."""
     for key, allowed in {"fmt": ("e4m3", "float8_e4m3fn"), "expert_dtype": ("fp8",)}.items():
         if stated.text(key, allowed[0]) not in allowed:
             raise stated.error(key, allowed[0])
@@ -132,7 +132,7 @@ def _compressed(stated: Settings) -> Quantised:
 
 
 def _block_of(stated: Settings, weights: Settings) -> Block:
-    """The block of a group of compressed-tensors; ConvertError: its codes are neither FP8 nor NVFP4."""
+    """The block size of a group of compressed-tensors; ConvertError: its codes are neither FP8 nor NVFP4."""
     type, bits, strategy = (weights.get(key) for key in ("type", "num_bits", "strategy"))
     if (type, bits, strategy, weights.get("group_size")) == ("float", 4, "tensor_group", 16):
         return _NVFP4
@@ -163,10 +163,10 @@ _METHODS: dict[str, Callable[[Settings], Quantised]] = {
 
 
 def dequantised(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint in which quantised tensors are float32, under the names of their weights.
+    """The checkpoint with quantised tensors as float32, under the names of their weights.
 
-    ConvertError: no tensor is stored as its method stores codes, a tensor of codes lacks its scales, scales
-    lack their tensor, one has a wrong type or shape, or 8-bit floats are of no declared method."""
+    ConvertError: no tensor has the storage type of its method's codes, a tensor of codes lacks its scales,
+    scales lack their tensor, a type or shape is wrong, or 8-bit floats have no declared method."""
     method: Quantised = checkpoint.config.get("quantised") or Quantised("", ())
     types = {name: stored.file.dtype(stored.name) for name, stored in checkpoint.files.items()}
     if method.stored and not {*method.stored} & {*types.values()}:
@@ -188,7 +188,7 @@ def dequantised(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _parts(name: str, type: str, method: Quantised, files: Mapping[str, Stored]) -> list[str]:
-    """The names of a quantised tensor's codes, scales and factor, if ``name`` is that of codes."""
+    """The names of a quantised tensor's codes, scales and factor, if ``name`` is a tensor of codes."""
     if type not in method.stored or not method.blocks or name.endswith(_OF_WEIGHTS):
         return []
     weight = name.removesuffix("_packed")
@@ -207,7 +207,7 @@ def _parts(name: str, type: str, method: Quantised, files: Mapping[str, Stored])
 
 
 def _check_plain(name: str, type: str, method: Quantised) -> None:
-    """ConvertError: a tensor that is not quantised has a type of 8-bit floats, or is a scale of nothing."""
+    """Raises ConvertError if an unquantised tensor has 8-bit floats, or is a scale without its codes."""
     if method.blocks and name.endswith(_OF_WEIGHTS):
         seen = f"tensor {shown(name)} holds scales, but the tensor that they belong to is not"
         raise ConvertError(f"{seen} stored as {' or '.join(method.stored)}: download all files again")
@@ -219,7 +219,7 @@ def _check_plain(name: str, type: str, method: Quantised) -> None:
 
 
 def _matrix(weight: str, names: list[str], stored: list[Stored], blocks: tuple[Block, ...]) -> "Dequantised":
-    """A quantised tensor; ConvertError: its scales or its factor have another shape than its blocks imply."""
+    """A quantised tensor; ConvertError: the shape of its scales or its factor does not fit its blocks."""
     packed = len(stored) > 2
     shapes = [each.file.shape(each.name) for each in stored]
     if len(shapes[0]) < 2 or 0 in shapes[0]:
@@ -243,7 +243,7 @@ def _matrix(weight: str, names: list[str], stored: list[Stored], blocks: tuple[B
 
 
 def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether shapes are equal; of the expected one the last dimensions may be left out if they are 1."""
+    """True if the shapes are equal; ``shape`` may lack the last dimensions of ``expected`` if they are 1."""
     return shape == expected[: len(shape)] and set(expected[len(shape) :]) <= {1}
 
 
@@ -284,9 +284,9 @@ class Dequantised:
         return values.reshape(self.size)
 
     def blocks(self) -> Array:
-        """The rows of a matrix of NVFP4 as GGUF's blocks, ``[rows, bytes]``. They have the same codes and
-        scales: 4 scales, then for each 16 codes the first 8 in the low halves of 8 bytes, the last 8 in the
-        high ones."""
+        """The rows of a matrix of NVFP4 as GGUF's blocks, ``[rows, bytes]``, with the same codes and scales.
+        A block has 4 scales, then for each 16 codes the first 8 in the low halves of 8 bytes, the last 8 in
+        the high halves."""
         rows = self.size[0]
         scales = self._scale_codes().reshape(rows, -1, 4)
         codes = _halves(self._codes()[0]).reshape(rows, -1, 4, 2, 8)
@@ -314,7 +314,7 @@ class Dequantised:
         return scaled
 
     def _scale_codes(self) -> Array:
-        """The scales of NVFP4 as they are stored; they may be 0."""
+        """The scales of NVFP4 as stored codes; they may be 0."""
         name, stored = self.parts[1], self.stored[1]
         if (type := stored.file.dtype(stored.name)) != _FP8:
             raise ConvertError(f"tensor {shown(name)} is {type}: scales of NVFP4 are {_FP8}")
@@ -330,7 +330,7 @@ class Dequantised:
 
 
 def _halves(codes: Array) -> Array:
-    """Codes of 4 bits, the first of a byte in its low half."""
+    """Splits bytes into codes of 4 bits, the low half first."""
     return np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
 
 

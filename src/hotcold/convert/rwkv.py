@@ -17,14 +17,14 @@ from hotcold.tokenizer.vocabulary import TokenType
 from hotcold.values import not_utf8, shown
 
 VOCABULARY = "rwkv_vocab_v20230424.txt"
-#: The template where a checkpoint has none.
+#: The template for a checkpoint without one.
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ message['role']|capitalize + ': ' + message['content']|trim + '\\n\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-#: What low ranks are for: their letter, the key of config.json, its default as a power of D and a factor, and
-#: the key in GGUF.
+#: The matrices of low rank: their letter, the key of config.json, its default as a power of D and a factor,
+#: and GGUF's key.
 _RANKS = (
     ("w", "decay_low_rank_dim", 0.5, 1.8, "decay"),
     ("a", "a_low_rank_dim", 0.5, 1.8, "iclr"),
@@ -48,9 +48,9 @@ def rwkv7(config: Settings) -> Facts:
         "num_key_value_heads": dim // head_dim,
         "intermediate_size": config.integer("intermediate_size", implied),
         "norm_eps": config.number("norm_eps", 1e-5),
-        "max_position_embeddings": 1 << 20,  # nothing in it limits texts
+        "max_position_embeddings": 1 << 20,  # the model has no limit
         "no_rope": True,
-        "unread": ("model.layers.0.attn.v_lora.",),  # which some checkpoints have
+        "unread": ("model.layers.0.attn.v_lora.",),  # only some checkpoints have it
     }
 
 
@@ -76,39 +76,39 @@ def rwkv7_keys(config: Settings) -> Facts:
 def layer_tensors(
     checkpoint: Checkpoint, layer: int, sizes: Mapping[str, int], down_layout: str
 ) -> list[Source]:
-    """Lists what no rule describes: mixes, the pairs of low rank, vectors, and the first layer's own."""
+    """Lists the tensors without a rule: mixes, pairs of low rank, vectors, and tensors of the first layer."""
     dim, ranks = sizes["D"], _ranks(checkpoint.config)
     hf, blk = f"model.layers.{layer}.", f"blk.{layer}."
-    found = []
+    tensors = []
 
     def vector(target: str, origin: str) -> None:
-        """Adds one that may have further dimensions of 1, or heads."""
+        """Adds a vector, which the checkpoint may store with dimensions of 1, or by head."""
         shape = checkpoint.shape(origin) if origin in checkpoint.files else (dim,)
         shape = shape if np.prod(shape) == dim else (dim,)
-        found.append(loaded(checkpoint, target, [origin], shape, _flat, (dim,)))
+        tensors.append(loaded(checkpoint, target, [origin], shape, _flat, (dim,)))
 
     def pair(part: str, target: str) -> None:
         lora, rank = f"{hf}attn.{part}_lora.lora.", ranks[part]
         for i, origin, shape in ((1, "0", (rank, dim)), (2, "2", (dim, rank))):
             name = f"{blk}time_mix_{target}{i}.weight"
-            found.append(loaded(checkpoint, name, [f"{lora}{origin}.weight"], shape))
+            tensors.append(loaded(checkpoint, name, [f"{lora}{origin}.weight"], shape))
         if part != "g":
             vector(f"{blk}time_mix_{target}0.weight", f"{lora}2.bias")
 
     if layer == 0:
         for part in ("weight", "bias"):
             vector(f"token_embd_norm.{part}", f"{hf}pre_norm.{part}")
-        pair("a", "v")  # copies for llama.cpp, which it does not read
+        pair("a", "v")  # copies that llama.cpp requires and does not read
     for part in "wag" if layer == 0 else "wavg":
         pair(part, part)
     for part in ("k_k", "k_a", "r_k"):
         vector(f"{blk}time_mix_{part}.weight", f"{hf}attn.{part}")
     vector(f"{blk}channel_mix_lerp_k.weight", f"{hf}ffn.x_k")
-    return [*found, _lerps(checkpoint, f"{hf}attn.", f"{blk}time_mix_lerp_fused.weight", dim)]
+    return [*tensors, _lerps(checkpoint, f"{hf}attn.", f"{blk}time_mix_lerp_fused.weight", dim)]
 
 
 def _lerps(checkpoint: Checkpoint, hf: str, target: str, dim: int) -> Source:
-    """The six mixes of rows in one tensor, as newer checkpoints have them, or in one each."""
+    """The six mixes of rows: one tensor in newer checkpoints, six in older ones."""
     shape: tuple[int, ...]
     if (joined := f"{hf}x_x") in checkpoint.files:
         shape = len(_MIXED), 1, 1, dim
@@ -127,13 +127,13 @@ def _reshaped(*shape: int) -> Rearrange:
 
 
 def world_vocabulary(path: Path, tokens: list[Piece]) -> dict[str, Any]:
-    """Keys of the vocabulary, whose tokens go into ``tokens``. A line has a token's id, the token as Python
-    writes it, and its bytes' number; id 0, which has none, begins and ends texts. ConvertError: the file is
-    damaged, or has more tokens."""
+    """Keys of the vocabulary; its tokens are put into ``tokens``. A line has a token's id, the token as a
+    Python literal, and its number of bytes. Id 0 has no line; it begins and ends texts. ConvertError: the
+    file is damaged, or has too many tokens."""
     if path.stat().st_size > MAX_JSON:
         raise ConvertError(f"{path} is larger than {MAX_JSON >> 20} MiB: too large for a vocabulary")
     tokens[0] = Piece("<s>", 0.0, TokenType.CONTROL)
-    found: dict[bytes, int] = {}
+    ids: dict[bytes, int] = {}
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -143,13 +143,13 @@ def world_vocabulary(path: Path, tokens: list[Piece]) -> dict[str, Any]:
         if token is None or number >= len(tokens):
             needed = f"the id {number} of {len(tokens)}, a token and the number of its bytes are needed"
             raise ConvertError(f"{path}: line {number} is {shown(line)}: {needed}")
-        found[token] = number
+        ids[token] = number
         tokens[number] = Piece(repr(token)[2:-1], 0.0, TokenType.NORMAL)
     return {
         "model": "rwkv",
         "bos_token_id": 0,
         "eos_token_id": 0,
-        "eot_token_id": found.get(_END_OF_TURN),
+        "eot_token_id": ids.get(_END_OF_TURN),
         "eom_token_id": None,
         "padding_token_id": None,
         "add_bos_token": False,
@@ -158,7 +158,7 @@ def world_vocabulary(path: Path, tokens: list[Piece]) -> dict[str, Any]:
 
 
 def _token(line: str, number: int) -> bytes | None:
-    """The bytes of a line's token; None where the line is not as it must be."""
+    """The bytes of a line's token; None if the line is damaged."""
     id, _, rest = line.partition(" ")
     literal, _, count = rest.rpartition(" ")
     try:

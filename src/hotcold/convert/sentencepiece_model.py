@@ -23,8 +23,7 @@ class Piece(NamedTuple):
 
 
 class SentencePieceModel(NamedTuple):
-    """The vocabulary in order of ids, and what encoding needs; an id is None if the file has a negative
-    one."""
+    """The vocabulary in order of ids, and settings of encoding; an id is None if the file's is negative."""
 
     pieces: list[Piece]
     algorithm: str
@@ -41,12 +40,12 @@ def read_sentencepiece_model(path: Path) -> SentencePieceModel:
         from google.protobuf.message import DecodeError
 
         schema = import_module("sentencepiece.sentencepiece_model_pb2")
-    except Exception as error:  # missing, or protobuf is older than what SentencePiece was made with
+    except Exception as error:  # missing, or protobuf is too old for SentencePiece's code
         fix = "conversion needs pip install -U protobuf '.[convert]' in Hotcold's source folder"
         raise ConvertError(f"{printable(str(error))}: {fix}") from None
     try:
         return _model(schema.ModelProto.FromString(path.read_bytes()))
-    except (ValueError, DecodeError) as error:  # protobuf in pure Python refuses bad UTF-8 itself
+    except (ValueError, DecodeError) as error:  # protobuf in pure Python raises this for bad UTF-8
         raise ConvertError(f"{path} is not a usable SentencePiece model: {printable(str(error))}") from None
 
 
@@ -67,7 +66,7 @@ def _model(proto: Any) -> SentencePieceModel:
 
 def _piece(piece: Any, index: int) -> Piece:
     text = piece.piece
-    if isinstance(text, bytes):  # as protobuf gives it then
+    if isinstance(text, bytes):  # protobuf returns bad UTF-8 as bytes
         raise ConvertError(f"piece {index} is not UTF-8: {text[:40]!r}")
     if not 0 < (n := len(text.encode())) <= MAX_PIECE_BYTES:
         raise ConvertError(f"piece {index} has {n} bytes: 1 to {MAX_PIECE_BYTES} are possible")

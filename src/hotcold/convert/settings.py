@@ -1,4 +1,4 @@
-"""Reads JSON files of strangers; values are checked when they are read."""
+"""Reads untrusted JSON files; values are checked when they are read."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ class Settings:
     read: set[str] = field(
         default_factory=set, compare=False, repr=False
     )  #: names of the keys that were read
-    inside: str = ""  #: the beginning of these names: the objects that this one is in
+    inside: str = ""  #: the prefix of these names: the objects around this one
     skipped: set[str] = field(default_factory=set, compare=False, repr=False)  #: see :meth:`skip`
 
     def __contains__(self, key: str) -> bool:
@@ -42,7 +42,7 @@ class Settings:
         return self.values.get(key, default)
 
     def skip(self, *keys: str) -> None:
-        """Leaves keys, and the keys in them, out of :meth:`unread`: they have no effect in this model."""
+        """Removes keys, and the keys in them, from :meth:`unread`: they have no effect in this model."""
         self.skipped.update(self.inside + key for key in keys)
 
     def having(self, facts: Mapping[str, Any]) -> "Settings":
@@ -50,7 +50,7 @@ class Settings:
         return replace(self, values={**self.values, **facts})
 
     def unread(self) -> Iterator[str]:
-        """The names of the keys that were not read, those of objects in it among them."""
+        """The names of the keys that were not read, including keys of nested objects."""
         for key, value in self.values.items():
             name = self.inside + key
             if value is None or name in self.skipped:
@@ -94,7 +94,7 @@ class Settings:
         return value
 
     def tokens(self, key: str) -> list[int]:
-        """Token ids: one, those of a list, or none."""
+        """Token ids: of a number, of a list, or none."""
         value = self.get(key)
         ids = value if isinstance(value, list) else [value]
         found = [Settings(self.path, {key: id}).token(key) for id in ids]
@@ -112,12 +112,12 @@ class Settings:
 
 
 def is_number(value: Any) -> bool:
-    """True if it is above 0 and finite, in float32, too; JSON has integers of any length."""
+    """True if the value is above 0 and finite, also in float32. JSON has integers of any length."""
     return type(value) in (int, float) and _LEAST <= value <= _MOST
 
 
 def _check_depth(path: Path, values: Any) -> None:
-    """Bounds the depth of a value, so that code that follows or prints it need not count."""
+    """Refuses deeply nested values, so that recursive code needs no limit."""
     level = [values]
     for _ in range(MAX_DEPTH):
         inner = (each.values() if isinstance(each, dict) else each for each in level)
@@ -128,7 +128,7 @@ def _check_depth(path: Path, values: Any) -> None:
 
 
 def read_settings(path: Path) -> Settings:
-    """Reads a JSON object of at most :data:`MAX_JSON` bytes; :class:`ConvertError` when it is not one."""
+    """Reads a JSON object of at most :data:`MAX_JSON` bytes; :class:`ConvertError`: it is not one."""
     values = read_json(path)
     if not isinstance(values, dict):
         raise ConvertError(f"{path} holds a JSON {type(values).__name__}: an object is needed")
@@ -136,7 +136,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file of at most :data:`MAX_JSON` bytes; :class:`ConvertError` when it is none."""
+    """Reads a JSON file of at most :data:`MAX_JSON` bytes; :class:`ConvertError`: it is not one."""
     if path.stat().st_size > MAX_JSON:
         raise ConvertError(f"{path} is larger than {MAX_JSON >> 20} MiB: too large for a configuration")
     try:

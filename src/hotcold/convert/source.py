@@ -25,10 +25,10 @@ class Source:
     name: str
     shape: tuple[int, ...]
     origins: tuple[str, ...]
-    #: reads as :meth:`Checkpoint.load`, in GGUF's order, or gives finished blocks, or the parts of a stack
+    #: reads like :meth:`Checkpoint.load`, in GGUF's order; or returns finished blocks, or parts of a stack
     load: Callable[[], Array | Tensor | Iterator[Array | Tensor]] = field(compare=False)
     packed: str | None = None  #: the block type, if ``load`` gives finished blocks
-    #: reads what each matrix of finished blocks is multiplied by
+    #: reads the factor of each matrix of finished blocks
     factors: Callable[[], Array] | None = field(default=None, compare=False)
 
     @property
@@ -46,8 +46,8 @@ def loaded(
     *,
     moves_rows: bool = False,
 ) -> Source:
-    """A source of one tensor of this shape, or of several, stacked; ``result`` is the shape in GGUF's
-    order. Blocks of NVFP4 stay blocks where ``rearrange`` only moves rows and readers take their factor."""
+    """A source of one tensor of this shape, or of several tensors, stacked. ``result`` is the shape in GGUF's
+    order. Blocks of NVFP4 stay blocks if ``rearrange`` only moves rows and readers support their factor."""
     for name in origins:
         check_shape(checkpoint, name, shape)
     result = result or shape

@@ -1,5 +1,4 @@
-"""Lists the GGUF tensors of layers that keep a state, and of experts whose gate and up a checkpoint joins:
-those that are not one of the checkpoint's as it is."""
+"""Lists GGUF tensors that differ from a checkpoint's: of layers with a state, and of fused experts."""
 
 import math
 from collections.abc import Mapping
@@ -41,8 +40,7 @@ def short_conv(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: st
 def stacked_experts(
     checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str, mlp: str = "mlp"
 ) -> list[Source]:
-    """Experts of a layer, if it has some, that has nothing else of this file; ``mlp`` is HF's name of the
-    FFN."""
+    """The experts of a layer, if it has any, and no other tensors; ``mlp`` is HF's name of the FFN."""
     if not checkpoint.config.get("expert_layers", [True] * sizes["L"])[layer]:
         return []
     return _experts(checkpoint, f"model.layers.{layer}.{mlp}.experts.", f"blk.{layer}.", sizes, down_layout)
@@ -67,7 +65,7 @@ def _of_qwen3_next(checkpoint: Checkpoint, hf: str, blk: str, dim: int) -> list[
     key_dim, value_dim = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
     inner = values * value_dim
     channels = 2 * keys * key_dim + inner
-    # By k head: q, k, then v and z of all its v heads.
+    # Rows by k head: q, k, then v and z of all its v heads.
     ends = np.cumsum([key_dim, key_dim, inner // keys])
     rows = np.split(np.arange(channels + inner).reshape(keys, -1), ends, axis=1)
     *qkv, z = (part.reshape(-1) for part in rows)
@@ -82,7 +80,7 @@ def _of_qwen3_next(checkpoint: Checkpoint, hf: str, blk: str, dim: int) -> list[
 
 
 def _of_qwen35(checkpoint: Checkpoint, hf: str, blk: str, dim: int) -> list[Source]:
-    """Its files have v heads in another order: h has the k head h modulo their number."""
+    """The mixed projections of Qwen3.5. In GGUF, v head h uses k head h modulo the number of k heads."""
     config = checkpoint.config
     keys, values = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
     key_dim, value_dim = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
@@ -104,7 +102,7 @@ def _of_qwen35(checkpoint: Checkpoint, hf: str, blk: str, dim: int) -> list[Sour
 
 
 def _rest(checkpoint: Checkpoint, hf: str, blk: str, dim: int, order: Array) -> list[Source]:
-    """The tensors that are alike in both, with v heads in this order."""
+    """The tensors that both families have, with v heads in this order."""
     config, values = checkpoint.config, len(order)
     keys, taps = config.integer("linear_num_key_heads"), config.integer("linear_conv_kernel_dim")
     key_dim, value_dim = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
@@ -138,7 +136,7 @@ def _rest(checkpoint: Checkpoint, hf: str, blk: str, dim: int, order: Array) -> 
 
 
 def mamba(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
-    """The layers with Mamba-2 of any family."""
+    """The Mamba-2 layers of any family."""
     config, dim, blk = checkpoint.config, sizes["D"], f"blk.{layer}."
     if not config.values["state_layers"][layer]:
         return []
@@ -168,7 +166,7 @@ def mamba(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) ->
     def one(target: str, origin: str, shape: tuple[int, ...], change: Rearrange, *result: int) -> Source:
         return loaded(checkpoint, blk + target, [hf + origin], shape, change, result or shape)
 
-    found = [
+    tensors = [
         one("ssm_in.weight", "in_proj.weight", (rows, dim), into),
         one("ssm_conv1d.weight", "conv1d.weight", (channels, 1, taps), _columns, channels, taps),
         one("ssm_dt.bias", "dt_bias", (heads,), _same),
@@ -177,15 +175,17 @@ def mamba(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) ->
         one("ssm_out.weight", "out_proj.weight", (dim, inner), out),
     ]
     if ssm["conv_bias"]:
-        found.append(one("ssm_conv1d.bias", "conv1d.bias", (channels,), _same))
+        tensors.append(one("ssm_conv1d.bias", "conv1d.bias", (channels,), _same))
     if ssm.get("norm", True):
         grouped = groups, inner // groups
-        found.append(one("ssm_norm.weight", "norm.weight", (inner,), lambda a: a.reshape(grouped), *grouped))
+        tensors.append(
+            one("ssm_norm.weight", "norm.weight", (inner,), lambda a: a.reshape(grouped), *grouped)
+        )
     if ssm["bias"]:
-        found.append(one("ssm_in.bias", "in_proj.bias", (rows,), into))
+        tensors.append(one("ssm_in.bias", "in_proj.bias", (rows,), into))
     if ssm.get("out_bias", ssm["bias"]):
-        found.append(one("ssm_out.bias", "out_proj.bias", (dim,), out))
-    return found
+        tensors.append(one("ssm_out.bias", "out_proj.bias", (dim,), out))
+    return tensors
 
 
 def nemotron_h(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
@@ -198,7 +198,7 @@ def nemotron_h(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: st
 
 
 def granite_hybrid(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
-    """Mamba-2, and FFNs, in which gate and up are one; experts may have a shared one beside them."""
+    """Mamba-2 layers, and FFNs with fused gate and up; there may be a shared expert, too."""
     found, hf, blk = (
         mamba(checkpoint, layer, sizes, down_layout),
         f"model.layers.{layer}.",
@@ -221,8 +221,8 @@ def granite_hybrid(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout
 
 
 def _experts(checkpoint: Checkpoint, hf: str, blk: str, sizes: Sizes, down_layout: str) -> list[Source]:
-    """Experts in one tensor for all, as transformers has them, or in one for each. Rows and columns of the
-    tensors for all may have changed places (Qwen3-VL's published ones, Llama 4's)."""
+    """Experts stored in one tensor, as in transformers, or one tensor for each expert. A tensor of all
+    experts may be transposed (as published for Qwen3-VL and Llama 4)."""
     e, m, dim = sizes["E"], sizes["M"], sizes["D"]
     target, both, down = f"{blk}ffn_down_exps.weight", f"{hf}gate_up_proj", f"{hf}down_proj"
     if both in checkpoint.files:
@@ -249,8 +249,8 @@ def _halves(
     *,
     turned: bool = False,
 ) -> list[Source]:
-    """Gate and up of a tensor that has the rows of both, or with ``turned`` their columns; ``shape`` is that
-    of each."""
+    """Gate and up from one tensor with the rows of both, or with ``turned`` the columns; ``shape`` is the
+    shape of one of them."""
     *experts, n, dim = shape
     stored = (*experts, dim, 2 * n) if turned else (*experts, 2 * n, dim)
     parts = {"gate": slice(0, n), "up": slice(n, None)}
@@ -276,7 +276,7 @@ def down_source(
     *,
     turned: bool = False,
 ) -> Source:
-    """Down of this shape, whose rows and columns have changed places where it is ``turned``."""
+    """Down of this shape; ``turned``: the checkpoint stores it transposed."""
     by_neuron, other = down_layout == "by_neuron", (*shape[:-2], *shape[:-3:-1])
     change = _same if by_neuron == turned else _turned
     return loaded(
@@ -285,7 +285,7 @@ def down_source(
 
 
 def _rows_of_heads(order: Array, rows: int) -> Array:
-    """The numbers of the rows of heads in this order, of so many rows each."""
+    """The indices of all rows when heads of ``rows`` rows are in this order."""
     numbers: Array = (order[:, None] * rows + np.arange(rows)).reshape(-1)
     return numbers
 

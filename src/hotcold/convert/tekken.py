@@ -1,8 +1,8 @@
-"""Reads ``tekken.json``, in which Mistral Small 3.2 and Magistral have their vocabulary, in the form of
+"""Reads ``tekken.json``, the vocabulary of Mistral Small 3.2 and Magistral, and returns it in the form of
 ``tokenizer.json``.
 
-It lists the trained tokens by rank; the model may have fewer of them. Ids of special tokens come first.
-Merges are not stated: they follow from the ranks, as in ``tiktoken.model``."""
+The file lists the trained tokens by rank; the model may have fewer. Ids of special tokens come first. Merges
+are not in the file: they follow from the ranks, as in ``tiktoken.model``."""
 
 import base64
 import binascii
@@ -19,7 +19,7 @@ _MAX_BYTES = 1024  # of a token
 
 
 def read_tekken(path: Path, vocab_size: int) -> Settings:
-    """ConvertError: the file is damaged, or has other special tokens than it lists."""
+    """Reads the file. ConvertError: it is damaged, or its special tokens differ from its own list."""
     file = read_settings(path)
     config = file.section("config")
     size, first = config.integer("default_vocab_size"), config.integer("default_num_special_tokens")
@@ -27,7 +27,7 @@ def read_tekken(path: Path, vocab_size: int) -> Settings:
         raise config.error("default_vocab_size", f"more than {first} and at most vocab_size {vocab_size}")
     first_text = {"SpecialToken": {"id": TEKKEN_NAMES["bos_token"]}}
     found = ranked_tokenizer(_ranks(file, size - first), [config.text("pattern")], first)
-    found["model"]["ignore_merges"] = True  # a word that is a token is that token
+    found["model"]["ignore_merges"] = True  # a word that is a token needs no merges
     ends = {"single": [first_text, {"Sequence": {"id": "A"}}]}
     return Settings(path, found | {"added_tokens": _special(file, first), "post_processor": ends})
 

@@ -1,4 +1,4 @@
-"""The files that hold a checkpoint's tensors: safetensors, or PyTorch's own, of which nothing is executed."""
+"""Opens a checkpoint's tensor files: safetensors, or PyTorch files, read without executing their pickle."""
 
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class TensorFile(Protocol):
-    """A file of named tensors of which each is read when it is needed."""
+    """A file of named tensors; each is read when it is needed."""
 
     def names(self) -> Iterable[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
@@ -30,7 +30,7 @@ class TensorFile(Protocol):
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in the file that has it, under its name there."""
+    """A tensor's file, and its name in this file."""
 
     file: TensorFile
     name: str
@@ -51,7 +51,7 @@ class Safetensors:
         return str(self._file.get_slice(name).get_dtype())
 
     def read(self, name: str) -> Array:
-        """The values; those of types of 8 bits that NumPy lacks as uint8, read when they are used."""
+        """The values. Types of 8 bits that NumPy lacks are a memory map of uint8."""
         if self.dtype(name).startswith("F8_"):
             return np.memmap(self._path, np.uint8, "r", self._starts[name], self.shape(name))
         values: Array = self._file.get_tensor(name)
@@ -59,7 +59,7 @@ class Safetensors:
 
     @cached_property
     def _starts(self) -> dict[str, int]:
-        """Where each tensor's bytes begin."""
+        """The offset of each tensor's bytes."""
         size, header = _header(self._path)
         return {name: size + header[name]["data_offsets"][0] for name in self.names()}
 
@@ -88,7 +88,7 @@ class _Torch:
 
 
 _Open: TypeAlias = Callable[[Path], TensorFile]
-#: The file of a whole checkpoint, the index of one in shards, and how either is opened; the first counts.
+#: The file of a whole checkpoint, the index of a sharded one, and the class that opens it; the first counts.
 _KINDS: tuple[tuple[str, str, _Open], ...] = (
     ("model.safetensors", "model.safetensors.index.json", Safetensors),
     ("pytorch_model.bin", "pytorch_model.bin.index.json", _Torch),
@@ -99,7 +99,7 @@ WEIGHTS = tuple(name for single, index, _ in _KINDS for name in (single, index))
 
 
 def open_tensors(folder: Path) -> dict[str, Stored]:
-    """Where each tensor is; ConvertError: a file is missing, or damaged."""
+    """The file of each tensor; ConvertError: a file is missing, or damaged."""
     for single, index, open_file in _KINDS:
         if (folder / single).is_file():
             return stored_in(open_file(folder / single))
@@ -118,7 +118,7 @@ def stored_in(file: TensorFile) -> dict[str, Stored]:
 
 
 def open_safetensors(path: Path) -> Any:
-    """The file as the safetensors library opens it, which reads and checks the header alone."""
+    """Opens the file with the safetensors library, which reads and checks only the header."""
     with importing("convert", "conversion", ConvertError):
         import ml_dtypes  # noqa: F401  (gives NumPy the type bfloat16)
         from safetensors import SafetensorError, safe_open
@@ -131,8 +131,8 @@ def open_safetensors(path: Path) -> Any:
 
 
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
-    """The bytes before the tensors, and the header, which the library has checked. ConvertError: it names a
-    tensor twice."""
+    """The number of bytes before the tensors, and the header, which the library has checked. ConvertError: it
+    names a tensor twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(name for name, _ in pairs)
@@ -151,7 +151,7 @@ def _open_shards(folder: Path, index: Settings, open_file: _Open, suffix: str) -
     names: dict[str, set[str]] = {}
     tensors: dict[str, Stored] = {}
     for name, shard in index.section("weight_map").values.items():
-        # A shard is a plain name beside the index: a path could lead anywhere.
+        # A shard is a file name in the index's folder; a path could lead anywhere.
         if not isinstance(shard, str) or not shard.endswith(suffix) or Path(shard).name != shard:
             seen = f"{shown(name)} is in {shown(shard)}"
             raise ConvertError(f"{index.path}: {seen}: a {suffix} file name is needed")

@@ -20,7 +20,7 @@ from hotcold.convert.tensor_files import Array
 from hotcold.model.families import FAMILIES
 from hotcold.values import shown
 
-#: Tensors whose content follows from config.json.
+#: Tensors that follow from config.json.
 _REDUNDANT = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attention\.masked_bias$|^model\.decoder\.version$")
 
 
@@ -32,12 +32,11 @@ def sources(
     draft: bool = True,
     notes: list[str] | None = None,
 ) -> list[Source]:
-    """All GGUF tensors in file order. ConvertError: one is missing, unknown, or of another shape. Blocks that
-    guess tokens come with ``draft``; where they are not as expected they are left out, and ``notes`` says
-    why."""
+    """All GGUF tensors in file order. ConvertError: one is missing, unknown, or of another shape. ``draft``
+    includes draft blocks; unexpected ones are left out, and ``notes`` says why."""
     sizes = dimensions(checkpoint.config)
     checkpoint = dequantised(checkpoint)
-    if "embed_tokens.weight" in checkpoint.files:  # saved without a head, as Qwen3-Embedding is
+    if "embed_tokens.weight" in checkpoint.files:  # saved without a head, like Qwen3-Embedding
         checkpoint = checkpoint.renamed({"": "model."}, ())
         checkpoint = replace(checkpoint, config=checkpoint.config.having({"headless": True}))
     unread = checkpoint.config.get("unread", ())
@@ -47,29 +46,29 @@ def sources(
         checkpoint, blocks = whole = drafting.numbered(checkpoint, sizes["L"])
         checkpoint = checkpoint.renamed({}, drafting.prefixes_of(sizes["L"], blocks))
     if layout.architecture == "gpt-oss" and down_layout == "by_neuron":
-        # Its blocks of MXFP4 lie along the neurons: transposed, they would have to be quantised again.
+        # Its blocks of MXFP4 run along the neurons: a transposed matrix would have to be quantised again.
         raise ConvertError("down layout by_neuron is not possible for gpt-oss: by_output is needed")
     rules = [rule for rule in layout.rules if _holds(config, rule.when)]
     first, *last = (rule for rule in rules if "{}" not in rule.target)
-    found = [*_of_rule(checkpoint, layout, first, 0, sizes, down_layout)]
+    tensors = [*_of_rule(checkpoint, layout, first, 0, sizes, down_layout)]
     for layer in range(sizes["L"]):
-        found += _of_layer(checkpoint, layout, layer, sizes, down_layout)
+        tensors += _of_layer(checkpoint, layout, layer, sizes, down_layout)
     if draft and blocks and FAMILIES[layout.architecture].drafts:
-        found += _of_blocks(*whole, layout, sizes, down_layout, notes if notes is not None else [])
+        tensors += _of_blocks(*whole, layout, sizes, down_layout, notes if notes is not None else [])
     for rule in last:
-        found += _of_rule(checkpoint, layout, rule, 0, sizes, down_layout)
+        tensors += _of_rule(checkpoint, layout, rule, 0, sizes, down_layout)
     if layout.predictor:
-        found += own_predictors(checkpoint, layout.predictor, sizes)
-    _refuse_others(checkpoint, {origin for source in found for origin in source.origins}, layout.left_out)
+        tensors += own_predictors(checkpoint, layout.predictor, sizes)
+    _refuse_others(checkpoint, {origin for source in tensors for origin in source.origins}, layout.left_out)
     if notes is not None:
-        notes += _dequantisation_notes(whole[0], found)
-    for source in [*found]:
+        notes += _dequantisation_notes(whole[0], tensors)
+    for source in [*tensors]:
         if source.factors:
             name, shape = source.name.removesuffix("weight") + "scale", (len(source.origins),)
-            found.append(Source(name, shape, source.origins, source.factors))
+            tensors.append(Source(name, shape, source.origins, source.factors))
     for name, table in rope_tables(config).items():
-        found.append(Source(name, table.shape, ("rope_scaling",), partial(np.copy, table)))
-    return found
+        tensors.append(Source(name, table.shape, ("rope_scaling",), partial(np.copy, table)))
+    return tensors
 
 
 def _dequantisation_notes(checkpoint: Checkpoint, found: list[Source]) -> list[str]:
@@ -85,8 +84,8 @@ def _dequantisation_notes(checkpoint: Checkpoint, found: list[Source]) -> list[s
 
 
 def _with_head(checkpoint: Checkpoint, layout: Layout, notes: list[str] | None) -> Checkpoint:
-    """The checkpoint whose settings say whether the head is a tensor of its own (``own_head``): a stored one
-    that differs from the embedding always is."""
+    """The checkpoint with the setting ``own_head``: whether the head is a tensor of its own. It always is if
+    a stored head differs from the embedding."""
     names = {rule.target: f"{rule.source}.weight" for rule in layout.rules if "{}" not in rule.target}
     head, table = names.get("output", ""), names["token_embd"]
     config, files = checkpoint.config, checkpoint.files
@@ -105,7 +104,7 @@ def _with_head(checkpoint: Checkpoint, layout: Layout, notes: list[str] | None) 
 
 
 def _factors(config: Settings, target: str) -> tuple[float, float]:
-    """The factors of what a matrix reads and of what it gives."""
+    """The factors of a matrix's input and of its output."""
     factors: tuple[float, float] = config.get("factors", {}).get(target.rpartition(".")[2], (1, 1))
     return factors
 
@@ -134,29 +133,29 @@ def _of_blocks(
     down_layout: str,
     notes: list[str],
 ) -> list[Source]:
-    """The blocks that guess tokens: each is a layer, and what joins a token and a hidden row."""
+    """The draft blocks: each is a layer, and the matrix that joins a token's row and a hidden row."""
     config, layers = checkpoint.config, sizes["L"]
     checkpoint = replace(checkpoint, config=drafting.with_blocks(config, count))
-    found: list[Source] = []
+    tensors: list[Source] = []
     named = [name for name in checkpoint.files if name.startswith(drafting.prefixes_of(layers, count))]
     tables = [name for name in named if name.endswith((".embed_tokens.weight", ".shared_head.head.weight"))]
     try:
         unneeded = {name for name in tables if drafting.shared(checkpoint, name)}
         for layer in range(layers, layers + count):
-            found += _of_layer(checkpoint, layout, layer, sizes, down_layout)
+            tensors += _of_layer(checkpoint, layout, layer, sizes, down_layout)
             for rule in DRAFTING_RULES:
                 origin = f"{rule.source.format(layer)}.weight"
                 if rule.when is True or (origin in checkpoint.files and origin not in unneeded):
-                    found += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
+                    tensors += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
     except ConvertError as error:
         notes.append(f"what guesses tokens in it is left out: {error}")
         return []
-    origins = {origin for source in found for origin in source.origins} | unneeded
+    origins = {origin for source in tensors for origin in source.origins} | unneeded
     if others := [name for name in named if name not in origins]:
-        seen = f"it has tensors without a place there ({len(others)}, such as {shown(others[0])})"
-        notes.append(f"what guesses tokens in it is left out: {seen}")
+        reason = f"it has tensors without a place there ({len(others)}, such as {shown(others[0])})"
+        notes.append(f"what guesses tokens in it is left out: {reason}")
         return []
-    return found
+    return tensors
 
 
 def _of_rule(
@@ -166,7 +165,7 @@ def _of_rule(
     parts = {"weight": rule.shape} | ({"bias": rule.shape[0]} if _holds(checkpoint.config, rule.bias) else {})
     for part, letters in parts.items():
         shape = tuple(sizes[letter] for letter in letters)
-        experts = range(sizes["E"]) if rule.each_expert else [0]  # a name without a place for it ignores it
+        experts = range(sizes["E"]) if rule.each_expert else [0]  # a name without a second {} ignores it
         origins = [rule.source.format(layer, expert) + f".{part}" * (not rule.bare) for expert in experts]
         target = rule.target.format(layer) + f".{part}" * (not rule.bare)
         if rule.each_expert:
@@ -207,7 +206,7 @@ def _rearrangement(
 
 
 def _turned(values: Array) -> Array:
-    """A matrix, or a stack of them, with rows and columns changed; a bias as it is."""
+    """Transposes a matrix, or each of a stack; a bias stays as it is."""
     return values.swapaxes(-1, -2) if values.ndim > 1 else values
 
 
@@ -238,22 +237,22 @@ def _refuse_others(checkpoint: Checkpoint, used: set[str], left_out: str) -> Non
 
 
 def interleave_rotary(values: Array, heads: int) -> Array:
-    """Rows of q or k from Hugging Face's half-split order to GGUF ``llama``'s interleaved one. Within each
-    head row i of the first half and row i of the second, which are rotated together, become neighbours."""
+    """Reorders rows of q or k from Hugging Face's half-split order to GGUF ``llama``'s interleaved order.
+    Within each head, row i of the first half and row i of the second, a rotated pair, become neighbours."""
     paired = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
     return paired.swapaxes(1, 2).reshape(values.shape)
 
 
 def halve_rotary(values: Array, heads: int, rotated: int) -> Array:
-    """Rows of q or k whose rotated pairs were neighbours, in half-split order. Within each head the first of
-    each pair come first, then the second ones, then the rows that are not rotated."""
+    """Reorders rows of q or k with neighbouring pairs to half-split order. Within each head, the first rows
+    of all pairs come first, then the second rows, then the rows that are not rotated."""
     rows = values.reshape(heads, -1, *values.shape[1:])
     parts = rows[:, :rotated:2], rows[:, 1:rotated:2], rows[:, rotated:]
     return np.concatenate(parts, axis=1).reshape(values.shape)
 
 
 def ungroup_heads(values: Array, kv_heads: int, head_dim: int) -> Array:
-    """Rows of a fused q, k, v from groups (heads of q, the k and the v they share) to q, then k, then v."""
+    """Reorders rows of a fused q, k, v from groups (heads of q with their shared k and v) to q, k, v."""
     groups = values.reshape(kv_heads, -1, head_dim, *values.shape[1:])
     parts = groups[:, :-2], groups[:, -2], groups[:, -1]
     return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])

@@ -1,9 +1,9 @@
-"""Reads ``tiktoken.model``, in which Kimi K2 and Kimi Linear have their vocabulary, in the form of
+"""Reads ``tiktoken.model``, the vocabulary of Kimi K2 and Kimi Linear, and returns it in the form of
 ``tokenizer.json``.
 
-It has a line for each token: its bytes in base64, and its rank, which is its id. Merges are not stated: the
-two parts of a token are those that are left when its bytes have been merged by tokens of lower ranks. How a
-text is cut into words is code of the publishers, which is not run: it is known by their class's name."""
+The file has a line for each token: its bytes in base64, and its rank, which is its id. Merges are not in the
+file: merging a token's bytes by tokens of lower ranks leaves its two parts. The publishers cut a text into
+words by code, which is not run: the name of their class tells the cut."""
 
 import base64
 import binascii
@@ -15,14 +15,14 @@ from hotcold.convert.settings import MAX_JSON, ConvertError, Settings
 from hotcold.tokenizer.bpe import PRE_TOKENIZERS, spell_bytes
 from hotcold.values import shown
 
-#: Classes of publishers -> the kind of pre-tokenizer that they have.
+#: Classes of publishers -> their kind of pre-tokenizer.
 _CUTS = {"TikTokenTokenizer": "kimi-k2"}
-_RESERVED = 256  # ids after the trained tokens, of special tokens; the class names those without a name
+_RESERVED = 256  # ids of special tokens, after the trained ones; the class makes names for unnamed ones
 _MAX_BYTES = 256  # of a token
 
 
 def read_tiktoken(path: Path, settings: Settings) -> Settings:
-    """``settings`` is ``tokenizer_config.json``. ConvertError: the file is damaged, or of another class."""
+    """Reads the file; ``settings`` is ``tokenizer_config.json``. ConvertError: damage, or another class."""
     kind = settings.text("tokenizer_class", "")
     if kind not in _CUTS:
         raise settings.error("tokenizer_class", f"with tiktoken.model {' or '.join(_CUTS)}")
@@ -32,8 +32,8 @@ def read_tiktoken(path: Path, settings: Settings) -> Settings:
 
 
 def ranked_tokenizer(ranks: dict[bytes, int], expressions: Sequence[str], first: int = 0) -> dict[str, Any]:
-    """The model and the pre-tokenizer of ``tokenizer.json`` for tokens by rank, whose ids count from
-    ``first`` on; ``expressions`` cut a text into words."""
+    """The model and the pre-tokenizer of ``tokenizer.json`` for tokens by rank. Ids count from ``first`` on;
+    ``expressions`` cut a text into words."""
     vocab = {spell_bytes(token): first + rank for token, rank in ranks.items()}
     merges = [
         [spell_bytes(part) for part in parts]
@@ -70,7 +70,7 @@ def _ranks(path: Path) -> dict[bytes, int]:
 
 
 def _parts(token: bytes, ranks: dict[bytes, int], rank: int) -> list[bytes]:
-    """The parts that are left of a token when pairs of its bytes have merged that have lower ranks."""
+    """The parts of a token after all merges of lower ranks."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         pairs = [ranks.get(parts[i] + parts[i + 1], rank) for i in range(len(parts) - 1)]

@@ -1,7 +1,7 @@
 """Reads ``tokenizer.json`` of the tokenizers library, as far as GGUF can express it.
 
-There are three kinds: a byte-level BPE; a BPE of characters that falls back on bytes, which is
-SentencePiece's without its scores; and a unigram model."""
+There are three kinds: a byte-level BPE; a BPE of characters with byte fallback, which is SentencePiece's
+without its scores; and a unigram model."""
 
 import base64
 import binascii
@@ -29,7 +29,7 @@ _UNMADE = -1e9  # score of tokens that no merge makes: they come last
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained vocabulary: tokens by id, and the ``tokenizer.ggml.`` keys that say how it works."""
+    """A trained vocabulary: tokens by id, and its ``tokenizer.ggml.`` keys."""
 
     keys: dict[str, Any]
     tokens: dict[int, Piece]
@@ -37,8 +37,8 @@ class Trained:
 
 
 def trained_vocabulary(tokenizer: Settings, *, merged: bool = False) -> Trained:
-    """The vocabulary in ``tokenizer.json``. ``merged``: a BPE of characters keeps its merges, as Gemma 4's
-    files have it. ConvertError: GGUF cannot express it, or the file is damaged."""
+    """The vocabulary in ``tokenizer.json``. ``merged``: a BPE of characters keeps its merges, as in Gemma 4's
+    files. ConvertError: GGUF cannot express it, or the file is damaged."""
     model = tokenizer.section("model")
     # The first files of this library had no type.
     kind = model.text("type", "Unigram" if isinstance(model.get("vocab"), list) else "BPE")
@@ -55,8 +55,8 @@ def trained_vocabulary(tokenizer: Settings, *, merged: bool = False) -> Trained:
         raise model.error("merges", "a list of pairs")
     pairs = [_merge(tokenizer, merge) for merge in merges]
     if model.flag("byte_fallback", False):
-        found = _with_fallback(tokenizer, model, ids, pairs)
-        return _with_merges(tokenizer, found, pairs) if merged else found
+        vocabulary = _with_fallback(tokenizer, model, ids, pairs)
+        return _with_merges(tokenizer, vocabulary, pairs) if merged else vocabulary
     # llama.cpp leaves out NFC as well: nearly all text is in it already.
     if tokenizer.get("normalizer") not in (None, {"type": "NFC"}):
         raise tokenizer.error("normalizer", "null or NFC")
@@ -78,8 +78,8 @@ def _vocab(tokenizer: Settings, model: Settings) -> dict[int, str]:
 def _with_fallback(
     tokenizer: Settings, model: Settings, ids: dict[int, str], merges: list[tuple[str, str]]
 ) -> Trained:
-    """A BPE that falls back on bytes, as SentencePiece. That merges the pair whose token has the highest
-    score, this library the pair of the first merge: so a token's score is how early it is made."""
+    """A BPE with byte fallback, as a vocabulary of SentencePiece. SentencePiece merges the pair whose token
+    has the highest score, the tokenizers library the first pair in its list: scores follow this order."""
     rank: dict[str, int] = {}
     for place, (left, right) in enumerate(merges):
         rank.setdefault(left + right, place)
@@ -99,8 +99,8 @@ def _with_fallback(
 
 
 def _with_merges(tokenizer: Settings, found: Trained, merges: list[tuple[str, str]]) -> Trained:
-    """The same with its merges. ConvertError: one of them crosses the end of a line, at which readers cut, or
-    a text gets a space before it."""
+    """The vocabulary with its merges. ConvertError: a merge crosses a line break, at which readers cut, or a
+    text gets a space before it."""
     if found.keys["add_space_prefix"]:
         raise tokenizer.error("normalizer", "one that puts no space before a text")
     crossing = [left + right for left, right in merges if "\n" in left + right and (left + right).strip("\n")]
@@ -111,7 +111,7 @@ def _with_merges(tokenizer: Settings, found: Trained, merges: list[tuple[str, st
 
 
 def _space_prefix(tokenizer: Settings) -> bool:
-    """True if a text gets a space before it. ConvertError: more than spaces is changed."""
+    """True if a text gets a space before it. ConvertError: the normaliser changes more than spaces."""
     prefix, spaced = False, False
     for step in _flat(tokenizer.get("normalizer"), "normalizers"):
         if step == {"type": "Prepend", "prepend": SPACE}:
@@ -126,7 +126,7 @@ def _space_prefix(tokenizer: Settings) -> bool:
                 old = "always" if more.get("add_prefix_space", True) else "never"
                 prefix, spaced = prefix or more.get("prepend_scheme", old) != "never", True
             case {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}:
-                pass  # these spaces were replaced before
+                pass  # the normaliser has replaced these spaces
             case _:
                 raise tokenizer.error("pre_tokenizer", "null or Metaspace")
     if not spaced:
@@ -217,7 +217,7 @@ def _steps(step: Any) -> list[str]:
     match step:
         case {"type": "Sequence", "pretokenizers": list(steps)}:
             found = [expression for each in steps for expression in _steps(each)]
-            # The spelling changes nothing for later steps, as long as they look only at ASCII.
+            # Moving ByteLevel to the end changes nothing if later steps match only ASCII.
             spelled = [expression for expression in found if expression != "ByteLevel"]
             return spelled + ["ByteLevel"] * (len(spelled) < len(found))
         case {"type": "ByteLevel", "add_prefix_space": False}:

@@ -1,4 +1,4 @@
-"""Makes GGUF's ``tokenizer.*`` metadata of the tokenizer in a checkpoint folder."""
+"""Makes GGUF's ``tokenizer.*`` metadata from the tokenizer in a checkpoint folder."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from hotcold.tokenizer.spm import SPACE
 from hotcold.tokenizer.vocabulary import MORE_ENDS, TokenType
 from hotcold.values import shown
 
-#: Tokenizers of two files by their class in transformers, and how they cut a text into words.
+#: Tokenizers of two files: their class in transformers -> their kind of pre-tokenizer.
 _TWO_FILES = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2", "Qwen3_5Tokenizer": "qwen35"}
 #: The class of the tokenizer by the beginning of the model_type.
 _OF_MODELS = {
@@ -43,11 +43,11 @@ def vocabulary_metadata(
     notes: list[str] | None = None,
     general: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """``tokenizer.*`` keys for ``vocab_size`` tokens, from ``tokenizer.model`` or ``tokenizer.json``, and
-    keys of our own where GGUF has none; ``general`` has the file's other keys.
+    """Makes ``tokenizer.*`` keys for ``vocab_size`` tokens, from ``tokenizer.model`` or ``tokenizer.json``,
+    and Hotcold's own keys where GGUF has none; ``general`` has the file's other keys.
 
-    Added tokens come from the JSON files beside it; ids that nobody names become unused ``[PADn]`` tokens, as
-    in llama.cpp's files; added tokens and ids beyond ``vocab_size`` are left out, and ``notes`` say so.
+    Added tokens come from the other JSON files. Ids without a name become unused ``[PADn]`` tokens, as in
+    llama.cpp's files. Added tokens and ids beyond ``vocab_size`` are left out, and ``notes`` say so.
     ConvertError: a file is missing, not valid, or does not fit ``vocab_size``."""
     notes = [] if notes is None else notes
     settings = checkpoint.settings("tokenizer_config.json")
@@ -57,7 +57,7 @@ def vocabulary_metadata(
     if (checkpoint.folder / "tokenizer.model").is_file():
         keys = _from_sentencepiece(checkpoint, settings, tokens, beyond)
     elif (checkpoint.folder / "tokenizer.json").is_file():
-        merged = (general or {}).get("general.architecture") == "gemma4"  # whose readers know its merges
+        merged = (general or {}).get("general.architecture") == "gemma4"  # readers of gemma4 use its merges
         keys = _from_json(checkpoint.settings("tokenizer.json"), settings, tokens, beyond, merged=merged)
     elif (path := checkpoint.folder / "tiktoken.model").is_file():
         keys = _from_json(read_tiktoken(path, settings), settings, tokens, beyond)
@@ -85,8 +85,8 @@ def vocabulary_metadata(
         keys[name] = settings.flag(name, keys[name])
     if beyond:
         last = f"{shown(beyond[max(beyond)])} with id {shown(max(beyond))}"
-        seen = f"{len(beyond)} added tokens are" if len(beyond) > 1 else "an added token is"
-        notes.append(f"{seen} left out, since the weights have {vocab_size} tokens: {last}")
+        left_out = f"{len(beyond)} added tokens are" if len(beyond) > 1 else "an added token is"
+        notes.append(f"{left_out} left out, since the weights have {vocab_size} tokens: {last}")
     keys["tokens"] = [token.text for token in tokens]
     keys["token_type"] = np.array([token.type for token in tokens], np.int32)
     # A fixed order, so that the same checkpoint gives the same bytes.
@@ -99,7 +99,7 @@ def vocabulary_metadata(
 
 
 def _below(vocab_size: int, settings: Settings, key: str, notes: list[str]) -> list[int]:
-    """The token ids of a key; ids that no token has are left out with a note."""
+    """The token ids of a key; ids without a token are left out with a note."""
     ids = settings.tokens(key)
     if beyond := [id for id in ids if id >= vocab_size]:
         seen = f"{settings.path.name}: {key} {beyond[0]}"
@@ -108,8 +108,8 @@ def _below(vocab_size: int, settings: Settings, key: str, notes: list[str]) -> l
 
 
 def _ends(checkpoint: Checkpoint, eos: int | None, tokens: list[Piece], notes: list[str]) -> dict[str, Any]:
-    """The keys of the tokens that end a text; config.json and generation_config.json may list several. If
-    readers do not find one by name, it gets one of GGUF's two other keys, or a key of our own."""
+    """The keys of the tokens that end a text; config.json and generation_config.json may list several. A
+    token that readers do not find by name gets one of GGUF's two other keys, or Hotcold's own key."""
     size = len(tokens)
     ends = _below(size, checkpoint.config, "eos_token_id", notes)
     ends += _below(size, _generation(checkpoint, notes), "eos_token_id", notes)
@@ -173,17 +173,17 @@ def _from_json(
     *,
     merged: bool = False,
 ) -> dict[str, Any]:
-    found = trained_vocabulary(tokenizer, merged=merged)
-    _check_size(tokenizer.path, max(found.tokens, default=0) + 1, len(tokens))
-    for id, piece in found.tokens.items():
+    vocabulary = trained_vocabulary(tokenizer, merged=merged)
+    _check_size(tokenizer.path, max(vocabulary.tokens, default=0) + 1, len(tokens))
+    for id, piece in vocabulary.tokens.items():
         tokens[id] = piece
     entries = tokenizer.get("added_tokens") or []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise tokenizer.error("added_tokens", "a list of objects")
     _add(tokens, tokenizer, [(entry.get("id"), entry) for entry in entries], 0, beyond)
-    keys: dict[str, Any] = dict(found.keys)
-    if found.scored:
-        _finish_scored(found, keys, tokens)
+    keys: dict[str, Any] = dict(vocabulary.keys)
+    if vocabulary.scored:
+        _finish_scored(vocabulary, keys, tokens)
     ids = {piece.text: id for id, piece in enumerate(tokens)}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
         text = _special(settings, key)
@@ -225,7 +225,7 @@ def _two_files(checkpoint: Checkpoint, settings: Settings) -> Settings:
     model_type = checkpoint.config.text("model_type", "")
     stated = settings.text("tokenizer_class", "").removesuffix("Fast")
     implied = next((kind for begin, kind in _OF_MODELS.items() if model_type.startswith(begin)), "")
-    # transformers takes Qwen's class for its models, whatever tokenizer_config.json names.
+    # transformers uses Qwen's class for Qwen's models and ignores tokenizer_config.json.
     kind = implied if model_type.startswith("qwen") else stated or implied
     if kind not in _TWO_FILES or not path.is_file():
         needed = f"vocab.json and merges.txt of {' or '.join(_TWO_FILES)} are needed, or a tokenizer.json"

@@ -5,8 +5,8 @@
     hotcold convert fable-7m --type q8_0 --license mit -o src/hotcold/demo/fable-7m-q8_0.gguf
 
 from the checkpoint that ``fable-7m.md`` describes. Conversion is deterministic: a test makes the file again.
-Its profile beside it was made from half a book and as much of TinyStories, 65536 tokens; a profile of a book
-alone says little about stories (docs/results.md)."""
+The profile in this folder was made from half a book and as much of TinyStories, 65536 tokens. A profile of a
+book alone says little about stories (docs/results.md)."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ __all__ = ["model_path"]
 
 
 def model_path() -> Path:
-    """Path of the built-in model: a GGUF file of about 8 MB in Q8_0, down by neuron."""
+    """The path of the built-in model: a GGUF file of about 8 MB in Q8_0, down by neuron."""
     return Path(__file__).with_name("fable-7m-q8_0.gguf")

@@ -1,9 +1,9 @@
 """Block-quantised tensors: packs float32 values into ggml's blocks, and unpacks them.
 
-A row is a run of blocks; a block holds ``weights`` values in ``nbytes`` bytes, little-endian. Every type is
-one entry of one table with a decode and an encode function, both over ``(blocks, ...)`` arrays. Layouts are
-those of ggml's ``ggml-common.h``; encoding gives the bytes that ggml and its ``gguf`` package give. Types for
-whose scales one searches are only read here: :mod:`hotcold.kernels.quantising` writes them."""
+A row is a sequence of blocks; a block holds ``weights`` values in ``nbytes`` bytes, little-endian. Every type
+is one entry of one table with a decode and an encode function, both over ``(blocks, ...)`` arrays. Layouts
+are those of ggml's ``ggml-common.h``; encoding gives the same bytes as ggml and its ``gguf`` package. Types
+that need a search for their scales are only read here: :mod:`hotcold.kernels.quantising` writes them."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -38,9 +38,9 @@ class BlockType:
     """A way of packing ``weights`` consecutive values of a row into ``nbytes`` bytes.
 
     ``decode`` turns ``(blocks, nbytes)`` uint8 into ``(blocks, weights)`` float32, ``encode`` the reverse;
-    without ``decode`` the type can only be listed. ``name`` and ``id`` are ggml's. ``panels`` says whether
-    down by output can be summed by neuron; of other types it is always a dot over all neurons. ``open`` gives
-    the codes and scales of a type whose values are their products."""
+    without ``decode`` the type can only be listed. ``name`` and ``id`` are ggml's. ``panels``: down by output
+    can be stored in panels and summed by neuron; other types always need a dot over all neurons. ``open``
+    returns the codes and scales of a type whose values are their products."""
 
     name: str
     id: int
@@ -53,7 +53,7 @@ class BlockType:
 
     @property
     def supported(self) -> bool:
-        """True if Hotcold computes with this type; others can only be listed."""
+        """True if Hotcold computes with this type; other types can only be listed."""
         return self.name in BLOCK_TYPES
 
     def data_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -71,7 +71,7 @@ class BlockType:
 class Tensor:
     """Weights as a file stores them. ``shape`` is in NumPy order, outermost dimension first; the last one is
     a row. ``data`` is C-contiguous uint8, ``(rows, row_bytes)`` with ``rows = prod(shape[:-1])``. ``factors``
-    are what each row's values are multiplied by, ``[rows]`` float32."""
+    ``[rows]`` float32 scale each row's values."""
 
     type: BlockType
     shape: tuple[int, ...]
@@ -92,8 +92,7 @@ class Tensor:
 
     @property
     def row_factors(self) -> Floats | None:
-        """The factors: all rows are chosen (:class:`~hotcold.formats.stored.StoredTensor` may leave some
-        out)."""
+        """The factors of all rows (:class:`~hotcold.formats.stored.StoredTensor` may have fewer rows)."""
         return self.factors
 
     def pieces(self) -> Iterable[Bytes]:
@@ -101,17 +100,17 @@ class Tensor:
         return (self.data,)
 
     def load(self) -> "Tensor":
-        """This tensor: it is in memory already (:class:`~hotcold.formats.stored.StoredTensor` is not)."""
+        """Returns this tensor, which is in memory (:class:`~hotcold.formats.stored.StoredTensor` is not)."""
         return self
 
     def take_rows(self, chosen: Index | slice) -> "Tensor":
-        """A tensor of these rows; ``chosen`` has their numbers."""
+        """A tensor of these rows; ``chosen`` has their indices."""
         data = self.data[chosen]
         factors = None if self.factors is None else self.factors[chosen]
         return Tensor(self.type, (len(data), *self.shape[1:]), data, factors)
 
     def take_columns(self, chosen: Index) -> "Tensor":
-        """A tensor of these columns; ``chosen`` has their numbers, counted in blocks of a row."""
+        """A tensor of these columns; ``chosen`` has their indices, counted in blocks of a row."""
         data = self.data.reshape(len(self.data), -1, self.type.nbytes)[:, chosen]
         shape = (*self.shape[:-1], len(chosen) * self.type.weights)
         return Tensor(self.type, shape, data.reshape(len(data), -1), self.factors)
@@ -163,7 +162,7 @@ def _code(code: Callable[[Any], Any], given: Any, out: Any, type: BlockType) -> 
 
 #: The exponent bits of each float type: a value is finite unless all of them are set.
 _EXPONENTS = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
-#: Where a block's float16 scales and minima are. Their products with codes and small scales are finite.
+#: Offsets of a block's float16 scales and minima. Their products with codes and small scales are finite.
 _HALVES = {
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "Q1_0", "Q2_0", "IQ1_S"), (0,)),
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
@@ -208,7 +207,7 @@ def _encode_bf16(values: Floats) -> Bytes:
     bits = values.view(np.uint32)
     # Round to nearest even; the sum cannot wrap, since only a NaN has larger bits than infinity.
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
-    quiet = (bits >> 16) | np.uint32(0x40)  # a NaN whose payload lies in the lost half must stay a NaN
+    quiet = (bits >> 16) | np.uint32(0x40)  # a NaN with its payload in the lost half must stay a NaN
     halves = np.where(np.isnan(values), quiet, rounded).astype("<u2")
     _refuse_overflow(values, (halves & 0x7FFF) == 0x7F80, "BF16")
     return halves.view(np.uint8)
@@ -229,7 +228,7 @@ def _encode_q8_0(values: Floats) -> Bytes:
 
 
 def _codes(blocks: Bytes, bits: int) -> Bytes:
-    """Codes of 4 bits, with the fifth in a run of 32 bits of their own."""
+    """Codes of 4 bits; with 5 bits, the fifth bits of 32 codes are stored together."""
     codes = _fields(blocks[:, -16:], 4, 16)
     if bits == 5:
         codes |= np.unpackbits(blocks[:, -20:-16], axis=1, bitorder="little") << 4
@@ -237,7 +236,7 @@ def _codes(blocks: Bytes, bits: int) -> Bytes:
 
 
 def _by_bits(bits: int, *, minimum: bool) -> tuple[Decode, Encode]:
-    """Q4_0 and Q5_0, whose codes count from the middle of their range, or Q4_1 and Q5_1, from a minimum."""
+    """Q4_0 and Q5_0, whose codes count from the middle of their range; or Q4_1 and Q5_1, with a minimum."""
     name, last, middle = f"Q{bits}_{int(minimum)}", np.float32((1 << bits) - 1), 1 << bits - 1
 
     def decode(blocks: Bytes) -> Floats:
@@ -305,7 +304,7 @@ def _encode_mxfp4(values: Floats) -> Bytes:
 
 
 def _half_power(blocks: Bytes) -> Floats:
-    """Half of 2^(first byte - 127), since the table holds doubles; the two smallest are denormal."""
+    """Half of 2^(first byte - 127), since the table has doubled values; the two smallest are denormal."""
     wide = blocks[:, :1].astype(np.uint32)
     return np.where(wide < 2, np.uint32(1 << 21) << wide, wide - 1 << 23).view(np.float32)
 
@@ -394,7 +393,7 @@ BLOCK_TYPES: dict[str, BlockType] = {
     )
 }
 
-#: Every type of ggml by id. Rows (name, id, weights, bytes of a block) are types that can only be listed.
+#: All types of ggml by id. Rows (name, id, weights, bytes of a block) are types that can only be listed.
 GGML_TYPES: dict[int, BlockType] = {type.id: type for type in BLOCK_TYPES.values()} | {
     id: BlockType(name, id, weights, nbytes)
     for name, id, weights, nbytes in (
@@ -409,8 +408,7 @@ def _names(*, decoded: bool) -> str:
 
 
 def ggml_type(name_or_id: BlockType | str | int) -> BlockType:
-    """The type of ggml of this name or id, whether Hotcold computes with it or not. ``BlockTypeError``: there
-    is none."""
+    """The ggml type with this name or id, supported or not. ``BlockTypeError``: there is none."""
     for type in GGML_TYPES.values():
         if name_or_id in (type, type.name, type.id):
             return type
@@ -418,7 +416,7 @@ def ggml_type(name_or_id: BlockType | str | int) -> BlockType:
 
 
 def block_type(name_or_id: BlockType | str | int) -> BlockType:
-    """The type of this name or ggml id; ``BlockTypeError`` names one that is not supported."""
+    """The supported type with this name or ggml id. ``BlockTypeError``: it is not supported."""
     if isinstance(name_or_id, BlockType):
         name_or_id = name_or_id.id
     found = BLOCK_TYPES.get(name_or_id) if isinstance(name_or_id, str) else GGML_TYPES.get(name_or_id)

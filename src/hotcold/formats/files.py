@@ -1,4 +1,4 @@
-"""Files on disk: a regular file read at any position, and one written whole or not at all."""
+"""Files on disk: a regular file read at any position, and one written completely or not at all."""
 
 import contextlib
 import difflib
@@ -17,7 +17,7 @@ from hotcold.errors import UserError
 from hotcold.values import printable
 from hotcold.windows import DENIED, IN_USE, code, kernel32, read_at
 
-CLOSE_IT = "close what has it open"  #: where a system keeps a file that a program has open
+CLOSE_IT = "close what has it open"  #: for systems that cannot replace an open file
 
 _READ_BYTES = 64 << 20  # bytes per system call, so that Ctrl-C is noticed
 
@@ -38,8 +38,8 @@ def naming(path: Path, kind: type[ValueError]) -> Iterator[None]:
 class RegularFile:
     """An open regular file whose size must not change; also closed when it is collected.
 
-    Reads are positional and go to the descriptor that was checked: replacing the file under its name does not
-    matter, cutting it short gives an error (where a mapping would give a fault)."""
+    Reads are positional and use the checked descriptor. Replacing the file under its name has no effect.
+    Truncating it gives an error, where a memory map would give a fault."""
 
     def __init__(self, path: Path) -> None:
         self._fd = _open_regular(path)
@@ -47,7 +47,7 @@ class RegularFile:
         self.size = os.fstat(self._fd).st_size
 
     def read(self, offset: int, n: int) -> bytes:
-        """Exactly ``n`` bytes from ``offset``; ``FileError`` as for :meth:`read_into`."""
+        """Returns exactly ``n`` bytes from ``offset``; ``FileError`` as for :meth:`read_into`."""
         data = bytearray(n)
         self.read_into(memoryview(data), offset)
         return bytes(data)
@@ -67,7 +67,7 @@ class RegularFile:
 
     @contextlib.contextmanager
     def descriptor(self) -> Iterator[int]:
-        """Lends the descriptor to code that reads at positions itself. Its ``OSError`` and ``EOFError``
+        """Yields the descriptor for code with its own positional reads. Their ``OSError`` and ``EOFError``
         become ``FileError``, which is also raised if the file is closed or changes in size."""
         self._check()
         try:
@@ -88,7 +88,7 @@ class RegularFile:
 
 def _open_regular(path: Path) -> int:
     try:
-        # Checked before opening, because opening alone can block (a FIFO) or act (a device).
+        # Check before opening, because opening can block (a FIFO) or act (a device).
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
             fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -103,7 +103,7 @@ def _open_regular(path: Path) -> int:
 
 
 def _nearest(path: Path) -> str:
-    """A hint at the file of the same folder that was probably meant; may be empty."""
+    """A hint at a file with a similar name in the same folder; may be empty."""
     try:
         names = {name.lower(): name for name in os.listdir(path.parent)}
     except OSError:
@@ -150,8 +150,8 @@ else:
 
 
 def check_output(path: Path, nbytes: int, *, force: bool) -> None:
-    """Asks before hours of work whether ``path`` can be written. ``FileError``: it exists and is not to be
-    replaced, its folder does not exist, or the disk has less than ``nbytes`` bytes left."""
+    """Checks before hours of work that ``path`` can be written. ``FileError``: it exists and ``force`` is
+    False, its folder does not exist, or the disk has less than ``nbytes`` free bytes."""
     folder = path.parent
     if path.exists() and not force:
         raise FileError("the file exists: give another name, or `force` to replace it")
@@ -164,8 +164,8 @@ def check_output(path: Path, nbytes: int, *, force: bool) -> None:
 
 
 def _delete_abandoned(path: Path) -> None:
-    """Deletes the partial files that killed processes left of ``path``. A process that still writes locks its
-    file; where a disk has no locks, all stay."""
+    """Deletes partial files of ``path`` from killed processes. A process that still writes locks its file; on
+    a disk without locks, all files stay."""
     begin = glob.escape(f".{path.name[:200]}.")
     for partial in path.parent.glob(f"{begin}{'[0-9a-f]' * 8}.partial"):
         with contextlib.suppress(OSError), _locked(partial) as alone:
@@ -175,9 +175,9 @@ def _delete_abandoned(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file beside ``path`` that takes its place at the end, and vanishes on any error or interrupt. The
-    next call for ``path`` deletes the file of a killed process. ``FileError``: ``path`` is something other
-    than a regular file, or it cannot be written."""
+    """Yields a new file in ``path``'s folder, which replaces ``path`` at the end. On an error or interrupt it
+    is deleted. The next call for ``path`` deletes the file of a killed process. ``FileError``: ``path`` is
+    not a regular file, or cannot be written."""
     try:
         if path.exists() and not path.is_file():
             raise _special(path.stat().st_mode)

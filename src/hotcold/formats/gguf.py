@@ -1,8 +1,8 @@
 """GGUF files, and PowerInfer's, which differ in the first four bytes: open, load tensors, write.
 
-Opening reads only the header; :meth:`GGUFFile.load` reads one tensor with ``pread`` from the descriptor that
-was checked, so a file replaced or cut meanwhile gives an error and never a fault. Files are treated as
-hostile: see ``gguf_values`` for the bounds, and docs/formats.md for the layout."""
+Opening reads only the header. :meth:`GGUFFile.load` reads one tensor with ``pread`` from the checked
+descriptor, so a file that is replaced or truncated later gives an error and never a fault. Files are
+untrusted: see ``gguf_values`` for the bounds, and docs/formats.md for the layout."""
 
 import hashlib
 import math
@@ -44,19 +44,18 @@ _INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # the smallest tensor entry
 class TensorInfo:
     name: str
     shape: tuple[int, ...]  #: in NumPy order, outermost dimension first
-    type: BlockType  #: may be one that can only be listed
+    type: BlockType  #: may be a type that can only be listed
     offset: int  #: position of the first byte in the file
     nbytes: int  #: without padding
     part: int = 0  #: number of the file in a split model
 
 
 class GGUFFile:
-    """An open model file, or all files of a split one: metadata and the list of tensors. Made by
-    :func:`open_gguf`.
+    """An open model file, or all files of a split model: metadata and tensors. Made by :func:`open_gguf`.
 
     ``magic`` is ``GGUF``, or ``PWRI`` for PowerInfer's files. ``metadata`` holds numbers, str, list[str]
     or one-dimensional NumPy arrays of the stored type; a split model has the metadata of its first file.
-    ``tensors`` are in file order. ``path`` is that of the first file, ``size`` the sum of all."""
+    ``tensors`` are in file order. ``path`` is the first file's, ``size`` the sum of all files."""
 
     def __init__(self, first: "_Part", others: "Iterable[_Part]" = ()) -> None:
         self.path, self.magic, self.version = first.path, first.magic, first.version
@@ -66,7 +65,7 @@ class GGUFFile:
         for part in others:
             _join(self._lying, part, first)
             self._parts.append(part)
-        #: of tensors whose rows take turns in one tensor of the file: that one's name
+        #: tensors that the file stores with interleaved rows in one tensor -> that tensor's name
         self.side_by_side: dict[str, str] = {}
         self._turn_of: dict[str, int] = {}
         with naming(self.path, GGUFError):
@@ -75,7 +74,7 @@ class GGUFFile:
 
     @property
     def count(self) -> int:
-        """How many tensors the file has, those in which others' rows take turns as one."""
+        """The number of tensors in the file; several tensors with interleaved rows count as one."""
         return len(self._lying)
 
     def load(self, name: str) -> Tensor:
@@ -88,7 +87,7 @@ class GGUFFile:
         return Tensor(kind, info.shape, self._read(info))
 
     def stored(self, name: str) -> StoredTensor:
-        """The tensor in its file, to be read while the file is open; errors as in :meth:`load`."""
+        """The tensor, not yet read; it can be read while the file is open. Errors as in :meth:`load`."""
         info, kind = self._supported(name)
         rows, row_bytes = kind.data_shape(info.shape)
         part = self._parts[info.part]
@@ -100,8 +99,8 @@ class GGUFFile:
         return StoredTensor(kind, info.shape, part.file, info.offset, rows, row_bytes, part.named)
 
     def pieces(self, name: str, most: int = PIECE_BYTES) -> Iterator[Bytes]:
-        """The bytes of a tensor of any type, in order: whole rows, as many as ``most`` bytes hold, or one.
-        Each piece is ``(rows, row_bytes)`` and new memory. ``GGUFError`` as in :meth:`load`."""
+        """Yields the bytes of a tensor of any type, in order, in pieces of whole rows: one, or as many as fit
+        into ``most`` bytes. Pieces are new arrays ``(rows, row_bytes)``. ``GGUFError`` as in :meth:`load`."""
         with naming(self.path, GGUFError):
             info = self._info(name)
         if not info.nbytes:
@@ -112,8 +111,8 @@ class GGUFFile:
             yield self.read_rows(name, start, min(rows, start + step))
 
     def read_rows(self, name: str, start: int, stop: int) -> Bytes:
-        """Rows ``start`` to ``stop`` of a tensor of any type as new uint8 ``(rows, row_bytes)``. May be
-        called by several threads at once. ``GGUFError`` as in :meth:`load`."""
+        """Reads rows ``start`` to ``stop`` of a tensor of any type as new uint8 ``(rows, row_bytes)``.
+        Several threads may call it at once. ``GGUFError`` as in :meth:`load`."""
         with naming(self.path, GGUFError):
             info = self._info(name)
         if name in self.side_by_side:
@@ -129,8 +128,8 @@ class GGUFFile:
         return data
 
     def stored_metadata(self) -> dict[str, StoredValue]:
-        """The metadata as it is stored, to be written to another file unchanged (``metadata`` loses the
-        types of numbers, and bytes that are no text)."""
+        """The metadata in stored form, to copy it unchanged to another file. (``metadata`` loses the types of
+        numbers, and bytes that are not text.)"""
         first = self._parts[0]
         found = {}
         with naming(first.path, GGUFError):
@@ -140,7 +139,7 @@ class GGUFFile:
         return found
 
     def says(self, key: str, text: str) -> bool:
-        """Whether the value of a key is this text; an array, with which ``==`` gives one, is none."""
+        """True if the value of a key is this text. An array is never equal (``==`` returns an array)."""
         value = self.metadata.get(key)
         return isinstance(value, str) and value == text
 
@@ -160,9 +159,9 @@ class GGUFFile:
     def fingerprint(self) -> str:
         """16 hexadecimal digits that identify the weights; sidecar files carry them.
 
-        The start of the SHA-256 over every tensor's name, type and shape, in order of names, and for tensors
-        of the FFN (``.ffn_`` in the name) eight samples of 64 bytes, evenly spaced from first to last byte.
-        Metadata, the order in the file, and how a model is split do not matter."""
+        They begin the SHA-256 of every tensor's name, type and shape, in order of names, and, for tensors of
+        the FFN (``.ffn_`` in the name), eight samples of 64 bytes, evenly spaced from first to last byte.
+        Metadata, the order in the file, and the split into files do not matter."""
         digest = hashlib.sha256()
         for name in sorted(self._lying):
             info = self._lying[name]
@@ -188,8 +187,8 @@ class GGUFFile:
         self.close()
 
     def _taken_apart(self) -> dict[str, TensorInfo]:
-        """The tensors, with several for one in which their rows take turns. Their ``offset`` is that of their
-        first byte, and what lies there is not theirs alone."""
+        """The tensors; a stored tensor with the interleaved rows of several becomes several entries. Their
+        ``offset`` is their first byte's, and their bytes are not contiguous."""
         turns, found = self._turns(), {}
         for name, info in self._lying.items():
             if not turns or f".{SIDE_BY_SIDE}." not in name:
@@ -211,7 +210,7 @@ class GGUFFile:
         return found
 
     def _turns(self) -> list[str]:
-        """The names of the tensors whose rows take turns, in their order."""
+        """The names of the tensors with interleaved rows, in the order of their rows."""
         names = self.metadata.get(SIDE_BY_SIDE_KEY, [])
         if not isinstance(names, list) or len(names) == 1 or len({*names}) != len(names):
             seen = printable(repr(names), 80)
@@ -246,12 +245,11 @@ class GGUFFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Opens a GGUF or PowerInfer file and checks its header; reads no tensor. For a split model give the
-    first file; the others are found beside it.
+    """Opens a GGUF or PowerInfer file and checks its header; reads no tensor. ``path`` of a split model is
+    its first file; the other files are in the same folder.
 
-    ``GGUFError``: not a regular file, cannot be opened, a wrong header, or files of a split model are
-    missing or belong to another one. Tensors of unsupported types are listed; :meth:`GGUFFile.load`
-    refuses them."""
+    ``GGUFError``: not a regular file, cannot be opened, a wrong header, or files of a split model are missing
+    or belong to another one. Tensors of unsupported types are listed; :meth:`GGUFFile.load` refuses them."""
     try:
         first = _Part(Path(path), 0)
     except GGUFError as error:
@@ -283,14 +281,14 @@ def _is_missing(path: Path) -> bool:
 
 
 def _hub_hint(path: Path) -> str:
-    """A hint at a name of the Hugging Face hub, where the path of no file looks like one."""
+    """A hint at a name of the Hugging Face hub, if the path of a missing file looks like one."""
     if _HUB_NAME.fullmatch(path.as_posix()) and not path.parent.exists():
         return f"; a model of the Hugging Face hub is hf.co/{path.as_posix()}"
     return ""
 
 
 def _of_checkpoint(path: Path) -> str:
-    """A hint for a path that is no GGUF file, but a checkpoint's folder or one of its files."""
+    """A hint for a path of a checkpoint's folder or one of its files."""
     folder = path.parent if path.suffix == ".safetensors" else path
     if not os.path.isfile(folder / "config.json"):
         return ""
@@ -298,7 +296,7 @@ def _of_checkpoint(path: Path) -> str:
 
 
 class _Part:
-    """One file whose header was read and checked: a model, or part ``number`` of one."""
+    """One file with a checked header: a model, or part ``number`` of a model."""
 
     def __init__(self, path: Path, number: int, first: Split | None = None) -> None:
         self.path = path
@@ -318,7 +316,7 @@ class _Part:
 
 
 def _join(tensors: dict[str, TensorInfo], part: _Part, first: _Part) -> None:
-    """Adds the tensors of another part. Their names must be new, and no more than the first part states."""
+    """Adds the tensors of another part. Their names must be new; the first part states the total number."""
     with naming(part.path, GGUFError):
         if twice := part.tensors.keys() & tensors.keys():
             raise GGUFError(f"tensor {min(twice)} is in an earlier file of the model as well: damaged")
@@ -331,7 +329,7 @@ def _join(tensors: dict[str, TensorInfo], part: _Part, first: _Part) -> None:
 # --- the header ---
 
 
-_Spans: TypeAlias = dict[str, tuple[int, int]]  # where the type and the value of each key are in the file
+_Spans: TypeAlias = dict[str, tuple[int, int]]  # offsets of the type and the value of each key
 
 
 def _read_header(cursor: Cursor) -> tuple[str, int, dict[str, Any], dict[str, TensorInfo], _Spans]:
@@ -386,7 +384,7 @@ def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]
     return {name: replace(info, offset=start + info.offset) for name, info in infos.items()}
 
 
-#: Types that ggml gave up, or that a fork has.
+#: Types that ggml removed, or that only a fork has.
 _GONE = {
     4: "Q4_2, which ggml gave up", 5: "Q4_3, which ggml gave up", 31: "Q4_0_4_4, which ggml gave up",
     32: "Q4_0_4_8, which ggml gave up", 33: "Q4_0_8_8, which ggml gave up", 36: "bitnet.cpp's I2_S",
@@ -421,7 +419,7 @@ def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
 
 
 def _check_layout(tensors: Mapping[str, TensorInfo], size: int) -> None:
-    """Checks that every tensor lies inside the file and that none overlap."""
+    """Checks that every tensor is inside the file and that none overlap."""
     end, last = 0, ""
     for info in sorted(tensors.values(), key=lambda info: info.offset):
         if info.offset + info.nbytes > size:
@@ -448,13 +446,13 @@ def write_gguf(
     magic: str = "GGUF",
     version: int = 3,
 ) -> None:
-    """Writes a file that :func:`open_gguf` accepts, atomically: whole under its name, or not at all.
+    """Writes a file that :func:`open_gguf` accepts, atomically: complete under its name, or not at all.
 
-    :func:`~hotcold.formats.gguf_values.encode_value` says what metadata may hold; ``general.alignment`` is
-    obeyed (32 without it). Each tensor is taken from the mapping twice, first for its shape and then for its
-    data, so a mapping that makes tensors on demand never holds more than one; a tensor whose
-    :meth:`~Writable.pieces` are made on demand is never held whole. ``GGUFError``: something that the format
-    does not allow, or the file cannot be written."""
+    :func:`~hotcold.formats.gguf_values.encode_value` lists the values of metadata; ``general.alignment`` sets
+    the alignment (default 32). Each tensor is taken from the mapping twice, first for its shape and then for
+    its data. So a mapping that makes tensors on demand holds one at a time, and a tensor that makes its
+    :meth:`~Writable.pieces` on demand is never complete in memory. ``GGUFError``: the format does not allow a
+    value, or the file cannot be written."""
     path = Path(path)
     with naming(path, GGUFError):
         header, alignment = _encode_header(metadata, tensors, magic, version)
@@ -473,8 +471,7 @@ def write_gguf(
 def _encode_header(
     metadata: Mapping[str, Any], tensors: Mapping[str, Writable], magic: str, version: int
 ) -> tuple[bytes, int]:
-    """Everything before the tensor data, padded, and the alignment. The reader's checks decide what is
-    allowed."""
+    """All bytes before the tensor data, padded, and the alignment. The reader's checks define validity."""
     alignment = values.DEFAULT_ALIGNMENT
     parts = [magic.encode(), struct.pack("<IQQ", version, len(tensors), len(metadata))]
     for key, value in metadata.items():

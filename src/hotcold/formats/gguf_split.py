@@ -1,7 +1,7 @@
 """Split GGUF files (``NAME-00001-of-00003.gguf``, ...): finds and checks the parts of one model.
 
-Each part is a GGUF file with a list of its own tensors. The first also has the model's metadata; the others
-only say which part they are. ``llama-gguf-split`` makes them, and hubs store large models in this form."""
+Each part is a GGUF file with its own tensors. The first also has the model's metadata; the other parts only
+state their number. ``llama-gguf-split`` makes them, and hubs store large models in this form."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _NAME = re.compile(r"(?P<stem>.+)-(?P<part>[0-9]{5})-of-(?P<parts>[0-9]{5})\.ggu
 
 @dataclass(frozen=True)
 class Split:
-    """The facts about a split that a part's header states."""
+    """The split as a part's header states it."""
 
     part: int  #: number of the part, from 0
     parts: int
@@ -52,7 +52,7 @@ def part_name(name: str) -> tuple[str, int, int] | None:
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts, in order, given the name of one; a name that is no part gives itself."""
+    """The names of all parts, in order, from the name of one; for any other name, only that name."""
     found = part_name(name)
     if found is None:
         return [name]
@@ -64,8 +64,8 @@ def part_names(name: str) -> list[str]:
 
 
 def other_parts(path: Path, split: Split) -> list[Path]:
-    """Paths of the parts after the first, beside it. ``GGUFError``, without the path: this is not the first,
-    its name does not agree with its header, or parts are missing, which are named."""
+    """Paths of the parts after the first, in the same folder. ``GGUFError``, without the path: this is not
+    the first part, its name does not agree with its header, or parts are missing, which the message names."""
     found = part_name(path.name)
     which = f"part {split.part + 1} of {split.parts} of a split model"
     if found is None or found[1:] != (split.part, split.parts):

@@ -1,7 +1,7 @@
 """GGUF metadata: keys, names and typed values, read within bounds and written back.
 
-Files come from strangers. Every length is checked against the bytes that remain before anything is allocated,
-in Python integers, which do not wrap; the limits below are far above real files and bound time and memory."""
+Files are untrusted. Every length is checked against the remaining bytes before anything is allocated, in
+Python integers, which do not wrap. The limits below are far above real files and bound time and memory."""
 
 import contextlib
 import math
@@ -55,15 +55,15 @@ DTYPES: dict[int, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class StoredValue:
-    """A metadata value as a file stores it: GGUF's number of its type, and its bytes. To be written again
-    unchanged, whatever its type and whether or not its text is UTF-8."""
+    """A metadata value as a file stores it: GGUF's number of its type, and its bytes. It can be written again
+    unchanged, also if its text is not UTF-8."""
 
     kind: int
     data: bytes
 
 
 class Cursor:
-    """Reads the header of a file of ``size`` bytes; ``read(offset, n)`` gives exactly ``n`` or raises."""
+    """Reads the header of a file of ``size`` bytes; ``read(offset, n)`` returns exactly ``n`` or raises."""
 
     def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
         self._read = read
@@ -129,11 +129,11 @@ class Cursor:
             # Checks, and moves the window.
             result.append(self.string(f"item {len(result)} of {what}", errors=errors))
             window, at = self._window, self.position - self._start
-            if tried != self._start:  # once a window, or bad text in each string would cost its square
+            if tried != self._start:  # once a window, otherwise bad strings would take quadratic time
                 plain, at = _plain_strings(window, at, n - len(result))
                 result += plain
                 tried = self._start
-            with contextlib.suppress(struct.error, UnicodeDecodeError):  # what is wrong is found above
+            with contextlib.suppress(struct.error, UnicodeDecodeError):  # the check above reports the fault
                 while len(result) < n and (stop := at + 8 + length(window, at)[0]) <= len(window):
                     result.append(window[at + 8 : stop].decode())
                     at = stop
@@ -142,13 +142,13 @@ class Cursor:
 
 
 def _plain_strings(window: bytes, start: int, most: int) -> tuple[list[str], int]:
-    """Up to ``most`` strings from ``start`` on, as far as they are plain, and where these end: all at once,
-    at a fifth of the time that one by one takes.
+    """Up to ``most`` leading plain strings from ``start`` on, and their end. Reads them all at once, in a
+    fifth of the time of one by one.
 
-    A length below 256 is a byte and seven zeros, which hardly ever stand elsewhere. Each of these places
-    counts as a string's only where the string before ends there."""
+    A length below 256 is a byte and seven zeros, which are rare elsewhere. Such a place counts as a string's
+    length only if the string before it ends there."""
     size = len(window) - start
-    words = np.ndarray(max(0, size - 7), "<u8", window, start, (1,))  # at every byte, eight
+    words = np.ndarray(max(0, size - 7), "<u8", window, start, (1,))  # 8 bytes from every position
     places = np.flatnonzero(words < 256)
     if not len(places) or places[0]:
         return [], start
@@ -172,8 +172,8 @@ def _plain_strings(window: bytes, start: int, most: int) -> tuple[list[str], int
 def read_value(cursor: Cursor, key: str) -> tuple[int, Any]:
     """The type and the value of one key: a Python number or ``str``, ``list[str]`` or a flat NumPy array.
 
-    Text need not be UTF-8. In text that is only shown, other bytes become U+FFFD. In lists of a vocabulary,
-    where bytes count, they become lone surrogates, which ``surrogateescape`` turns back into the bytes."""
+    Text need not be UTF-8. In text that is only shown, other bytes become U+FFFD. In a vocabulary's lists
+    they become lone surrogates, which ``surrogateescape`` turns back into the bytes."""
     what = _value_of(key)
     kind = _value_type(cursor, f"the type of the {what}", what)
     if kind == STRING:
@@ -245,12 +245,11 @@ def encode_string(text: str, what: str) -> bytes:
 
 
 def encode_value(key: str, value: Any) -> tuple[int, bytes]:
-    """The type of a metadata value and its bytes, without the type's own four.
+    """The type of a metadata value and its bytes, without the four bytes of the type.
 
     A :class:`StoredValue` is written as it was read. NumPy scalars and arrays keep their type:
-    ``np.uint64(5)`` is explicit. Python's ``int``
-    becomes uint32, int32, uint64 or int64, the first that holds it; in a list int32, int64 or uint64.
-    ``float`` becomes float32. An empty list is an array of strings."""
+    ``np.uint64(5)`` is explicit. Python's ``int`` becomes the first of uint32, int32, uint64 and int64 that
+    holds it; in a list int32, int64 or uint64. ``float`` becomes float32. Empty lists hold strings."""
     what = _value_of(key)
     if isinstance(value, StoredValue):
         return value.kind, value.data

@@ -1,4 +1,4 @@
-"""Opens blocks of IQ1, IQ2 and IQ3: each names entries of a grid, of four or eight values, and signs."""
+"""Opens blocks of IQ1, IQ2 and IQ3: each has indices into a grid of four or eight values, and signs."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ import numpy.typing as npt
 from hotcold.formats.fields import Bytes, Floats, Opened, fields, half_at
 from hotcold.formats.grids import grid
 
-#: Eight signs from seven: the eighth makes their number even.
+#: Eight signs from seven bits: the eighth makes the number of minus signs even.
 _SIGNS = np.array([i | i.bit_count() % 2 << 7 for i in range(128)], np.uint8)
 
 
 def _sevens(words: npt.NDArray[np.uint32]) -> Bytes:
-    """The signs that four fields of seven bits in each word stand for, a byte for eight."""
+    """The signs from four fields of seven bits in each word, eight signs in a byte."""
     found: Bytes = _SIGNS[words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32) & np.uint32(127)]
     return found.reshape(len(words), -1)
 
 
 def _signed(name: str, entries: npt.NDArray[np.uint16], signs: Bytes, scales: Floats) -> Opened:
-    """Entries of this grid, a sign for each of their values, and scales for runs of them."""
+    """Opens a block: entries of this grid, a sign for each value, and scales for runs of values."""
     plus = np.int8(1) - np.int8(2) * np.unpackbits(signs, axis=1, bitorder="little").view(np.int8)
     return scales, grid(name)[entries].reshape(len(entries), -1) * plus
 
@@ -71,8 +71,7 @@ def open_iq2_s(blocks: Bytes) -> Opened:
 
 
 def _shifted(entries: npt.NDArray[np.uint16], minus: npt.NDArray[np.bool_], scales: Floats) -> Opened:
-    """Entries of IQ1's grid, each an eighth more or less, eight times as large, and scales for runs of
-    them."""
+    """Opens a block of IQ1: the grid's values plus or minus an eighth. Codes are these values times eight."""
     codes = np.int8(8) * grid("IQ1")[entries] + np.where(minus, np.int8(-1), np.int8(1))[:, :, None]
     return scales * np.float32(0.125), codes.reshape(len(entries), -1)
 
@@ -86,7 +85,7 @@ def open_iq1_s(blocks: Bytes) -> Opened:
 
 
 def open_iq1_m(blocks: Bytes) -> Opened:
-    """The float16 scale lies in the highest bits of four words of small scales."""
+    """Opens a block. The highest bits of four words of small scales form the float16 scale."""
     words = _words(blocks, 48, 56, 2)
     half = (words >> 12 << np.arange(0, 16, 4, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)
     small = (words[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint32) & 7).reshape(len(blocks), -1)

@@ -1,14 +1,14 @@
-"""The grids of IQ1, IQ2 and IQ3: sets of four or eight values of which a block names one at a time.
+"""The grids of IQ1, IQ2 and IQ3: tables of four or eight values; a block holds indices into them.
 
-An entry of IQ3's is three hexadecimal digits, four fields of three bits; of the others four digits, eight
-fields of two bits, the first value in the lowest bits. ``csrc/simd/grids.cpp`` has the same digits."""
+An entry of IQ3 is three hexadecimal digits: four fields of three bits. Other entries are four digits: eight
+fields of two bits. The first value is in the lowest bits. ``csrc/simd/grids.cpp`` has the same digits."""
 
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-#: What a field of a grid's entries stands for.
+#: The value of each field in a grid's entries.
 _VALUES = {
     "IQ3_XXS": (4, 12, 20, 28, 36, 44, 52, 62),
     "IQ3_S": (1, 3, 5, 7, 9, 11, 13, 15),
@@ -222,7 +222,7 @@ _DIGITS = {
 
 @cache
 def grid(name: str) -> npt.NDArray[np.int8]:
-    """``[entries, 4]`` of IQ3's, ``[entries, 8]`` of the others."""
+    """The values of a grid: ``[entries, 4]`` for IQ3, ``[entries, 8]`` for the others."""
     values, digits = np.array(_VALUES[name], np.int8), _DIGITS[name]
     count, width, bits = (4, 3, 3) if len(values) == 8 else (8, 4, 2)
     entries = np.array([int(digits[at : at + width], 16) for at in range(0, len(digits), width)])

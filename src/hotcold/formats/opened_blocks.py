@@ -1,4 +1,4 @@
-"""Opens blocks whose weights are codes of a few bits, taken as they are or from a table, times scales."""
+"""Opens blocks of weights that are codes of a few bits, or values from a table, times scales."""
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def open_nvfp4(blocks: Bytes) -> Opened:
     """Runs of 16, each with a float of 8 bits without sign (E4M3) as its scale."""
     code = blocks[:, :4].astype(np.int32)
     exponent, fraction = code >> 3 & 15, code & 7
-    # Half of each, since the table holds doubles.
+    # Half of each, since the table has doubled values.
     scales = np.ldexp(np.where(exponent == 0, fraction, fraction + 8), np.maximum(exponent, 1) - 11)
     scales = np.where(code == 0x7F, 0, scales).astype(np.float32)
     return scales, FP4[fields(blocks[:, 4:], 4, 8)]

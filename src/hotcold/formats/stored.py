@@ -1,4 +1,4 @@
-"""Tensors that still lie in their file: a backend reads them piece by piece into its own layout."""
+"""Tensors that are not read yet: a backend reads them from the file piece by piece into its own layout."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,9 +14,9 @@ from hotcold.formats.files import FileError, RegularFile
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """Some or all of a tensor of ``rows`` rows of ``row_bytes`` bytes, from byte ``offset`` of a file on.
+    """A tensor in a file, or a part of it: ``rows`` rows of ``row_bytes`` bytes, from byte ``offset`` on.
 
-    ``shape`` is the shape of the chosen part. ``chosen`` has ascending numbers of rows or, with
+    ``shape`` is the shape of the chosen part. ``chosen`` has ascending indices of rows or, with
     ``by_column``, of columns, counted in blocks of a row; None means all. Reading raises ``error``, with the
     path, if the file cannot be read or has changed. ``factors`` are as in :class:`Tensor`, ``[rows]``."""
 
@@ -47,7 +47,7 @@ class StoredTensor:
         return whole.take_columns(self.chosen) if self.by_column else whole.take_rows(self.chosen)
 
     def flat(self) -> "StoredTensor":
-        """The rows of a tensor, all or those that were chosen, as a matrix."""
+        """The chosen rows as a matrix."""
         rows = self.rows if self.chosen is None or self.by_column else len(self.chosen)
         return replace(self, shape=(rows, self.shape[-1]))
 
@@ -61,13 +61,13 @@ class StoredTensor:
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
-        """Lends the file's descriptor: see :meth:`RegularFile.descriptor`."""
+        """Yields the file's descriptor: see :meth:`RegularFile.descriptor`."""
         with self._errors(), self.file.descriptor() as number:
             yield number
 
     def take_rows(self, chosen: Index | slice) -> "StoredTensor":
-        """The tensor of these rows, still in the file. ``chosen`` has their numbers, ascending, among those
-        that were chosen before."""
+        """The tensor of these rows, not yet read. ``chosen`` has their ascending indices among the rows that
+        this tensor has."""
         shape = self.shape[1:]
         if self.chosen is not None and not self.by_column:
             rows = self.chosen[chosen]
@@ -84,7 +84,7 @@ class StoredTensor:
         return replace(self, shape=(len(chosen), *shape), chosen=chosen)
 
     def take_columns(self, chosen: Index) -> "StoredTensor":
-        """The tensor of these columns, still in the file; their numbers, ascending, count blocks of a row."""
+        """The tensor of these columns, not yet read; their ascending indices count blocks of a row."""
         if self.chosen is not None:
             raise ValueError("rows or columns of this tensor were chosen already: choose once")
         shape = (*self.shape[:-1], len(chosen) * self.type.weights)
@@ -98,5 +98,5 @@ class StoredTensor:
             raise self.error(error) from None
 
 
-#: A backend makes weights from either.
+#: The tensors that a backend makes weights from.
 AnyTensor: TypeAlias = Tensor | StoredTensor

@@ -1,10 +1,10 @@
-"""The tensors of a file that ``torch.save`` wrote: a state dict, or one vector. Its pickle is followed, never
-executed.
+"""Reads the tensors of a file that ``torch.save`` wrote: a state dict, or one vector. Its pickle is
+interpreted, never executed.
 
-Such a file is a zip of ``NAME/data.pkl``, a pickle, and ``NAME/data/KEY``, the numbers of one storage each,
-little-endian; no entry is compressed. Only the part of the pickle's machine is here that builds strings,
-numbers, tuples, lists and dicts; the few functions that a state dict names stand for what they make; any
-other is refused. No size is believed: entries lie inside the file, and a tensor inside its entry."""
+Such a file is a zip of ``NAME/data.pkl``, a pickle, and ``NAME/data/KEY``, the little-endian numbers of one
+storage each; no entry is compressed. This interpreter builds strings, numbers, tuples, lists and dicts only.
+It knows the few functions that a state dict names and refuses any other. No size is trusted: entries must be
+inside the file, and a tensor inside its entry."""
 
 import math
 import pickletools
@@ -26,10 +26,10 @@ from hotcold.values import shown
 MAX_ENTRIES = 1 << 18
 MAX_LISTING = 32 << 20  #: bytes of the zip's list of entries
 MAX_PICKLE = 64 << 20  #: bytes
-MAX_VECTOR = 256 << 20  #: bytes of a vector that is alone in its file
+MAX_VECTOR = 256 << 20  #: bytes of the vector in a file of one vector
 MAX_DIMENSIONS, MAX_SIZE = 16, 1 << 48  #: of a tensor; its sizes multiplied, those of 0 left out
 
-#: PyTorch's storage -> the name that safetensors has for the type, and the type of the bytes
+#: PyTorch's storage -> safetensors' name of the type, and the type of the bytes
 _STORAGES = {
     "torch FloatStorage": ("F32", "<f4"),
     "torch HalfStorage": ("F16", "<f2"),
@@ -49,7 +49,7 @@ _LOCAL = struct.Struct("<4s22x2H")  # what precedes an entry: PKWARE's APPNOTE.T
 
 
 class TorchFileError(UserError):
-    """A file that is not as ``torch.save`` writes it, or too large."""
+    """Raised for a file that ``torch.save`` does not write, or that is too large."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class _Mark:
 
 @dataclass(frozen=True)
 class _Storage:
-    """A class of its own, so that nothing else of a pickle can pass for one."""
+    """A storage. It has its own class, so that no other object of a pickle passes for one."""
 
     dtype: str
     key: str
-    count: int  #: values that it is said to have
+    count: int  #: stated number of values
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class StoredArray:
 
 class TorchState:
     """An open file and its tensors by name; TorchFileError in one line for anything but a dict of tensors.
-    ``named`` makes such a dict of what the pickle describes."""
+    ``named`` makes such a dict from the pickle's object."""
 
     def __init__(self, path: Path, named: Callable[[Any], dict[str, StoredArray]] | None = None) -> None:
         self.path = path
@@ -100,7 +100,7 @@ class TorchState:
         values = np.empty(_reach(tensor), kind)
         with naming(self.path, TorchFileError):
             self._file.read_into(values.view(np.uint8).data, at + tensor.offset * kind.itemsize)
-        # Along a size of 1 nobody steps: whatever the file says there need not fit into 64 bits.
+        # The stride of a dimension of size 1 is never used, and the file's may not fit into 64 bits.
         sizes = zip(tensor.shape, tensor.strides, strict=True)
         steps = [stride * kind.itemsize if n > 1 and len(values) else 0 for n, stride in sizes]
         view = np.lib.stride_tricks.as_strided(values, tensor.shape, steps, writeable=False)
@@ -116,13 +116,13 @@ class TorchState:
 
 
 def read_vector(path: Path) -> npt.NDArray[Any]:
-    """The numbers ``[N]`` of a file that has one vector, bare or alone in a list or dict, in their type;
+    """The numbers ``[N]`` of a file with one vector, bare or alone in a list or dict, in their type;
     TorchFileError in one line for anything else."""
     return TorchState(path, _one_vector).read("")
 
 
 class _Readable:
-    """Limits what the zip library reads of a file; TorchFileError: more at once than a listing has."""
+    """Limits the zip library's reads; TorchFileError: one read exceeds the limit of a listing."""
 
     def __init__(self, file: RegularFile) -> None:
         self._file = file
@@ -149,7 +149,7 @@ class _Readable:
 
 
 def _read_archive(file: RegularFile) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """The pickle; and, by the keys of the storages, where their bytes are, and how many."""
+    """The pickle, and the offset and the number of bytes of each storage, by its key."""
     entries = _entries(file)
     name = next((name for name in entries if name.endswith("/data.pkl")), "")
     at, nbytes = entries.get(name, (0, 0))
@@ -161,7 +161,7 @@ def _read_archive(file: RegularFile) -> tuple[bytes, dict[str, tuple[int, int]]]
 
 
 def _entries(file: RegularFile) -> dict[str, tuple[int, int]]:
-    """Returns each entry by name: where its bytes are, and how many."""
+    """Returns the offset and the number of bytes of each entry, by its name."""
     try:
         with zipfile.ZipFile(_Readable(file)) as archive:
             listed = archive.infolist()
@@ -188,7 +188,7 @@ def _entries(file: RegularFile) -> dict[str, tuple[int, int]]:
 
 
 def _reach(tensor: StoredArray) -> int:
-    """Values from a tensor's first to its last in the storage."""
+    """The number of values from a tensor's first to its last in the storage."""
     if 0 in tensor.shape:
         return 0
     return 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.strides, strict=True))
@@ -217,7 +217,7 @@ def _one_vector(made: Any) -> dict[str, StoredArray]:
 
 
 class _Machine:
-    """The stack of a pickle's machine, and what was put aside for later."""
+    """The stack of a pickle's machine, and its memo."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -263,7 +263,7 @@ class _Machine:
         target = self.stack[-1]
         if not isinstance(target, dict) or len(values) % 2:
             raise ValueError("items for what is no dict")
-        # Before they are hashed: of tuples in tuples that would end the process, or take forever.
+        # Check before hashing: nested tuples could crash the process or take forever.
         if any(type(key) is not str for key in values[::2]):
             raise ValueError("a key that is no text")
         target.update(zip(values[::2], values[1::2], strict=True))
@@ -274,7 +274,7 @@ class _Machine:
         self.stack[-1].extend(values)
 
     def find_storage(self) -> None:
-        """A storage is a tuple: the word, its class, its key, the device and how many values it has."""
+        """Replaces a tuple ("storage", its class, its key, the device, its number of values) by a storage."""
         (id,) = self.pop()
         match id:
             case ("storage", _Global(name), str(key), _, int(count)) if name in _STORAGES:
@@ -284,10 +284,9 @@ class _Machine:
 
 
 def _follow(pickle: bytes) -> Any:
-    """Returns the object that the pickle describes; TorchFileError for an opcode or a global that no state
-    dict needs."""
+    """Builds the pickle's object; TorchFileError for an opcode or a global that no state dict needs."""
     machine = _Machine()
-    # Python warns of escapes in strings, which it will refuse: the opcodes that have them are refused here.
+    # Python warns of invalid escapes in strings; the opcodes with such strings are refused here.
     with warnings.catch_warnings(action="ignore"):
         return _run(machine, pickle)
 
@@ -364,6 +363,6 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "SETITEMS": lambda machine, _: machine.set_items(machine.pop_to_mark()),
     "APPEND": lambda machine, _: machine.append(machine.pop(1)),
     "APPENDS": lambda machine, _: machine.append(machine.pop_to_mark()),
-    # A module's notes on itself (``_metadata``) are no part of a dict.
+    # A module's ``_metadata`` is not part of the dict.
     "BUILD": lambda machine, _: machine.pop(1).clear(),
 }

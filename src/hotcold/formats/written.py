@@ -1,4 +1,4 @@
-"""Tensors to be written to a file: what the writer asks of them, and those that are made meanwhile."""
+"""Tensors to be written to a file: the writer's interface, and tensors that are made while writing."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ class Writable(Protocol):
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor whose bytes are made while it is written: ``make`` gives its :meth:`~Writable.pieces`."""
+    """A tensor whose bytes are made while it is written: ``make`` yields its :meth:`~Writable.pieces`."""
 
     type: BlockType
     shape: tuple[int, ...]  #: in NumPy order, outermost dimension first

@@ -1,1 +1,1 @@
-"""Decides which tokens an answer may have next, so that the whole matches."""
+"""Decides which tokens an answer may have next, so that it matches a grammar."""

@@ -1,6 +1,6 @@
-"""Grammars come from strangers: each is first compiled, and walked some way, in a process that can be ended.
+"""Checks untrusted grammars: a child process with limits compiles each one and follows it for some tokens.
 
-The same module is both sides: :class:`GrammarProcess` asks, and :func:`answer` is what runs over there."""
+Both sides are in this module: :class:`GrammarProcess` asks, and :func:`answer` runs in the child process."""
 
 import random
 import time
@@ -21,14 +21,14 @@ from hotcold.processes.guarded import GuardedProcess, ProcessDied, ProcessTimeou
 
 SECONDS = 2.0  #: of processor time, for one grammar
 VOCABULARY_S = 60.0  #: for the vocabulary, once in a process
-MEMORY_BYTES = 1 << 30  #: beyond what the process has after its imports; a vocabulary takes some of it
-CHECKED_CHARS = 1 << 21  #: of a grammar when it is in Lark
-RETRY_S = 5.0  #: after which another try may succeed
+MEMORY_BYTES = 1 << 30  #: in addition to the memory after imports; a vocabulary takes some of it
+CHECKED_CHARS = 1 << 21  #: of a grammar in Lark
+RETRY_S = 5.0  #: time after which to try again
 _WALK_S = 0.3  # of processor time, for all walks of a grammar
-#: Preferred in this order, these lead from one property of a JSON object to the next, and into each.
+#: Bytes that lead from one property of a JSON object to the next, and into each, by preference.
 _OPENING = b'",{['
-#: For each walk: its tokens, in one answer or several; the share of them for which the above are preferred;
-#: and how many are drawn else, of which the one counts that leads deepest into a text.
+#: For each walk: its tokens, in one answer or several; the share of tokens for which _OPENING is preferred;
+#: and the number of candidates for other tokens. The candidate that leads deepest into a text is taken.
 _WALKS = ((200, 1.0, 1), (100, 0.3, 4), (80, 0.0, 16))
 
 
@@ -42,10 +42,10 @@ class GrammarProcess:
         )
 
     def check(self, grammar: Grammar) -> str:
-        """The grammar in Lark. GrammarError: it does not compile, cannot go on, or takes too much time or
-        memory. RequestError ``queue_full``: the machine is too busy; ``engine_failed``: there is no
-        process."""
-        for last in (False, True):  # one that ended by itself may have been ended by somebody else
+        """Returns the grammar in Lark. GrammarError: it does not compile, has no continuation, or takes too
+        much time or memory. RequestError ``queue_full``: the machine is too busy; ``engine_failed``: no
+        process could be started."""
+        for last in (False, True):  # once more, because the process may have been killed from outside
             self.prepare()
             try:
                 lark: str = self._process.ask({"kind": grammar.kind, "source": grammar.source})["lark"]
@@ -64,7 +64,7 @@ class GrammarProcess:
         raise AssertionError("the last try returns or raises")
 
     def prepare(self) -> None:
-        """Sees that there is a process and that it knows the vocabulary; errors as of :meth:`check`."""
+        """Starts the process if needed and sends it the vocabulary; errors as of :meth:`check`."""
         try:
             if self._process.ask({}):
                 self._process.ask({"vocabulary": self._vocabulary.to_plain()}, VOCABULARY_S)
@@ -82,8 +82,8 @@ _vocabulary: tuple[GrammarCompiler, dict[str, int]] | None = None
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Answers a request in the child process: says what it needs, remembers a vocabulary, or compiles a
-    grammar for it and follows it."""
+    """Answers a request in the child process: reports a missing vocabulary, stores a vocabulary, or compiles
+    and follows a grammar."""
     global _vocabulary
     if "vocabulary" in request:
         vocabulary = GrammarVocabulary.from_plain(request["vocabulary"])
@@ -94,7 +94,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     assert _vocabulary is not None
     compiler, token_ids = _vocabulary
     lark: str = request["source"]
-    if request["kind"] != "checked":  # that one is in Lark already
+    if request["kind"] != "checked":  # a checked grammar is in Lark already
         lark = lark_of(Grammar(request["kind"], lark), token_ids)
     if len(lark) > CHECKED_CHARS:
         raise GrammarError(f"the grammar is too large: in Lark it has more than {CHECKED_CHARS} characters")
@@ -103,12 +103,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def walk(compiler: GrammarCompiler, lark: str) -> None:
-    """Compiles a grammar and follows it in a few ways, always the same ones, as far as the time allows: so a
-    limit that an answer would soon reach is known before the answer begins. GrammarError."""
+    """Compiles a grammar and follows it on a few fixed paths, as far as the time allows. So a limit that an
+    answer would soon reach is found before the answer begins. GrammarError."""
     whole = _constraint(compiler, lark)
     end = time.process_time() + _WALK_S
     _walk(whole, compiler, _WALKS, end)
-    for text in dict.fromkeys(patterns_in_lark(lark)):  # a walk of the whole may pass by them
+    for text in dict.fromkeys(patterns_in_lark(lark)):  # a walk of the whole grammar may miss them
         if time.process_time() < end:
             _walk(_constraint(compiler, text), compiler, _WALKS[-1:], end)
 
@@ -144,5 +144,5 @@ def _walk(
 
 
 def _depth(piece: bytes) -> tuple[bool, int]:
-    """Greater for tokens that lead deeper into a text, whether by itself or in JSON."""
+    """A sort key: greater for tokens that lead deeper into a text, plain or in JSON."""
     return b'"' not in piece, len(piece)

@@ -1,4 +1,4 @@
-"""Grammars compiled to masks of tokens, by llguidance. The only file that knows that package."""
+"""Compiles grammars to token masks with llguidance. Only this file knows that package."""
 
 import base64
 import re
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.uint64]  #: ``[ceil(V / 64)]``, a bit for each id
 
-#: The most that one step may cost: a mask that needs more is an error, so no grammar stops the engine for
-#: long: a mask at these limits takes some tenths of a second.
+#: Limits of one step. A mask that needs more is an error, so no grammar stops the engine for long: a mask at
+#: these limits takes some tenths of a second.
 _LIMITS = {
     "max_items_in_row": 10_000,
     "initial_lexer_fuel": 5_000_000,
@@ -29,21 +29,21 @@ _LIMITS = {
     "step_max_items": 200_000,
     "max_lexer_states": 20_000,  # of 1 to 2 kB
     "max_grammar_size": 200_000,
-    "verbose_errors": False,  # they would quote the answer
+    "verbose_errors": False,  # verbose errors would quote the answer
 }
 
 
 @dataclass(frozen=True)
 class GrammarVocabulary:
-    """The facts about a tokenizer that compiling a grammar needs."""
+    """The facts about a tokenizer that the compiler needs."""
 
-    pieces: Sequence[bytes]  #: ``[V]`` what each token adds to the text
+    pieces: Sequence[bytes]  #: ``[V]`` bytes that each token adds to the text
     silent: Sequence[int]  #: tokens that add nothing
     stops: Sequence[int]  #: tokens that end the text, at least one
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """GrammarError: the vocabulary has no token that ends a text."""
+        """Collects the facts. GrammarError: the vocabulary has no token that ends a text."""
         if not tokenizer.stop_ids:
             raise GrammarError("this model has no token that ends a text, which constrained answers need")
         silent = sorted(tokenizer.control_names)
@@ -83,17 +83,17 @@ class GrammarCompiler:
         self._longest = 0
 
     def compile(self, lark: str) -> "Matcher":
-        """The matcher of a grammar in llguidance's dialect of Lark, before the first token. GrammarError: it
-        is not right, or too large; with the line."""
-        # Without no_forcing it would allow one spelling in tokens alone where the text is certain.
+        """The matcher of a grammar in llguidance's dialect of Lark, before the first token. GrammarError,
+        with the line: it is invalid, or too large."""
+        # Without no_forcing, llguidance would allow only one tokenisation of a certain text.
         text = '%llguidance {"no_forcing": true}\n' + lark
         matcher = self._llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         _refuse_errors(matcher, "the grammar is not valid")
         return Matcher(matcher, self._size)
 
     def spelled(self, text: bytes) -> list[int]:
-        """Tokens that spell a text, the longest one at each place; what comes before bytes that none
-        begins with. A model may spell it otherwise."""
+        """Tokens that spell a text, the longest at each place. They end before bytes at which no token
+        begins. A model may tokenise the text otherwise."""
         if not self._ids:
             ids = {piece: id for id, piece in enumerate(self.pieces) if piece and id not in self._silent}
             self._longest = max(map(len, ids), default=0)
@@ -111,11 +111,11 @@ class GrammarCompiler:
 
 
 class TooManyStates(GrammarError):
-    """Raised if a matcher has remembered as many states of regular expressions as it may."""
+    """Raised if a matcher has stored the largest allowed number of states of regular expressions."""
 
 
 def escaped_regex(regex: str) -> str:
-    """A regular expression as it stands between slashes."""
+    """A regular expression, escaped to stand between slashes."""
     escaped: str = _llguidance().regex_to_lark(regex, "")
     return escaped
 
@@ -127,20 +127,20 @@ def _llguidance() -> ModuleType:
 
 
 class Matcher:
-    """How far a grammar has come. Not safe to use from several threads at once, but for :meth:`copy`."""
+    """The position of an answer in a grammar. Several threads at once may only call :meth:`copy`."""
 
     def __init__(self, matcher: "LLMatcher", size: int) -> None:
         self._matcher = matcher
         self._size = size
-        self._bounded = False  # whether llguidance applies the limits of a step, which it does from a mask on
+        self._bounded = False  # True if llguidance applies the limits of a step, from the first mask on
 
     def copy(self) -> "Matcher":
-        """Returns a matcher that has come as far. Both count their states of regular expressions together."""
+        """Returns a matcher at the same position. Both share the count of states of regular expressions."""
         return Matcher(self._matcher.deep_copy(), self._size)
 
     def consume(self, tokens: Sequence[int]) -> bool:
-        """Goes on by some tokens, none of which ends the text. False: one of them is not allowed, and this
-        matcher is of no more use. GrammarError: going on would cost too much."""
+        """Advances by tokens that do not end the text. False: a token is not allowed, and the matcher is no
+        longer usable. GrammarError: advancing would cost too much."""
         if not tokens:
             return True
         if not self._matcher.is_stopped() and self._matcher.consume_tokens(list(tokens)):
@@ -150,37 +150,37 @@ class Matcher:
         return False
 
     def rollback(self, n: int) -> bool:
-        """Takes the last ``n`` tokens back. False: it cannot, and this matcher is of no more use."""
+        """Takes back the last ``n`` tokens. False: it cannot, and the matcher is no longer usable."""
         return self._matcher.rollback(n) and not self._matcher.is_error()
 
     def complete(self) -> bool:
-        """Whether the text may end here."""
+        """True if the text may end here."""
         return self._matcher.is_accepting()
 
     def forced(self) -> bytes:
-        """The bytes that come next because nothing else may. GrammarError: they are too many."""
+        """The only bytes that may follow, or none if there is a choice. GrammarError: they are too many."""
         if not self._bounded:
             self.mask()
         if self._matcher.is_stopped():
             return b""
-        # Where a control token comes next, the call leaves the matcher in a state that allows no token.
+        # If a control token comes next, this call leaves the matcher in a state that allows no token.
         matcher = self._matcher.deep_copy()
         found: bytes = matcher.compute_ff_bytes()
         _refuse_errors(matcher, "the grammar cannot go on")
         return found
 
     def possible(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may follow, in this order."""
+        """The number of leading tokens that may follow, in this order."""
         return 0 if self._matcher.is_stopped() else self._matcher.validate_tokens(list(tokens))
 
     def mask(self) -> Mask:
-        """Which tokens may come next; those that end the text where the grammar is complete. GrammarError:
-        finding out would cost too much, or nothing may come."""
+        """The tokens that may come next; tokens that end the text, if the grammar is complete. GrammarError:
+        computing the mask would cost too much, or no token is allowed."""
         found = self._matcher.compute_bitmask()  # without Python's lock
         self._bounded = True
         _refuse_errors(self._matcher, "the grammar cannot go on")
         mask = np.zeros(-(-self._size // 64), np.uint64)
-        n = min(len(found), mask.nbytes)  # it has a bit more than there are tokens
+        n = min(len(found), mask.nbytes)  # it has one bit more than the vocabulary has tokens
         mask.view(np.uint8)[:n] = np.frombuffer(found, np.uint8, n)
         return mask
 
@@ -211,14 +211,14 @@ def _refuse_errors(matcher: "LLMatcher", what: str) -> None:
 
 
 def _their_line(found: re.Match[str]) -> str:
-    return f"line {int(found[1]) - 1}: "  # the first is ours
+    return f"line {int(found[1]) - 1}: "  # the first line is the %llguidance line
 
 
-_EXCERPT = re.compile(r"\n *\d+ \||\n<state>|<non-verbose/>")  # what follows quotes the grammar
+_EXCERPT = re.compile(r"\n *\d+ \||\n<state>|<non-verbose/>")  # the text after it quotes the grammar
 _OUR_LINE = re.compile(r"^(?:at )?(\d+)\(\d+\): ")
 _NOT_ALLOWED = re.compile("doesn't satisfy the grammar|out of range")
 _STATES = "too many states"
-#: What llguidance says, and the reason that a client reads: most are limits that docs/grammar.md lists.
+#: llguidance's messages -> the reasons that a client reads. Most are limits that docs/grammar.md lists.
 _REASONS = {
     "NoExtension": "no token can come next: it asks for what has no end, or for nothing at all",
     r"Current row has (\d+) items": "too many items at one place, {}: the limit is {max_items_in_row}",

@@ -1,4 +1,4 @@
-"""Answers that match a grammar: what is accepted, and which tokens may come next."""
+"""Checks grammars, and makes the constraints that hold answers to them."""
 
 import contextlib
 import json
@@ -21,8 +21,8 @@ from hotcold.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["GrammarError", "Grammars", "check", "schema_grammar"]
 
-CACHE_BYTES = 64 << 20  #: of the texts of grammars that were checked
-MOST_CHECKS = 16  #: that run or wait
+CACHE_BYTES = 64 << 20  #: for the texts of checked grammars
+MOST_CHECKS = 16  #: running and waiting
 _THREADS = 4
 _LINE = re.compile(r"(?<=the grammar is not valid: )line \d+: ")
 
@@ -31,15 +31,15 @@ _Value = TypeVar("_Value")
 
 
 def schema_grammar(schema: object, *, strict: bool = False, open: bool = False) -> Grammar:
-    """The grammar of a JSON schema. Its ``notes`` name what of it cannot be enforced; ``strict``: that is an
-    error. An object that names its properties and does not speak of others has no others; ``open``: it
-    may have some, as in the standard. GrammarError: the schema is broken."""
+    """The grammar of a JSON schema. Its ``notes`` name the parts that cannot be enforced; ``strict``: they
+    are an error. An object that names its properties, and says nothing about others, has no others; ``open``:
+    it may have others, as in the standard. GrammarError: the schema is broken."""
     found = read(schema, strict=strict, open=open)
     return Grammar("json_schema", json.dumps(found.schema), found.notes)
 
 
 def check(grammar: Grammar, tokenizer: Tokenizer) -> None:
-    """:meth:`Grammars.check`, for one grammar only."""
+    """Checks one grammar, as :meth:`Grammars.check` does."""
     grammars = Grammars(tokenizer)
     try:
         grammars.check(grammar)
@@ -48,14 +48,14 @@ def check(grammar: Grammar, tokenizer: Tokenizer) -> None:
 
 
 class Grammars:
-    """Grammars of one tokenizer. One that was checked is remembered for a while. Safe to use from several
-    threads; nothing starts before it is needed, or :meth:`prepare` is called."""
+    """Grammars of one tokenizer, with a cache of checked ones. Safe to use from several threads. Processes
+    and threads start when they are needed, or at :meth:`prepare`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()  # never held for long: event loops wait for it
-        self._making = threading.Lock()  # of the vocabulary and the compiler
-        self._callers = threading.Semaphore(MOST_CHECKS)  # of `check`, so that none of them is refused
+        self._lock = threading.Lock()  # held only briefly, since event loops wait for it
+        self._making = threading.Lock()  # held while the vocabulary and the compiler are made
+        self._callers = threading.Semaphore(MOST_CHECKS)  # limits callers of `check`, so that none is refused
         self._closed = False
         self._vocabulary: GrammarVocabulary | None = None
         self._process: GrammarProcess | None = None
@@ -66,17 +66,16 @@ class Grammars:
         self._checked: BoundedCache[Grammar, Grammar | GrammarError] = BoundedCache(CACHE_BYTES)
 
     def check(self, grammar: Grammar) -> Grammar:
-        """GrammarError unless an answer may be held to this grammar. Waits for :meth:`checking`: up to some
-        seconds, so not on an event loop. Where too many threads check grammars, it waits for them first."""
+        """Returns the checked grammar; GrammarError: it is refused. Waits for :meth:`checking`, up to some
+        seconds, so it must not run on an event loop; if too many threads check grammars, also for them."""
         with self._callers:
             return self.checking(grammar).result()
 
     def checking(self, grammar: Grammar) -> "Future[Grammar]":
-        """Checks a grammar in a process that is ended when it takes too long; returns at once. The result is
-        the grammar as :meth:`constraint` is quick with it, of kind ``checked`` and with notes on what an
-        answer is not held to, or a GrammarError; all who
-        ask for one grammar meanwhile share it, so nobody can cancel it. RequestError: ``queue_full`` where
-        too many wait, ``closed`` after :meth:`close`."""
+        """Checks a grammar in a process with a time limit; returns at once. The result is a GrammarError, or
+        the grammar in the form for :meth:`constraint`: of kind ``checked``, with notes on the parts that are
+        not enforced. Concurrent callers with the same grammar share the future, which cannot be cancelled.
+        RequestError: ``queue_full`` if too many checks wait, ``closed`` after :meth:`close`."""
         with self._lock:
             if self._closed:
                 raise _closed()
@@ -97,15 +96,15 @@ class Grammars:
         return future
 
     def prepare(self) -> None:
-        """Starts the process of checks, for which else the first grammar waits; returns at once."""
+        """Starts the checking process, so that the first grammar need not wait for it; returns at once."""
         with self._lock:
             if not self._closed:
                 self._checker.submit(self._prepare)
 
     def constraint(self, grammar: Grammar) -> Constraint:
-        """Makes the constraint that holds one answer to a checked grammar. The grammar compiles here, within
-        the library's own bounds and without Python's lock: some milliseconds, rarely a second. Answers share
-        nothing: what the library finds out about a grammar grows with each, up to its bounds."""
+        """Makes the constraint of one answer from a checked grammar. The grammar compiles here, within the
+        library's own bounds and without Python's lock: some milliseconds, rarely a second. Answers share no
+        matcher, since the states that the library stores in one grow with each answer, up to its bounds."""
         with self._making:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(self._of_tokenizer())
@@ -116,24 +115,23 @@ class Grammars:
         return GrammarConstraint(lambda: compiler.compile(lark), self._pool, compiler.spelled)
 
     def close(self) -> None:
-        """Ends the process and the threads; checks that wait fail. Constraints that are in use go on without
-        threads."""
+        """Ends the process and the threads; waiting checks fail. Constraints work on without threads."""
         with self._lock:
             self._closed = True
             process, self._process = self._process, None
         if process is not None:
             process.close()
-        self._checker.shutdown(wait=False)  # what waits there ends at once
+        self._checker.shutdown(wait=False)  # waiting checks fail at once
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _check(self, grammar: Grammar, future: "Future[Grammar]") -> None:
-        """Checks a grammar, in the thread of checks."""
+        """Checks a grammar, in the checking thread."""
         found: Grammar | Exception
         try:
             notes = [*grammar.notes]
             found = Grammar("checked", self._lark(grammar, notes), tuple(dict.fromkeys(notes)))
         except GrammarError as error:
-            # A line is of what became of it, not of what was sent.
+            # The line number counts lines of the translation, not of the client's text.
             found = error if grammar.kind == "lark" else GrammarError(_LINE.sub("", str(error)))
         except Exception as error:
             found = error
@@ -148,7 +146,7 @@ class Grammars:
 
     def _lark(self, grammar: Grammar, notes: list[str]) -> str:
         check_size(grammar)
-        if grammar.kind in ("json_schema", "lark"):  # what is wrong with schemas is told without the process
+        if grammar.kind in ("json_schema", "lark"):  # faults of schemas are found without the process
             grammar = Grammar("checked", lark_of(grammar, {}, notes))
         return self._started().check(grammar)
 
@@ -163,7 +161,7 @@ class Grammars:
             return self._process
 
     def _prepare(self) -> None:
-        """Prepares checks, in the thread of these. What goes wrong is told by the first one."""
+        """Starts the process, in the checking thread. The first check reports an error."""
         with contextlib.suppress(UserError):
             self._started().prepare()
 
@@ -179,7 +177,7 @@ def _closed() -> RequestError:
 
 def _settle(future: "Future[Grammar]", found: Grammar | Exception) -> None:
     if isinstance(found, GrammarError):
-        future.set_exception(GrammarError(str(found)))  # its own: raising one adds to it where it was raised
+        future.set_exception(GrammarError(str(found)))  # a new one, since raising one adds a traceback
     elif isinstance(found, Exception):
         future.set_exception(found)
     else:
@@ -187,7 +185,7 @@ def _settle(future: "Future[Grammar]", found: Grammar | Exception) -> None:
 
 
 class BoundedCache(Generic[_Key, _Value]):
-    """Remembers what was used last, up to a sum of bytes. Safe to use from several threads."""
+    """A cache of recently used values, up to a sum of bytes. Safe to use from several threads."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -203,8 +201,8 @@ class BoundedCache(Generic[_Key, _Value]):
             return self._entries[key][0]
 
     def put(self, key: _Key, value: _Value, size: int) -> None:
-        """Forgets what was not used for the longest time, until ``size`` bytes more are allowed; what is
-        larger than that by itself is not remembered."""
+        """Stores a value of ``size`` bytes and evicts the least recently used ones until all fit. A value
+        larger than the whole cache is not stored."""
         with self._lock:
             if size > self._most_bytes:
                 return

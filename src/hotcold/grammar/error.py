@@ -4,8 +4,8 @@ from hotcold.engine.request import RequestError
 
 
 class GrammarError(RequestError):
-    """A grammar or schema that is broken, not supported, or beyond the limits, and would be so again. One
-    line."""
+    """Raised for a grammar or schema that is broken, unsupported or beyond the limits; trying again does not
+    help. One line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "invalid_grammar")

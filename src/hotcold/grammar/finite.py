@@ -1,19 +1,19 @@
-"""Finds whether something finite matches a grammar: what an expression needs must not need itself."""
+"""Checks that some finite text matches a grammar: no expression may require itself."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-#: Conditions under which an expression ends. All must hold. A condition is a list of ways, and one way must
-#: hold. A way holds where all of its expressions end.
+#: Conditions under which an expression ends; all must hold. A condition is a list of alternatives, and one
+#: must hold. An alternative holds if all of its expressions end.
 Needs = Iterable[Sequence[Sequence[Any]]]
 
 
 def ends(root: Any, needs: Callable[[Any], Needs]) -> bool:
-    """Whether something finite matches ``root``. Looks at each expression once, by its identity, and does not
-    recurse: clients write the grammars, and this also runs in the server's own process."""
-    missing: list[int] = []  # how many others each condition needs before it is true
+    """True if some finite text matches ``root``. Visits each expression once, by its identity, without
+    recursion: clients write the grammars, and this also runs in the server's own process."""
+    missing: list[int] = []  # conditions that must still become true before this one does
     needed_by: list[list[int]] = []
-    conditions: dict[int, int] = {}  # by the identity of an expression: that it ends
+    conditions: dict[int, int] = {}  # identity of an expression -> the condition that it ends
     unread: list[Any] = []
 
     def condition(count: int, parts: list[int]) -> int:
@@ -37,7 +37,7 @@ def ends(root: Any, needs: Callable[[Any], Needs]) -> bool:
             needed_by[one_way].append(of(expression))
             missing[of(expression)] += 1
     true = [each for each, count in enumerate(missing) if not count]
-    for each in true:  # the loop adds more
+    for each in true:  # the loop appends to it
         for other in needed_by[each]:
             missing[other] -= 1
             if not missing[other]:

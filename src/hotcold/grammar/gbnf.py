@@ -14,7 +14,7 @@ MOST_LEVELS = 100  #: limit of nested parentheses
 LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 
-Ranges = tuple[tuple[int, int], ...]  #: code points (first, last), ascending, with gaps between
+Ranges = tuple[tuple[int, int], ...]  #: code points (first, last), ascending, not adjacent
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Chars:
 
 @dataclass(frozen=True)
 class Token:
-    """One token, by its id or the name of a control token; or any other one."""
+    """One token, by its id or the name of a control token; ``negated``: any other token."""
 
     name: str
     negated: bool
@@ -41,7 +41,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Sequence:
-    parts: "tuple[Node, ...]"  #: one after the other; none match the empty text
+    parts: "tuple[Node, ...]"  #: in order; no parts match the empty text
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Lexeme:
-    """An expression without rules or tokens that the lexer takes as one. The parser makes none."""
+    """An expression without rules and tokens that is one lexeme. The parser makes none."""
 
     node: "Node"
 
@@ -78,7 +78,7 @@ def inner(node: Node) -> tuple[Node, ...]:
 
 
 def mapped(node: Node, change: Callable[[Node], Any]) -> Node:
-    """A sequence, choice or repetition with each of its nodes changed; another node as it is."""
+    """A sequence, choice or repetition with ``change`` applied to its nodes; any other node as it is."""
     match node:
         case Sequence(parts):
             return Sequence(tuple(map(change, parts)))
@@ -90,7 +90,7 @@ def mapped(node: Node, change: Callable[[Node], Any]) -> Node:
 
 
 def may_be_empty(node: Node) -> bool:
-    """Whether an expression without rules matches the empty text."""
+    """True if an expression without rules matches the empty text."""
     match node:
         case Sequence(parts):
             return all(map(may_be_empty, parts))
@@ -104,7 +104,7 @@ def may_be_empty(node: Node) -> bool:
 
 
 def any_of(ranges: Iterable[tuple[int, int]], *, negated: bool = False) -> Chars:
-    """The characters of ranges that may overlap, or all others; never surrogates, which no text has."""
+    """The characters of ranges, which may overlap, or all other characters; never surrogates."""
     outside = ranges if negated else _complement(ranges)
     return Chars(_complement([*outside, _SURROGATES]))
 
@@ -119,8 +119,8 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def parse(text: str) -> Rules:
-    """The rules of a grammar, including ``root`` and all that they name. GrammarError: the grammar is broken,
-    and the message names the line; or nothing finite matches it."""
+    """Parses a grammar into its rules, including ``root`` and all rules that they name. GrammarError: the
+    grammar is broken, and the message names the line; or no finite text matches it."""
     rules = _Parser(text).rules()
 
     def needs(node: Node) -> Needs:
@@ -154,7 +154,7 @@ class _Parser:
         self._text = text
         self._at = 0
         self._level = 0
-        self._named: dict[str, int] = {}  # name -> where it is first used
+        self._named: dict[str, int] = {}  # name -> position of its first use
 
     def rules(self) -> Rules:
         rules: Rules = {}
@@ -228,7 +228,7 @@ class _Parser:
         return node
 
     def _repeated(self, part: Node) -> Node:
-        """``part`` with the signs of repetition after it."""
+        """Applies the signs of repetition after ``part`` to it."""
         while (sign := self._text[self._at : self._at + 1]) and sign in "*+?{":
             if sign in _SIGNS:
                 self._at += 1
@@ -251,8 +251,8 @@ class _Parser:
         return node
 
     def _ranges(self, close: str, what: str, opening: int = 1) -> list[tuple[int, int]]:
-        """The characters up to a closing sign, in a class as ranges. ``what`` names the whole, which begins
-        with ``opening`` characters."""
+        """The characters up to a closing sign, in a class as ranges. ``what`` names the string or class,
+        which begins with ``opening`` characters."""
         start = self._at
         self._at += opening
         ranges = []
@@ -268,7 +268,7 @@ class _Parser:
         return ranges
 
     def _char(self, start: int, what: str) -> int:
-        """The next code point, which may be an escape; ``start`` is the beginning of the whole."""
+        """The next code point, which may be an escape; ``start`` is where the string or class begins."""
         if self._at >= len(self._text):
             raise self._error(f"{what} that starts here does not end", start)
         char = self._text[self._at]

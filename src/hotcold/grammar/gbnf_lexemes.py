@@ -1,9 +1,9 @@
 """Translates GBNF to Lark for a compiler with a lexer, without changing what matches.
 
 GBNF knows only characters. The compiler first cuts a text into lexemes, each as long as possible, and is fast
-only if they are long. So each part that does not call itself becomes one lexeme, a regular expression, if the
-longest match is certainly the right one: no character that may follow a lexeme may also continue one that has
-begun. Otherwise the lexeme is taken apart, if necessary down to single characters."""
+only if they are long. So each part without recursion becomes one lexeme, a regular expression, if the longest
+match is always correct: no character that may follow a lexeme may also continue a lexeme. Otherwise the
+lexeme is split into parts, if necessary down to single characters."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -44,7 +44,7 @@ class _Translation:
     def __init__(self, rules: Rules, token_id: Callable[[str], int | None]) -> None:
         self._rules = rules
         self._token_id = token_id
-        self._apart: set[Node] = set()  # expressions that must not be one lexeme
+        self._apart: set[Node] = set()  # expressions that must be split
         self._single = False  # true if every lexeme is one character
         self._expanded: dict[str, Node | None] = {}
 
@@ -63,7 +63,7 @@ class _Translation:
             left -= steps
 
     def _trees(self) -> Rules:
-        """The rules that ``root`` needs, cut into lexemes."""
+        """The rules that ``root`` needs, divided into lexemes."""
         trees: Rules = {}
         missing = ["root"]
         while missing:
@@ -90,19 +90,19 @@ class _Translation:
         return Sequence(tuple(parts))
 
     def _cut(self, node: Node) -> Node:
-        """An expression as one lexeme, or its parts if it had to be taken apart."""
+        """An expression as one lexeme, or as its parts if it must be split."""
         if isinstance(node, Chars) or (node not in self._apart and not self._single):
             return Lexeme(node)
         return mapped(node, self._cut)
 
     def _expand(self, node: Node) -> Node | None:
-        """A node with its rules inserted; None: it calls itself, has tokens, or is too long."""
+        """A node with its rules inserted; None: it is recursive, has tokens, or is too long."""
         match node:
             case Token():
                 return None
             case Ref(name):
                 if name not in self._expanded:
-                    self._expanded[name] = None  # if it is met again, it calls itself
+                    self._expanded[name] = None  # if it occurs again below, it is recursive
                     self._expanded[name] = self._expand(self._rules[name])
                 return self._expanded[name]
         whole = mapped(node, self._expand)
@@ -144,11 +144,11 @@ class _Translation:
 
 
 def _size(node: Node) -> int:
-    """The size of an expression: places at which a character is matched, and levels."""
+    """The size of an expression: its character positions and its levels."""
     return 1 + sum(map(_size, inner(node)))
 
 
-_RULE = ("(", " ", '""')  # how Lark writes what _joined joins
+_RULE = ("(", " ", '""')  # the arguments of _joined for Lark
 
 
 def _joined(

@@ -1,4 +1,4 @@
-"""JSON schemas as grammars: their sizes, what must end, and the term of a grammar that one becomes."""
+"""JSON schemas as grammars: checks their size and that a finite value matches, and makes a term of Lark."""
 
 import json
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from hotcold.grammar.schema_rewriting import Rewritten, rewritten
 from hotcold.values import shown
 
 MOST_BYTES = 1 << 16
-MOST_DEPTH = 64  #: of JSON within JSON, names of properties and constants included
+MOST_DEPTH = 64  #: of nested JSON values, including names of properties and constants
 
-#: How answers are written. A space, or a line break and an indent of a few steps: as much white space as JSON
-#: allows would let a model write nothing else. No characters by their numbers, with which a name could be
-#: spelt in a second way and pass for another one.
+#: The white space of answers: a space, or a line break and a bounded indent, since unbounded white space
+#: would let a model write nothing else. Escapes by code point are excluded: they would allow a second
+#: spelling of a name.
 WHITESPACE = r" |\r?\n((  ){0,6}|\t{0,3})"
 _WRITTEN = {
     "whitespace_pattern": WHITESPACE,
@@ -25,8 +25,8 @@ _WRITTEN = {
 
 
 def lark_of_schema(text: str, notes: list[str] | None = None) -> str:
-    """The grammar of a schema in JSON; ``notes`` gets what it is not held to. GrammarError: the schema is
-    broken, or beyond the limits."""
+    """The grammar of a schema in JSON; ``notes`` gets the parts that are not enforced. GrammarError: the
+    schema is broken, or beyond the limits."""
     _check_bytes(len(text.encode(errors="replace")))
     schema, end = _parsed(text, 0)
     if text[end:].strip():
@@ -35,7 +35,7 @@ def lark_of_schema(text: str, notes: list[str] | None = None) -> str:
 
 
 def schemas_in_lark(text: str, notes: list[str] | None = None) -> str:
-    """A grammar in Lark in which each schema is written as :func:`lark_of_schema` writes one."""
+    """A grammar in Lark with each schema rewritten as :func:`lark_of_schema` does."""
     parts = []
     while (at := text.find("%json")) >= 0:
         schema, end = _parsed(text, at + len("%json"))
@@ -45,12 +45,12 @@ def schemas_in_lark(text: str, notes: list[str] | None = None) -> str:
 
 
 def patterns_in_lark(text: str) -> Iterator[str]:
-    """Yields a grammar of each text with a pattern that the schemas in a grammar ask for."""
+    """Yields a grammar for each string with a pattern in the schemas of a grammar."""
     end = 0
     while (at := text.find("%json", end)) >= 0:
         schema, end = _parsed(text, at + len("%json"))
         values = [schema]
-        for value in values:  # more are added meanwhile
+        for value in values:  # the loop appends to it
             if isinstance(value, dict):
                 if isinstance(value.get("pattern"), str):
                     kept = {key: value[key] for key in ("pattern", "minLength", "maxLength") if key in value}
@@ -61,8 +61,9 @@ def patterns_in_lark(text: str) -> Iterator[str]:
 
 
 def read(schema: object, *, strict: bool = False, open: bool = False) -> Rewritten:
-    """A schema as it is enforced, with notes on what is not; ``strict``: that is an error. ``open``: as of
-    :func:`~hotcold.grammar.schema_rewriting.rewritten`. GrammarError: see :func:`lark_of_schema`."""
+    """The enforced schema, with notes on the parts that are not enforced; ``strict``: they are an error.
+    ``open``: see :func:`~hotcold.grammar.schema_rewriting.rewritten`. GrammarError: see
+    :func:`lark_of_schema`."""
     _check_depth(schema)
     _check_bytes(len(json.dumps(schema)))
     found = _read(schema, open)
@@ -72,7 +73,7 @@ def read(schema: object, *, strict: bool = False, open: bool = False) -> Rewritt
 
 
 def told_of_strict(note: str) -> str:
-    """The message where something strict has what cannot be enforced."""
+    """The error message for a part of a strict schema that cannot be enforced."""
     return f"{note} cannot be enforced: leave it out, or leave strict out and it will not be enforced"
 
 
@@ -85,7 +86,7 @@ def _lark_term(schema: object, notes: list[str] | None) -> str:
 
 
 def _json_term(schema: dict[str, Any]) -> str:
-    # The added key is last, since the compiler takes it out by putting the last key in its place.
+    # The added key must be last: the compiler removes it by moving the last key to its place.
     return "%json " + json.dumps({**schema, "x-guidance": _WRITTEN})
 
 
@@ -115,7 +116,7 @@ def _check_depth(value: object) -> None:
 
 
 def _parsed(text: str, start: int) -> tuple[object, int]:
-    """The JSON that begins there, and its end."""
+    """The JSON value that begins at ``start``, and its end."""
     try:
         return _DECODER.raw_decode(text, len(text) - len(text[start:].lstrip()))
     except RecursionError:
@@ -133,7 +134,7 @@ _TOO_DEEP = f"the schema is too deep: allowed are {MOST_DEPTH} values within eac
 
 
 def _needs(root: Any, schema: Any) -> Needs:
-    """Yields what must end so that something finite matches a schema as it was rewritten."""
+    """Yields the conditions under which a finite value matches a rewritten schema."""
     if not isinstance(schema, dict):
         if schema is False:
             yield []
@@ -147,7 +148,7 @@ def _needs(root: Any, schema: Any) -> Needs:
     if types <= {"object", "array"} and "enum" not in schema and "const" not in schema:
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
         if "patternProperties" in schema:
-            rest = True  # the compiler knows which of them a name matches
+            rest = True  # the compiler decides which pattern a name matches
         least, prefix = schema.get("minItems", 0), schema.get("prefixItems", [])
         array = prefix[:least] + [schema.get("items", True)] * (least > len(prefix))
         ways = {"array": array, "object": [properties.get(name, rest) for name in schema.get("required", ())]}
@@ -155,5 +156,5 @@ def _needs(root: Any, schema: Any) -> Needs:
 
 
 def _target(root: Any, reference: str) -> object:
-    """A definition, as rewriting refers to it."""
+    """The definition at a rewritten reference."""
     return root["$defs"][reference.removeprefix("#/$defs/")]

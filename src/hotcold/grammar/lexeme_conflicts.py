@@ -1,9 +1,9 @@
-"""Finds lexemes of which a lexer that takes the longest match would take too much.
+"""Finds lexemes for which a longest-match lexer would take too many characters.
 
 Lexemes become automata by Glushkov's construction (a state is a place in the expression), which run together.
-If one lexeme is complete, and a character that may follow it also continues some lexeme, the lexer would
-continue that one: it is in conflict. Counted repetitions are treated as uncounted ones, which finds every
-conflict and maybe some more. The same construction over the rules finds the lexemes that may follow a lexeme.
+If one lexeme is complete, and a character that may follow it also continues a lexeme, the lexer would
+continue that lexeme: it is in conflict. Counted repetitions are treated as uncounted, which finds every
+conflict and possibly false ones. The same construction over the rules finds the lexemes after a lexeme.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ class TooManySteps(Exception):
 
 
 class _Part(NamedTuple):
-    """The bits of places where an expression may begin and end, and whether it may be empty."""
+    """The places where an expression may begin and end, as bits, and whether it may be empty."""
 
     first: int = 0
     last: int = 0
@@ -25,8 +25,8 @@ class _Part(NamedTuple):
 
 
 def _part(node: Node, leaf: Callable[[Node], _Part], following: list[int]) -> _Part:
-    """The part that an expression is. ``leaf`` gives the parts of its leaves; ``following`` gets, for each
-    place, the places that may follow."""
+    """The :class:`_Part` of an expression. ``leaf`` returns the parts of its leaves; ``following`` gets, for
+    each place, the places that may follow."""
 
     def link(last: int, first: int) -> None:
         for place in bits(last):
@@ -53,7 +53,7 @@ def _part(node: Node, leaf: Callable[[Node], _Part], following: list[int]) -> _P
 
 
 class _Automata:
-    """All lexemes of a grammar, their places numbered together; sets of places are bits of an integer."""
+    """All lexemes of a grammar with one numbering of places; sets of places are bits of an integer."""
 
     def __init__(self, lexemes: Iterable[Lexeme]) -> None:
         self.owner: list[int] = []  # place -> index of its lexeme
@@ -82,8 +82,8 @@ class _Automata:
         return _union(self.chars[place] for place in bits(places))
 
     def reached(self, places: int) -> set[int]:
-        """The sets of places to which one character may lead, from the places that may come."""
-        groups = [(self.characters(places), 0)]  # characters, and the places that all of them lead to
+        """The sets of places that one character may reach, one set for each group of equal characters."""
+        groups = [(self.characters(places), 0)]  # characters, and the places that all of them reach
         for place in bits(places):
             split = []
             for characters, reached in groups:
@@ -101,18 +101,17 @@ class _Automata:
 
 
 def conflicts(trees: Rules, most_steps: int) -> tuple[set[Node], int]:
-    """The expressions of lexemes that would swallow characters of what follows another lexeme or themselves,
-    and the number of steps of the search. ``trees`` are the rules by name, ``root`` the first.
-    TooManySteps."""
+    """The expressions of lexemes that would take characters of a lexeme that follows them or another lexeme,
+    and the number of steps of the search. ``trees`` are the rules by name, ``root`` first. TooManySteps."""
     all_leaves = (leaf for tree in trees.values() for leaf in leaves(tree))
     lexemes = list(dict.fromkeys(leaf for leaf in all_leaves if isinstance(leaf, Lexeme)))
     automata = _Automata(lexemes)
     start, follow = _follow(trees, {lexeme: i for i, lexeme in enumerate(lexemes)}, automata.parts)
-    after = [automata.characters(automata.begin(coming)) for coming in follow]  # lexeme -> what may come
+    after = [automata.characters(automata.begin(coming)) for coming in follow]  # lexeme -> next characters
     ends = _union(part.last for part in automata.parts)
     swallowing: set[int] = set()
-    starts = {start}  # sets of lexemes that may come at the same place
-    states: set[int] = set()  # sets of places that the same characters lead to
+    starts = {start}  # sets of lexemes that may begin at the same place
+    states: set[int] = set()  # sets of places that the same characters reach
     todo = [*automata.reached(automata.begin(start))]
     steps = len(automata.owner)
     while todo:
@@ -137,7 +136,7 @@ def conflicts(trees: Rules, most_steps: int) -> tuple[set[Node], int]:
 
 
 def _follow(trees: Rules, index: dict[Lexeme, int], lexemes: list[_Part]) -> tuple[int, list[int]]:
-    """The lexemes that may come first, and those that may follow each lexeme; sets of lexemes are bits."""
+    """The lexemes that may come first, and the lexemes that may follow each one; sets of lexemes are bits."""
     follow = [0] * len(lexemes)
     rules = dict.fromkeys(trees, _Part())
 
@@ -147,7 +146,7 @@ def _follow(trees: Rules, index: dict[Lexeme, int], lexemes: list[_Part]) -> tup
                 return _Part(1 << index[node], 1 << index[node], lexemes[index[node]].empty)
             case Ref(name):
                 return rules[name]
-        return _Part()  # a token, which no character belongs to
+        return _Part()  # a token, which has no characters
 
     before: object = None
     while before != (now := (dict(rules), follow[:])):

@@ -1,4 +1,4 @@
-"""One answer that matches a grammar: which tokens may come next."""
+"""Holds one answer to a grammar: decides which tokens may come next."""
 
 import threading
 import time
@@ -10,19 +10,19 @@ from hotcold.engine.sampler import Allowed
 from hotcold.grammar.compiler import Mask, Matcher, TooManyStates
 from hotcold.grammar.error import GrammarError
 
-#: Processor time that the masks of one answer may take, in all and more for each token. A grammar that can
-#: read one text in very many ways gets slower with each token, up to the library's own bounds.
+#: Processor time for the masks of one answer, in total, with an addition for each token. A highly ambiguous
+#: grammar gets slower with each token, up to the library's own bounds.
 MASKS_S = 1.0
 MASK_S = 0.02
-_MOST_FORCED = 256  # bytes that are spelled in tokens: far more than are guessed at once
-_ENDLESS = 4096  # bytes that come without a choice: more of them take too long to find for each token
+_MOST_FORCED = 256  # bytes to tokenise: far more than the draft tokens of a step
+_ENDLESS = 4096  # forced bytes: finding more takes too long for each token
 
 _Value = TypeVar("_Value")
 
 
 class GrammarConstraint:
-    """Holds one answer to a grammar. What it says depends on the tokens it is asked about only: it takes back
-    those it had gone too far. Safe to use from several threads."""
+    """The constraint of one answer. Results depend only on the given tokens: the matcher goes back if it was
+    further. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class GrammarConstraint:
         self._lock = threading.Lock()
         self._matcher: Matcher | None = start()
         self._consumed: list[int] = []
-        self._endless = False  # whether what comes without a choice is too long to be found
+        self._endless = False  # True if the forced bytes are too long to compute
         self._spent_s = 0.0
         self._last: tuple[list[int], Mask] | None = None
         self._coming: tuple[list[int], Future[Mask]] | None = None
 
     def prepare(self, output: Sequence[int]) -> None:
-        """Starts making the mask for what comes after these tokens; returns at once."""
+        """Starts computing the mask after these tokens; returns at once."""
         tokens = list(output)
         try:
             self._coming = tokens, self._pool.submit(self._mask, tokens)
@@ -50,33 +50,32 @@ class GrammarConstraint:
             self._coming = None
 
     def __call__(self, output: Sequence[int]) -> Allowed:
-        """The mask for what comes after these tokens, which was made meanwhile if it was prepared.
-        GrammarError: these tokens do not match, or going on would cost too much."""
+        """The mask after these tokens, which a thread has computed if it was prepared. GrammarError: these
+        tokens do not match, or the mask would cost too much."""
         tokens = list(output)
         coming = self._coming
-        # Masks that no thread has begun are made here: most take less time than waking one.
+        # A mask that no thread has begun is computed here: most take less time than waking a thread.
         if coming is not None and coming[0] == tokens and not coming[1].cancel():
             return Allowed(coming[1].result())
         return Allowed(self._mask(tokens))
 
     def forced(self, output: Sequence[int]) -> Sequence[int]:
-        """Tokens that come after these, since nothing else may, if they are spelled so; none where a thread
-        makes the mask now."""
+        """Grammar-forced tokens after these, in one tokenisation; none while a thread computes the mask."""
         text = b"" if self._endless else self._ask(output, self._forced_by, b"")
         return self._spelled(text[:_MOST_FORCED]) if text else ()
 
     def _forced_by(self, matcher: Matcher) -> bytes:
-        self._endless = True  # if it reaches a limit, which takes long: then this is not asked again
+        self._endless = True  # stays True if forced() raises at a limit, since that takes long
         text = matcher.forced()
         self._endless = len(text) > _ENDLESS
         return text
 
     def possible(self, output: Sequence[int], tokens: Sequence[int]) -> int:
-        """How many of ``tokens`` may follow; all of them where a thread makes the mask now."""
+        """The number of leading ``tokens`` that may follow; all of them while a thread computes the mask."""
         return self._ask(output, lambda matcher: matcher.possible(tokens), len(tokens))
 
     def _ask(self, output: Sequence[int], question: Callable[[Matcher], _Value], otherwise: _Value) -> _Value:
-        """Asks the matcher something quick about what comes after these tokens, without waiting."""
+        """Asks the matcher a quick question about the position after these tokens, without waiting."""
         tokens = list(output)
         coming = self._coming
         again = coming is not None and coming[0] == tokens and coming[1].cancel()
@@ -84,7 +83,7 @@ class GrammarConstraint:
             return otherwise
         try:
             return question(self._moved_to(tokens))
-        except GrammarError:  # is raised again where a token is chosen, if it is about these tokens
+        except GrammarError:  # the mask raises it again if it is about these tokens
             self._matcher = None
             return otherwise
         finally:
@@ -104,7 +103,7 @@ class GrammarConstraint:
         start = time.thread_time()
         try:
             return self._mask_after(tokens)
-        except TooManyStates:  # most are of earlier tokens, which a new matcher only consumes
+        except TooManyStates:  # most states are of earlier tokens, which a new matcher only consumes
             return self._mask_after(tokens)
         finally:
             self._spent_s += time.thread_time() - start

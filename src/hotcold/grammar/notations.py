@@ -1,4 +1,4 @@
-"""Every kind of grammar in the one notation that is compiled: Lark, in llguidance's dialect."""
+"""Translates every kind of grammar to the notation that is compiled: llguidance's dialect of Lark."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ LARK_BYTES = 1 << 18  #: of a grammar in Lark, which may have the schemas of man
 
 
 def check_size(grammar: Grammar) -> None:
-    """GrammarError: it is too long, or of no known kind."""
+    """Raises GrammarError if a grammar is too long or of an unknown kind."""
     size = len(grammar.source.encode(errors="replace"))
     most = LARK_BYTES if grammar.kind == "lark" else SOURCE_BYTES
     if size > most:
@@ -23,9 +23,9 @@ def check_size(grammar: Grammar) -> None:
 
 
 def lark_of(grammar: Grammar, token_ids: Mapping[str, int], notes: list[str] | None = None) -> str:
-    """A grammar in Lark; ``token_ids`` are those of the control tokens by name, and ``notes`` gets what of
-    its schemas an answer is not held to. GrammarError: it is broken, not supported, or beyond the limits, as
-    far as that shows before it is compiled."""
+    """A grammar in Lark. ``token_ids`` are the control tokens' ids by name; ``notes`` gets the parts of its
+    schemas that are not enforced. GrammarError: it is broken, unsupported or beyond the limits, as far as
+    this is known before it is compiled."""
     check_size(grammar)
     match grammar.kind:
         case "json_object":

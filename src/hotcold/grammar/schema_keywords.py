@@ -1,4 +1,4 @@
-"""Keywords of JSON schemas: the values that each may have, and how a pattern or a format is enforced."""
+"""Keywords of JSON schemas: their allowed values, and the enforcement of patterns and formats."""
 
 import math
 import re
@@ -9,10 +9,10 @@ from hotcold.grammar.error import GrammarError
 from hotcold.values import shown
 
 MOST_ENUM = 4096
-MOST_COUNT = 100_000  #: that minItems, maxLength and the like may demand
-MOST_NAMES = 64  #: that a pattern of names may match to be read as a list of them
-_MOST_GROUPS = 16  # within each other, in such a pattern
-#: Whole numbers beyond these are read wrongly nearly everywhere; the first is the compiler's least.
+MOST_COUNT = 100_000  #: largest value of minItems, maxLength and the like
+MOST_NAMES = 64  #: most names of a pattern that is replaced by the list of its names
+_MOST_GROUPS = 16  # nested, in such a pattern
+#: Most programs read whole numbers outside these bounds wrongly; the first is the compiler's lower limit.
 LEAST_WHOLE = 1024 - (1 << 63)
 MOST_WHOLE = (1 << 63) - 1
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -25,8 +25,8 @@ _DATE = (
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,31}"
-#: Where the compiler's own rule allows what is not of the format: February 29 in any year, a leap second at
-#: any minute, names that are too long. All of it is of the format; not all of the format is in it.
+#: Replacements for formats whose rule in the compiler is too wide: it allows February 29 in any year, a leap
+#: second at any minute, names that are too long. These patterns match only valid values, but not all of them.
 FORMAT_PATTERNS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
@@ -34,10 +34,10 @@ FORMAT_PATTERNS = {
     "hostname": rf"^{_LABEL}(\.{_LABEL}){{0,2}}$",
     "email": rf"^{_ATOM}(\.{_ATOM})?@{_LABEL}(\.{_LABEL}){{0,2}}$",
 }
-#: Formats that are enforced; others are facts for readers.
+#: Formats that are enforced; other formats are annotations.
 FORMATS = (*FORMAT_PATTERNS, "duration", "ipv4", "ipv6", "uri", "uuid")
 
-#: Keywords to which a grammar cannot hold an answer. With the value given here one asks for nothing.
+#: Keywords that a grammar cannot enforce, each with the value that has no effect.
 NOT_ENFORCED: Mapping[str, Any] = {
     "not": False,
     "contains": None,
@@ -58,7 +58,7 @@ def type_list(schema: Mapping[str, Any]) -> list[str]:
 
 
 def check_value(key: str, value: Any, at: str) -> None:
-    """GrammarError: the value is not of the kind that the keyword has. ``at`` names both."""
+    """Raises GrammarError if the value has the wrong type for its keyword. ``at`` is its place."""
     needed, right = _VALUES.get(key, ("", None))
     if right is not None and not right(value):
         raise GrammarError(f"{at} is {shown(value)}: {needed}")
@@ -89,7 +89,7 @@ _LEAST: _Needed = (
 _MOST: _Needed = ("a whole number from 0 is needed", _count)
 _LIMIT: _Needed = ("a number is needed", _number)
 _DRAFT_4: _Needed = ("a number is needed", lambda value: _number(value) or isinstance(value, bool))
-#: The values that a keyword may have. The compiler checks the other keywords, and the rest of these.
+#: The allowed values of keywords. The compiler checks other keywords, and the details of these.
 _VALUES: dict[str, _Needed] = {
     "type": (
         f"allowed are {', '.join(TYPES)}, or a list of them",
@@ -115,10 +115,10 @@ _VALUES: dict[str, _Needed] = {
 
 
 def can_be_written(value: Any) -> bool:
-    """Whether a constant can be asked for exactly: beyond 2^53 two numbers become one, and characters that
-    JSON has as numbers only are not generated."""
+    """True if a grammar can require exactly this constant. Beyond 2^53, different numbers become equal;
+    characters that JSON can only escape by code point are not generated."""
     values = [value]
-    for each in values:  # more are added meanwhile
+    for each in values:  # the loop appends to it
         if isinstance(each, dict):
             values += each.values()
         elif isinstance(each, list):
@@ -135,8 +135,8 @@ _BY_NUMBER = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 def numeric(schema: Mapping[str, Any], types: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The bounds of numbers as they are enforced, and the keywords that cannot be. Whole numbers stay within
-    64 bits also where nothing bounds them: else a model could write digits until its answer ends."""
+    """The enforced bounds of numbers, and the keywords that cannot be enforced. Whole numbers without bounds
+    are limited to 64 bits: otherwise a model could write digits until its answer ends."""
     bounds = {key: schema[key] for key in LIMITS if key in schema}
     for key, other in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(bounds.get(other), bool) and bounds.pop(other) and key in bounds:  # draft 4
@@ -164,7 +164,7 @@ _ESCAPE = (
 )
 _IN_CLASS = rf"(?:\\b|{_ESCAPE}|[^\\\]])"
 _RANGE = re.compile(f"({_IN_CLASS})(?:-({_IN_CLASS}))?", re.DOTALL)
-#: The parts of a pattern; what only other engines have (look-around, references back) is none.
+#: The parts of a pattern, without look-around and back references, which the compiler lacks.
 _PART = re.compile(
     rf"(?P<escape>{_ESCAPE})|(?P<cls>\[(?!\^?\])\^?{_IN_CLASS}*\])|(?P<count>(?<=.)\{{[0-9]+(?:,[0-9]*)?\}})"
     r"|(?!\(\?(?:[=!>#(]|<[=!]|P=))[^\\\[]",
@@ -173,8 +173,8 @@ _PART = re.compile(
 
 
 def compiled_pattern(pattern: str) -> str | None:
-    """A pattern of ECMAScript in the syntax that the compiler reads; None where it has what that cannot:
-    look-around, references back, boundaries of words."""
+    """A pattern of ECMAScript in the compiler's syntax; None if it has a part that the compiler lacks:
+    look-around, back references, word boundaries."""
     out = []
     at = 0
     while at < len(pattern):
@@ -197,11 +197,11 @@ def compiled_pattern(pattern: str) -> str | None:
 
 
 class _ManyTexts(Exception):
-    """Raised if a pattern matches more than :data:`MOST_NAMES` texts, or has a part that is not read here."""
+    """Raised if a pattern matches more than :data:`MOST_NAMES` texts, or has an unsupported part."""
 
 
 def few_names(pattern: str) -> list[str] | None:
-    """Returns all names that a compiled pattern matches; None if it matches more than a few."""
+    """Returns all names that a compiled pattern matches; None if there are more than :data:`MOST_NAMES`."""
     if not pattern.startswith("^") or not pattern.endswith("$"):
         return None
     try:
@@ -213,7 +213,7 @@ def few_names(pattern: str) -> list[str] | None:
 def _texts(pattern: str, at: int, depth: int) -> tuple[list[str], int]:
     """Returns the texts that a group matches, and the position after the group. _ManyTexts."""
     options: list[str] = []
-    before, last = [""], [""]  # texts of the current option without its last part, and of that part
+    before, last = [""], [""]  # texts of the current option without its last part, and of its last part
     while at < len(pattern):
         part = _PART.match(pattern, at)
         if part is None or depth > _MOST_GROUPS:
@@ -258,15 +258,15 @@ def _characters(part: re.Match[str]) -> list[str]:
 
 
 def _one_character(text: str, others: str = "") -> str:
-    """Returns the character that stands for itself, alone or behind a backslash. _ManyTexts: it is one of the
-    others, or another kind of escape."""
+    """Returns a literal character, alone or after a backslash. _ManyTexts: it is in ``others``, or another
+    kind of escape."""
     if len(text) > 2 or (text[-1].isalnum() if len(text) == 2 else text in others):
         raise _ManyTexts
     return text[-1]
 
 
 def _in_class(text: str) -> str:
-    """``[``, ``&``, ``~``, ``-`` and ``^`` stand for themselves."""
+    """Escapes ``[``, ``&``, ``~``, ``-`` and ``^`` in a character class."""
     if text[0] == "\\":
         return "\\x08" if text == "\\b" else _plain_escape(text)
     return f"\\{text}" if text in "[&~-^" else text

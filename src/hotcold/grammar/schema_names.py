@@ -1,4 +1,4 @@
-"""Finds which properties the schemas of one value allow: names, patterns, and whether there may be more."""
+"""Finds the properties that the schemas of one value allow: names, patterns, and whether others may exist."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from hotcold.grammar.schema_keywords import compiled_pattern
 
 GROUPS = ("allOf", "anyOf", "oneOf")
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-#: Schemas of the same value that are not enforced, but name properties that it may need.
+#: Keywords for schemas of the same value that are not enforced, but name properties that it may need.
 CONDITIONAL = ("then", "else", "dependentSchemas", "dependencies")
 
 _Schema = dict[str, Any]
@@ -16,11 +16,11 @@ _Schema = dict[str, Any]
 
 @dataclass(frozen=True)
 class Others:
-    """Statements about the properties of one value by schemas other than the one in hand."""
+    """Statements of other schemas about the properties of the same value."""
 
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
-    open: bool = False  #: whether something says that there may be others
+    open: bool = False  #: a schema allows further properties
 
 
 NOTHING = Others()
@@ -36,7 +36,7 @@ def total(others: Iterable[Others]) -> Others:
 
 
 def said_by(schema: _Schema) -> Others:
-    """Returns what one schema by itself says about its value's properties."""
+    """Returns the statements of one schema about its value's properties."""
     names: list[str] = []
     for key in ("properties", "required"):
         value = schema.get(key)
@@ -49,7 +49,7 @@ def said_by(schema: _Schema) -> Others:
 
 
 def names_properties(schema: _Schema) -> bool:
-    """Whether it says which properties there are."""
+    """True if a schema names the properties of its value."""
     named = "properties" in schema or "patternProperties" in schema
     return named or schema.get("unevaluatedProperties") is False
 

@@ -1,4 +1,4 @@
-"""Whether the options of a ``oneOf`` exclude each other, as far as types and constants tell."""
+"""Checks by types and constants if the options of a ``oneOf`` exclude each other."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 
 from hotcold.grammar.schema_keywords import TYPES, type_list
 
-_MOST = 200  #: options that are compared, each with each other
+_MOST = 200  #: most options, since all pairs are compared
 #: Types by the first character of their JSON; all others are numbers.
 _BEGIN = {'"': "string", "[": "array", "{": "object", "t": "boolean", "f": "boolean", "n": "null"}
 
 
 class _Option(NamedTuple):
-    types: set[str]  #: whole numbers are numbers here, as 1.0 is both
+    types: set[str]  #: integer counts as number, because 1.0 is both
     values: set[str] | None  #: None: any
-    tags: Mapping[str, "_Option"]  #: of the properties that must be there
+    tags: Mapping[str, "_Option"]  #: the required properties
 
 
 def exclude_each_other(options: Sequence[Any], resolved: Callable[[Any], Any]) -> bool:
-    """False where nothing tells. ``resolved`` follows references."""
+    """True if the options certainly exclude each other. ``resolved`` follows references."""
     found = [_option(each, resolved, 1) for each in options]
     values = [each.values for each in found if each.values is not None]
     if len(values) == len(found):
@@ -53,7 +53,7 @@ def _exclusive(one: _Option, other: _Option) -> bool:
 
 
 def _json(value: Any) -> str:
-    """Equal for equal values."""
+    """A text of a value; equal values have equal texts."""
     return json.dumps(
         int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True
     )

@@ -1,4 +1,4 @@
-"""References within a JSON schema: by path, by anchor, or by the schema's own address."""
+"""Resolves references within a JSON schema: by path, by anchor, or by the schema's own address."""
 
 import re
 from functools import cached_property
@@ -19,7 +19,7 @@ class References:
         self._found: dict[str, Any] = {}
 
     def target(self, reference: Any) -> Any:
-        """GrammarError: it points at nothing, or out of the document."""
+        """The schema at a reference. GrammarError: it points at nothing, or out of the document."""
         if not isinstance(reference, str):
             raise GrammarError(f"$ref is {shown(reference)}: a text is needed")
         if reference not in self._found:
@@ -27,7 +27,7 @@ class References:
         return self._found[reference]
 
     def resolved(self, schema: Any) -> Any:
-        """The schema itself, where it refers to another."""
+        """A schema, or the schema that it refers to."""
         for _ in range(20):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 break
@@ -58,7 +58,7 @@ class References:
     def _anchors(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         left = [self._root]
-        for value in left:  # more are added meanwhile
+        for value in left:  # the loop appends to it
             if isinstance(value, dict):
                 for key in ("$anchor", "$dynamicAnchor", "$id", "id"):
                     if isinstance(value.get(key), str):

@@ -1,9 +1,9 @@
-"""JSON schemas as people's tools write them, rewritten to what a grammar can hold an answer to.
+"""Rewrites JSON schemas of any tool to schemas that a grammar can enforce.
 
-Annotations go. References become plain ones. A constraint that cannot be enforced is left out and named. An
-object that names its properties and says nothing of others is closed: what is named for the same value by
-``allOf``, ``$ref`` and the like is allowed there, too, so that closing makes nothing impossible. What comes
-out can be rewritten again without a change."""
+Annotations are removed. References get one form. A constraint that cannot be enforced is left out, and a note
+names it. An object that names its properties, and says nothing about others, is closed. Properties that
+``allOf``, ``$ref`` and the like name for the same value are allowed there, too, so that closing excludes no
+valid value. Rewriting a rewritten schema changes nothing."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,8 +40,8 @@ from hotcold.grammar.schema_overlap import exclude_each_other
 from hotcold.grammar.schema_references import References, pointer
 from hotcold.values import shown
 
-MOST_LEVELS = 32  #: of schemas within schemas
-_MOST_STEPS = 50_000  #: how many schemas may be looked at, again for each way that leads there
+MOST_LEVELS = 32  #: of nested schemas
+_MOST_STEPS = 50_000  #: most visits of schemas; a schema is visited once for each path to it
 
 _Schema = dict[str, Any]
 _PLAIN = re.compile(r"[\w$-]{1,60}", re.ASCII)
@@ -50,16 +50,16 @@ _PLAIN = re.compile(r"[\w$-]{1,60}", re.ASCII)
 @dataclass(frozen=True)
 class Rewritten:
     schema: Any
-    notes: tuple[str, ...]  #: what is left out, such as ``uniqueItems at properties.tags``
+    notes: tuple[str, ...]  #: omitted constraints, such as ``uniqueItems at properties.tags``
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a schema stands."""
+    """The place of a schema in its document."""
 
     path: str
     level: int = 1
-    closing: bool = True  #: whether an object that says nothing of other properties is closed
+    closing: bool = True  #: close objects that say nothing about other properties
     others: Others = NOTHING
 
     def same(self, others: Others, *path: str | int) -> "_Place":
@@ -71,8 +71,8 @@ class _Place:
 
 
 def rewritten(schema: Any, *, open: bool = False) -> Rewritten:
-    """A schema that is not deeper than the limit. ``open``: objects may have other properties than those that
-    they name unless they say otherwise, which is the letter of the standard. GrammarError: it is broken."""
+    """Rewrites a schema that is not deeper than the limit. ``open``: as in the standard, objects may have
+    unnamed properties unless they exclude them. GrammarError: it is broken."""
     rewriting = _Rewriting(schema, closing=not open)
     found = rewriting.whole()
     return Rewritten(found, tuple(rewriting.notes))
@@ -90,7 +90,7 @@ def _path(path: str, *parts: str | int) -> str:
 
 
 class _Rewriting:
-    """Goes through one document."""
+    """The state of rewriting one document."""
 
     def __init__(self, root: Any, closing: bool) -> None:
         self._root = root
@@ -99,9 +99,9 @@ class _Rewriting:
         self._references = References(root)
         self._definitions: _Schema = {}
         self._names: dict[tuple[str, bool, Others], str] = {}
-        self._taken: set[str] = set()  # of these names
-        self._left: list[tuple[str, Any, _Place]] = []  # definitions that are still to be rewritten
-        self._one_of: list[tuple[_Place, Sequence[Any]]] = []  # compared when all that they refer to is read
+        self._taken: set[str] = set()  # names of definitions in use
+        self._left: list[tuple[str, Any, _Place]] = []  # definitions to rewrite
+        self._one_of: list[tuple[_Place, Sequence[Any]]] = []  # compared when all references are read
         self._steps = 0
 
     def whole(self) -> Any:
@@ -137,7 +137,7 @@ class _Rewriting:
         both = [key for key in schema if key in own or key in (*GROUPS, *REFERENCES)]
         return _merged(own, applied) if both and both[0] in own else _merged(applied, own)
 
-    # --- what is said of a value by itself ----------------------------------------------------------------
+    # --- keywords of a single value -----------------------------------------------------------------------
 
     def _simple(self, schema: _Schema, place: _Place) -> _Schema:
         types = type_list(schema)
@@ -179,7 +179,7 @@ class _Rewriting:
 
     def _object(self, schema: _Schema, place: _Place, others: Others) -> _Schema:
         named, by_pattern = schema.get("properties", {}), schema.get("patternProperties", {})
-        # Schemas of both may apply to one value, and then neither may close it to what the other names.
+        # Schemas of both may apply to one value; then neither may exclude properties that the other names.
         others_of_named = self._said(by_pattern.values())
         others_by_pattern = self._said(named.values()) if by_pattern else NOTHING
         properties = {
@@ -192,28 +192,28 @@ class _Rewriting:
             rest = self._schema(rest, self._inner(place, "additionalProperties"))
         required = list(dict.fromkeys(schema.get("required", ())))
         if _may_close(schema):
-            more = [each for each in others.patterns if each not in patterns]
+            other_patterns = [each for each in others.patterns if each not in patterns]
             spoken = others.open or said_by(schema).open or not all_patterns
-            rest = spoken or not place.closing or bool(more and patterns)
+            rest = spoken or not place.closing or bool(other_patterns and patterns)
             if not rest:
                 properties |= {name: True for name in (*required, *others.names) if name not in properties}
-                patterns |= dict.fromkeys(more, True)
+                patterns |= dict.fromkeys(other_patterns, True)
         if not properties and not patterns:
             properties, patterns, rest = self._by_names(schema, rest, place)
-        # The compiler would let an answer begin a name that matches a pattern where all of these are taken.
+        # The compiler would let an answer begin a name of a pattern even if all such names are used.
         for pattern in [*patterns]:
             if (names := few_names(pattern)) is not None:
                 each = patterns.pop(pattern)
                 properties |= {name: _both(properties.get(name, True), each) for name in names}
         parts = {"properties": properties, "patternProperties": patterns, "required": required}
-        found: _Schema = {key: value for key, value in parts.items() if value}
+        object_schema: _Schema = {key: value for key, value in parts.items() if value}
         if rest is not None:
-            found["additionalProperties"] = rest
+            object_schema["additionalProperties"] = rest
         alone = others == NOTHING and not any(key in schema for key in (*GROUPS, *REFERENCES))
-        return found | self._counts(schema, found, place, alone)
+        return object_schema | self._counts(schema, object_schema, place, alone)
 
     def _patterns(self, given: _Schema, place: _Place, others: Others) -> tuple[_Schema, bool]:
-        """Schemas by patterns of names, and whether these are all."""
+        """Schemas by patterns of names, and True if no pattern was left out."""
         found = {}
         for pattern, each in given.items():
             compiled = compiled_pattern(pattern)
@@ -225,7 +225,7 @@ class _Rewriting:
         return found, len(found) == len(given)
 
     def _by_names(self, schema: _Schema, rest: Any, place: _Place) -> tuple[_Schema, _Schema, Any]:
-        """Properties that are all additional ones, as ``propertyNames`` allows them."""
+        """The properties that ``propertyNames`` allows in an object without named properties."""
         allowed = schema.get("propertyNames")
         found = True if rest is None else rest
         if not isinstance(allowed, dict) or _demands(allowed) not in ({"enum"}, {"pattern"}):
@@ -241,7 +241,7 @@ class _Rewriting:
         return {}, {pattern: found}, False
 
     def _counts(self, schema: _Schema, found: _Schema, place: _Place, alone: bool) -> _Schema:
-        """``minProperties`` and ``maxProperties``, as far as the compiler has them."""
+        """``minProperties`` and ``maxProperties``, as far as the compiler supports them."""
         named, required = len(found.get("properties", ())), len(found.get("required", ()))
         optional = named - len(set(found.get("required", ())) & set(found.get("properties", ())))
         closed = found.get("additionalProperties") is False and "patternProperties" not in found
@@ -251,7 +251,7 @@ class _Rewriting:
             counts["minProperties"] = int(least)
         if most is not None and not (closed and most >= named):
             counts["maxProperties"] = int(most)
-        # Names that are not given may repeat, so two of them may be one.
+        # Names outside the schema may repeat, so two properties may have the same name.
         exact = alone and least <= required + 1
         if optional:
             exact = exact and closed and (most is None or most == required + 1)
@@ -263,7 +263,7 @@ class _Rewriting:
     # --- other schemas of the same value ------------------------------------------------------------------
 
     def _groups(self, schema: _Schema) -> list["_Group"]:
-        """The schemas of the same value; those of a group stand for each other."""
+        """The groups of schemas for the same value; the schemas of a group are alternatives."""
         groups: list[tuple[str, int | None, list[Any]]] = []
         for key in GROUPS:
             schemas = schema.get(key, [])
@@ -277,7 +277,7 @@ class _Rewriting:
         for key in CONDITIONAL:
             if schemas := conditional(schema, key):
                 groups.append((key, None, schemas))
-        alone = len(groups) == 1 and not names_properties(schema)  # nobody asks what it says
+        alone = len(groups) == 1 and not names_properties(schema)  # no other schema needs its statements
         return [_Group(*each, NOTHING if alone else self._said(each[2])) for each in groups]
 
     def _applied(self, schema: _Schema, place: _Place, groups: Sequence["_Group"]) -> _Schema:
@@ -307,7 +307,7 @@ class _Rewriting:
     # --- references ---------------------------------------------------------------------------------------
 
     def _reference(self, reference: str, place: _Place, others: Others) -> str:
-        """The definition of what is referred to, as it is beside these others."""
+        """The reference to a definition of the target, rewritten with the statements of these others."""
         target = self._references.target(reference)
         closing = place.closing
         if others.open:
@@ -325,7 +325,7 @@ class _Rewriting:
         return f"#/$defs/{self._names[key]}"
 
     def _same(self, schemas: Iterable[Any]) -> list[_Schema]:
-        """These schemas and all that they refer to for the same value."""
+        """These schemas and all schemas that they apply to the same value."""
         found: dict[int, _Schema] = {}
         left = [*reversed([*schemas])]
         while left:
@@ -385,7 +385,7 @@ _DEMANDS = {
 
 
 def _demands(schema: _Schema) -> set[str]:
-    """The keywords with which a schema of names asks for more than a text."""
+    """The keywords in a schema of names that require more than a string."""
     found = _DEMANDS & schema.keys()
     return found - {"type"} if schema.get("type", "string") == "string" else found
 

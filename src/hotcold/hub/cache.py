@@ -1,8 +1,8 @@
 """Finds, lists and removes downloaded models. Uses no network.
 
-The folder and its layout are those of the Hugging Face tools, so that each tool finds what another has
-downloaded: ``models--OWNER--NAME/`` with ``blobs/SHA256``, ``snapshots/COMMIT/FILE``, a link to the blob,
-and ``refs/REVISION``, which says the commit."""
+The folder and its layout are those of the Hugging Face tools, so all tools share downloads:
+``models--OWNER--NAME/`` with ``blobs/SHA256``, ``snapshots/COMMIT/FILE``, a link to the blob, and
+``refs/REVISION``, which holds the commit."""
 
 import contextlib
 import os
@@ -35,16 +35,16 @@ class Cached:
     """One model in the cache, of one revision."""
 
     repo: str
-    file: str  #: path in the repository, or that of the first part; empty for downloads that were cut off
+    file: str  #: path in the repository, of the first part if split; empty for interrupted downloads
     files: int  #: number of files
     nbytes: int
     commit: str
-    refs: tuple[str, ...]  #: the branches and tags that were asked for and meant this commit
+    refs: tuple[str, ...]  #: requested branches and tags that meant this commit
     path: Path
 
 
 def cache_folder() -> Path:
-    """``HOTCOLD_CACHE``, or where the Hugging Face tools keep theirs: ``HF_HUB_CACHE``, ``HF_HOME/hub``,
+    """The folder in ``HOTCOLD_CACHE``, or the Hugging Face tools' cache: ``HF_HUB_CACHE``, ``HF_HOME/hub``,
     ``XDG_CACHE_HOME/huggingface/hub``, ``~/.cache/huggingface/hub``. UserError: not an absolute path."""
     for name in ("HOTCOLD_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(name):
@@ -68,8 +68,8 @@ def repository(repo: str) -> Path:
 
 def find(name: HubName) -> Path | None:
     """Path of the cached model (the first part, if split), or None unless all parts are there. The revision
-    is the given one; else that of ``main`` at the last download; else any that has it. ``HubError``: the name
-    means several."""
+    is the given one; else ``main`` at the last download; else any revision with the model. ``HubError``: the
+    name means several models."""
     folder = repository(name.repo)
     for commit in _commits(folder, name.revision):
         snapshot = folder / "snapshots" / commit
@@ -84,7 +84,7 @@ def find(name: HubName) -> Path | None:
 
 
 def _commits(folder: Path, revision: str | None) -> list[str]:
-    """Commits of a revision that are in the cache, the best first."""
+    """Cached commits of a revision, the best first."""
     there = {entry.name: entry for entry in _entries(folder / "snapshots") if COMMIT.fullmatch(entry.name)}
     meant = _refs(folder).get(revision or "main", revision)
     if revision is not None:
@@ -105,7 +105,7 @@ def _refs(folder: Path) -> dict[str, str]:
 
 
 def cached() -> list[Cached]:
-    """All GGUF models of the cache, by name, and downloads that were cut off."""
+    """All GGUF models of the cache, by name, and interrupted downloads."""
     found: list[Cached] = []
     for folder in sorted(_entries(cache_folder())):
         if (named := _FOLDER.fullmatch(folder.name)) and folder.is_dir():
@@ -129,8 +129,8 @@ def _of_repository(repo: str, folder: Path) -> Iterator[Cached]:
 
 
 def remove(name: HubName) -> list[Cached]:
-    """Deletes the model of that name, of the revision or of all, or, of a repository alone, all its models
-    and what was left of downloads; gives what is gone. Other files stay. ``HubError``: there is none."""
+    """Deletes a model, of one revision or of all. For a name of a repository alone, deletes all its models
+    and interrupted downloads. Returns the deleted models. Other files stay. ``HubError``: there is none."""
     folder = repository(name.repo)
     meant = list(_of_repository(name.repo, folder))
     if name.revision is not None:
@@ -153,7 +153,7 @@ def remove(name: HubName) -> list[Cached]:
 
 
 def _delete(folder: Path, paths: list[Path]) -> None:
-    """Deletes links and their blobs, unless other links lead to these."""
+    """Deletes links, and their blobs unless other links lead to them."""
     blobs = folder / "blobs"
     targets = {path: _target(path) for path in paths}
     for path in paths:

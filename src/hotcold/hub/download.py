@@ -1,7 +1,7 @@
 """Downloads from the Hugging Face hub into the cache: resumed, checked against its checksums, one at a time.
 
-Nothing here runs unless somebody asks for a model of the hub that is not in the cache. A token comes from
-``HF_TOKEN``, or from where ``hf auth login`` keeps it; ``HF_ENDPOINT`` names another hub."""
+This module uses the network only for a requested model that is not in the cache. A token comes from
+``HF_TOKEN``, or from the file that ``hf auth login`` writes; ``HF_ENDPOINT`` names another hub."""
 
 import contextlib
 import hashlib
@@ -21,30 +21,30 @@ from hotcold.hub.cache import COMMIT, PARTIAL, repository
 from hotcold.hub.names import HubError, HubName, choose, is_hub_name, parse
 from hotcold.values import printable, shown, size
 
-#: Is called with bytes done and the total.
+#: A callback: advance(bytes done, total).
 Advance: TypeAlias = Callable[[int, int], None]
-#: Is called with a line for the user.
+#: A callback with a line for the user.
 Say: TypeAlias = Callable[[str], None]
 
 _BLOCK = 1 << 20
-_SPARE = 64 << 20  # bytes of the disk that are left to others
-_PIECE = 1 << 30  # bytes of a file that one request asks for: the hub's servers answer no request with 50 GB
+_SPARE = 64 << 20  # bytes of the disk that stay free
+_PIECE = 1 << 30  # bytes per request: the hub's servers answer no request for 50 GB
 _TIMEOUT_S = 30
-_MOST_FAILURES, _PAUSE_S = 5, 1.0  # of connections, one after the other, between which nothing came
+_MOST_FAILURES, _PAUSE_S = 5, 1.0  # failed connections in a row without any new bytes
 _HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore")
-_AGAIN = "run the command again: it goes on from there"
+_AGAIN = "run the command again: it continues from there"
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """A model that is whole in the cache."""
+    """A model that is completely in the cache."""
 
     name: HubName
-    path: Path  #: of a split model the first file
+    path: Path  #: the first file of a split model
     commit: str
     files: tuple[str, ...]
     nbytes: int
-    downloaded: int  #: bytes of these that were not there before
+    downloaded: int  #: bytes that this call downloaded
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class _Remote:
 
 
 def located(model: str | os.PathLike[str], advance: Advance | None = None, say: Say | None = None) -> Path:
-    """Where a model lies: its own path, or, of ``hf:OWNER/NAME/FILE``, that in the cache; it is downloaded
-    if it is not there. ``HubError``: there is no such model, or it cannot be had."""
+    """The path of a model file; ``hf:OWNER/NAME/FILE`` is downloaded to the cache if it is not there.
+    ``HubError``: there is no such model, or the download fails."""
     if not is_hub_name(model):
         return Path(model)
     name = parse(model)
@@ -67,11 +67,11 @@ def located(model: str | os.PathLike[str], advance: Advance | None = None, say: 
 
 
 def pull(name: HubName, advance: Advance | None = None, say: Say | None = None) -> Pulled:
-    """Downloads what of a model is not in the cache, from the commit that the revision means now.
+    """Downloads the missing files of a model, from the revision's current commit.
 
-    ``HubError``: what the hub has not, or does not give; a checksum that is wrong, and then nothing of the
-    file is left; or too little room, before anything is downloaded. OSError: the disk. A download that was
-    cut off goes on where it ended."""
+    An interrupted download continues where it ended. ``HubError``: the hub lacks the file or refuses it; a
+    checksum is wrong, and the file was deleted; or the disk is too full, before anything is downloaded.
+    OSError: the disk."""
     advance, say = advance or (lambda done, total: None), say or (lambda line: None)
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise HubError(f"HF_HUB_OFFLINE forbids downloads: unset it to have {name} from the hub")
@@ -106,7 +106,7 @@ class _Progress:
 
 
 class _Hub:
-    """The library's public functions, their answers checked: no path or number of a hub is trusted."""
+    """The library's public functions with checked answers: no path or number of a hub is trusted."""
 
     def __init__(self) -> None:
         import filelock  # here, so that other commands start without them
@@ -116,13 +116,13 @@ class _Hub:
         self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
         self.library: Any = huggingface_hub
         self.parts: Any = utils
-        self.parts.logging.set_verbosity_error()  # it says in several lines what is said in one here
+        self.parts.logging.set_verbosity_error()  # this module reports errors itself, in one line
         self.lock: Any = filelock.FileLock
         self.headers: dict[str, str] = self.parts.build_hf_headers(library_name="hotcold")
-        self.headers["Accept-Encoding"] = "identity"  # what is counted and resumed is the file itself
+        self.headers["Accept-Encoding"] = "identity"  # offsets must count bytes of the file itself
 
     def files(self, name: HubName) -> tuple[str, dict[str, Any]]:
-        """The commit that the revision means, and all its files by their paths."""
+        """The revision's commit, and all its files by path."""
         api = self.library.HfApi(endpoint=self.endpoint, library_name="hotcold")
         try:
             info = api.model_info(name.repo, revision=name.revision, timeout=_TIMEOUT_S, files_metadata=True)
@@ -146,21 +146,21 @@ class _Hub:
         return _Remote(file, url, checksum, found.size)
 
     def read(self, url: str, first: int, end: int) -> Iterator[bytes]:
-        """The bytes from ``first`` to before ``end``, as they come; perhaps more, perhaps fewer."""
+        """Yields the bytes from ``first`` up to ``end`` as they arrive; there may be more or fewer."""
         wanted = self.headers | {"Range": f"bytes={first}-{end - 1}"}
         answer = self.parts.http_stream_backoff(
             "GET", url, headers=wanted, timeout=_TIMEOUT_S, retry_on_exceptions=(), retry_on_status_codes=429
         )
         with answer as response:
             self.parts.hf_raise_for_status(response)
-            passed_over = first if response.status_code == 200 else 0  # it sends all, whatever is wanted
+            passed_over = first if response.status_code == 200 else 0  # the server ignored the range
             for block in response.iter_bytes():
                 yield block[passed_over:]
                 passed_over = max(0, passed_over - len(block))
 
 
 def _check_room(folder: Path, missing: list[_Remote]) -> None:
-    """HubError before anything is downloaded that would not fit."""
+    """Raises HubError if the missing files do not fit on the disk."""
     needed = sum(each.nbytes - _size(_partial(folder, each)) for each in missing)
     above = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(above).free
@@ -172,7 +172,7 @@ def _check_room(folder: Path, missing: list[_Remote]) -> None:
 def _fetch(
     hub: _Hub, folder: Path, commit: str, remote: _Remote, advance: Callable[[int], None], say: Say
 ) -> None:
-    """One file into the cache, by the one process of several that is first."""
+    """Downloads one file into the cache; of several processes only the first does."""
     blob, link = folder / "blobs" / remote.checksum, folder / "snapshots" / commit / remote.file
     locks = folder.parent / ".locks" / folder.name
     for each in (blob.parent, link.parent, locks):
@@ -187,7 +187,7 @@ def _fetch(
 
 @contextlib.contextmanager
 def _locked(hub: _Hub, path: Path, remote: _Remote, say: Say) -> Iterator[None]:
-    """The lock that other tools of the hub take as well."""
+    """Holds the lock that other tools of the hub use, too."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(hub.lock(str(path), timeout=0.1))
@@ -198,7 +198,7 @@ def _locked(hub: _Hub, path: Path, remote: _Remote, say: Say) -> Iterator[None]:
 
 
 def _download(hub: _Hub, path: Path, remote: _Remote, advance: Callable[[int], None]) -> None:
-    """Completes the partial file, in pieces; on an error what is right so far stays."""
+    """Completes the partial file, in pieces; after an error the correct part stays."""
     if _size(path) > remote.nbytes:
         path.unlink()
     large = len(remote.checksum) == 64
@@ -224,7 +224,7 @@ def _download(hub: _Hub, path: Path, remote: _Remote, advance: Callable[[int], N
 
 
 def _rest(hub: _Hub, remote: _Remote, done: int) -> Iterator[bytes]:
-    """A file's bytes from ``done`` on. A connection that breaks is made again while something comes of it."""
+    """A file's bytes from ``done`` on. Reconnects after a failure as long as connections bring new bytes."""
     failures = 0
     while done < remote.nbytes:
         before = done
@@ -253,15 +253,15 @@ def _size(path: Path) -> int:
 
 
 def _link(blob: Path, link: Path) -> None:
-    link.unlink(missing_ok=True)  # one that leads nowhere
+    link.unlink(missing_ok=True)  # a broken link
     try:
         link.symlink_to(os.path.relpath(blob, link.parent))
-    except OSError:  # Windows, where not everyone may make links
+    except OSError:  # Windows, without the right to create links
         os.replace(blob, link)
 
 
 def _record(folder: Path, revision: str, commit: str) -> None:
-    """Records the commit that the revision means now, so that it is found without the network."""
+    """Records the revision's current commit, so that it is found without the network."""
     if COMMIT.fullmatch(revision):
         return
     path = folder / "refs" / revision
@@ -273,7 +273,7 @@ def _record(folder: Path, revision: str, commit: str) -> None:
 
 @contextlib.contextmanager
 def _errors(name: HubName) -> Iterator[None]:
-    """One line for whatever the library raises, which has errors of its own and its HTTP client's."""
+    """Turns the errors of the library and of its HTTP client into HubError of one line."""
     try:
         yield
     except UserError:
@@ -311,5 +311,5 @@ def _told(name: HubName, error: Exception) -> str | None:
 
 
 def _library(error: Exception) -> str:
-    """The package that an error's class is of."""
+    """The package that defines an error's class."""
     return type(error).__module__.partition(".")[0]

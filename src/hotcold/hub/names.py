@@ -1,9 +1,9 @@
 """Reads names of models on the Hugging Face hub, and finds the files that they mean. Uses no network.
 
 ``hf:OWNER/NAME/FILE.gguf`` names a file, ``OWNER/NAME:Q4_K_M`` a repository and its quantisation, either with
-``@REVISION`` (a branch, a tag or a commit) at the end. ``hf.co/`` in the place of ``hf:``, as Ollama writes
-it, and addresses of the hub's pages and files mean the same. Names also come from strangers: from a
-repository's list of files. No name may leave its folder."""
+``@REVISION`` (a branch, a tag or a commit) at the end. ``hf.co/`` instead of ``hf:``, as Ollama writes it,
+and addresses of the hub's pages and files mean the same. A repository's list of files is untrusted: no name
+may leave its folder."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from hotcold.formats.gguf_split import part_name, part_names
 from hotcold.values import shown
 
 PREFIX = "hf:"
-#: The hub's address before a name; a path has one slash where an address has two.
+#: The hub's address before a name; ``Path`` makes one slash of an address's two.
 _ADDRESS = re.compile(r"(?:https?://?)?(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 #: A page or a file of a repository in an address.
 _PAGE = re.compile(
@@ -34,7 +34,7 @@ _TYPE = re.compile(
     r"(?<![A-Z0-9])(?:UD-)?(?:I?Q[0-9](?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4(?:_MOE)?|BF16|F16|F32)(?![A-Z0-9_])",
     re.IGNORECASE,
 )
-#: Files beside models that are no models: image encoders, importance matrices, our own sidecars.
+#: GGUF files that are not models: image encoders, importance matrices, Hotcold's sidecars.
 _NO_MODEL = re.compile(r"mmproj|imatrix|\.predictor\.gguf$|\.profile\.gguf$", re.IGNORECASE)
 _SIDECARS = (".predictor.gguf", ".profile.gguf")
 _LONGEST = 1024
@@ -70,8 +70,8 @@ class HubName:
 
 
 def is_hub_name(model: object) -> bool:
-    """True if a model is given by its name on the hub, ``hf:...``, or its address there. A file that has such
-    a name is ``./hf:...``."""
+    """True if a model is given by its name on the hub, ``hf:...``, or its address there. A local file with
+    such a name is ``./hf:...``."""
     if not isinstance(model, str | os.PathLike):
         return False
     text = _text(model)
@@ -79,7 +79,7 @@ def is_hub_name(model: object) -> bool:
 
 
 def parse(model: str | os.PathLike[str]) -> HubName:
-    """Parses a name. ``HubError``: it has none of the forms, or could lead out of its folder."""
+    """Parses a name. ``HubError``: it has none of the allowed forms, or could lead out of its folder."""
     text = _without_address(_text(model))
     found = _NAME.fullmatch(text) if len(text) <= _LONGEST else None
     if found is None or "--" in found["repo"] or ".." in found["repo"]:
@@ -100,7 +100,7 @@ def parse(model: str | os.PathLike[str]) -> HubName:
 
 
 def _without_address(text: str) -> str:
-    """The name that an address of the hub means; any other text unchanged."""
+    """The name in an address of the hub; any other text unchanged."""
     address = _ADDRESS.match(text)
     if address is None:
         return text
@@ -123,7 +123,7 @@ def is_safe(path: str) -> bool:
 
 def choose(name: HubName, files: Iterable[str]) -> list[str]:
     """The files of the model that a name means, in order: all parts if it is split, then its sidecars.
-    ``HubError``: it means none, or several, which the message lists, or parts are missing."""
+    ``HubError``: it means no model, or several, which the message lists, or parts are missing."""
     there = sorted(file for file in files if file.endswith(".gguf") and is_safe(file))
     parts = all_parts(choose_first(name, there))
     missing = [part for part in parts if part not in there]
@@ -135,13 +135,13 @@ def choose(name: HubName, files: Iterable[str]) -> list[str]:
 
 
 def all_parts(file: str) -> list[str]:
-    """The paths of all parts of a split model, given one of them; a model in one file gives its own."""
+    """The paths of all parts of a split model, from one of them; for a model in one file, only its path."""
     folder, slash, base = file.rpartition("/")
     return [folder + slash + part for part in part_names(base)]
 
 
 def sidecars(first: str) -> list[str]:
-    """Files that may lie beside a model and belong to it."""
+    """Names of files in a model's folder that belong to it."""
     return [first.removesuffix(".gguf") + ending for ending in _SIDECARS]
 
 
@@ -152,7 +152,7 @@ def is_first(file: str) -> bool:
 
 
 def choose_first(name: HubName, there: list[str]) -> str:
-    """The file that a name means; one of the parts of a split model. Errors as in :func:`choose`."""
+    """The file that a name means, or one part of a split model. Errors as in :func:`choose`."""
     models = [file for file in there if is_first(file)]
     if name.file is not None:
         if name.file not in there:
@@ -172,7 +172,7 @@ def choose_first(name: HubName, there: list[str]) -> str:
 
 
 def _listed(models: list[str]) -> str:
-    """The names that can be asked for, on one line."""
+    """The available names, on one line."""
     if not models:
         return "it has no .gguf files; a repository of GGUF files is needed"
     labels = [_label(models, number) for number in range(len(models))]
@@ -181,7 +181,7 @@ def _listed(models: list[str]) -> str:
 
 
 def _label(models: list[str], number: int) -> str:
-    """The quantisation of a file if that tells it from the others, else its path."""
+    """The quantisation of a file if no other file has it, else its path."""
     types = [found[-1] if (found := _TYPE.findall(file)) else file for file in models]
     return types[number] if types.count(types[number]) == 1 else models[number]
 

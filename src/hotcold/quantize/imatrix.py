@@ -1,8 +1,8 @@
-"""Importance matrices: how large the inputs of each matrix are, which tells a quantiser what to keep exact.
+"""Importance matrices: the mean squared inputs of each matrix, by which a quantiser weighs its columns.
 
 The file is llama.cpp's (tools/imatrix): GGUF with ``general.type`` = ``imatrix``, and for each matrix
-``NAME.in_sum2``, sums over tokens of its squared inputs, and ``NAME.counts``, of how many tokens. Matrices of
-experts have a row for each expert. Its older binary form (``.dat``) is read, too."""
+``NAME.in_sum2``, sums of its squared inputs over tokens, and ``NAME.counts``, the number of tokens. Matrices
+of experts have a row for each expert. llama.cpp's older binary form (``.dat``) is read, too."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -24,26 +24,26 @@ IMATRIX_TYPE = "imatrix"  #: the file's ``general.type``
 
 _DATASETS, _CHUNKS, _CHUNK_SIZE = (f"imatrix.{key}" for key in ("datasets", "chunk_count", "chunk_size"))
 _SUMS, _COUNTS = ".in_sum2", ".counts"
-_LARGEST_DAT = 1 << 31  # bytes; it is read whole
+_LARGEST_DAT = 1 << 31  # bytes; the file is read at once
 _LONGEST_NAME = 1 << 12
 _LONGEST_PATH = 1 << 16
 _I32 = struct.Struct("<i")
 
 
 class ImatrixError(UserError):
-    """Raised for a file that is no importance matrix, or whose values cannot be right."""
+    """Raised for a file that is no importance matrix, or has impossible values."""
 
 
 @dataclass(frozen=True, eq=False)
 class Importance:
-    """Sums over the inputs of a matrix, or over those of a layer's E experts."""
+    """Sums over the inputs of a matrix, or of a layer's E experts."""
 
-    sums: Floats  #: ``[E, I]``: squares of each input, summed; ``.dat`` has all experts in one row
-    counts: Floats  #: ``[E]``: over how many tokens; those of ``.dat`` are chunks, of which sums are means
+    sums: Floats  #: ``[E, I]``: sums of squared inputs; ``.dat`` has all experts in one row
+    counts: Floats  #: ``[E]``: numbers of tokens; for ``.dat`` of chunks, and ``sums`` add their means
 
     def mean_squares(self, shape: Sequence[int], name: str = "the tensor") -> Floats:
-        """``[E, I]``, for a tensor of this shape: ``(O, I)`` or ``(E, O, I)``. An expert that no token chose
-        has ones: nothing is known of it, so all of its inputs count alike.
+        """Mean squared inputs ``[E, I]``, for a tensor of this shape: ``(O, I)`` or ``(E, O, I)``. An expert
+        that no token chose has ones, so all of its inputs count equally.
 
         ImatrixError: these are not the inputs of a tensor of this shape."""
         *outer, _, columns = (1, 1, *shape)[-3:]
@@ -59,7 +59,7 @@ class Importance:
 
 
 class ImportanceMatrix(dict[str, Importance]):
-    """By the names of tensors, such as ``blk.0.attn_q.weight``; and the text that it was made with."""
+    """Importances by tensor name, such as ``blk.0.attn_q.weight``, and facts about the text."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class ImportanceMatrix(dict[str, Importance]):
         chunk_size: int = 0,
     ) -> None:
         super().__init__(entries)
-        self.datasets = tuple(datasets)  #: names of the files of text
+        self.datasets = tuple(datasets)  #: names of the text files
         self.chunks = chunks  #: windows of the text; 0: not stated
         self.chunk_size = chunk_size  #: tokens of each; 0: not stated
 
 
 def write_imatrix(path: Path, matrix: ImportanceMatrix) -> None:
-    """Writes the GGUF form, whole or not at all. GGUFError: it cannot be written."""
+    """Writes the GGUF form, completely or not at all. GGUFError: it cannot be written."""
     tensors: dict[str, Tensor] = {}
     for name in sorted(matrix):
         found = matrix[name]
@@ -120,8 +120,8 @@ def _read_gguf(file: GGUFFile) -> ImportanceMatrix:
     kind = file.metadata.get("general.type")
     names = [name.removesuffix(_SUMS) for name in file.tensors if name.endswith(_SUMS)]
     if not (kind is None or file.says("general.type", IMATRIX_TYPE)) or not names:
-        seen = f"general.type {shown(kind)} and {len(names)} tensors NAME{_SUMS}"
-        raise ImatrixError(f"has {seen}: an importance matrix of hotcold imatrix or llama.cpp is needed")
+        got = f"general.type {shown(kind)} and {len(names)} tensors NAME{_SUMS}"
+        raise ImatrixError(f"has {got}: an importance matrix of hotcold imatrix or llama.cpp is needed")
     entries = {}
     for name in names:
         if name + _COUNTS not in file.tensors:
@@ -132,8 +132,8 @@ def _read_gguf(file: GGUFFile) -> ImportanceMatrix:
         counts = file.load(name + _COUNTS).dequantise().reshape(-1)
         sums = file.load(name + _SUMS).dequantise()
         if sums.size % len(counts):
-            seen = f"{sums.size} sums and {len(counts)} counts"
-            raise ImatrixError(f"{name} has {seen}: as many sums for each count are needed")
+            got = f"{sums.size} sums and {len(counts)} counts"
+            raise ImatrixError(f"{name} has {got}: as many sums for each count are needed")
         entries[name] = Importance(sums.reshape(len(counts), -1), counts)
     datasets, chunks, size = (file.metadata.get(key) for key in (_DATASETS, _CHUNKS, _CHUNK_SIZE))
     return ImportanceMatrix(
@@ -145,12 +145,12 @@ def _read_gguf(file: GGUFFile) -> ImportanceMatrix:
 
 
 def _counted(value: object) -> int:
-    """A fact for people, which files have as uint32; 0 where it is none."""
+    """A number that only users read, stored as uint32; 0 if it is invalid."""
     return value if isinstance(value, int) and 0 <= value < 1 << 32 else 0
 
 
 def _read_dat(data: bytes) -> ImportanceMatrix:
-    """The older form: a count of entries; of each its name, how many chunks it was summed over, and float32
+    """Reads the older form: the number of entries; for each entry its name, its number of chunks, and float32
     sums of the chunks' means; then the number of chunks and the name of the text, which may be missing."""
     cursor = _Dat(data)
     entries = {}
@@ -168,7 +168,7 @@ def _read_dat(data: bytes) -> ImportanceMatrix:
 
 
 class _Dat:
-    """Reads the parts of a ``.dat`` file; each says what it is where the file ends or a number is wrong."""
+    """A reader of a ``.dat`` file; errors name the part at which the file ends or has a wrong number."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0

@@ -1,5 +1,5 @@
-"""GGUF to GGUF: down matrices by neuron or by output, PowerInfer's file from a model and its predictors, and
-a model and a sidecar from PowerInfer's file."""
+"""Rewrites GGUF files: down matrices by neuron or by output, PowerInfer's file from a model and its
+predictors, and a model and a sidecar from PowerInfer's file."""
 
 import re
 from collections import Counter
@@ -46,10 +46,10 @@ from hotcold.sparse.predictor import (
 from hotcold.values import shown
 from hotcold.version import __version__
 
-#: The architecture whose activation PowerInfer takes for this one, with a gate and without.
+#: Activation -> the architecture for which PowerInfer uses it, with a gate and without.
 _WITH_GATE = {"relu": "llama", "drelu": "bamboo"}
 _WITHOUT_GATE = {"relu": ("falcon", "opt")}
-_SOURCES = ("llama", "bamboo", "falcon", "opt")  # architectures that compute as PowerInfer's code does
+_SOURCES = ("llama", "bamboo", "falcon", "opt")  # architectures that PowerInfer's code computes correctly
 _KEYS = (
     "hotcold.ffn.activation",
     "hotcold.ffn.threshold",
@@ -70,7 +70,7 @@ _LLAMA = _known(
     rf"(attn_norm|attn_[qkv]|attn_output|ffn_norm|ffn_gate)\.weight|{_PARTS}",
     r"(token_embd|output_norm|output)\.weight",
 )
-#: Tensors for which PowerInfer's loader has a place, by architecture.
+#: Tensors that PowerInfer's loader knows, by architecture.
 _KNOWN = {
     "llama": _LLAMA,
     "bamboo": _LLAMA,
@@ -87,17 +87,16 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    down: str | None = None  #: ``by_neuron`` or ``by_output``; None: as it is, or as the format needs it
-    format: str | None = None  #: ``gguf`` or ``powerinfer``; None: as it is, or ``powerinfer`` for predictors
+    down: str | None = None  #: ``by_neuron`` or ``by_output``; None: unchanged, or as the format needs
+    format: str | None = None  #: ``gguf`` or ``powerinfer``; None: unchanged, ``powerinfer`` with predictors
     predictors: Path | None = None  #: to put into the file: a sidecar, or a folder of PowerInfer's
-    take_predictors: Path | None = None  #: a sidecar to write, for the new file, from those inside the old
-    type: str | None = None  #: block type of down matrices that change; None: the one that they have
+    take_predictors: Path | None = None  #: a sidecar to write, from predictors inside the old file
+    type: str | None = None  #: block type of rewritten down matrices; None: their current type
     threads: int | None = None  #: None: one per core
     force: bool = False  #: replace existing files
-    #: by layer, the order in which the new file has the neurons of all experts, each expert's among
-    #: themselves (:func:`hotcold.tasks.hot_first.hot_first`); None: as they are
+    #: by layer, the order of each expert's neurons (:func:`hotcold.tasks.hot_first.hot_first`), or None
     order: Mapping[int, Order] | None = None
-    side_by_side: bool = False  #: with an order: a neuron's rows of gate, up and down lie together
+    side_by_side: bool = False  #: with an order: store a neuron's rows of gate, up and down together
 
 
 @dataclass(frozen=True)
@@ -106,19 +105,19 @@ class Rewritten:
     nbytes: int
     format: str  #: ``gguf`` or ``powerinfer``
     down_layout: str
-    types: dict[str, int]  #: how many tensors of each block type
-    requantised: int  #: down matrices whose blocks were made anew, which loses a little
+    types: dict[str, int]  #: number of tensors of each block type
+    requantised: int  #: down matrices that were quantised again, which loses a little
     notes: list[str]
 
 
 def change_layout(
     model: Path, output: Path, options: LayoutOptions, progress: Progress | None = None
 ) -> Rewritten:
-    """Writes ``output``, a file of the same model: whole, or not at all; the sidecar comes after it.
+    """Writes ``output``, a file of the same model, completely or not at all; then the sidecar.
 
     ``progress`` is called with the bytes written so far and their total. ``QuantizeError``: the options do
-    not fit the file or each other, and what :func:`~hotcold.quantize.rewriting.rewrite` refuses; others come
-    of the file, a ModelError, PredictorError, ConvertError or GGUFError."""
+    not fit the file or each other, and errors of :func:`~hotcold.quantize.rewriting.rewrite`. Other errors
+    are about the file: a ModelError, PredictorError, ConvertError or GGUFError."""
     with open_gguf(model) as source:
         with naming(model, QuantizeError):
             config = Config.from_metadata(source.metadata, source.magic, source.tensors)
@@ -146,7 +145,7 @@ class _Wanted:
     format: str
     down: str
     type: str | None
-    own_predictors: bool  #: those inside the file stay
+    own_predictors: bool  #: predictors inside the file stay
     predictors: OneThreshold | None  #: new ones
     notes: list[str]
     order: Mapping[int, Order]
@@ -154,7 +153,7 @@ class _Wanted:
 
     @classmethod
     def of(cls, source: GGUFFile, config: Config, options: LayoutOptions) -> "_Wanted":
-        """QuantizeError: options contradict each other."""
+        """Resolves the options. QuantizeError: they contradict each other."""
         before, inside = "powerinfer" if source.magic == "PWRI" else "gguf", bool(predictor_names(source))
         default = "powerinfer" if options.predictors else "gguf" if options.take_predictors else before
         format = options.format or default
@@ -172,17 +171,17 @@ class _Wanted:
         notes = []
         if inside and format == "gguf" and not options.take_predictors:
             notes.append("the file's predictors are left out: `take_predictors` keeps them in a file beside")
-        found = None
+        new = None
         if options.predictors is not None:
-            found = _predictors(options.predictors, source, config)
-            notes += [found.note] * bool(found.note)
+            new = _predictors(options.predictors, source, config)
+            notes += [new.note] * bool(new.note)
         order = options.order or {}
         if order:
             check_order(source, config, order, format, (down, _layout(source, config)))
             if options.side_by_side:
                 check_side_by_side(source)
-        own = inside and found is None
-        return cls(format, down, options.type, own, found, notes, order, options.side_by_side)
+        keeps_own = inside and new is None
+        return cls(format, down, options.type, keeps_own, new, notes, order, options.side_by_side)
 
 
 def _layout(source: GGUFFile, config: Config) -> str:
@@ -216,7 +215,7 @@ def _plan(source: GGUFFile, config: Config, wanted: _Wanted) -> Plan:
         else:
             tensors[new] = copied(source, name)
     if powerinfer and "output.weight" not in source.tensors and config.architecture != "opt":
-        tensors["output.weight"] = copied(source, "token_embd.weight")  # it knows no shared table
+        tensors["output.weight"] = copied(source, "token_embd.weight")  # no shared table there
     for i, factors in enumerate(wanted.predictors.layers if wanted.predictors else ()):
         for part, tensor in zip(("fc1", "fc2"), factors, strict=True):
             tensors[f"blk.{i}.{part}.weight"] = _in_memory(tensor)
@@ -235,7 +234,7 @@ def _in_memory(tensor: Tensor) -> PlannedTensor:
 
 
 def _metadata(source: GGUFFile, config: Config, wanted: _Wanted) -> Mapping[str, Any]:
-    """The old file's, under the new architecture's name; then what says how the FFN is computed."""
+    """The old file's metadata, under the new architecture's name, then the keys about the FFN."""
     kept = {key: value for key, value in kept_metadata(source).items() if key not in _KEYS}
     if wanted.format == "gguf":
         kept["hotcold.ffn.activation"] = config.activation
@@ -256,7 +255,7 @@ def _metadata(source: GGUFFile, config: Config, wanted: _Wanted) -> Mapping[str,
 
 
 def _architecture(config: Config) -> str:
-    """By which PowerInfer knows the activation. QuantizeError: by none."""
+    """The architecture by which PowerInfer selects the activation. QuantizeError: there is none."""
     name, activation = config.architecture, config.activation
     if config.experts is None and not config.threshold and name in _SOURCES:
         if config.gated and name in ("llama", "bamboo") and activation in _WITH_GATE:
@@ -273,7 +272,7 @@ def _architecture(config: Config) -> str:
 
 
 def _check_powerinfer(source: GGUFFile, config: Config) -> None:
-    """QuantizeError: PowerInfer's programs would refuse the file, or give garbage without a word."""
+    """Raises QuantizeError if PowerInfer's programs would refuse the file, or silently give wrong results."""
     _architecture(config)
     known = _KNOWN[config.architecture]
     if unknown := [name for name in source.tensors if not known.fullmatch(name)]:
@@ -303,7 +302,7 @@ def _take(source: GGUFFile, config: Config, model: Path, path: Path) -> None:
 
 
 def _requantised(source: GGUFFile, plan: Plan) -> int:
-    """Down matrices whose new blocks do not hold every value of the old ones."""
+    """The number of down matrices with new blocks that do not hold every old value."""
     count = 0
     for name, info in source.tensors.items():
         down = _DOWN.fullmatch(name)
@@ -315,5 +314,5 @@ def _requantised(source: GGUFFile, plan: Plan) -> int:
     return count
 
 
-#: Float types of which the second does not hold every value of the first.
+#: Pairs of float types; the second does not hold every value of the first.
 _ROUNDED = (("F32", "F16"), ("F32", "BF16"), ("F16", "BF16"), ("BF16", "F16"))

@@ -1,9 +1,9 @@
 """Chooses the block type of each tensor of a quantised file, as llama.cpp's quantiser does.
 
 A mixture such as ``Q4_K_M`` has a base type, and rules that give some tensors more bits: the values of
-attention, the down matrices, attention's output, and what becomes the logits. The facts are those of
-``llama-quant.cpp`` in llama.cpp (read at llama-cpp-python 0.3.36); rules for its types of 1 to 3 bits that
-need an importance matrix are left out, and so are those of single architectures with MLA."""
+attention, the down matrices, attention's output, and the head. The rules are those of ``llama-quant.cpp`` in
+llama.cpp (read at llama-cpp-python 0.3.36), without the types of 1 to 3 bits that need an importance matrix
+and without the rules of single architectures with MLA."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from hotcold.formats.blocks import GGML_TYPES, BlockType
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts on which the choice depends, apart from the tensor."""
+    """The facts about a model on which the choice depends."""
 
     architecture: str = ""
     layers: int = 0
@@ -42,8 +42,7 @@ class Facts:
 
     @property
     def large(self) -> bool:
-        """True for the architectures' models of 70 billion parameters that llama.cpp knows by their
-        layers."""
+        """True for models of 70 billion parameters, which llama.cpp recognises by their number of layers."""
         shared = self.architecture != "llama" or self.sharing > 1
         return shared and _LARGE.get(self.architecture) == self.layers
 
@@ -53,7 +52,7 @@ _LARGE = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor is: number ``index`` of ``count`` of its kind."""
+    """The place of a tensor: index ``index`` of ``count`` tensors of its kind."""
 
     index: int
     count: int
@@ -61,7 +60,7 @@ class Place:
 
 
 Condition: TypeAlias = Callable[[Place], bool]
-#: A type, and when it is chosen: the first rule that holds counts, and without one the base type.
+#: A type and its condition. The first rule that holds counts; without one, the base type does.
 Rule: TypeAlias = tuple[str, Condition]
 
 
@@ -78,9 +77,9 @@ def _first_part(parts: int) -> Condition:
 
 
 def _more_bits(place: Place) -> bool:
-    """The first and the last eighth, and every third between."""
+    """True for the first and the last eighth, and every third tensor between."""
     i, eighth = place.index, place.count // 8
-    # C's remainder: negative before the first eighth, which holds already.
+    # C's remainder is negative before the first eighth, where the first condition holds.
     return i < eighth or i >= 7 * place.count // 8 or (i - eighth) % 3 == 2
 
 
@@ -117,7 +116,7 @@ class Mixture:
     attn_v: Sequence[Rule] = ()
     ffn_down: Sequence[Rule] = ()
     attn_output: Sequence[Rule] = ()
-    token_embd: str | None = None  #: the type of token embeddings that are not the head, too
+    token_embd: str | None = None  #: the type of token embeddings that are not also the head
 
 
 _OUTPUT_OF_EIGHT = [("Q5_K", _all(_eight_experts, _not(_falcon)))]
@@ -134,7 +133,7 @@ MIXTURES: dict[str, Mixture] = {
     "F16": Mixture(1, "F16"),
     "BF16": Mixture(32, "BF16"),
     "Q8_0": Mixture(7, "Q8_0"),
-    # Guards against bad first layers, which importance can make.
+    # Protects the first layers, which importance can make worse.
     "Q4_0": Mixture(2, "Q4_0", ffn_down=[("Q4_1", _all(_importance, _first_part(8)))]),
     "Q4_1": Mixture(3, "Q4_1"),
     "Q5_0": Mixture(8, "Q5_0", ffn_down=[("Q5_1", _all(_importance, _first_part(8)))]),
@@ -192,24 +191,24 @@ MIXTURES: dict[str, Mixture] = {
     "TQ2_0": Mixture(37, "TQ2_0", token_embd="Q4_K"),
     "MXFP4_MOE": Mixture(38, "MXFP4"),
 }
-#: Those that llama.cpp makes only with an importance matrix, too.
+#: Mixtures that also llama.cpp makes only with an importance matrix.
 NEED_IMPORTANCE = ("Q2_K_S",)
-#: Other names of mixtures, as llama.cpp has them.
+#: llama.cpp's other names of mixtures.
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
-#: Types that single tensors may be given: those of the mixtures, and what they fall back to.
+#: Types that a user may choose for single tensors: the types of mixtures, and their fallbacks.
 TENSOR_TYPES = (
     "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ4_NL", "IQ4_XS", "MXFP4", "TQ2_0",
 )  # fmt: skip
 
-#: What a type becomes where rows are no multiple of its block.
+#: Type -> its fallback for rows that are no multiple of its block.
 NARROW = {
     "IQ4_XS": "IQ4_NL", "Q2_K": "Q4_0", "Q3_K": "Q4_0", "TQ2_0": "Q4_0",
     "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
 }  # fmt: skip
 
-#: Tensors that keep their type: any whose name has one of these parts, ...
+#: Tensors that keep their type have one of these parts in their name, ...
 NEVER = (
     "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel",
     "per_layer_model_proj", "ssm_conv1d", "shortconv.conv.weight", "indexer.k_proj.weight",
@@ -220,10 +219,10 @@ NEVER = (
     "time_mix_lerp_fused.weight", "attn_rel_b.weight", ".position_embd", "sam.pos_embd", "sam.neck.",
     "sam.net_", ".rel_pos", ".patch_embd", ".patch_merger", "a.rvq.codebook", "mm.a.code_embd",
 )  # fmt: skip
-#: ... and any of these names.
+#: ... or one of these names.
 NEVER_WHOLE = ("position_embd.weight", "token_types.weight")
 
-#: The parts of a name that say what a tensor is; the first that occurs counts.
+#: Parts of names -> kinds of tensors; the first part that occurs counts.
 _KINDS = (
     ("attn_qkv.weight", "attn_v"), ("attn_kv_b.weight", "attn_v"), ("attn_v.weight", "attn_v"),
     ("attn_k.weight", "attn_k"), ("attn_q.weight", "attn_q"), ("attn_output.weight", "attn_output"),
@@ -242,26 +241,26 @@ _TYPES = {type.name: type for type in GGML_TYPES.values()}
 
 @dataclass(frozen=True)
 class Wishes:
-    """The user's wishes that differ from the mixture; types are ggml's names."""
+    """The user's options that override the mixture; types are ggml's names."""
 
     pure: bool = False  #: the base type for all
     output: str | None = None
     token_embd: str | None = None
-    predictor: str | None = None  #: of PowerInfer's predictors, fc1 and fc2
+    predictor: str | None = None  #: the type of PowerInfer's predictors, fc1 and fc2
     leave_output: bool = False  #: ``output.weight`` keeps its type
-    #: patterns to be found in names, each with a type; the first counts
+    #: patterns to search for in names, each with a type; the first match counts
     patterns: Sequence[tuple[re.Pattern[str], str]] = ()
 
 
 @dataclass(frozen=True)
 class Choice:
     type: BlockType
-    wanted: BlockType  #: what it would be if its rows were a multiple of the block
+    wanted: BlockType  #: the type without the fallback for rows that do not fit
 
 
 @dataclass
 class _Counts:
-    """How many tensors of a kind there are, and how many came before."""
+    """The number of tensors of a kind, and the number of earlier ones."""
 
     total: dict[str, int]
     before: dict[str, int] = field(default_factory=dict)
@@ -280,8 +279,8 @@ def in_file_order(name: str) -> tuple[int, str]:
 def choose_types(
     shapes: Mapping[str, tuple[int, ...]], mixture: Mixture, facts: Facts, wishes: Wishes | None = None
 ) -> dict[str, Choice]:
-    """The types of the tensors that are quantised, in llama.cpp's order; tensors that keep theirs are not in
-    it. Shapes are in NumPy order."""
+    """The types of the quantised tensors, in llama.cpp's order, without tensors that keep their type. Shapes
+    are in NumPy order."""
     wishes = wishes or Wishes()
     names = sorted(shapes, key=in_file_order)
     counts = _Counts({"attn_v": sum(kind_of(name) == "attn_v" for name in names), "ffn_down": facts.layers})
@@ -296,13 +295,13 @@ def choose_types(
 
 @dataclass
 class _Chooser:
-    """Chooses for one tensor after the other, in llama.cpp's order, since rules count those before."""
+    """Chooses types in llama.cpp's order, since rules count earlier tensors."""
 
     mixture: Mixture
     facts: Facts
     wishes: Wishes
     counts: _Counts
-    tied: bool  # the token embeddings are the head, too
+    tied: bool  # the token embeddings are also the head
 
     def choose(self, name: str, shape: tuple[int, ...]) -> str:
         kind, wishes = kind_of(name), self.wishes
@@ -342,7 +341,7 @@ class _Chooser:
         rules = {"attn_v": mixture.attn_v, "ffn_down": mixture.ffn_down, "attn_output": mixture.attn_output}
         index, count = self.counts.next(kind), self.counts.total.get(kind, 0)
         layer = _LAYER.match(name)
-        if kind == "ffn_down" and facts.experts > 1 and layer:  # several of them in a layer
+        if kind == "ffn_down" and facts.experts > 1 and layer:  # a layer has several
             index = int(layer[1])
         place = Place(index, count, facts)
         type = next((type for type, holds in rules.get(kind, ()) if holds(place)), mixture.base)
@@ -359,7 +358,7 @@ def kind_of(name: str) -> str:
 
 
 def may_change(name: str, shape: tuple[int, ...]) -> bool:
-    """True for matrices of weights, but for those that are small and matter."""
+    """True for matrices of weights, except small important ones."""
     # ggml does not count outer dimensions of 1.
     matrix = any(size > 1 for size in shape[:-1])
     kept = name in NEVER_WHOLE or any(part in name for part in NEVER)

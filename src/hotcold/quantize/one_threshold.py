@@ -1,5 +1,5 @@
-"""Predictors as PowerInfer has them: they read the residual stream before the FFN's norm, have a ReLU between
-their factors, and one threshold for all neurons of a model."""
+"""Predictors in PowerInfer's form: they read the residual stream before the FFN's norm, and have a ReLU
+between their factors and one threshold for all neurons of a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,25 +19,25 @@ from hotcold.model.weights import input_norms
 from hotcold.quantize.rewriting import QuantizeError
 from hotcold.sparse.predictor import THRESHOLD_KEY, check_predictors, is_sidecar, read_predictor
 
-#: Block types that PowerInfer's programs compute; others give NaN or garbage there, without a word.
+#: Block types that PowerInfer's programs compute; others silently give NaN or wrong results there.
 COMPUTED = ("F16", "Q4_0")
 
-_DIRECTIONS = 256  # along which the length of the residual stream is measured, at most
+_DIRECTIONS = 256  # most directions for measuring the length of the residual stream
 _SEED = 20260101  # the same file gives the same bytes
 
 
 @dataclass(frozen=True)
 class OneThreshold:
-    """The factors of each layer, and the threshold of all."""
+    """The factors of each layer, and the threshold of all layers."""
 
     layers: Sequence[tuple[Tensor, Tensor]]  #: ``(R, D)`` and ``(N, R)``
     threshold: float
-    note: str = ""  #: what the user should know
+    note: str = ""  #: for the user
 
 
 def from_folder(folder: Path, config: Config) -> OneThreshold:
-    """The predictors that PowerInfer publishes as ``model_0.pt``, ..., in F16. ConvertError: a layer has
-    none, a shape is another model's, or there is one too many."""
+    """The predictors that PowerInfer publishes as ``model_0.pt``, ..., in F16. ConvertError: a file is
+    missing or superfluous, or a shape is another model's."""
     sizes = {"L": config.layers, "D": config.dim, "N": config.neurons[0]}
     if config.experts:
         sizes["E"] = config.experts.count
@@ -48,8 +48,8 @@ def from_folder(folder: Path, config: Config) -> OneThreshold:
 
 
 def from_sidecar(path: Path, model: GGUFFile, config: Config) -> OneThreshold:
-    """The predictors of a sidecar of the model. QuantizeError: they cannot be expressed; PredictorError: they
-    are another model's, incomplete or damaged."""
+    """The predictors of a sidecar of the model. QuantizeError: this form cannot express them; PredictorError:
+    they are another model's, incomplete or damaged."""
     with open_gguf(path) as file, naming(path, QuantizeError):
         if not is_sidecar(file):
             raise QuantizeError("is no predictor file: hotcold fit-predictor makes one")
@@ -71,7 +71,7 @@ def from_sidecar(path: Path, model: GGUFFile, config: Config) -> OneThreshold:
 
 
 def _of_residual(layers: Sequence[PredictorTensors]) -> OneThreshold:
-    """As they are, if all thresholds are one; else rows are scaled, until the threshold is 1 or -1."""
+    """Unchanged predictors if all thresholds are equal; else rows scaled to a threshold of 1 or -1."""
     if not all(each.relu for each in layers):
         raise QuantizeError("they have no ReLU between their factors: PowerInfer's have")
     thresholds = np.concatenate([each.threshold for each in layers])
@@ -96,12 +96,12 @@ def _computed(tensor: Tensor) -> Tensor:
 
 
 def _before_the_norm(layer: PredictorTensors, norm: Floats) -> tuple[Tensor, Tensor]:
-    """Factors that read x where the others read ``norm * x / rms(x)``, in F16, and whose threshold is 0.
+    """Factors in F16 that read x instead of ``norm * x / rms(x)``, with the threshold 0.
 
-    ``score(norm * x / rms) >= t`` is ``score(norm * x) - t * rms >= 0``, as a ReLU keeps a positive factor.
-    rms(x) is a sum of ReLUs, too, but for an error: of K random directions u, orthonormal in D dimensions,
-    the mean of ``|u x|`` is ``sqrt(2 / pi) * rms(x)``, within ``sqrt((pi - 3) / 2 / K)`` of it on average if
-    K is D. Thresholds are lowered by that error, so that rather more neurons are marked than fewer."""
+    ``score(norm * x / rms) >= t`` is ``score(norm * x) - t * rms >= 0``, since a ReLU keeps a positive
+    factor. rms(x) is approximately a sum of ReLUs, too: for K random directions u, orthonormal in D
+    dimensions, the mean of ``|u x|`` is ``sqrt(2 / pi) * rms(x)``, within ``sqrt((pi - 3) / 2 / K)`` of it on
+    average if K is D. Thresholds are lowered by this error, which marks more neurons, not fewer."""
     first, second = layer.first.dequantise() * norm, layer.second.dequantise()
     if not layer.relu:
         first, second = np.concatenate([first, -first]), np.hstack([second, -second])
@@ -117,7 +117,7 @@ def _before_the_norm(layer: PredictorTensors, norm: Floats) -> tuple[Tensor, Ten
 
 
 def check_computed(names: Sequence[str], file: GGUFFile) -> None:
-    """QuantizeError: PowerInfer's programs would give garbage for the type of one of these tensors."""
+    """Raises QuantizeError if PowerInfer's programs do not compute the type of one of these tensors."""
     for name in names:
         info = file.tensors[name]
         if block_type(info.type).name not in COMPUTED:

@@ -1,4 +1,4 @@
-"""Quantises a model file: each tensor into the block type that a mixture, or the user, chooses for it."""
+"""Quantises a model file: each tensor to the block type that a mixture or the user chooses."""
 
 import math
 import threading
@@ -31,7 +31,7 @@ from hotcold.quantize.mixtures import (
 from hotcold.quantize.rewriting import Plan, Progress, QuantizeError, changed, copied, kept_metadata, rewrite
 from hotcold.values import printable, shown
 
-#: ``COPY`` leaves every tensor as it is; it sorts them, and joins a split model.
+#: ``COPY`` changes no tensor; it sorts them, and joins a split model.
 COPY = "COPY"
 TYPES = (*MIXTURES, COPY)
 
@@ -40,12 +40,12 @@ QUANTIZATION_VERSION = 2  # ggml's number of the layouts of its blocks
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    type: str  #: one of :data:`TYPES` or of :data:`ALIASES`, in any case
+    type: str  #: one of :data:`TYPES` or :data:`ALIASES`, in upper or lower case
     wishes: Wishes = field(default_factory=Wishes)
     importance: ImportanceMatrix | None = None
-    importance_file: str = ""  #: its name, which the new file states
-    allow_requantize: bool = False  #: quantised tensors, too, lose more by it
-    measure: bool = False  #: measure the error, which takes longer
+    importance_file: str = ""  #: name of the importance matrix for the new file's metadata
+    allow_requantize: bool = False  #: also convert quantised tensors, which lose precision twice
+    measure: bool = False  #: measure the error; takes longer
     threads: int | None = None  #: None: one per core
     force: bool = False  #: replace an existing file
 
@@ -59,8 +59,7 @@ class Share:
     weights: int
     before: int  #: bytes in the old file
     after: int  #: bytes in the new one
-    #: root of the mean squared error as a share of the weights' own, over what was converted; None: not
-    #: measured
+    #: root mean square error of the converted weights, relative to their root mean square; None: not measured
     error: float | None
 
     @property
@@ -93,11 +92,11 @@ class Quantization:
 def quantize(
     model: Path, output: Path, options: QuantizeOptions, progress: Progress | None = None
 ) -> Quantization:
-    """Writes ``output``, a file like ``model`` with other block types: whole, or not at all.
+    """Writes ``output``, ``model`` with other block types, completely or not at all.
 
     ``progress`` is called with the bytes written so far and their total. The bytes do not depend on the
-    number of threads. ``QuantizeError``: the options do not fit the file, and what
-    :func:`~hotcold.quantize.rewriting.rewrite` refuses; ``GGUFError``: a file cannot be read or written."""
+    number of threads. ``QuantizeError``: the options do not fit the file, and errors of
+    :func:`~hotcold.quantize.rewriting.rewrite`; ``GGUFError``: a file cannot be read or written."""
     start = time.perf_counter()
     with open_gguf(model) as source:
         with naming(model, QuantizeError):
@@ -115,7 +114,7 @@ def quantize(
 
 def plan_types(source: GGUFFile, options: QuantizeOptions) -> tuple[dict[str, Choice], list[str]]:
     """The new type of each tensor that changes, and notes for the user. ``QuantizeError``, without the path:
-    the type does not exist, a wish fits no tensor, or a tensor cannot or may not be converted."""
+    the type does not exist, an option fits no tensor, or a tensor cannot or may not be converted."""
     name, wishes = _name(options.type), options.wishes
     if name == COPY:
         return {}, []
@@ -153,7 +152,7 @@ def _check_wishes(choices: Mapping[str, Choice], wishes: Wishes) -> None:
 
 
 def _check_factor(source: GGUFFile, name: str, choice: Choice) -> None:
-    """Refuses a type whose rows have no factors for a matrix beside which one lies, as in files of NVFP4."""
+    """Refuses a type without row factors for a matrix that has a factor, as in files of NVFP4."""
     factor = f"{name.removesuffix('.weight')}.scale"
     if factor in source.tensors and not source.tensors[name].type.panels and choice.type.panels:
         seen = f"tensor {factor} multiplies {name}, which would become {choice.type.name}"
@@ -170,7 +169,7 @@ def _check_source(info: TensorInfo, options: QuantizeOptions) -> None:
 
 
 def _notes(source: GGUFFile, choices: Mapping[str, Choice], mixture: Mixture) -> list[str]:
-    """Which tensors did not get the type that they should have had, and what PowerInfer cannot compute."""
+    """Notes on tensors that did not get their chosen type, and on types that PowerInfer cannot compute."""
     notes = []
     narrow: dict[tuple[BlockType, BlockType, int], list[str]] = {}
     for name, choice in choices.items():
@@ -208,11 +207,11 @@ def _planned(
 
 
 def importance_of(source: GGUFFile, name: str, matrix: ImportanceMatrix) -> Floats | None:
-    """How much each column of a tensor counts, float32 ``[experts, n]``; None where nothing is known.
-    ``ImatrixError``: what is known is of a tensor of another shape.
+    """The weight of each column of a tensor, float32 ``[experts, n]``; None if the matrix lacks the tensor.
+    ``ImatrixError``: it has a tensor of another shape.
 
-    A down matrix that lies by neuron has a row for each neuron. What counts for it is one number for the
-    whole row, the neuron's, so the columns of a row count alike, whatever the matrix says."""
+    A down matrix by neuron has a row for each neuron. The importance of a neuron is one number for its whole
+    row, so the columns of a row count equally, also with an importance matrix."""
     shape = source.tensors[name].shape
     by_neuron = source.says("hotcold.ffn.down_layout", "by_neuron") or "ffn_down_t" in name
     if not by_neuron or (kind_of(name) != "ffn_down" and "channel_mix_value" not in name):
@@ -220,16 +219,16 @@ def importance_of(source: GGUFFile, name: str, matrix: ImportanceMatrix) -> Floa
         return known.mean_squares(shape, name) if known else None
     known = matrix.get(name.replace("ffn_down_t", "ffn_down"))
     if known:
-        known.mean_squares((*shape[:-2], shape[-1], shape[-2]), name)  # refuses another model's
+        known.mean_squares((*shape[:-2], shape[-1], shape[-2]), name)  # refuses a matrix of another model
     return np.ones((math.prod(shape[:-2]), shape[-1]), np.float32)
 
 
 def _unknown(source: GGUFFile, choices: Mapping[str, Choice], matrix: ImportanceMatrix) -> list[str]:
-    """A note on tensors of whose columns nothing is known. The embeddings' columns are no inputs, so of them
-    it is always so. ``QuantizeError``: nothing is known of any tensor."""
+    """A note on tensors that the matrix lacks, except the embeddings, whose columns are not inputs.
+    ``QuantizeError``: the matrix lacks all tensors."""
     packed = [name for name, choice in choices.items() if choice.type.weights > 1]
     if packed and matrix.keys().isdisjoint(packed):
-        seen = f"the importance matrix has {len(matrix)} tensors, none of which is quantised here"
+        seen = f"the importance matrix has {len(matrix)} tensors, and none is quantised here"
         raise QuantizeError(f"{seen}: it is another model's")
     unknown = [name for name in packed if importance_of(source, name, matrix) is None]
     missing = [name for name in unknown if kind_of(name) != "token_embd"]
@@ -242,7 +241,7 @@ def _unknown(source: GGUFFile, choices: Mapping[str, Choice], matrix: Importance
 def _by_expert(
     first: int, rows: int, shape: tuple[int, ...], importance: Floats | None
 ) -> Iterator[tuple[int, int, Floats | None]]:
-    """Runs of rows of one expert, and what its columns count; rows are counted from ``first``."""
+    """Runs of rows of one expert, and the weights of its columns; rows are counted from ``first``."""
     if importance is None:
         yield 0, rows, None
         return
@@ -255,7 +254,7 @@ def _by_expert(
 
 
 def _metadata(source: GGUFFile, options: QuantizeOptions) -> dict[str, Any]:
-    """As llama.cpp writes it: what is new comes last."""
+    """The metadata in llama.cpp's order: new keys come last."""
     metadata = kept_metadata(source)
     name = _name(options.type)
     new: dict[str, Any] = {}
@@ -276,7 +275,7 @@ Sums: TypeAlias = tuple[float, float]
 
 
 class _Errors:
-    """Sums of squares, of errors and of weights, for each type; threads add to them."""
+    """Sums of squared errors and of squared weights for each type; threads add to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

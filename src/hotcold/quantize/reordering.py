@@ -1,5 +1,5 @@
-"""Experts' neurons in another order: rows of gate, up and down change places, and nothing is rounded. A
-neuron's rows may then lie side by side, in one tensor."""
+"""Reorders experts' neurons: rows of gate, up and down change places, and nothing is rounded. A neuron's rows
+can also be interleaved in one tensor."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,14 +17,14 @@ from hotcold.quantize.rewriting import Job, PlannedTensor, QuantizeError
 
 Order: TypeAlias = npt.NDArray[np.int64]  #: the old place of each neuron of a layer, ``[E * N]``
 
-PARTS = ("gate", "up", "down")  #: of a neuron, in the order in which they lie side by side
+PARTS = ("gate", "up", "down")  #: a neuron's matrices, in the order of their interleaved rows
 
 _ROWS = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down)_exps\.weight")
 _OF_NEURONS = re.compile(r"blk\.\d+\.(ffn_\w+_exps\.(bias|scale)|ffn_gate_up_exps\..*)")
 
 
 def rows_of_experts(name: str) -> int | None:
-    """The layer whose neurons the rows of a tensor belong to, where it has those of experts."""
+    """The layer of an experts' tensor whose rows are neurons; None for other tensors."""
     match = _ROWS.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -32,8 +32,8 @@ def rows_of_experts(name: str) -> int | None:
 def check_order(
     source: GGUFFile, config: Config, order: Mapping[int, Order], format: str, layouts: tuple[str, str]
 ) -> None:
-    """QuantizeError: the neurons of this model cannot change places, or not in such an order. ``layouts`` are
-    down's in the new file and in the old one."""
+    """Raises QuantizeError if this model's neurons cannot be reordered, or not in this order. ``layouts`` are
+    down's layouts in the new and in the old file."""
     if config.experts is None or not config.gated:
         raise QuantizeError("neurons change places in models of experts with gates, and this is none")
     if format != "gguf" or layouts != ("by_neuron", "by_neuron"):
@@ -50,7 +50,7 @@ def check_order(
 
 
 def check_side_by_side(source: GGUFFile) -> None:
-    """QuantizeError: the rows of a neuron cannot be those of one tensor."""
+    """Raises QuantizeError if a neuron's rows cannot be interleaved in one tensor."""
     for name, info in source.tensors.items():
         layer = rows_of_experts(name)
         if layer is None:
@@ -61,7 +61,7 @@ def check_side_by_side(source: GGUFFile) -> None:
 
 
 def side_by_side(source: GGUFFile, layer: int, order: Order) -> tuple[str, PlannedTensor]:
-    """The name of a tensor in which the rows of a layer's gate, up and down take turns, and the tensor."""
+    """The tensor with the interleaved rows of a layer's gate, up and down, after its name."""
     parts = [reordered(source, f"blk.{layer}.ffn_{part}_exps.weight", order) for part in PARTS]
     count, each, dim = parts[0].shape
 
@@ -78,7 +78,7 @@ def side_by_side(source: GGUFFile, layer: int, order: Order) -> tuple[str, Plann
 
 
 def reordered(source: GGUFFile, name: str, order: Order) -> PlannedTensor:
-    """A tensor whose rows are another one's, an expert's at a time."""
+    """A tensor with the rows of each expert reordered."""
     info = source.tensors[name]
     count = info.shape[0]
     each = len(order) // count

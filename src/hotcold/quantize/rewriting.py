@@ -1,8 +1,8 @@
-"""Streams the tensors of a GGUF file into a new one, through functions of a few rows; memory stays bounded.
+"""Streams the tensors of a GGUF file into a new one, a few rows at a time; memory stays bounded.
 
 A plan names the tensors of the new file, in order, each with its type, its shape and the jobs that make its
-bytes. Threads do the jobs of all tensors some way ahead of the writer, so that small tensors keep them busy,
-too; the file is the same whatever their number."""
+bytes. Threads do the jobs of all tensors a bit ahead of the writer, so that small tensors keep them busy,
+too. The file does not depend on the number of threads."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ from hotcold.formats.gguf import GGUFFile, write_gguf
 from hotcold.formats.written import NewTensor
 from hotcold.kernels.cores import available_cores
 
-#: Weights of a piece that are float32 at a time, unless one row has more.
+#: Weights of a piece, which are float32 at a time, unless one row has more.
 PIECE_WEIGHTS = 1 << 17
 
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
@@ -32,13 +32,13 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 class QuantizeError(UserError):
-    """Raised for a file that cannot be rewritten as asked. One line."""
+    """Raised for a file that cannot be rewritten with these options. One line."""
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor of the new file. ``jobs`` gives functions, which threads call, each for the next bytes of the
-    tensor; together they must give its :attr:`nbytes`."""
+    """A tensor of the new file. ``jobs`` yields functions, which threads call; each returns the next bytes of
+    the tensor, and all together :attr:`nbytes`."""
 
     type: BlockType
     shape: tuple[int, ...]  #: in NumPy order, outermost dimension first
@@ -51,8 +51,8 @@ class PlannedTensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """A new file: metadata as :func:`write_gguf` takes it (:func:`kept_metadata` gives the old file's), and
-    tensors in the order of the file. ``magic`` is ``GGUF``, or ``PWRI`` for PowerInfer's files."""
+    """A new file: metadata for :func:`write_gguf` (:func:`kept_metadata` returns the old file's), and tensors
+    in file order. ``magic`` is ``GGUF``, or ``PWRI`` for PowerInfer's files."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, PlannedTensor]
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, without padding."""
+        """The bytes of all tensors, without padding."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
@@ -73,12 +73,11 @@ def rewrite(
     force: bool = False,
     threads: int | None = None,
 ) -> None:
-    """Writes ``output`` as planned from the tensors of ``source``: whole, or not at all.
+    """Writes the planned file ``output`` from the tensors of ``source``, completely or not at all.
 
-    ``progress`` is called with the bytes written so far and their total; ``threads`` is the number of
-    threads (None: one per core). ``QuantizeError``: ``output`` is a file of ``source``, exists (without
-    ``force``) or does not fit on the disk; ``GGUFError``: a file cannot be read or written; and what the
-    jobs raise."""
+    ``progress`` is called with the bytes written so far and their total; ``threads`` is the number of threads
+    (None: one per core). ``QuantizeError``: ``output`` is a file of ``source``, exists (without ``force``) or
+    does not fit on the disk; ``GGUFError``: a file cannot be read or written; and errors of the jobs."""
     with naming(output, QuantizeError):
         if source.is_one_of_its_files(output):
             raise QuantizeError("the new file would replace the one that is read: give another name")
@@ -89,13 +88,12 @@ def rewrite(
 
 
 def kept_metadata(source: GGUFFile) -> dict[str, Any]:
-    """The metadata for a file with all tensors of ``source``, unchanged but for what says that it is
-    split."""
+    """The metadata for a file with all tensors of ``source``, unchanged except for the keys of a split."""
     return {key: value for key, value in source.stored_metadata().items() if key not in _SPLIT_KEYS}
 
 
 def copied(source: GGUFFile, name: str) -> PlannedTensor:
-    """A tensor as it is, of any type. ``QuantizeError`` while writing: it holds NaN or infinity."""
+    """An unchanged tensor of any type. ``QuantizeError`` while writing: it holds NaN or infinity."""
     info = source.tensors[name]
 
     def job(start: int, stop: int) -> Bytes:
@@ -110,8 +108,8 @@ def copied(source: GGUFFile, name: str) -> PlannedTensor:
 def changed(
     source: GGUFFile, name: str, type: BlockType, code: Callable[[Floats, int], Bytes]
 ) -> PlannedTensor:
-    """A tensor of another type. ``code`` turns some rows, float32 ``(rows, n)``, and the number of the first
-    into bytes ``(rows, row_bytes)``; threads call it. Rows are counted over all outer dimensions.
+    """A tensor of another type. Threads call ``code`` with rows, float32 ``(rows, n)``, and the index of the
+    first; it returns bytes ``(rows, row_bytes)``. Rows are counted over all outer dimensions.
     ``QuantizeError`` while writing: the tensor holds NaN or infinity, or values that the type cannot hold."""
     info = source.tensors[name]
 
@@ -133,7 +131,7 @@ def _not_finite(name: str) -> QuantizeError:
 
 
 def _cut(shape: tuple[int, ...], job: Callable[[int, int], Bytes]) -> Iterator[Job]:
-    """Jobs of about :data:`PIECE_WEIGHTS` weights each, given a function of the first and the last row."""
+    """Jobs of about :data:`PIECE_WEIGHTS` weights each, from a function of the first and the last row."""
     if 0 in shape:
         return
     rows = int(np.prod(shape[:-1], dtype=np.int64))
@@ -143,7 +141,7 @@ def _cut(shape: tuple[int, ...], job: Callable[[int, int], Bytes]) -> Iterator[J
 
 
 def _made_ahead(plan: Plan, threads: int) -> Generator[Bytes, None, None]:
-    """The bytes of all tensors in order; threads make up to two pieces each ahead."""
+    """Yields the bytes of all tensors in order; each thread makes up to two pieces ahead."""
     pool = ThreadPoolExecutor(threads, "rewrite")
     ahead: deque[Future[Bytes]] = deque()
     try:
@@ -159,7 +157,7 @@ def _made_ahead(plan: Plan, threads: int) -> Generator[Bytes, None, None]:
 
 
 def _written_from(pieces: Iterator[Bytes], plan: Plan, progress: Progress) -> dict[str, NewTensor]:
-    """The planned tensors, which take their bytes from ``pieces`` while they are written in this order."""
+    """The planned tensors, which take their bytes from ``pieces`` when they are written in this order."""
     done, total = 0, plan.nbytes
 
     def make(left: int) -> Iterator[Bytes]:

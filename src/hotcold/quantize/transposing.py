@@ -1,4 +1,4 @@
-"""Down matrices in the other layout: rows by neuron become rows by output, or the other way round."""
+"""Transposes down matrices: rows by neuron become rows by output, or the reverse."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,11 +16,11 @@ _READ_BYTES = 1 << 20
 
 
 def transposed(source: GGUFFile, name: str, type: BlockType) -> PlannedTensor:
-    """A tensor ``(..., R, C)`` as ``(..., C, R)``, in blocks of ``type`` along R. Lossless where both types
-    are float types and ``type`` holds the values; else the blocks are made anew.
+    """A tensor ``(..., R, C)`` as ``(..., C, R)``, in blocks of ``type`` along R. It is lossless if both
+    types are float types and ``type`` holds the values; otherwise the blocks are quantised again.
 
-    ``QuantizeError``: the tensor has no such rows, or R is no multiple of a block; and while writing: it
-    holds NaN or infinity, or values that the type cannot hold."""
+    ``QuantizeError``: the tensor has no such rows, or R is no multiple of a block; while writing: it holds
+    NaN or infinity, or values that the type cannot hold."""
     info = source.tensors[name]
     if info.type.decode is None or len(info.shape) < 2:
         raise QuantizeError(f"tensor {name} is {info.type.name} {info.shape}: it cannot be transposed")

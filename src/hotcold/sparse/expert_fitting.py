@@ -1,7 +1,7 @@
-"""Fits predictors to a layer of experts, as fitting.py does to a layer without.
+"""Fits predictors to a layer of experts, as fitting.py does to a layer without experts.
 
-Experts share the first factor, so their gates are cut together; each expert has its own thresholds, set
-on the tokens that chose it. Shapes use T tokens, D model dim, E experts, N neurons of each, R rank."""
+Experts share the first factor, so one SVD has the gates of all; each expert has its own thresholds, set on
+the tokens that chose it. Shapes use T tokens, D model width, E experts, N neurons of each, R rank."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ Inputs = Mapping[str, npt.NDArray[Any]]  #: ``normed`` ``[T, D]``, and ``ids`` `
 
 @dataclass(frozen=True)
 class Routed:
-    """The tokens of a text, grouped by the expert that they chose; without experts, all in one group."""
+    """The tokens of a text, grouped by their experts; without experts, all in one group."""
 
     rows: list[npt.NDArray[np.int64]]
     activity: list[Activity]  #: for each expert, over its tokens
@@ -66,28 +66,30 @@ def fit_experts(
     ffn = reference.ffn_weights(ffn_tensors(file, config, reference, layer))
     assert isinstance(ffn, ReferenceExperts)
     parts = ffn.some
-    seen, unseen = Routed.of(parts, fit_to), Routed.of(parts, held_out)
-    most_bytes, found = options.max_share * ffn.nbytes, []
+    fitted_text, held_out_text = Routed.of(parts, fit_to), Routed.of(parts, held_out)
+    most_bytes, fits = options.max_share * ffn.nbytes, []
     for tensors in _truncations(parts, experts, fit_to["normed"], most_bytes, options.stored_type):
         hidden = ReferenceMatrix(tensors.first).dot(fit_to["normed"])
-        scores = scores_of(tensors, hidden, seen.rows)
-        own = [_thresholds(options, *each) for each in zip(scores, seen.activity, strict=True)]
-        tensors = replace(tensors, threshold=np.concatenate(own))
-        scores = scores_of(tensors, ReferenceMatrix(tensors.first).dot(held_out["normed"]), unseen.rows)
-        candidates = [each >= bound for each, bound in zip(scores, own, strict=True)]
+        scores = scores_of(tensors, hidden, fitted_text.rows)
+        bounds = [_thresholds(options, *each) for each in zip(scores, fitted_text.activity, strict=True)]
+        tensors = replace(tensors, threshold=np.concatenate(bounds))
+        scores = scores_of(
+            tensors, ReferenceMatrix(tensors.first).dot(held_out["normed"]), held_out_text.rows
+        )
+        candidates = [each >= bound for each, bound in zip(scores, bounds, strict=True)]
         sizes = len(held_out["normed"]), ffn.nbytes
-        found.append(Fitted(tensors, judged_parts(tensors, parts, candidates, unseen, *sizes)))
-    if not found:
+        fits.append(Fitted(tensors, judged_parts(tensors, parts, candidates, held_out_text, *sizes)))
+    if not fits:
         bound = f"at most {options.max_share:.0%} of the experts' {ffn.nbytes} bytes"
         fix = "raise `max_share`, or take a smaller `type`"
         raise PredictorError(f"layer {layer}: no predictor takes {bound}: {fix}")
-    return sorted(found, key=lambda each: options.order(each.fit))
+    return sorted(fits, key=lambda each: options.order(each.fit))
 
 
 def _truncations(
     parts: list[ReferenceFFN], experts: Experts, x: Floats, most_bytes: float, type: str | None
 ) -> Iterator[PredictorTensors]:
-    """The SVD of all gates together, cut to several ranks. One expert's rows are in memory at a time."""
+    """The SVD of the gates of all experts, cut to several ranks. Memory holds one expert's rows at a time."""
     sizes = ranks(experts.count * experts.neurons, x.shape[1], most_bytes, type)
     first, second = factors(parts, x, max(sizes, default=0))
     for rank in sizes:
@@ -105,8 +107,8 @@ def _truncations(
 
 
 def factors(parts: list[ReferenceFFN], x: Floats, rank: int) -> tuple[Floats, Floats]:
-    """The factors ``(rank, D)`` and ``(E * N, rank)`` of the SVD of all gates together, for inputs
-    ``[T, D]``. A smaller rank has the first rows of the one, and the first columns of the other."""
+    """The factors ``(rank, D)`` and ``(E * N, rank)`` of the SVD of all experts' gates, for inputs ``[T,
+    D]``. A smaller rank has the first rows of the first, and the first columns of the second."""
     root = root_of(x)
     gram = np.zeros_like(root)
     for part in parts:
@@ -121,8 +123,7 @@ def factors(parts: list[ReferenceFFN], x: Floats, rank: int) -> tuple[Floats, Fl
 def scores_of(
     tensors: PredictorTensors, hidden: Floats, rows_of: list[npt.NDArray[np.int64]]
 ) -> list[Floats]:
-    """Scores ``[T_e, N]`` of each expert for the tokens that chose it, from the first factor's results
-    ``[T, R]``."""
+    """Scores ``[T_e, N]`` of each expert for its tokens, from the first factor's results ``[T, R]``."""
     found, begin = [], 0
     for end, rows in zip(tensors.ends, rows_of, strict=True):
         part: Tensor = tensors.second.take_rows(slice(begin, end))
@@ -132,7 +133,7 @@ def scores_of(
 
 
 def _thresholds(options: FitOptions, scores: Floats, activity: Activity) -> Floats:
-    """Thresholds ``[N]`` of one expert; an expert that no token chose names all its neurons."""
+    """Thresholds ``[N]`` of one expert; if no token chose it, all of its neurons are candidates."""
     if not len(scores):
         return np.full(scores.shape[1], -1e38, np.float32)
     assert options.target is not None
@@ -148,19 +149,19 @@ def judged_parts(
     tokens: int,
     ffn_bytes: int,
 ) -> Fit:
-    """Judges a predictor; shares are those of the neurons of chosen experts."""
+    """Measures a predictor; shares are of the neurons of chosen experts."""
     first, rest = tensors.first.nbytes, tensors.second.nbytes + tensors.threshold.nbytes
     predicted = tokens * (first + rest * tensors.chosen // tensors.experts)
     exact = pairs = named = active = recalled = 0
     weight = weight_recalled = 0.0
     for part, marked, truth in zip(parts, candidates, text.activity, strict=True):
-        found = marked & truth.active
-        predicted += rows_read(part, marked, marked & truth.fires, found)
+        hits = marked & truth.active
+        predicted += rows_read(part, marked, marked & truth.fires, hits)
         exact += rows_read(part, np.ones_like(marked), truth.fires, truth.active)
         pairs, named = pairs + marked.size, named + int(marked.sum())
-        active, recalled = active + int(truth.active.sum()), recalled + int(found.sum())
+        active, recalled = active + int(truth.active.sum()), recalled + int(hits.sum())
         weight += float(truth.weight.sum())
-        weight_recalled += float((truth.weight * found).sum())
+        weight_recalled += float((truth.weight * hits).sum())
     recall, weighted_recall = recalled / max(1, active), weight_recalled / (weight or 1)
     read_ratio = predicted / max(1, exact)
     return Fit(

@@ -1,4 +1,4 @@
-"""An FFN that computes the neurons a token needs: all whose gate fires, or the predicted ones of them."""
+"""An FFN that computes only the neurons that a token needs: the active ones, or the predicted of these."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -25,20 +25,20 @@ PREDICTOR_INPUTS = ("residual", "normed")
 
 @dataclass(frozen=True)
 class Prediction:
-    """Where a layer's candidates come from, for decode rows; prompt rows are always dense."""
+    """The source of a layer's candidates, for decode rows; prompt rows are always dense."""
 
     predictor: PredictorWeights
-    #: ``[T, words]`` uint64: of split weights the hot neurons, then, from a whole word on, the cold ones.
-    #: Layers may share it: it is written and read in one call
+    #: ``[T, words]`` uint64. For split weights: the hot neurons, then, from the next word on, the cold ones.
+    #: Layers may share it, since one call writes and reads it
     mask: Buffer
-    #: what is read: the ``residual`` stream before the FFN's norm (PowerInfer), or the ``normed`` input
+    #: its input: the ``residual`` stream before the FFN's norm (PowerInfer), or the ``normed`` input
     input: str = "residual"
-    #: of split experts, with a mask of its own: then ``predictor`` and ``mask`` are those of the hot neurons
+    #: for split experts, the cold neurons' predictor and mask; ``predictor`` and ``mask`` are the hot ones'
     cold: tuple[PredictorWeights, Buffer] | None = None
 
     @property
     def cold_mask(self) -> Buffer:
-        """The mask whose last words are the cold neurons'."""
+        """The mask with the cold neurons in its last words."""
         return self.mask if self.cold is None else self.cold[1]
 
     def __post_init__(self) -> None:
@@ -48,24 +48,24 @@ class Prediction:
 
 @dataclass(eq=False)
 class FFN:
-    """One layer's FFN. ``off`` computes all neurons. ``exact`` and ``predicted`` leave out those whose gate
-    does not fire: only for activations that then give exact zeros; the FFN op refuses the others."""
+    """One layer's FFN. ``off`` computes all neurons. ``exact`` and ``predicted`` leave out neurons with an
+    inactive gate. This needs an activation with exact zeros; the FFN op refuses others."""
 
     backend: Backend
     weights: FFNWeights
     mode: str  #: ``off``, ``exact`` or ``predicted``
-    prediction: Prediction | None = None  #: names the candidates, in mode ``predicted``; None means all
-    stats: FFNStats | None = None  #: counts what decode rows read
+    prediction: Prediction | None = None  #: chooses the candidates in mode ``predicted``; None: all neurons
+    stats: FFNStats | None = None  #: counts the reads of decode rows
     active: Buffer | None = None  #: gets the active neurons of decode rows
-    strongest: Buffer | None = None  #: likewise, to the neurons that work hardest, where all work
+    strongest: Buffer | None = None  #: likewise, the neurons with the largest magnitudes, if all are active
 
     @property
     def skips(self) -> bool:
-        """Whether neurons whose gate does not fire are left out."""
+        """True if neurons with an inactive gate are left out."""
         return self.mode != "off"
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """Counts so far, in the order of :data:`FFN_COUNTS`; zeros where it does not count."""
+        """Counts so far, in the order of :data:`FFN_COUNTS`; zeros without ``stats``."""
         return _read_counts(self.backend, self.stats)
 
     def cold_counts(self) -> npt.NDArray[np.int64]:
@@ -81,8 +81,8 @@ class FFN:
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
     ) -> None:
-        """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``. ``chosen``: where there are experts;
-        ``gates``: where these are computed before."""
+        """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``. ``chosen``: the router's experts; ``gates``:
+        gates that were computed before."""
         self._predict(normed, residual, batch, chosen)
         call = self._call(normed, self.weights, batch, out, chosen)
         self.backend.ffn(replace(call, gates=gates, strongest=self.strongest))
@@ -120,7 +120,7 @@ def _read_counts(ops: Backend, stats: FFNStats | None) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class SplitWeights:
-    """One layer's FFN in two halves, each in ascending order of its neurons; ``hot`` None means none."""
+    """One layer's FFN in two parts, each with ascending neurons; ``hot`` None: no hot neurons."""
 
     hot: FFNWeights | None
     cold: FFNWeights
@@ -152,8 +152,8 @@ class SplitWeights:
 
 @dataclass(frozen=True)
 class SplitPredictor:
-    """Two predictors for a split layer of experts: in masks each half's experts begin at whole words, so each
-    half has its own."""
+    """Two predictors for a split layer of experts. In masks, each part's experts begin at whole words, so
+    each part needs its own predictor."""
 
     hot: PredictorWeights
     cold: PredictorWeights
@@ -165,21 +165,20 @@ class SplitPredictor:
 
 @dataclass(eq=False)
 class SplitFFN(FFN):
-    """Hot neurons on this backend and, at the same time, cold ones on another (arXiv 2312.12456, section 5).
-
-    ``out`` gets the hot part, then the cold one, whichever is first."""
+    """An FFN with hot neurons on this backend and, at the same time, cold ones on another (arXiv 2312.12456,
+    section 5). ``out`` gets the hot part, then the cold part, in any order of completion."""
 
     weights: SplitWeights
     _: KW_ONLY
     cold: Backend
-    box: Mailbox  #: where the hot side posts what the cold one reads and answers
-    cold_active: Buffer | None = None  #: as ``active``, of the cold neurons; a buffer of the cold side
+    box: Mailbox  #: holds the hot side's posts and the cold side's answers
+    cold_active: Buffer | None = None  #: as ``active``, for the cold neurons; a buffer of the cold side
 
     def __post_init__(self) -> None:
         self._cold_stats = FFNStats(self.cold.zeros((1, len(FFN_COUNTS)), np.int64)) if self.stats else None
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """Counts of both sides together."""
+        """The sum of both sides' counts."""
         return super().counts() + self.cold_counts()
 
     def cold_counts(self) -> npt.NDArray[np.int64]:
@@ -205,7 +204,7 @@ class SplitFFN(FFN):
         self.backend.collect(self.box, batch, out)
 
     def compute_cold(self) -> None:
-        """Answers what was posted; belongs to the cold side's program."""
+        """Answers a post; belongs to the cold side's program."""
         box = self.box
         call = FFNCall(box.x, self.weights.cold, box.batch, box.y, skip=self.skips, mask=box.mask)
         stats, chosen = self._cold_stats, box.chosen
@@ -224,13 +223,12 @@ def make_ffns(
     cold: tuple[Backend, Mapping[int, Mailbox]] | None = None,
     skips: Sequence[bool] = (),
 ) -> list[FFN]:
-    """One FFN per layer, each with counts of its own, if any; layers of the same width share one mask.
+    """Makes one FFN per layer, each with its own counts, if any; layers of the same width share one mask.
     ``cold``: for layers with :class:`SplitWeights`, the other backend and the mailbox of each.
 
-    ``rows`` are the most of a step (``BatchLimits.tokens``). ``skips`` says of each layer whether its
-    activation gives zeros; without it all do, or none, as the mode says. A layer without a predictor computes
-    every gate.
-    ValueError: there are predictors, but not one per layer; or the input has no such name."""
+    ``rows`` are the most of a step (``BatchLimits.tokens``). ``skips`` is True for each layer whose
+    activation gives zeros; without it, the mode decides for all layers. A layer without a predictor computes
+    every gate. ValueError: there are predictors, but not one per layer; or the input's name is unknown."""
     masks: dict[tuple[Backend, int, bool], Buffer] = {}
 
     def mask(ops: Backend, words: int, *, cold: bool = False) -> Buffer:
@@ -267,8 +265,8 @@ def make_ffns(
 def make_shared_ffns(
     backends: Sequence[Backend], weights: Sequence[FFNWeights | None], mode: str
 ) -> list[FFN | None]:
-    """One FFN per layer for its shared expert, None where it has none. Nothing predicts the neurons of shared
-    experts, so ``predicted`` is ``exact`` there. Each counts what it reads, unless that is all (``off``)."""
+    """Makes one FFN per layer for its shared expert, or None. Shared experts have no predictors, so
+    ``predicted`` means ``exact`` for them. Each FFN counts its reads, unless it reads all (``off``)."""
     shape = (len(weights), len(FFN_COUNTS))
     used = dict.fromkeys(ops for ops, each in zip(backends, weights, strict=True) if each is not None)
     counts = {ops: ops.zeros(shape, np.int64) for ops in used} if mode != "off" else {}

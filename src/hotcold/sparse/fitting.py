@@ -1,11 +1,11 @@
 """Fits predictors without training: a whitened truncated SVD of each layer's gate, thresholds set on text.
 
 With ``C = L L^T`` the covariance of a layer's inputs, cutting ``gate @ L`` to its R leading singular vectors
-makes the least mean square error of gates (SVD-LLM, arXiv 2403.07378). Each neuron counts in units of its
-gate's standard deviation. Under dReLU a neuron needs both gate and up, so their sum is cut.
+minimises the mean square error of gates (SVD-LLM, arXiv 2403.07378). Each neuron counts in units of its
+gate's standard deviation. Under dReLU a neuron needs both gate and up, so the SVD is of their sum.
 
-Everything is computed as in the reference backend, with the factors as they are stored, and judged by text
-that was not fitted to. Shapes use T tokens, D model dim, N neurons, R rank."""
+Everything is computed as in the reference backend, with the factors in their block type, and measured on text
+that was not used for fitting. Shapes use T tokens, D model width, N neurons, R rank."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from hotcold.model.config import Config
 from hotcold.model.weights import ffn_tensors
 from hotcold.sparse.predictor import PredictorError, read_predictor
 
-#: by method, the input of predictors
+#: method -> the input of predictors
 INPUTS = {"svd": "normed", "train": "normed", "trained": "residual"}
 RANK_STEP = 32  #: ranks are whole blocks
 
@@ -32,26 +32,26 @@ _LADDER = (1, 0.75, 0.5, 0.375, 0.25, 0.125)  # ranks to try, as parts of the la
 _NEWTON_STEPS = 8  # steps of the logistic regressions
 _PRIOR = 0.1  # prior of the regressions, which keeps slopes finite
 _NEURONS_TOGETHER = 128  # neurons per regression pass, so that temporaries stay in the cache
-_CHECKED = 8  # one token in this many sets the bound of thresholds, and is not fitted to
-_SLACK = 2  # of what may be missed, on held-out text
-_RIDGE = 1e-4  # part of the mean variance that is added to C, for directions that the text never took
+_CHECKED = 8  # one token in this many sets the bound of thresholds and is not used for fitting
+_SLACK = 2  # factor of the allowed misses, on held-out text
+_RIDGE = 1e-4  # part of the mean variance that is added to C, for directions that the text lacks
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    #: or ``train``, factors that gradients improve (the room ``training``), or ``trained``, PowerInfer's
-    #: predictors in the model's own file
+    #: or ``train``, which improves the factors by gradients (``hotcold.training``), or ``trained``,
+    #: PowerInfer's predictors in the model file
     method: str = "svd"
-    recall: float | None = None  #: share of active neurons to find; None: 0.99, or as trained thresholds give
+    recall: float | None = None  #: share of active neurons to find; None: 0.99, or the trained thresholds'
     weighted: bool = False  #: recall counts |h| times the norm of the down row instead of neurons
-    type: str | None = None  #: block type of the factors; None: Q4_0, or the type of the trained ones
+    type: str | None = None  #: block type of the factors; None: Q4_0, or the type of trained factors
     max_share: float = 0.15  #: limit of bytes, as a part of the layer's FFN
 
     def __post_init__(self) -> None:
         for name, value in (("recall", self.recall), ("max_share", self.max_share)):
             if value is not None and not 0 < value <= 1:
                 raise UserError(f"`{name}` is {value}: above 0 and at most 1 is needed")
-        quantise(np.zeros(256), self.stored_type or "F16")  # refuses what cannot be written
+        quantise(np.zeros(256), self.stored_type or "F16")  # refuses types that cannot be written
 
     @property
     def target(self) -> float | None:
@@ -64,8 +64,8 @@ class FitOptions:
         return "Q4_0" if self.type is None and self.method != "trained" else self.type
 
     def order(self, fit: "Fit") -> tuple[bool, float]:
-        """Sorts predictors of a layer. Predictors that miss at most twice what they may on held-out text,
-        which costs a little, come first; among these, the predictor that reads least."""
+        """A sort key for a layer's predictors: first predictors with at most twice the allowed misses on
+        held-out text; among these, the predictor that reads least."""
         missed = 1 - (fit.weighted_recall if self.weighted else fit.recall)
         return self.target is not None and missed > _SLACK * (1 - self.target), fit.read_ratio
 
@@ -78,11 +78,11 @@ class Fit:
     rank: int
     nbytes: int
     size_ratio: float  #: its bytes over those of the layer's FFN
-    candidates: float  #: mean share of neurons that it names
+    candidates: float  #: mean share of neurons that are candidates
     active: float  #: mean share of neurons that are active
     recall: float  #: share of active neurons that are candidates
-    weighted_recall: float  #: the same, with each neuron weighed by |h| times the norm of its down row
-    read_ratio: float  #: bytes of predictor and rows that a token reads, over those that `exact` reads
+    weighted_recall: float  #: the recall with neurons weighted by |h| times the norm of their down row
+    read_ratio: float  #: bytes of predictor and rows that a token reads, relative to `exact`
 
 
 class Fitted(NamedTuple):
@@ -114,7 +114,7 @@ def fit_layer(
     fit_to: Mapping[str, Floats],
     held_out: Mapping[str, Floats],
 ) -> list[Fitted]:
-    """Fits predictors of several ranks, the best first, as :meth:`FitOptions.order` says.
+    """Fits predictors of several ranks; :meth:`FitOptions.order` sorts them, the best first.
 
     ``fit_to`` and ``held_out`` are the layer's inputs for the two texts: ``normed``, and ``residual`` if
     predictors read it, ``[T, D]``. PredictorError: none is small enough, or the file has none."""
@@ -130,7 +130,7 @@ def fit_layer(
         unfitted = iter([read_predictor(file, config, layer)])
     else:
         unfitted = _truncations(ffn, x[:fitted], most_bytes, options.stored_type)
-    found = []
+    fits = []
     for tensors in (stored(each, options.stored_type) for each in unfitted):
         predictor = reference.predictor_weights(tensors)
         assert isinstance(predictor, ReferencePredictor)
@@ -142,17 +142,16 @@ def fit_layer(
             tensors = replace(tensors, threshold=threshold)
         candidates = predictor.scores(held_out[INPUTS[options.method]]) >= tensors.threshold
         fit = _judged(predictor, ffn, candidates, held_out_activity)
-        found.append(Fitted(tensors, fit))
-    if not found:
+        fits.append(Fitted(tensors, fit))
+    if not fits:
         bound = f"at most {options.max_share:.0%} of the FFN's {ffn.nbytes} bytes"
         fix = "raise `max_share`, or take a smaller `type`"
         raise PredictorError(f"layer {layer}: no predictor takes {bound}: {fix}")
-    return sorted(found, key=lambda each: options.order(each.fit))
+    return sorted(fits, key=lambda each: options.order(each.fit))
 
 
 def stored(tensors: PredictorTensors, type: str | None) -> PredictorTensors:
-    """The predictor with its factors in the block type in which they are stored; None keeps them
-    unchanged."""
+    """The predictor with its factors in the block type ``type``; None keeps them unchanged."""
     if type is None:
         return tensors
     first, second = (quantise(factor.dequantise(), type) for factor in (tensors.first, tensors.second))
@@ -162,13 +161,13 @@ def stored(tensors: PredictorTensors, type: str | None) -> PredictorTensors:
 def thresholds(
     scores: Floats, active: Bools, recall: float, weight: Floats | None = None, fitted: int | None = None
 ) -> Floats:
-    """Thresholds ``[N]`` that ``recall`` of the active pairs of token and neuron reach, and few others.
+    """Thresholds ``[N]`` that ``recall`` of the active pairs of token and neuron reach, and few other pairs.
 
     A logistic regression gives each neuron's log-odds of being active as ``slope * score + odds``; one bound
-    on them serves the whole layer. Rare neurons, with two numbers to learn, need no rule of their own. All
-    are ``[T, N]``; ``weight`` is how much a pair counts, and a neuron's mean multiplies its odds. With
-    ``fitted`` the regressions learn from so many first tokens, and the others set the bound: a predictor
-    finds more on the text from which it was made."""
+    on them serves the whole layer. Rare neurons need no special rule, since only two numbers are fitted. All
+    are ``[T, N]``; ``weight`` is the weight of a pair, and a neuron's mean multiplies its odds. With
+    ``fitted``, the regressions use only this number of first tokens, and the others set the bound, since a
+    predictor finds more on the text that it was fitted to."""
     learned, others = slice(fitted), slice(fitted, None)
     if not active[others].any():
         others = slice(None)
@@ -190,15 +189,15 @@ def thresholds(
 def bound_for(
     values: npt.NDArray[np.floating], weights: npt.NDArray[np.floating], recall: float
 ) -> np.floating | float:
-    """The largest bound that values with ``recall`` of all the weight reach; infinity if none has to."""
+    """The largest bound that values with ``recall`` of the total weight reach, or infinity."""
     order = np.argsort(values)
     missed = np.searchsorted(np.cumsum(weights[order]), (1 - recall) * weights.sum(), side="right")
     return values[order[missed]] if missed < len(order) else np.inf
 
 
 def log_odds(z: Floats, active: Bools) -> npt.NDArray[np.float64]:
-    """Slopes and odds at 0 of each neuron's logistic regression from scores ``[T, N]`` of mean 0 and
-    deviation 1: ``[2, N]``."""
+    """Slopes and odds at 0, ``[2, N]``, of each neuron's logistic regression on scores ``[T, N]`` of mean 0
+    and deviation 1."""
     blocks = [slice(at, at + _NEURONS_TOGETHER) for at in range(0, z.shape[1], _NEURONS_TOGETHER)]
     return np.hstack([_log_odds(z[:, block], active[:, block]) for block in blocks])
 
@@ -228,7 +227,7 @@ def _log_odds(z: Floats, active: Bools) -> npt.NDArray[np.float64]:
 def _truncations(
     ffn: ReferenceFFN, x: Floats, most_bytes: float, type: str | None
 ) -> Iterator[PredictorTensors]:
-    """The SVD cut to several ranks, in F32; none takes more than ``most_bytes`` as ``type``."""
+    """The SVD cut to several ranks, in F32; each fits into ``most_bytes`` as ``type``."""
     neurons, dim = ffn.up.shape
     root = root_of(x)
     target = cut_to(ffn, root)
@@ -253,7 +252,7 @@ def root_of(x: Floats) -> npt.NDArray[np.float64]:
 
 
 def cut_to(ffn: ReferenceFFN, root: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The matrix ``(N, D)`` that is cut: an FFN's gates, each in units of its standard deviation."""
+    """The matrix ``(N, D)`` for the SVD: an FFN's gates, each in units of its standard deviation."""
     parts = [ffn.gate or ffn.up]
     if ffn.activation == "drelu":
         parts.append(ffn.up)
@@ -265,7 +264,7 @@ def cut_to(ffn: ReferenceFFN, root: npt.NDArray[np.float64]) -> npt.NDArray[np.f
 
 
 def ranks(neurons: int, dim: int, most_bytes: float, type: str | None) -> list[int]:
-    """Ranks to try, ascending: parts of the largest that fits; empty if not even one step fits."""
+    """Ranks to try, ascending: parts of the largest that fits; empty if the smallest does not fit."""
     block = block_type(type or "F32")
     step_bytes = RANK_STEP * block.row_bytes(dim) + neurons * block.row_bytes(RANK_STEP)
     threshold_bytes = 4 * neurons
@@ -302,7 +301,7 @@ def _judged(
 
 
 def rows_read(ffn: ReferenceFFN, gates: Bools, ups: Bools, downs: Bools) -> int:
-    """Bytes of rows that tokens read, counted for each token; without a gate, up is read in its place."""
+    """Bytes of rows that all tokens read; without a gate, up is read instead."""
     gate, up, down, scales = ffn.row_bytes
     if ffn.gate is None:
         gate, up = up, 0

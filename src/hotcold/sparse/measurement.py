@@ -11,14 +11,14 @@ import numpy as np
 MOST_RATIO = 1.001  #: the perplexity that ``auto`` accepts, over that of ``exact``
 
 _KEY = "measured."
-_MOST_WIDTHS = 100  # an interval this much wider than it should be would need 10,000 times the text
+_MOST_WIDTHS = 100  # an interval this many times too wide would need 10,000 times the text
 
 
 @dataclass(frozen=True)
 class Measurement:
     """The cost and the gain of all predictors against ``exact``, which is lossless.
 
-    The cost is measured by the decode path, on text to which the predictors were not fitted."""
+    The cost is measured on the decode path, with text that was not used for fitting."""
 
     tokens: int
     kl_mean: float  #: KL(exact || predicted), nats a token
@@ -26,7 +26,7 @@ class Measurement:
     ppl_ratio_low: float  #: 95 % interval of the ratio; 0 and infinity for fewer than LEAST_TOKENS
     ppl_ratio_high: float
     speed_ratio: float  #: tokens a second over those of ``exact``
-    speed_low: float  #: the slowest and the fastest round of it
+    speed_low: float  #: the slowest and the fastest round
     speed_high: float
 
     @property
@@ -56,8 +56,8 @@ class Measurement:
 
     @property
     def more_tokens(self) -> int | None:
-        """The number of further tokens after which the interval would leave out MOST_RATIO, if its width
-        shrinks with the root of the number; None: the ratio is too near, or there is no interval."""
+        """The number of further tokens after which the interval would exclude MOST_RATIO, if its width
+        shrinks with the root of the number; None: the ratio is too close, or there is no interval."""
         low, high = self.ppl_ratio_low, self.ppl_ratio_high
         if not (math.isfinite(high) and min(low, high, self.ppl_ratio) > 0):
             return None

@@ -1,7 +1,7 @@
 """Reads predictors from files: PowerInfer's inside a model file, fitted ones in a sidecar (docs/formats.md).
 
 PowerInfer's are ``blk.N.fc1.weight`` (R, D) and ``blk.N.fc2.weight`` (N, R), with a ReLU between and one
-threshold; they read the residual stream before the FFN's norm. A sidecar states what its predictors read, and
+threshold; they read the residual stream before the FFN's norm. A sidecar states its predictors' input, and
 has a threshold per neuron. R may differ by layer."""
 
 import math
@@ -34,17 +34,17 @@ _PARTS = ("first", "second", "threshold")
 
 
 class PredictorError(UserError):
-    """Raised for predictors that are incomplete, damaged, or those of another model."""
+    """Raised for predictors that are incomplete, damaged, or another model's."""
 
 
 @dataclass(frozen=True)
 class PredictorFacts:
     path: Path
-    input: str  #: what predictors read, one of ``PREDICTOR_INPUTS``
+    input: str  #: the predictors' input, one of ``PREDICTOR_INPUTS``
     relu: bool  #: true if there is a ReLU between the factors
     params: tuple[int, ...]  #: by layer, the number of weights in both factors
     nbytes: int
-    candidates: tuple[float, ...] = ()  #: by layer, the share of neurons that it names; empty if not stated
+    candidates: tuple[float, ...] = ()  #: by layer, the share of candidate neurons; empty if not stated
     measured: Measurement | None = None  #: cost and gain, by which ``auto`` decides; None: not measured
 
 
@@ -53,8 +53,8 @@ def is_sidecar(file: GGUFFile) -> bool:
 
 
 def find_predictors(model: GGUFFile, named: Path | None = None) -> Path | None:
-    """The file with a model's predictors: the named one, ``x.predictor.gguf`` beside ``x.gguf``, or the
-    model."""
+    """The file with a model's predictors: the named one, ``x.predictor.gguf`` in the folder of ``x.gguf``, or
+    the model file."""
     beside = model.path.with_suffix(".predictor.gguf")
     found = beside if beside.exists() else model.path if predictor_names(model) else None
     return named or found
@@ -122,7 +122,7 @@ def _measured(file: GGUFFile) -> Measurement | None:
 
 
 def _candidates(file: GGUFFile, config: Config) -> tuple[float, ...]:
-    """Shares that a sidecar states for predictions of speed; none where they are no shares."""
+    """Shares that a sidecar states for predictions of speed; empty if they are invalid."""
     found = np.asarray(file.metadata.get(_KEY + "candidates", ()))
     if found.shape != (config.layers,) or found.dtype.kind != "f" or not ((found >= 0) & (found <= 1)).all():
         return ()
@@ -130,7 +130,7 @@ def _candidates(file: GGUFFile, config: Config) -> tuple[float, ...]:
 
 
 def _layer_infos(file: GGUFFile, config: Config) -> list[list[TensorInfo]]:
-    """Both factors of each layer, and thresholds if the file has them; nothing of layers without an FFN."""
+    """Both factors of each layer, and thresholds if the file has them; empty for layers without an FFN."""
     needed = [i for i, neurons in enumerate(config.neurons) if neurons]
     missing = [i for i in needed if any(name not in file.tensors for name in _names(file, i))]
     if len(missing) == len(needed):
@@ -173,8 +173,8 @@ def write_sidecar(
     path: Path, fingerprint: str, layers: Sequence[PredictorTensors | None], facts: Mapping[str, Any]
 ) -> None:
     """Writes the predictors of all layers for the model with this fingerprint; None: a layer without an FFN.
-    ``facts`` are the keys ``hotcold.predictor.*``: ``input``, those of a :class:`Measurement`, and version
-    and figures for people."""
+    ``facts`` are the keys ``hotcold.predictor.*``: ``input``, the keys of a :class:`Measurement`, the
+    version, and figures for users."""
     relu = next(each.relu for each in layers if each is not None)
     keys = {"model_fingerprint": fingerprint, "relu": relu, **facts}
     tensors: dict[str, Tensor] = {}
@@ -198,7 +198,7 @@ def write_measured(sidecar: Path, output: Path, measured: Measurement) -> None:
 def load_predictors(
     file: GGUFFile, config: Config, backend: Backend | Devices, fingerprint: str | None = None
 ) -> list[PredictorWeights | None]:
-    """Loads the predictors of all layers into a backend, None of those without an FFN; arguments and errors
+    """Loads the predictors of all layers into a backend, None for layers without an FFN; arguments and errors
     as in :func:`check_predictors`."""
     check_predictors(file, config, fingerprint)
     devices = Devices.of(backend, config.layers)

@@ -1,5 +1,5 @@
-"""Counts which neurons fire for a text: how often each does, how many fire again for the next token, and how
-many in a run of tokens. Also reads PowerInfer's counts. Shapes use L layers, N neurons."""
+"""Counts active neurons for a text: each neuron's share of tokens, the overlap with the next token, and the
+union over runs of tokens. Also reads PowerInfer's counts. Shapes use L layers, N neurons."""
 
 import re
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ Doubles = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.uint64]
 
 KEPT_EXPERTS = "kept_experts"
-ROUTES = 1024  #: tokens whose experts are kept, the last ones of all
+ROUTES = 1024  #: most tokens whose experts are kept, the last ones
 SPANS = (2, 4, 8, 16, 32, 64)  #: lengths of runs, in tokens
 
 _ONES = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, np.uint8)
 
 
 class Firings:
-    """Counts firings in the masks of all layers, and keeps the masks of the last 63 tokens. In layers of
-    experts it also counts how often each expert is chosen. Layers may have no neurons."""
+    """Counts active neurons in the masks of all layers, and keeps the masks of the last 63 tokens. In layers
+    with experts it also counts the choices of each expert. Layers may have no neurons."""
 
     def __init__(self, neurons: Sequence[int], experts: int | Sequence[int] = 1) -> None:
-        """``experts`` are those of each layer; 1: it has an ordinary FFN, or none."""
+        """``experts`` are the numbers of each layer's experts; 1: it has an ordinary FFN, or none."""
         counts = [experts] * len(neurons) if isinstance(experts, int) else [*experts]
         ends = [equal_ends(n, count) for n, count in zip(neurons, counts, strict=True)]
         words = np.array([mask_words(each)[-1] for each in ends])
@@ -40,13 +40,13 @@ class Firings:
         self._routed = np.zeros((len(neurons), max(counts)), np.int64)
         self._last: list[npt.NDArray[np.int32] | None] = [None] * len(neurons)  # the last token's experts
         self._routes: list[npt.NDArray[np.int32] | None] = [None] * len(neurons)
-        self._kept = np.zeros(len(neurons), np.int64)  # experts that the token before chose, too
-        self._next = np.zeros(len(neurons), np.int64)  # of how many, those of tokens after another one
+        self._kept = np.zeros(len(neurons), np.int64)  # experts that the token before also chose
+        self._next = np.zeros(len(neurons), np.int64)  # their total, for tokens with a predecessor
         self._start = words.cumsum() - words  # each layer's first word
-        self._counts = np.zeros(64 * words.sum(), np.int64)  # firings, by bit of all words
+        self._counts = np.zeros(64 * words.sum(), np.int64)  # active tokens, by bit of all words
         self._run = np.zeros((0, words.sum()), np.uint64)  # masks of the last tokens
-        self._after = np.zeros(len(words), np.int64)  # by layer: firings after another token
-        self._again = np.zeros(len(words), np.int64)  # those of neurons that fired for that token, too
+        self._after = np.zeros(len(words), np.int64)  # by layer: active neurons of tokens with a predecessor
+        self._again = np.zeros(len(words), np.int64)  # of these, also active for the predecessor
         self._runs = np.zeros(len(SPANS), np.int64)  # runs so far, by length
         self._unions = np.zeros((len(SPANS), len(words)), np.int64)  # neurons in these runs, by layer
 
@@ -59,7 +59,7 @@ class Firings:
         return ffns
 
     def watch_routers(self, chosen: Sequence[tuple[Backend, Chosen] | None]) -> None:
-        """Sets the buffers with the experts that the rows of each layer choose, None of layers without any;
+        """Sets the buffers with the experts that each layer's rows choose, None for layers without experts;
         :meth:`step` reads them."""
         self._chosen = [*chosen]
 
@@ -82,7 +82,7 @@ class Firings:
         self._last[layer] = run[-1:]
 
     def restart(self) -> None:
-        """Begins a new text: the next token has no predecessor."""
+        """Starts a new text: the next token has no predecessor."""
         self._run = self._run[:0]
         self._last = [None] * len(self._last)
 
@@ -108,7 +108,7 @@ class Firings:
 
     @property
     def firing(self) -> list[Doubles]:
-        """Returns, by layer, ``[N]``: the share of tokens for which each neuron fired."""
+        """Returns, by layer, ``[N]``: the share of tokens for which each neuron was active."""
         starts = (64 * self._start).tolist()
         return [self._counts[at + bits] / self.tokens for at, bits in zip(starts, self._bits, strict=True)]
 
@@ -119,15 +119,15 @@ class Firings:
 
     @property
     def routes(self) -> list[npt.NDArray[np.int32]] | None:
-        """Returns, by layer, ``[T, k]``: the experts that each of the last tokens chose, at most
-        :data:`ROUTES`; ``[0, 0]`` in layers without. None without experts."""
+        """Returns, by layer, ``[T, k]``: the experts of each of the last tokens, at most :data:`ROUTES`;
+        ``[0, 0]`` for layers without experts. None if no layer has experts."""
         none = np.zeros((0, 0), np.int32)
         return [none if each is None else each for each in self._routes] if self._chosen else None
 
     def figures(self) -> dict[str, list[float]]:
-        """Figures by layer: ``overlap``, the share of a token's neurons that fired for the last one, too;
-        ``union_2`` to ``union_64``, the mean share of neurons that fire in so many tokens in a row; with
-        experts, ``kept_experts``, the share of a token's that the last one chose, too."""
+        """Figures by layer: ``overlap``, the share of a token's active neurons that were also active for the
+        last token; ``union_2`` to ``union_64``, the mean share of neurons that are active in runs of 2 to 64
+        tokens; with experts, ``kept_experts``, the share of a token's experts that are the last token's."""
         found = {"overlap": self._again / np.maximum(1, self._after)}
         if self._chosen:
             found |= {KEPT_EXPERTS: self._kept / np.maximum(1, self._next)}
@@ -139,8 +139,9 @@ class Firings:
 def import_counts(folder: Path, neurons: Sequence[int], tokens: int | None = None) -> list[Doubles]:
     """Shares ``[N]`` by layer from PowerInfer's ``activation_{i}.pt``.
 
-    Its files say how often neurons fired, but not for how many tokens. Without ``tokens``, counts are divided
-    by the largest of all, as if that neuron had always fired; numbers up to 1 are shares already.
+    Its files count for each neuron the tokens for which it was active, but lack the number of all tokens.
+    Without ``tokens``, counts are divided by the largest one, as if this neuron had always been active.
+    Numbers up to 1 are shares already.
 
     SidecarError: a layer without a file, a file without a layer, another length or range; TorchFileError."""
     needed = [f"activation_{i}.pt" for i in range(len(neurons))]

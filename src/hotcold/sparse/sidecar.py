@@ -1,4 +1,4 @@
-"""Checks files that belong to one model and have numbers for its neurons: profiles and placements."""
+"""Checks files with numbers for the neurons of one model: profiles and placements."""
 
 from typing import Any
 

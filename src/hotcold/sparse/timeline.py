@@ -1,4 +1,4 @@
-"""Records when the two sides of a hybrid model compute and when they wait."""
+"""Records the times in which the two sides of a hybrid model compute and wait."""
 
 import statistics
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from hotcold.kernels.backend import Link
 
 SIDES = ("hot", "cold")
-#: Marks that a link records, in the order of csrc/program/link.h, then those of :meth:`Timeline.stage`.
+#: Marks that a link records, in the order of csrc/program/link.h, then the marks of :meth:`Timeline.stage`.
 MOMENTS = ("post", "take", "wait", "give", "waited", "hot", "cold", "end")
 
 _CAPACITY = 1 << 18  #: marks that are kept; a step has five in each split layer
 
-#: By mark, the side, and what it did between its last mark and this one.
+#: Mark -> the side, and its activity between its last mark and this one.
 _BETWEEN = {
     "post": ("hot", "attention"),
     "wait": ("hot", "hot ffn"),
@@ -38,19 +38,19 @@ class Handshake(NamedTuple):
     """Median delays between the two sides, in microseconds; None if it never happened."""
 
     post_to_take_us: float | None  #: from a post until the cold side takes it
-    answer_to_collect_us: float | None  #: from an answer until the waiting hot side goes on
+    answer_to_collect_us: float | None  #: from an answer until the waiting hot side continues
 
 
 class Timeline:
-    """Collects the marks of the links between a cold backend and others, and those of :meth:`stage`, which is
-    the ``watch`` of a Transformer."""
+    """Collects the marks of the links between a cold backend and others, and the marks of :meth:`stage`,
+    which is the ``watch`` of a Transformer."""
 
     def __init__(self, cold: Backend) -> None:
         self._cold = cold
         self._links: Sequence[Link] = ()
 
     def start(self, *links: "Link") -> None:
-        """Drops the marks of the links, and lets them record from now on."""
+        """Drops the marks of the links, and starts their recording."""
         self._links = links
         for link in links:
             link.start_marks(_CAPACITY)
@@ -62,12 +62,12 @@ class Timeline:
 
     @property
     def marks(self) -> list[tuple[str, int, float]]:
-        """The marks in the order of time: what happened, in which layer, and when in microseconds."""
+        """The marks in order of time: the moment's name, the layer, and the time in microseconds."""
         recorded = sorted((mark for link in self._links for mark in link.marks()), key=lambda mark: mark[2])
         return [(MOMENTS[moment], layer, nanoseconds / 1e3) for moment, layer, nanoseconds in recorded]
 
     def handshake(self) -> Handshake:
-        """The delays with which the two sides hear of each other."""
+        """The delays of signals between the two sides."""
         taken, collected = [], []
         last = dict.fromkeys(MOMENTS, 0.0)
         for what, _, now in self.marks:
@@ -80,12 +80,12 @@ class Timeline:
         return Handshake(*medians)
 
     def spans(self) -> list[Span]:
-        """The spans of both sides, in the order of their ends. A wholly hot layer counts as the next one's
-        attention. ``layers`` are those after the last split one, or those of the cold side alone."""
+        """The spans of both sides, in the order of their ends. A layer without cold neurons counts as the
+        next layer's attention. ``layers`` are those after the last split one, or the cold side's."""
         found: list[Span] = []
         since = dict.fromkeys(SIDES, 0.0)  # each side's last mark
         step = 0
-        stage = ("end", 0)  # the side and the layer that the hot side's program is at
+        stage = ("end", 0)  # the side and the layer of the hot side's program
         for what, layer, now in self.marks:
             if what in _BETWEEN:
                 side, name = _BETWEEN[what]

@@ -1,8 +1,8 @@
-"""Finds added tokens in a text, and treats the text around them by their flags, as the tokenizers library
+"""Finds added tokens in a text, and applies their flags to the text around them, as the tokenizers library
 does.
 
-GGUF has no keys for the flags. ``hotcold convert`` writes keys of its own; without these, llama.cpp's rules
-for well-known vocabularies apply, by their names."""
+GGUF has no keys for the flags. ``hotcold convert`` writes its own keys. Without them, llama.cpp's rules for
+well-known vocabularies apply, by their names."""
 
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ from hotcold.values import shown
 
 PREFIX = "hotcold.tokenizer."
 
-#: Unicode's property White_Space. Python's own ``isspace`` also takes U+001C to U+001F for spaces.
+#: Unicode's property White_Space. Python's ``isspace`` also accepts U+001C to U+001F.
 SPACES = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029"
     "\u202f\u205f\u3000"
 )
 _FREE, _FIRST, _OTHER = b"\0", b"\1", b"\2"
-_PART = 1 << 16  # characters that one call looks at: other threads wait until it returns
+_PART = 1 << 16  # characters per call: other threads wait until it returns
 _WORD = ("L", "M", "Nd", "Nl", "Pc")  # Unicode categories of word characters in regular expressions
 
 
@@ -29,11 +29,11 @@ _WORD = ("L", "M", "Nd", "Nl", "Pc")  # Unicode categories of word characters in
 class TokenFlags:
     """Ids of the tokens that have each flag."""
 
-    lstrip: frozenset[int] = frozenset()  #: includes the white space before it
-    rstrip: frozenset[int] = frozenset()  #: includes the white space after it
-    single_word: frozenset[int] = frozenset()  #: does not match beside a letter, a digit or an underscore
-    #: is searched for after spaces got the vocabulary's spelling: none is white space to strip then, and a
-    #: space that the vocabulary puts before a text belongs to the token
+    lstrip: frozenset[int] = frozenset()  #: takes the white space before it
+    rstrip: frozenset[int] = frozenset()  #: takes the white space after it
+    single_word: frozenset[int] = frozenset()  #: does not match next to a letter, a digit or an underscore
+    #: is searched for after spaces are respelled: then no white space is left to strip, and a space that the
+    #: vocabulary puts before a text belongs to the token
     normalized: frozenset[int] = frozenset()
 
     def metadata(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def read_flags(
     special: Sequence[int],
     wrong: Callable[[str], Exception],
 ) -> TokenFlags:
-    """Reads the flags. ``special`` are the tokens that are searched for in a text; ``wrong`` makes errors."""
+    """Reads the flags. ``special`` are the tokens to search for in a text; ``wrong`` makes errors."""
     keys = [each.name for each in fields(TokenFlags) if PREFIX + each.name in metadata]
     if not keys:
         return implied_flags(metadata, tokens, special)
@@ -103,9 +103,7 @@ class AddedTokens:
         names = [each for each in self.names if each[0][0] in characters and each[0] in text]
         if not names:
             return [text] if text else []
-        taken = bytearray(
-            len(text)
-        )  # by tokens: _FIRST for the first character of one, _OTHER for its others
+        taken = bytearray(len(text))  # for each character: _FIRST of a token, _OTHER of its others
         ends: dict[int, tuple[int, int]] = {}  # end and id of each token, by start
         for name, id in names:
             for left, right in self._places(text, taken, name, id, before, after):
@@ -123,8 +121,8 @@ class AddedTokens:
     def _places(
         self, text: str, taken: bytearray, name: str, id: int, before: str, after: str
     ) -> Iterator[tuple[int, int]]:
-        """Yields start and end of each place of a token, from left to right, outside of what is taken. The
-        time does not grow with the number of tokens that other names have taken."""
+        """Yields start and end of each match of a token, from left to right, outside of earlier matches. The
+        time does not grow with the number of earlier matches."""
         flags = self.flags
         spaces = SPACES.replace(" ", "") if id in flags.normalized else SPACES
         at = 0

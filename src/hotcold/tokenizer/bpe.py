@@ -1,9 +1,8 @@
 """Byte-level byte-pair encoding (``tokenizer.ggml.model`` = ``gpt2``): GPT-2, Llama 3, Qwen and others.
 
 A text is cut into words, a word is spelled in 256 printable characters, one per byte, and neighbours merge in
-the order of ``tokenizer.ggml.merges``. ``tokenizer.ggml.pre`` says how words are cut; its kinds are
-llama.cpp's. Where llama.cpp's expression only approximates the one of a model's training, llama.cpp's is
-used."""
+the order of ``tokenizer.ggml.merges``. ``tokenizer.ggml.pre`` names the rule that cuts words; its names are
+llama.cpp's. If llama.cpp's expression only approximates the expression of training, llama.cpp's is used."""
 
 import json
 from collections.abc import Mapping
@@ -23,22 +22,22 @@ from hotcold.tokenizer.vocabulary import (
 from hotcold.values import shown
 
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("pre_tokenizers.json").read_bytes())
-#: name -> expressions. Each cuts the parts that the earlier ones left into its matches and the text between.
+#: name -> expressions. Each cuts the remaining parts of a text into its matches and the text between them.
 PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     name: tuple(cuts) for names, cuts in _TABLE["expressions"].items() for name in names.split()
 }
-#: kinds that put BOS before a text, or EOS (here a separator) after it, if the file does not say; and kinds
-#: that keep a word that is a token, whatever the merges say
+#: kinds that put BOS before a text, or EOS (a separator) after it, if the file has no key for it; and kinds
+#: that keep a word that is a token without merging
 ADDS_BOS, ADDS_EOS, IGNORES_MERGES = (
     set(_TABLE[key].split()) for key in ("adds_bos", "adds_eos", "ignores_merges")
 )
 
 _PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
-#: GPT-2's alphabet: printable Latin-1 characters stand for themselves, the rest follows from U+0100
+#: GPT-2's alphabet: printable Latin-1 characters are themselves, the other bytes follow from U+0100 on
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
 _SPELLED = {byte: character for character, byte in _BYTES.items()}
-_IN_NO_TEXT = {0xC0, 0xC1, *range(0xF5, 0x100)}  # bytes that UTF-8 never has
+_IN_NO_TEXT = {0xC0, 0xC1, *range(0xF5, 0x100)}  # bytes that never occur in UTF-8
 
 
 class ByteLevelBPE:
@@ -53,7 +52,7 @@ class ByteLevelBPE:
         self.lacks = bool(self._absent)
         self._absent_id = len(vocabulary.tokens)
         bpe: dict[str, Any] = {"ignore_merges": kind in IGNORES_MERGES}
-        if self.lacks:  # such a byte becomes an extra token, so that its neighbours do not merge across it
+        if self.lacks:  # a byte without a token becomes an extra token, so that its neighbours do not merge
             name = "\0" * (max(map(len, ids), default=0) + 1)
             ids[name] = self._absent_id
             bpe |= {"unk_token": name, "fuse_unk": False}
@@ -79,7 +78,7 @@ def pre_kind(metadata: Mapping[str, Any]) -> str:
 
 
 def _names_kind(metadata: Mapping[str, Any]) -> bool:
-    """True if the file names its kind, rightly or wrongly."""
+    """True if the file names a kind, valid or not."""
     kind = metadata.get(PREFIX + "pre")
     return kind is not None and not (isinstance(kind, str) and not kind)
 
@@ -108,12 +107,12 @@ def spell_bytes(token: bytes) -> str:
 def _spelled(token: str) -> bytes:
     try:
         return bytes(map(_BYTES.__getitem__, token))
-    except KeyError:  # not spelled in the alphabet: it is the text itself
+    except KeyError:  # not in the alphabet: the token is the text itself
         return token_bytes(token)
 
 
 def read_merges(tokens: list[str], ids: Mapping[str, int], file: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pairs in the order in which they merge, without those of tokens that text never becomes."""
+    """The pairs in merge order, without pairs of tokens that ordinary text never becomes."""
     merges = array(file, "merges", "U")
     if merges is None:
         kind = file.get(PREFIX + "model")

@@ -1,4 +1,4 @@
-"""Byte-pair encoding of characters (``tokenizer.ggml.model`` = ``gemma4``), as Gemma 4 has it.
+"""Byte-pair encoding of characters (``tokenizer.ggml.model`` = ``gemma4``), Gemma 4's algorithm.
 
 A text is cut at its newlines, spaces are spelled U+2581, and neighbours merge in the order of
 ``tokenizer.ggml.merges``. A character without a token becomes its bytes in UTF-8, as in SentencePiece."""
@@ -24,7 +24,7 @@ class CharacterBPE:
         self._characters = {token for token in ids if len(token) == 1}
         self._bytes = set(vocabulary.byte_ids())
         self.lacks = len(self._bytes) < 256
-        # What has no token becomes an extra one, so that its neighbours do not merge across it.
+        # A character without a token becomes an extra token, so that its neighbours do not merge.
         self._absent_id, name = len(vocabulary.tokens), "\0" * (max(map(len, ids), default=0) + 1)
         ids |= {f"<0x{byte:02X}>": id for byte, id in vocabulary.byte_ids().items()} | {name: self._absent_id}
         bpe = models.BPE(ids, merges, unk_token=name, fuse_unk=False, byte_fallback=True)
@@ -37,6 +37,6 @@ class CharacterBPE:
         return [id for id in ids if id != self._absent_id] if self.lacks else ids
 
     def absent(self, text: str) -> list[str]:
-        """The characters of a text for which neither they nor all of their bytes have tokens."""
+        """The characters of a text without a token, and with a byte without a token."""
         others = set(text.replace(" ", SPACE)) - self._characters
         return [f"U+{ord(each):04X}" for each in sorted(others) if not self._bytes.issuperset(each.encode())]

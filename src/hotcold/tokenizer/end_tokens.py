@@ -1,6 +1,6 @@
 """Finds the tokens that end a text, by llama.cpp's rule: the ids in a file's keys, and the names of tokens.
 
-Careless converters write only one id, or give these tokens any type; then only the names help."""
+Some converters write only one id, or give these tokens a wrong type; then the names help."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _ENDS = frozenset((
     "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 ))  # fmt: skip
 
-#: Names of tokens around code to fill in. One of each kind counts: that of the key, or the first.
+#: Names of tokens around code to fill in. One of each kind counts: the key's token, or the first name.
 _FILLING = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -33,16 +33,16 @@ _FILLING = {
     ),
 }  # fmt: skip
 
-#: Names of keys that older files have for some of these.
+#: Older names of some of these keys.
 _OLD_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 
 #: Keys (``tokenizer.ggml.NAME_token_id``) whose tokens end a text.
 END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
-#: If a vocabulary has one of each, ``<|end|>`` closes only a part of an answer: gpt-oss and Solar Open.
+#: If a vocabulary has a token of each pair, ``<|end|>`` closes only a part of an answer: gpt-oss, Solar Open.
 _IN_PARTS = (("<|return|>", "<|flush|>"), ("<|call|>", "<|calls|>"))
 _END_OF_PART = "<|end|>"
-#: Beside these, which end texts, ``</s>`` is HTML: Gemma 4 and PLaMo.
+#: In a vocabulary with one of these tokens, which end texts, ``</s>`` is HTML: Gemma 4 and PLaMo.
 _HTML = ("<|tool_response>", "<|plamo:eos|>")
 _CLOSING = "</s>"
 
@@ -50,15 +50,16 @@ _CLOSING = "</s>"
 @dataclass(frozen=True)
 class EndTokens:
     stops: frozenset[int]  #: tokens that end a text
-    reserved: frozenset[int]  #: these, and others that text never becomes, whatever type the file gives them
+    #: these, and other tokens that ordinary text never becomes, also if the file gives them another type
+    reserved: frozenset[int]
     filling: Mapping[str, int]  #: tokens around code to fill in: ``fim_pre``, ``fim_suf``, ``fim_mid`` ...
 
 
 def end_tokens(
     tokens: Sequence[str], control: Iterable[int], ids: Mapping[str, int | None], more: Iterable[int] = ()
 ) -> EndTokens:
-    """Finds the tokens that end a text. ``control`` are the file's control tokens; ``ids`` those of its keys,
-    by the names in :data:`END_KEYS`; ``more`` further tokens that end a text."""
+    """Finds the tokens that end a text. ``control`` are the file's control tokens; ``ids`` come from its
+    keys, by the names in :data:`END_KEYS`; ``more`` are further tokens that end a text."""
     wanted = _ENDS.union(*_FILLING.values(), _HTML)
     found: dict[str, set[int]] = {}
     for id, token in compress(enumerate(tokens), map(wanted.__contains__, tokens)):
@@ -85,5 +86,5 @@ def _of_keys(name: str, ids: Mapping[str, int | None]) -> int | None:
 
 
 def ends_by_name(name: str) -> bool:
-    """True if llama.cpp ends texts at a token of this name, although no key names its id."""
+    """True if llama.cpp ends texts at a token of this name without a key for its id."""
     return name in _ENDS

@@ -1,6 +1,6 @@
-"""RWKV's tokenizer (``tokenizer.ggml.model`` = ``rwkv``): at each place of a text's bytes the longest token.
+"""RWKV's tokenizer (``tokenizer.ggml.model`` = ``rwkv``): takes the longest token at each place of the bytes.
 
-Files spell tokens as Python writes bytes, with escapes: ``\\n``, ``\\xe4``, ``\\\\``."""
+Files spell tokens as Python bytes literals, with escapes: ``\\n``, ``\\xe4``, ``\\\\``."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -12,8 +12,7 @@ _ESCAPES = {ord("t"): 9, ord("n"): 10, ord("r"): 13}
 
 
 def unescaped(token: str) -> bytes:
-    """The bytes that a token in a file stands for, as llama.cpp reads them; an escape that is not whole at
-    its end stands for nothing."""
+    """The bytes of a token in a file, as llama.cpp reads them; an incomplete escape at its end is ignored."""
     text, found, i = token_bytes(token), bytearray(), 0
     while i < len(text):
         byte, i = text[i], i + 1
@@ -39,7 +38,7 @@ class LongestMatch:
         lengths: defaultdict[bytes, set[int]] = defaultdict(set)
         for piece in self._ids:
             lengths[piece[:2]].add(len(piece))
-        #: by the first two bytes of tokens, or by one that is a token: how long those are, the longest first
+        #: first two bytes of tokens, or a token of one byte -> the lengths of these tokens, the longest first
         self._lengths = {start: sorted(each, reverse=True) for start, each in lengths.items()}
         self.lacks = any(bytes([byte]) not in self._ids for byte in range(256))
 
@@ -48,14 +47,14 @@ class LongestMatch:
         return [id for id, _ in self._matches(text.encode()) if id is not None]
 
     def absent(self, text: str) -> list[str]:
-        """The bytes of a text that no token begins with where they stand."""
+        """The bytes of a text at which no token begins."""
         return [
             f"0x{byte:02X}"
             for byte in sorted({byte for id, byte in self._matches(text.encode()) if id is None})
         ]
 
     def _matches(self, text: bytes) -> list[tuple[int | None, int]]:
-        """The token at each place, None where there is none; and the first byte there."""
+        """The token at each place, or None, and the first byte there."""
         found: list[tuple[int | None, int]] = []
         ids, at = self._ids, 0
         while at < len(text):

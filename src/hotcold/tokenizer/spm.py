@@ -1,9 +1,8 @@
 """SentencePiece's byte-pair encoding with scores (``tokenizer.ggml.model`` = ``llama``).
 
-A text starts as its characters. Neighbours whose concatenation is a token are merged, the pair with the
-highest score first (the leftmost on a tie), until no such pair is left; a character without a token
-becomes its bytes in UTF-8. Kudo and Richardson, arXiv 1808.06226; the same ids as llama.cpp and
-SentencePiece."""
+A text starts as its characters. Two neighbours merge if their concatenation is a token, the pair with the
+highest score first (the leftmost on a tie), until no such pair is left. A character without a token becomes
+its bytes in UTF-8. Kudo and Richardson, arXiv 1808.06226; the ids equal llama.cpp's and SentencePiece's."""
 
 from array import array
 from collections.abc import Iterator, Mapping, MutableSequence
@@ -17,29 +16,29 @@ import numpy.typing as npt
 
 from hotcold.tokenizer.vocabulary import Vocabulary, token_bytes
 
-SPACE = "\u2581"  #: how SentencePiece spells a space inside tokens
+SPACE = "\u2581"  #: SentencePiece's spelling of a space inside tokens
 
 _CACHED_CHUNKS = 1 << 14
-_CACHED_LENGTH = 64  # longer chunks hardly ever repeat
-_PART = 1 << 16  # characters that one call works on: other threads wait until it returns
+_CACHED_LENGTH = 64  # longer chunks rarely repeat
+_PART = 1 << 16  # characters per call: other threads wait until it returns
 _POSITION_BITS = 40
 
 
 def spelled(token: str) -> bytes:
-    """The bytes that an ordinary token adds to a text."""
+    """The bytes of an ordinary token."""
     return token_bytes(token.replace(SPACE, " "))
 
 
 def _pairs(text: str) -> npt.NDArray[np.uint64]:
-    """Each two neighbouring characters of a text as one number."""
+    """The pairs of neighbouring characters of a text, each as one number."""
     points = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.uint64)
     pairs: npt.NDArray[np.uint64] = points[:-1] << np.uint64(32) | points[1:]
     return pairs
 
 
 def _numbers(start: int, end: int) -> MutableSequence[int]:
-    """The numbers from ``start`` to ``end`` - 1. Millions of them are an array: it takes a seventh of the
-    memory, and is made before other threads have waited for long."""
+    """The numbers from ``start`` to ``end`` - 1. Millions of them are an array, which takes a seventh of the
+    memory, and is made quickly, so that other threads do not wait long."""
     if end - start <= _PART:
         return list(range(start, end))
     return array("i", np.arange(start, end, dtype=np.int32).tobytes())
@@ -51,7 +50,7 @@ class SentencePieceBPE:
         self.piece = vocabulary.speller(spelled)
         # Without control tokens no sequence of merges can spell one.
         self._ids = vocabulary.ordinary()
-        # Ranks order as scores do, equal for equal scores, and pack with a position into one integer.
+        # Ranks have the order of scores, equal for equal scores; a rank and a position fit into one integer.
         self._ranks: list[int] = np.unique(-vocabulary.scores, return_inverse=True)[1].tolist()
         byte_ids = vocabulary.byte_ids()
         self._bytes = [byte_ids.get(byte, vocabulary.unknown_id) for byte in range(256)]
@@ -66,14 +65,14 @@ class SentencePieceBPE:
         return ids
 
     def absent(self, text: str) -> list[str]:
-        """The characters of a text for which neither they nor their bytes have tokens."""
+        """The characters of a text without a token, and without tokens for their bytes."""
         chunks = self._chunks(text.replace(" ", SPACE))
         symbols = {symbol for chunk in chunks for symbol in self._symbols(chunk)}
         return [f"U+{ord(symbol):04X}" for symbol in sorted(symbols) if not self._symbol_ids(symbol)]
 
     def _chunks(self, text: str) -> Iterator[str]:
-        """Cuts a text where no token has the two neighbouring characters: no merge can cross such a place.
-        A short text stays whole: it is merged sooner than the list of neighbours is made."""
+        """Cuts a text between two characters that are neighbours in no token: no merge can cross this place.
+        A short text stays whole, since merging it takes less time than listing the neighbours."""
         start = 0
         for at in range(0, len(text), _PART) if len(text) > _CACHED_LENGTH else ():
             known, pairs = self._neighbours, _pairs(text[at : at + _PART + 1])
@@ -85,21 +84,21 @@ class SentencePieceBPE:
 
     @cached_property
     def _neighbours(self) -> npt.NDArray[np.uint64]:
-        """Characters that are neighbours in tokens, as :func:`_pairs` gives them, in order, then a number
-        above all. NUL, which is between the tokens, counts as everybody's neighbour: a cut less."""
+        """Sorted pairs of characters that are neighbours in tokens, as from :func:`_pairs`, then a number
+        above all pairs. NUL, which joins the tokens here, counts as a neighbour of all."""
         return np.append(np.unique(_pairs("\0".join(self._ids))), ~np.uint64(0))
 
     def _merge(self, chunk: str) -> tuple[int, ...]:
         return tuple(id for symbol in self._symbols(chunk) for id in self._symbol_ids(symbol))
 
     def _symbols(self, chunk: str) -> list[str]:
-        """The symbols that the merges make of a chunk's characters."""
+        """The symbols of a chunk after all merges."""
         ids, ranks = self._ids, self._ranks
         symbols = list(chunk)
         end = len(symbols)
         previous, following = _numbers(-1, end - 1), _numbers(1, end + 1)
-        # An entry is rank and left position. It is stale unless the pair that stands there now has that rank;
-        # every pair that ever stood there pushed its own entry, so equal ranks cannot confuse the order.
+        # An entry is rank and left position. It is stale unless the current pair there has that rank. Every
+        # pair pushed its own entry, so equal ranks cannot confuse the order.
         queue: list[int] = []
         for at in range(0, end, _PART):
             pairs = enumerate(map("".join, pairwise(chunk[at : at + _PART + 1])), at)

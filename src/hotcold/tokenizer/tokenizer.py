@@ -1,7 +1,7 @@
 """Text to token ids and back, for any model file that carries its vocabulary.
 
-:class:`Tokenizer` does what every kind of tokenizer shares: special tokens, BOS and EOS, the space before a
-text, whole UTF-8 characters. The algorithm in between is chosen by ``tokenizer.ggml.model``."""
+:class:`Tokenizer` has the parts that all kinds share: special tokens, BOS and EOS, the space before a text,
+whole UTF-8 characters. ``tokenizer.ggml.model`` chooses the algorithm for ordinary text."""
 
 import codecs
 from collections.abc import Callable, Iterable, Mapping
@@ -30,24 +30,24 @@ from hotcold.values import shown
 
 __all__ = ["StreamDecoder", "Tokenizer", "TokenizerError"]
 
-_NAMED = 8  # how many bytes or characters without a token are named
+_NAMED = 8  # most bytes or characters without a token in a message
 _Metadata: TypeAlias = Mapping[str, Any]
 
 
 class Algorithm(Protocol):
     """The part that differs between kinds of tokenizers."""
 
-    piece: Callable[[int], bytes]  # the bytes that a token stands for
+    piece: Callable[[int], bytes]  # the bytes of a token
 
     @property
-    def lacks(self) -> bool: ...  # whether there are texts that it leaves something out of
+    def lacks(self) -> bool: ...  # True if it leaves out parts of some texts
 
-    def encode_ordinary(self, text: str) -> list[int]: ...  # nothing in the text is special
+    def encode_ordinary(self, text: str) -> list[int]: ...  # ids of a text without special tokens
 
-    def absent(self, text: str) -> list[str]: ...  # names of what it leaves out of a text
+    def absent(self, text: str) -> list[str]: ...  # names of the parts of a text that it leaves out
 
 
-#: ``tokenizer.ggml.model`` -> the algorithm, and its assumptions if the file does not say.
+#: ``tokenizer.ggml.model`` -> the algorithm, and its defaults for keys that the file lacks.
 _ALGORITHMS: dict[
     str, tuple[Callable[[Vocabulary, _Metadata], Algorithm], Callable[[_Metadata], Defaults]]
 ] = {
@@ -66,8 +66,8 @@ _ALGORITHMS: dict[
 
 
 class Tokenizer:
-    """A vocabulary of ``vocab_size`` tokens and how text maps onto it. ``bos_id``, ``eos_id``, ``stop_ids``,
-    ``add_bos`` and ``add_eos`` are those of :class:`Vocabulary`."""
+    """Maps text to the ``vocab_size`` tokens of a vocabulary and back. ``bos_id``, ``eos_id``, ``stop_ids``,
+    ``add_bos`` and ``add_eos`` are as in :class:`Vocabulary`."""
 
     def __init__(self, vocabulary: Vocabulary, algorithm: Algorithm) -> None:
         tokens = vocabulary.tokens
@@ -78,9 +78,9 @@ class Tokenizer:
         self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
         self._space_prefix = vocabulary.add_space_prefix
         self._algorithm = algorithm
-        self.notes = vocabulary.notes  #: what was guessed or left out, a line each, for the user
+        self.notes = vocabulary.notes  #: assumptions and left out parts, a line each, for the user
         flags = vocabulary.flags
-        #: tokens that add nothing to a text, and those that the encoder finds before the algorithm runs
+        #: tokens that add nothing to a text; and tokens that are found before the algorithm runs
         self._silent = {*vocabulary.of_types(TokenType.CONTROL, TokenType.UNKNOWN)}
         user_defined = {*vocabulary.of_types(TokenType.USER_DEFINED)}
         normalized = flags.normalized & user_defined if vocabulary.add_space_prefix else frozenset()
@@ -113,31 +113,31 @@ class Tokenizer:
         return cls(vocabulary, algorithm(vocabulary, metadata))
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that :meth:`encode` makes of a text at least, whatever its options. A million
-        characters take some milliseconds, and other threads run meanwhile."""
+        """A lower bound of the number of tokens that :meth:`encode` returns for a text, with any options. A
+        million characters take some milliseconds, and other threads run meanwhile."""
         return self._least_tokens.of(text)
 
     @cached_property
     def _least_tokens(self) -> LeastTokens:
-        """A text may lose white space beside tokens with flags, and what the algorithm leaves out. Unigram
-        models also join unknown characters and spaces, so nothing counts there."""
+        """The bound of this vocabulary. A text may lose white space next to tokens with flags, and the parts
+        that the algorithm leaves out. Unigram models join unknown characters and spaces: their bound is 0."""
         lost: set[int] = set()
         if self._special.flags.lstrip or self._special.flags.rstrip:
             lost.update(SPACES.encode())
         if self._algorithm.lacks:
             lost.update(byte for byte in range(128) if self._algorithm.absent(chr(byte)))
-            lost.update(range(128, 256))  # of characters whose other bytes may be absent
+            lost.update(range(128, 256))  # bytes of characters whose other bytes may be absent
         if isinstance(self._algorithm, Unigram):
             lost.update(range(256))
         pieces = map(self.piece, range(self.vocab_size))
         return LeastTokens(pieces, lost, spaces=not self._algorithm.lacks)
 
     def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = False) -> list[int]:
-        """Token ids of a text; ``ValueError`` for a lone surrogate, or BOS wanted where the file has none.
+        """Token ids of a text; ``ValueError`` for a lone surrogate, or if the file lacks a requested BOS.
 
         ``add_bos`` True or False decide about BOS and leave EOS out; None follows the file for both. With
-        ``parse_special`` the name of a control token, such as ``</s>``, becomes that token: only for text
-        that the program wrote, since from a user it is an injection. User-defined tokens always match.
+        ``parse_special`` the name of a control token, such as ``</s>``, becomes that token. Use it only for
+        the program's own text, since in a user's text it is an injection. User-defined tokens always match.
         Characters that no token can spell are left out: :meth:`left_out` names them."""
         check_unicode(text)
         ids: list[int] = []
@@ -151,12 +151,11 @@ class Tokenizer:
         return ids
 
     def cut_special(self, text: str) -> list[str | int]:
-        """The text in parts: ids of the special tokens that it names, control tokens too, and strings."""
+        """Cuts a text into ids of the special tokens that it names, including control tokens, and strings."""
         return self._special.cut(text)
 
     def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
-        """Token ids of text in parts, with neither BOS nor EOS: an id is taken as it is, in a string only
-        user-defined tokens are special."""
+        """Token ids of text in parts, without BOS and EOS. In strings only user-defined ones are special."""
         ids: list[int] = []
         prefix = space = " " if self._space_prefix else ""
         whole = [*parts]
@@ -173,8 +172,8 @@ class Tokenizer:
         return ids
 
     def left_out(self, texts: Iterable[str]) -> str:
-        """The parts of these texts that no token can spell, so that :meth:`encode` leaves them out: bytes as
-        0x04, or characters as U+0004. Nearly always empty."""
+        """The bytes (as 0x04) or characters (as U+0004) of these texts that :meth:`encode` leaves out because
+        no token can spell them. Nearly always empty."""
         if not self._algorithm.lacks:
             return ""
         parts: list[str] = []
@@ -186,21 +185,21 @@ class Tokenizer:
         return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
 
     def _beside(self, part: str | int) -> str:
-        """The text of a part, for its neighbours."""
+        """The text of a part, as the context of its neighbours."""
         return self.piece(part).decode(errors="replace") if isinstance(part, int) else part
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some tokens, so that ``decode(encode(text)) == text``.
 
-        Control tokens add nothing, and the space that :meth:`encode` put before a text is taken away again.
-        Bytes that are not UTF-8 become U+FFFD. SentencePiece's own space, U+2581, comes back as a space.
+        Control tokens add nothing, and the space that :meth:`encode` put before a text is removed.
+        Bytes that are not UTF-8 become U+FFFD. SentencePiece's own space, U+2581, becomes a space.
         An id outside the vocabulary is a ValueError."""
         stream = StreamDecoder(self)
         return b"".join(map(stream.next_bytes, ids)).decode(errors="replace")
 
     def stream_decoder(self, shown: Iterable[int] = ()) -> "StreamDecoder":
-        """A decoder for tokens that come one by one. For a continuation push the prompt's tokens first.
-        Control tokens in ``shown`` add their names."""
+        """A decoder for single tokens. For a continuation push the prompt's tokens first. Control tokens in
+        ``shown`` add their names."""
         return StreamDecoder(self, shown)
 
     def piece(self, id: int) -> bytes:
@@ -211,7 +210,7 @@ class Tokenizer:
         return self._algorithm.piece(id)
 
     def difference(self, other: "Tokenizer") -> str:
-        """Names the first token of both vocabularies that differs; empty if none does."""
+        """Names the first difference between two vocabularies; empty if they are equal."""
         for id in range(min(self.vocab_size, other.vocab_size)):
             if self.piece(id) != other.piece(id):
                 return f"token {id} is {self.piece(id)!r:.60} and {other.piece(id)!r:.60}"
@@ -219,9 +218,9 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Decodes tokens one by one; the texts together are what :meth:`Tokenizer.decode` gives for all of them.
+    """Decodes tokens one by one; the joined texts equal :meth:`Tokenizer.decode` of all tokens.
 
-    Text comes in whole characters: bytes that may be the start of one are held back until the rest has come.
+    Texts have whole characters: the first bytes of a character are held back until it is complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, shown: Iterable[int] = ()) -> None:
@@ -232,7 +231,7 @@ class StreamDecoder:
 
     @property
     def whole(self) -> bool:
-        """Whether no character is unfinished."""
+        """True if no character is incomplete."""
         return not self._utf8.getstate()[0]
 
     def push(self, id: int) -> str:
@@ -240,13 +239,13 @@ class StreamDecoder:
         return self._utf8.decode(self.next_bytes(id))
 
     def flush(self) -> str:
-        """The bytes of an unfinished character, as U+FFFD."""
+        """The bytes of an incomplete character, as U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
     def next_bytes(self, id: int) -> bytes:
         tokenizer = self._tokenizer
         piece = tokenizer.piece(id)
-        if id in tokenizer._fences:  # text starts anew
+        if id in tokenizer._fences:  # a new text starts
             self._at_start = tokenizer._space_prefix
             return b"" if id in self._silent else piece
         if self._at_start:

@@ -1,7 +1,7 @@
 """SentencePiece's unigram model (``tokenizer.ggml.model`` = ``t5``).
 
-A text is cut into the tokens with the highest sum of scores (Kudo, arXiv 1804.10959). Before that comes
-SentencePiece's normalisation: a table of replacements, if there is one, and single spaces."""
+SentencePiece's normalisation comes first: a table of replacements, if there is one, and single spaces. Then
+a text is cut into the tokens with the highest sum of scores (Kudo, arXiv 1804.10959)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ class Unigram:
         assert vocabulary.scores is not None
         ids = vocabulary.ordinary(TokenType.UNUSED, TokenType.USER_DEFINED)
         scores = vocabulary.scores.tolist()
-        # The library puts an unknown character 10 below the lowest score, as SentencePiece does.
+        # Like SentencePiece, the library scores an unknown character 10 below the lowest score.
         pieces = [(_UNKNOWN, max(scores)), *((token, scores[id]) for token, id in ids.items())]
         self._tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
         self._ids = [vocabulary.unknown_id, *ids.values()]
@@ -63,8 +63,8 @@ class Unigram:
 
 
 class _Replacements:
-    """SentencePiece's ``precompiled_charsmap``: the length of a trie, the trie, and the strings it points to.
-    The trie is a double array (Aoe 1989) of uint32 as the darts-clone library writes them."""
+    """SentencePiece's ``precompiled_charsmap``: the length of a trie, the trie, and the replacement strings.
+    The trie is a double array (Aoe 1989) of uint32 in the format of the darts-clone library."""
 
     def __init__(self, data: bytes) -> None:
         size = int.from_bytes(data[:4], "little")
@@ -87,7 +87,7 @@ class _Replacements:
         return out.decode(errors="replace")
 
     def _longest(self, key: bytes) -> tuple[int, int]:
-        """How many bytes of ``key`` the longest entry takes, and where its replacement starts."""
+        """The bytes of the longest entry that begins ``key``, and the offset of its replacement."""
         units, found = self._units, (0, 0)
         node = _offset(units[0])
         for length, byte in enumerate(key, 1):

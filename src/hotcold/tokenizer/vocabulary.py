@@ -1,7 +1,7 @@
 """A tokenizer's vocabulary, read from GGUF metadata (``tokenizer.ggml.*``) and checked.
 
-The keys are those of the GGUF specification. Files come from strangers, so everything is checked before it
-is used; an error is a :class:`TokenizerError` of one line."""
+The keys are those of the GGUF specification. Files are untrusted, so everything is checked before use; an
+error is a :class:`TokenizerError` of one line."""
 
 import enum
 import re
@@ -38,22 +38,22 @@ TokenType = enum.IntEnum(
 
 @dataclass(frozen=True)
 class Defaults:
-    """The values that a kind of tokenizer assumes where its file is silent, as in llama.cpp."""
+    """A kind of tokenizer's defaults for keys that a file lacks, as in llama.cpp."""
 
     ids: tuple[int | None, int | None, int | None]  #: BOS, EOS, unknown
     add_bos: bool = False
     add_eos: bool = False
     space_prefix: bool = False  #: if False, the file's add_space_prefix is ignored, too
-    scores: bool = False  #: whether scores are required
-    ends_in_text: bool = False  #: ordinary tokens that end a text are in texts, too
-    notes: tuple[str, ...] = ()  #: assumptions of which the user should know
+    scores: bool = False  #: scores are required
+    ends_in_text: bool = False  #: ordinary tokens that end a text also occur within texts
+    notes: tuple[str, ...] = ()  #: assumptions that the user should know
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    tokens: list[str]  #: ``[V]`` as the file spells them
+    tokens: list[str]  #: ``[V]`` in the file's spelling
     types: npt.NDArray[np.int8]  #: ``[V]`` :class:`TokenType`
-    scores: npt.NDArray[np.float32] | None  #: ``[V]``, for kinds of tokenizer that have them
+    scores: npt.NDArray[np.float32] | None  #: ``[V]``, for kinds of tokenizer with scores
     bos_id: int | None
     eos_id: int | None
     unknown_id: int | None
@@ -61,12 +61,12 @@ class Vocabulary:
     flags: TokenFlags  #: flags of the tokens that are found by name
     add_bos: bool
     add_eos: bool
-    add_space_prefix: bool  #: whether text starts with a space that the user did not write
-    notes: tuple[str, ...] = ()  #: what was guessed or left out, a line each
+    add_space_prefix: bool  #: text gets a space before it
+    notes: tuple[str, ...] = ()  #: assumptions and left out parts, a line each
     filling: Mapping[str, int] = field(default_factory=dict)  #: as :attr:`EndTokens.filling`
 
     def ordinary(self, *excluded: TokenType) -> dict[str, int]:
-        """Ids of the tokens that text may become, by spelling; the last of equal tokens counts."""
+        """Spelling -> id of the tokens that ordinary text may become; the last of equal tokens counts."""
         allowed = np.ones(len(TokenType), np.bool_)
         allowed[[TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE, *excluded]] = False
         chosen = allowed[self.types]
@@ -87,8 +87,7 @@ class Vocabulary:
         return {int(self.tokens[id][1:-1], 16): id for id in self.of_types(TokenType.BYTE)}
 
     def speller(self, spelled: Callable[[str], bytes]) -> Callable[[int], bytes]:
-        """Makes a function that gives a token's bytes: the name of a special one, what ``spelled`` makes of
-        any other."""
+        """Makes a function from an id to a token's bytes: special tokens' names, or ``spelled`` of others."""
         tokens, types = self.tokens, self.types.tolist()
 
         def piece(id: int) -> bytes:
@@ -105,12 +104,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _ID_KEY = re.compile(r"tokenizer\.ggml\.[a-z_]+_token_id")
 #: Types of tokens that are found by name before the rest of a text is tokenised.
 _BY_NAME = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-#: A key of our own: further tokens that end a text, for which GGUF has no keys.
+#: Hotcold's key for tokens that end a text and have no key in GGUF.
 MORE_ENDS = "hotcold.tokenizer.end_token_ids"
 
 
 def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabulary:
-    """Reads and checks the vocabulary of a GGUF file, with our own keys and what names of tokens imply."""
+    """Reads and checks a GGUF file's vocabulary, with Hotcold's own keys and the facts that names imply."""
     tokens = array(metadata, "tokens", "U")
     if not tokens:
         raise TokenizerError(f"the file has no {PREFIX}tokens, or 0 of them: use one with a vocabulary")
@@ -124,7 +123,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
     types = _by_spelling(tokens) if declared is None else declared
     ids = _ids(metadata, tokens, notes)
     for name, default in zip(("bos", "eos", "unknown"), defaults.ids, strict=True):
-        # A default counts only if the file agrees that this token is a special one.
+        # A default counts only if the file types this token as special.
         if ids[name] is None and default is not None and default < len(tokens) and declared is not None:
             ids[name] = default if types[default] in (TokenType.CONTROL, TokenType.UNKNOWN) else None
             if name == "eos" and ids[name] is not None:
@@ -136,7 +135,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
     )
     if not ends.stops:
         notes.append("no token of the vocabulary ends a text: answers end where their length does")
-    # A user's text must never become one of these, whatever type the file gives them.
+    # A user's text must never become one of these tokens, also if the file gives them another type.
     for id in ends.reserved if bos is None else (bos, *ends.reserved):
         if not (defaults.ends_in_text and types[id] == TokenType.NORMAL):
             types[id] = TokenType.CONTROL
@@ -231,8 +230,8 @@ def _scores(metadata: Mapping[str, Any], size: int) -> npt.NDArray[np.float32]:
 
 
 def _ids(metadata: Mapping[str, Any], tokens: Sequence[str], notes: list[str]) -> dict[str, int | None]:
-    """The ids in the file's keys, by the name before ``_token_id``. An id that no token has counts as none,
-    as in llama.cpp, and gives a note."""
+    """The ids in the file's keys, by the name before ``_token_id``. An id without a token counts as none, as
+    in llama.cpp, and adds a note."""
     size = len(tokens)
     ids: dict[str, int | None] = dict.fromkeys(("bos", "unknown", *END_KEYS))
     for key in filter(_ID_KEY.fullmatch, metadata):

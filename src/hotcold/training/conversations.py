@@ -1,4 +1,4 @@
-"""Turns conversations into tokens through a tokenizer's chat template; answers alone are learned."""
+"""Turns conversations into tokens with a tokenizer's chat template; only answers are learned."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _ANSWERS = "assistant"
 def encode_conversation(
     tokenizer: Any, messages: Sequence[dict[str, Any]]
 ) -> tuple[list[int], npt.NDArray[np.bool_]]:
-    """Token ids of a conversation, and which of them belong to answers.
+    """Token ids of a conversation, and a mask of the ids in answers.
 
     Ids are those of ``tokenizer.apply_chat_template`` of transformers. A template with ``{% generation %}``
     names the answers itself. Otherwise an answer is the text that a message adds to the template's output for
@@ -24,10 +24,10 @@ def encode_conversation(
         raise UserError(f"a conversation without a message of the role {_ANSWERS!r}: there is no answer")
     try:
         if "{% generation" in _template(tokenizer) or "{%- generation" in _template(tokenizer):
-            found = tokenizer.apply_chat_template(
+            encoded = tokenizer.apply_chat_template(
                 messages, return_dict=True, return_assistant_tokens_mask=True
             )
-            return list(found["input_ids"]), np.array(found["assistant_masks"], bool)
+            return list(encoded["input_ids"]), np.array(encoded["assistant_masks"], bool)
         spans = [
             _span(tokenizer, messages, number)
             for number, message in enumerate(messages)
@@ -36,7 +36,7 @@ def encode_conversation(
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except UserError:
         raise
-    except Exception as error:  # templates raise errors of their own
+    except Exception as error:  # templates raise errors of any class
         said = " ".join(str(error).split())[:200]
         raise UserError(f"the chat template cannot render a conversation: {said}") from None
     for begin, answer in spans:
@@ -57,7 +57,7 @@ def _template(tokenizer: Any) -> str:
 
 
 def _span(tokenizer: Any, messages: Sequence[dict[str, Any]], number: int) -> tuple[int, str]:
-    """Where the text of an answer begins, and that text."""
+    """The position and the text of an answer."""
     before = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
     after = tokenizer.apply_chat_template(messages[: number + 1], tokenize=False)
     if not after.startswith(before):

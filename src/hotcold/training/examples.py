@@ -1,4 +1,4 @@
-"""The tokens that predictors learn from: what a predictor reads, and what each neuron then adds."""
+"""The tokens that predictors learn from: a predictor's input, and each neuron's contribution."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +12,21 @@ from hotcold.kernels.numpy_ffn import ReferenceFFN
 from hotcold.sparse.expert_fitting import Inputs, rows_by_expert
 from hotcold.sparse.fitting import Activity
 
-_ROWS_TOGETHER = 1024  # tokens whose neurons are in memory together
+_ROWS_TOGETHER = 1024  # tokens whose neurons are in memory at a time
 
 
 @dataclass(frozen=True)
 class Examples:
     """T tokens of a layer with E experts of N neurons; a layer without experts counts as one expert."""
 
-    x: Floats  #: ``[T, D]``, what the predictor reads
+    x: Floats  #: ``[T, D]``, the predictor's input
     rows: list[npt.NDArray[np.int64]]  #: by expert, the tokens that chose it, ascending
     #: by expert, ``[rows, N]``: |h| times the norm of the down row; 0 if the neuron is not active
     adds: list[Floats]
 
     @classmethod
     def collect(cls, parts: list[ReferenceFFN], inputs: Inputs, path: Path) -> "Examples":
-        """Computes what neurons add, into a file that is then mapped: memory holds a part of it at a time.
+        """Computes the neurons' contributions into a file and maps it: memory holds a part of it at a time.
 
         UserError: an input is not finite. OSError: the file cannot be written."""
         x = inputs["normed"]
@@ -50,11 +50,11 @@ class Examples:
 
     @property
     def pairs(self) -> int:
-        """Pairs of a token and a neuron of an expert that it chose."""
+        """The number of pairs of a token and a neuron in its experts."""
         return sum(each.size for each in self.adds)
 
     def mean_added(self) -> float:
-        """The mean of what an active neuron adds; 1 if none ever is."""
+        """The mean contribution of an active neuron; 1 if none is ever active."""
         total, active = 0.0, 0
         for each in self._pieces():
             total += float(each.sum(dtype=np.float64))
@@ -62,7 +62,7 @@ class Examples:
         return total / active if active else 1.0
 
     def rates(self) -> npt.NDArray[np.float64]:
-        """How often each neuron is active, ``[E * N]``, of the tokens that chose its expert."""
+        """Each neuron's share of active tokens among the tokens of its expert, ``[E * N]``."""
         counts = [(each > 0).mean(axis=0) if len(each) else np.zeros(each.shape[1]) for each in self.adds]
         return np.concatenate(counts)
 

@@ -1,4 +1,4 @@
-"""Trains the predictor of one layer: how wide it must be, its factors, its thresholds, and how good it is."""
+"""Trains the predictor of one layer: chooses its rank, its factors and its thresholds, and measures it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,10 +27,10 @@ _SVD_TOKENS = 8192  # most tokens for the SVD, whose neurons are all in memory
 
 
 class Texts(NamedTuple):
-    """A layer's inputs for the parts of the text."""
+    """A layer's inputs for three parts of the text."""
 
-    fit_to: Inputs  #: what is learned
-    check: Inputs  #: sets thresholds, ends the training, and decides on the rank
+    fit_to: Inputs  #: for training
+    check: Inputs  #: sets thresholds, ends the training and decides on the rank
     held_out: Inputs  #: judges the result
 
 
@@ -38,7 +38,7 @@ class Texts(NamedTuple):
 class TrainedLayer:
     best: Fitted
     tried: list[Fit]  #: of all ranks that were trained, the best first
-    svd: Fitted  #: the best of `svd` for the same text, to compare with
+    svd: Fitted  #: the best predictor of `svd` on the same text, for comparison
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,12 @@ def train_layer(
     texts: Texts,
     folder: Path,
 ) -> TrainedLayer:
-    """Trains predictors of several ranks; the smallest that holds is the best.
+    """Trains predictors of several ranks; the smallest sufficient rank is the best.
 
-    A rank holds if, on the check part, neurons that bring ``options.target`` of what all active ones add are
-    at most ``training.max_marked`` times as many as those. If none holds, the best marks the fewest.
-    ``folder`` gets the states of the training, from which a later call goes on.
+    A rank is sufficient if it reaches ``options.target`` of the active neurons' contribution on the check
+    part while it marks at most ``training.max_marked`` times as many neurons as are active. If no rank is
+    sufficient, the predictor that marks the fewest is the best. ``folder`` gets the states of the training,
+    from which a later call continues.
 
     PredictorError: none is small enough. UserError: an input is not finite, or see
     :func:`~hotcold.training.predictor.train`. OSError: the folder cannot be written."""
@@ -77,13 +78,13 @@ def train_layer(
         limit = f"at most {options.max_share:.0%} of the FFN's {weights.nbytes} bytes"
         fix = "raise `max_share`, or take a smaller `type`"
         raise PredictorError(f"layer {layer}: no predictor takes {limit}: {fix}")
-    some = {name: _evenly(values, _SVD_TOKENS) for name, values in texts.fit_to.items()}
-    svd = _svd(file, config, layer, options, some, texts.held_out)
+    sample = {name: _evenly(values, _SVD_TOKENS) for name, values in texts.fit_to.items()}
+    svd = _svd(file, config, layer, options, sample, texts.held_out)
     files = [folder / f"layer-{layer:03}.{name}" for name in ("fit", "check")]
     try:
         examples = Examples.collect(parts, texts.fit_to, files[0])
         check = Examples.collect(parts, texts.check, files[1])
-        first, second = factors(parts, some["normed"], sizes[-1])
+        first, second = factors(parts, sample["normed"], sizes[-1])
         judge = _Judge(
             parts, config, options, training, texts, Routed.of(parts, texts.held_out), weights.nbytes
         )
@@ -117,7 +118,7 @@ def train_layer(
 def _svd(
     file: GGUFFile, config: Config, layer: int, options: FitOptions, fit_to: Inputs, held_out: Inputs
 ) -> Fitted:
-    """The best predictor of the training-free method, with the same recall to reach."""
+    """The best predictor of the training-free method for the same recall."""
     fit = fit_experts if config.experts else fit_layer
     return fit(file, config, layer, replace(options, method="svd"), fit_to=fit_to, held_out=held_out)[0]
 
@@ -139,9 +140,9 @@ def first_size(sizes: list[int], rates: npt.NDArray[np.float64], dim: int) -> in
     """The index of the rank to try first, from a layer's sparsity and skew.
 
     PowerInfer (arXiv 2312.12456, section 5.1) starts from the sparsity, and makes a predictor smaller if few
-    neurons have most of the activity. Both are in the mean entropy of a neuron's being active, in bits: 1 if
-    every neuron is active for half of the tokens, 0 if each always or never is. That part of ``dim`` is the
-    rank; the nearest in ``sizes`` is taken."""
+    neurons have most of the activity. The mean entropy of a neuron's activity, in bits, measures both: it is
+    1 if every neuron is active for half of the tokens, and 0 if each is active always or never. The rank is
+    this share of ``dim``, rounded to the nearest of ``sizes``."""
     p = np.clip(rates, 1e-9, 1 - 1e-9)
     bits = float(-(p * np.log2(p) + (1 - p) * np.log2(1 - p)).mean())
     return int(np.argmin([abs(rank - bits * dim) for rank in sizes]))
@@ -150,7 +151,7 @@ def first_size(sizes: list[int], rates: npt.NDArray[np.float64], dim: int) -> in
 def search(
     sizes: list[int], at: int, max_marked: float, attempt: Callable[[int], _Attempt]
 ) -> tuple[_Attempt, list[_Attempt]]:
-    """Shrinks from ``sizes[at]`` while a rank holds, or grows until one does; the best, and all tried."""
+    """Shrinks from ``sizes[at]`` while ranks suffice, or grows until one does; returns the best, and all."""
 
     def holds(one: _Attempt) -> bool:
         return one.marked <= max_marked * one.active
@@ -168,7 +169,7 @@ def search(
 
 @dataclass(frozen=True)
 class _Judge:
-    """Gives trained factors their block type and thresholds, as the engine computes them, and judges them."""
+    """Gives trained factors their block type and thresholds, and measures them as the engine does."""
 
     parts: list[ReferenceFFN]
     config: Config
@@ -202,9 +203,9 @@ class _Judge:
     def _thresholds(
         self, tensors: PredictorTensors, biases: list[Floats], examples: Examples, check: Examples
     ) -> tuple[list[Floats], float]:
-        """Each expert's thresholds: a bound for the whole layer, set on the check part, less the biases.
+        """Each expert's thresholds: a bound for the whole layer, set on the check part, minus the biases.
 
-        All neurons of an expert that no token chose are named."""
+        If no token chose an expert, all of its neurons are candidates."""
         assert self.options.target is not None
         scores = self._scores(tensors, check.x, check.rows)
         pairs = [

@@ -1,6 +1,6 @@
-"""The libraries of the extra `[train]`: without torch, importing this is one line for the user.
+"""The libraries of the extra `[train]`: without torch, importing this module raises an error of one line.
 
-The other modules of the room take ``torch`` from here, so import them where a command first needs them."""
+Other modules of this package import ``torch`` from here, so import them where a command first needs one."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def transformers() -> Any:
 
 
 def state_dict_functions() -> Any:
-    """The functions of torch that gather and spread the weights of sharded models."""
+    """The functions of torch that gather and scatter the weights of sharded models."""
     import torch.distributed.checkpoint.state_dict as functions
 
     return functions

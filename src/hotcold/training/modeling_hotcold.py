@@ -1,4 +1,4 @@
-"""FFNs with ReLU or dReLU in place of the activation of a transformers model.
+"""FFNs of transformers models with ReLU or dReLU as their activation.
 
 Sparse checkpoints hold a copy of this file, so it imports only torch and transformers. The last class of the
 copy computes the activation in `config.json`: `AutoModelForCausalLM.from_pretrained(FOLDER,
@@ -31,7 +31,7 @@ class SparseActivation(torch.nn.Module):  # type: ignore[misc]
         self.kind, self.layer, self.threshold = kind, layer, threshold
 
     def begin(self) -> None:
-        """Called before each forward pass of the FFN."""
+        """Prepares for a forward pass of the FFN."""
 
     def forward(self, gate: Any, up: Any = None) -> Any:
         values = torch.where(gate > self.threshold, gate, 0)
@@ -67,7 +67,7 @@ def _form(module: Any) -> str:
 
 
 def _are_experts(module: Any) -> bool:
-    """Whether a module holds experts as transformers 5 does: gate and up rows of all in one tensor."""
+    """True if a module holds experts as in transformers 5: gate and up rows of all experts in one tensor."""
     weights = getattr(module, "gate_up_proj", None)
     return (
         isinstance(weights, torch.nn.Parameter)
@@ -103,14 +103,14 @@ def put_in(model: Any, make: Callable[[int], SparseActivation]) -> list[SparseAc
             module._apply_gate = MethodType(_apply_gate, module)
             module.forward = MethodType(_experts_forward, module)
             if getattr(module.config, "_experts_implementation", None) in (None, "eager"):
-                model.set_experts_implementation("grouped_mm")  # the eager one does not call _apply_gate
+                model.set_experts_implementation("grouped_mm")  # the eager one ignores _apply_gate
         else:
             module.forward = MethodType(_separate if form == "separate" else _fused, module)
     return activations
 
 
 def put_in_named(model: Any, name: str, given: float | list[float] | None) -> None:
-    """Puts in the activation of ``config.json``: ``fatrelu`` or ``drelu``, and its thresholds."""
+    """Sets the activation of ``config.json``: ``fatrelu`` or ``drelu``, and its thresholds."""
     kind, thresholds = "drelu" if name == "drelu" else "relu", given or 0.0
 
     def make(layer: int) -> SparseActivation:
@@ -140,7 +140,7 @@ def _experts_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class SparseCausalLM:
-    """Mixin: a transformers class that also computes the activations ``fatrelu`` and ``drelu``."""
+    """A mixin for transformers classes that adds the activations ``fatrelu`` and ``drelu``."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         key = next(key for key in ACTIVATION_KEYS if hasattr(config, key))

@@ -8,7 +8,7 @@ from hotcold.errors import UserError
 
 @dataclass(frozen=True)
 class TrainOptions:
-    max_marked: float = 1.5  #: the most neurons to mark, as a multiple of those that are active
+    max_marked: float = 1.5  #: the most neurons to mark, as a multiple of the active neurons
     epochs: int = 12  #: the most passes over the text for each rank
     rate: float = 3e-3  #: largest step of Adam
     relu: bool = False  #: ReLU between the factors, as in PowerInfer's predictors

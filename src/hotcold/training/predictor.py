@@ -1,14 +1,14 @@
-"""Trains one low-rank predictor: two factors and a bias for each neuron, by gradients, as they are stored.
+"""Trains one low-rank predictor by gradients: two factors in their block type, and a bias for each neuron.
 
-A neuron is named if its score ``second @ act(first @ x) + bias`` is at least 0. Naming an idle neuron costs
+A neuron is marked if its score ``second @ act(first @ x) + bias`` is at least 0. Marking an idle neuron costs
 ``softplus(score)``; missing an active one costs ``price * added * softplus(-score)``, with ``added`` = |h|
-times the norm of its down row, over the mean of active neurons. The price follows the recall: it rises while
-named neurons add less than the target's part of everything, and falls while they add more (dual ascent), so
-that the factors spend their rank where it is decided whether a neuron is named.
+times the norm of its down row, over the mean of active neurons. The price follows the recall (dual ascent):
+it rises while marked neurons contribute less than the target, and falls while they contribute more. So the
+factors spend their rank on scores near 0.
 
-Factors go through their block type in every step, so that they learn to live with its rounding; the gradient
-passes as if they did not (the straight-through estimator, arXiv 1308.3432). Every number depends on the epoch
-alone: the order of tokens has the epoch as its seed, and a file has the state after each epoch."""
+Every step rounds the factors to their block type, so that training accounts for the rounding; the gradient
+ignores it (the straight-through estimator, arXiv 1308.3432). Every number depends only on the epoch: the
+epoch seeds the order of tokens, and a file has the state after each epoch."""
 
 import math
 from collections.abc import Iterator
@@ -29,12 +29,12 @@ from hotcold.training.libraries import torch
 from hotcold.training.options import TrainOptions
 
 _BATCH = 256  # tokens a step
-_WARM_UP = 20  # steps until the rate is whole
-_BIAS_RATE = 3  # biases learn so much faster than factors
-_PRICE_RATE = 0.02  # largest part is 5 of it: how fast the price follows the misses
+_WARM_UP = 20  # steps until the full learning rate
+_BIAS_RATE = 3  # learning rate of biases, relative to factors
+_PRICE_RATE = 0.02  # step of the price's logarithm per share of missed contribution, at most 5 steps
 _CALIBRATED = 4096  # tokens of each expert that set the first biases
-_MOST_PRICE = 12.0  # logarithm: a text without an active neuron sets no bound
-_STRICTER = 0.8  # part of the allowed misses that training aims at: a text that was not learned costs more
+_MOST_PRICE = 12.0  # logarithm; without this limit, a text without active neurons would raise it forever
+_STRICTER = 0.8  # share of the allowed misses that training aims at, since new text has more misses
 _PATIENCE = 3  # epochs without a gain that end the training
 _GAIN = 0.002  # smallest part by which the marked share must fall to count as a gain
 
@@ -44,12 +44,12 @@ class Learned:
     first: Floats  #: ``(R, D)``, not yet in its block type
     second: Floats  #: ``(E * N, R)``
     bias: Floats  #: ``[E * N]``
-    marked: float  #: share of pairs named on the check part, with the bound that reaches the recall there
+    marked: float  #: share of pairs marked on the check part, with the bound that reaches the recall there
 
 
 @contextmanager
 def reproducible(threads: int | None) -> Iterator[None]:
-    """Algorithms whose results depend on their inputs alone, and this many threads, inside the block."""
+    """Selects deterministic algorithms and a number of threads inside the block."""
     before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(threads or before[1])
@@ -71,10 +71,10 @@ def train(
     check: Examples,
     state: Path,
 ) -> Learned:
-    """Trains from factors ``(R, D)`` and ``(E * N, R)`` until ``options.epochs``, or until the share that the
-    check part needs for the recall ``target`` falls no more; the best epoch counts.
+    """Trains from factors ``(R, D)`` and ``(E * N, R)`` until ``options.epochs``, or until the marked share
+    that the check part needs for the recall ``target`` stops falling; the best epoch counts.
 
-    ``state`` is a file that every epoch replaces; training goes on from it. UserError: the loss is not
+    ``state`` is a file that every epoch replaces; training continues from it. UserError: the loss is not
     finite, or the file cannot be written. It then has the last good epoch."""
     run = _Run(first, second, options, target, type, examples)
     if state.exists():
@@ -95,28 +95,28 @@ def train(
 def _calibrated(
     first: Floats, second: Floats, relu: bool, target: float, examples: Examples
 ) -> tuple[Floats, Floats, float]:
-    """The second factor and the biases ``[E * N]`` whose scores are the logarithms of what
-    :func:`~hotcold.sparse.fitting.thresholds` sets bounds on: a neuron's odds of being active, times what it
-    then adds. And the bound that reaches the target, which is already taken off the biases."""
+    """The second factor, the biases ``[E * N]``, and the bound that reaches the target, which the biases
+    already contain. Scores are then logarithms of the values that :func:`~hotcold.sparse.fitting.thresholds`
+    bounds: a neuron's odds of being active, times its contribution."""
     hidden = examples.x @ first.T
     if relu:
         hidden = np.maximum(hidden, 0)
     seconds, biases, scores, added = [], [], [], []
     unit, begin = examples.mean_added(), 0
     for rows, adds in zip(examples.rows, examples.adds, strict=True):
-        own = second[begin : begin + adds.shape[1]]
-        begin += len(own)
-        some = slice(None, None, -(-len(rows) // _CALIBRATED) or 1)
-        values, adds = hidden[rows[some]] @ own.T, adds[some]
+        part = second[begin : begin + adds.shape[1]]
+        begin += len(part)
+        sample = slice(None, None, -(-len(rows) // _CALIBRATED) or 1)
+        values, adds = hidden[rows[sample]] @ part.T, adds[sample]
         if not len(values):
-            seconds.append(own)
-            biases.append(np.zeros(len(own)))
+            seconds.append(part)
+            biases.append(np.zeros(len(part)))
             continue
         mean, spread = values.mean(axis=0), values.std(axis=0) + np.float32(1e-9)
         active = adds > 0
         slope, odds = log_odds((values - mean) / spread, active)
         odds += np.log((adds.sum(axis=0) / unit + 1) / (active.sum(axis=0) + 1))
-        seconds.append(own * (slope / spread)[:, None])
+        seconds.append(part * (slope / spread)[:, None])
         biases.append(odds - slope / spread * mean)
         scores.append((values * (slope / spread) + biases[-1])[active])
         added.append(adds[active].astype(np.float64))
@@ -127,7 +127,7 @@ def _calibrated(
 
 
 class _Run:
-    """Everything that an epoch changes, and nothing else is in :meth:`state`."""
+    """A training run; :meth:`state` has everything that an epoch changes, and nothing else."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _Run:
         self.options, self.target, self.type = options, target, type
         self.unit = examples.mean_added()
         self.neurons = [each.shape[1] for each in examples.adds]
-        if options.relu:  # a pair for each direction, of half as many
+        if options.relu:  # a pair of opposite rows for each of half as many directions
             half = -(-len(first) // 2)
             first = np.concatenate([first[:half], -first[: len(first) - half]])
             second = np.concatenate([second[:, :half], -second[:, : len(first) - half]], axis=1)
@@ -176,7 +176,7 @@ class _Run:
         self.waited, self.marked = state["waited"], state["marked"]
 
     def learn(self, examples: Examples) -> None:
-        """One pass over the tokens, in an order of the epoch's own."""
+        """Makes one pass over the tokens, in an order that depends on the epoch."""
         order = np.random.default_rng([len(self.parameters["first"]), self.epoch]).permutation(
             examples.tokens
         )
@@ -197,7 +197,7 @@ class _Run:
             group["lr"] = part * times * self.options.rate
 
     def _loss(self, examples: Examples, tokens: Any) -> tuple[Any, float]:
-        """The mean loss of a pair, and the share that named neurons have of what all active ones add."""
+        """The mean loss of a pair, and the marked neurons' share of all active neurons' contribution."""
         softplus = torch.nn.functional.softplus
         loss, pairs, added, found = torch.zeros(()), 0, 0.0, 0.0
         price = math.exp(self.price) / self.unit
@@ -213,7 +213,7 @@ class _Run:
         return loss, found / added if added else 1.0
 
     def _scores(self, examples: Examples, tokens: Any) -> Iterator[tuple[Any, Any]]:
-        """By expert, scores ``[rows, N]`` of the tokens (ascending) that chose it, and what neurons add."""
+        """By expert, scores ``[rows, N]`` of its tokens (ascending), and the neurons' contributions."""
         first, second, bias = (self.parameters[name] for name in ("first", "second", "bias"))
         hidden = torch.from_numpy(np.ascontiguousarray(examples.x[tokens])) @ self._stored(first).T
         if self.options.relu:
@@ -228,7 +228,7 @@ class _Run:
                 yield scores, torch.from_numpy(np.ascontiguousarray(adds[places]))
 
     def _stored(self, factor: Any) -> Any:
-        """The factor in its block type, with the gradient of one that is not."""
+        """The factor rounded to its block type, with the gradient of the unrounded factor."""
         if self.type in (None, "F32"):
             return factor
         values = factor.detach()
@@ -243,7 +243,7 @@ class _Run:
         return UserError(f"{where}: {seen}; what was learned before is kept: go on with a smaller `rate`")
 
     def judge(self, check: Examples) -> None:
-        """Keeps the epoch if it marks the smallest share so far with the recall that is asked for."""
+        """Keeps the epoch if it marks the smallest share so far at the target recall."""
         with torch.no_grad():
             every = list(self._scores(check, np.arange(check.tokens)))
         active = [(scores[adds > 0].numpy(), adds[adds > 0].numpy()) for scores, adds in every]

@@ -1,4 +1,4 @@
-"""The state of a training run on disk: written whole or not at all, and only for the run that made it."""
+"""The state of a training run on disk: written completely or not at all, and valid only for this run."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ _STATE = "state.pt"
 
 
 class RunState:
-    """A folder with the last state of a run; ``identity`` is all that decides about its result."""
+    """A folder with the last state of a run; ``identity`` has all inputs that decide its result."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self.folder, self._identity = folder, dict(identity)
@@ -39,18 +39,18 @@ class RunState:
         return dict(saved)
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """UserError: it cannot be written; the state before it is still there."""
+        """Writes a state. UserError: it cannot be written, and the last state is still there."""
         path = self.folder / _STATE
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 torch.save({**state, "identity": json.dumps(self._identity)}, file)
-        except (OSError, RuntimeError, FileError) as error:  # torch has an error of its own for a full disk
+        except (OSError, RuntimeError, FileError) as error:  # torch raises RuntimeError for a full disk
             said = printable(" ".join(str(error).split())[:120])
             raise UserError(f"{path} cannot be saved ({said}): the state before it is kept") from None
 
     def _remove_partial(self) -> None:
-        """Files that a killed run had not written to the end."""
+        """Deletes incomplete files of a killed run."""
         for path in self.folder.glob(f".{_STATE}.*.partial"):
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -29,7 +29,7 @@ _CODE = "modeling_hotcold"
 _CLASS = "HotcoldForCausalLM"
 _REPORT = "sparsity.json"
 _HELD_OUT_CONTEXT = 512  # most tokens of a held-out text in one window
-#: Files that belong to the model whatever its weights are.
+#: Files that a model keeps when its weights change.
 _KEPT = (
     "generation_config.json", "*token*", "tekken.json", "vocab.json", "merges.txt", "chat_template*",
     "LICENSE*",
@@ -48,13 +48,13 @@ def save_sparse(
     dtype: Any = None,
     report: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Writes a model of ``make_sparse`` as a checkpoint folder, whole or not at all; returns its report.
+    """Writes a model of ``make_sparse`` as a checkpoint folder, completely or not at all; returns its report.
 
     >>> save_sparse(model, "out", tokenizer=tokenizer, threshold="per-layer", held_out=texts)
 
-    The folder has the weights, ``config.json``, the code for ``trust_remote_code=True`` where transformers
-    does not know the activation, and the report ``sparsity.json``. In a distributed run every process calls
-    this; the first one writes.
+    The folder has the weights, ``config.json``, the code for ``trust_remote_code=True`` if transformers does
+    not know the activation, and the report ``sparsity.json``. In a distributed run every process must call
+    this function; the first one writes.
 
     Args:
         model: the model, also inside DDP, FSDP2 or torch.compile. Merge adapters such as LoRA first.
@@ -76,28 +76,28 @@ def save_sparse(
     layers = sparse_layers(model)
     code = _code(inner, layers)
     batches = None if held_out is None else [_batch(each, tokenizer) for each in held_out]
-    found: dict[str, Any] = {"activation": layers[0][0].kind}
+    entries: dict[str, Any] = {"activation": layers[0][0].kind}
     if isinstance(threshold, str):
         if batches is None:
             raise UserError(f"threshold {threshold!r} needs held-out text: give texts or batches as held_out")
-        found["choice"] = choose_thresholds(model, batches, threshold, max_divergence).report()
+        entries["choice"] = choose_thresholds(model, batches, threshold, max_divergence).report()
     elif threshold is not None:
         _set(layers, threshold)
     if batches is not None:
-        found["held_out"] = measure_sparsity(model, batches).report()
-    found["thresholds"] = [layer[0].threshold for layer in layers]
-    found |= dict(report or {})
-    if any(found["thresholds"]) or layers[0][0].kind == "drelu":
-        found["code"] = f"{_CODE}.py"
+        entries["held_out"] = measure_sparsity(model, batches).report()
+    entries["thresholds"] = [layer[0].threshold for layer in layers]
+    entries |= dict(report or {})
+    if any(entries["thresholds"]) or layers[0][0].kind == "drelu":
+        entries["code"] = f"{_CODE}.py"
     state = _state(model, inner, dtype)
     if _first_process():
-        texts = {_REPORT: json.dumps(found, indent=1) + "\n"}
-        if "code" in found:
+        texts = {_REPORT: json.dumps(entries, indent=1) + "\n"}
+        if "code" in entries:
             texts[f"{_CODE}.py"] = code
         _write(output, inner, state, _config(inner, layers, original), tokenizer, original, texts)
     if several_processes():
         torch.distributed.barrier()
-    return found
+    return entries
 
 
 def unwrapped(model: Any) -> Any:
@@ -132,7 +132,7 @@ def _batch(given: Batch | str, tokenizer: Any) -> Batch:
 
 
 def _code(model: Any, layers: list[list[WatchedActivation]]) -> str:
-    """The modeling file: this package's, and a class for the model's own in transformers."""
+    """The modeling file: this package's, with a class derived from the model's class in transformers."""
     names = [each for each in type(model).__mro__ if each.__module__.startswith("transformers.models.")]
     if not names:
         name = printable(type(model).__name__)
@@ -144,7 +144,7 @@ def _code(model: Any, layers: list[list[WatchedActivation]]) -> str:
 
 
 def _state(model: Any, inner: Any, dtype: Any) -> dict[str, Any]:
-    """The whole weights, gathered from all processes where they are sharded."""
+    """The complete weights, gathered from all processes if they are sharded."""
     if any(hasattr(each, "device_mesh") for each in inner.parameters()):
         library = state_dict_functions()
         options = library.StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -163,8 +163,8 @@ def _first_process() -> bool:
 def _config(
     model: Any, layers: list[list[WatchedActivation]], original: str | os.PathLike[str] | None
 ) -> dict[str, Any]:
-    """``config.json`` with the new activation. Where that is a ReLU without a threshold, transformers
-    computes it without further code."""
+    """``config.json`` with the new activation. transformers computes a ReLU without a threshold without
+    further code."""
     config = dict(model.config.to_dict())
     if original is not None:
         config = json.loads((Path(original) / "config.json").read_text(encoding="utf-8"))
@@ -215,7 +215,7 @@ def _write(
             file.chmod((partial / "config.json").stat().st_mode)  # some writers make private files
         os.rename(partial, output)
     except (OSError, RuntimeError, SafetensorError) as error:
-        seen = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        raise UserError(f"{output} cannot be written: {printable(seen)}") from None
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise UserError(f"{output} cannot be written: {printable(reason)}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)

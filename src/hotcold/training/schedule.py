@@ -8,15 +8,15 @@ from hotcold.errors import UserError
 from hotcold.training.libraries import transformers
 from hotcold.training.sparse_model import IGNORED, SparsityPenalty
 
-#: Ends of the stages, as shares of the run, and the share of the penalty that each reaches. In the first, the
-#: model recovers from its new activation; in the last, it gets used to the full penalty.
+#: Ends of the stages, as shares of the run, and the share of the penalty that each reaches. In the first
+#: stage the model recovers from its new activation; in the last it adapts to the full penalty.
 STAGES = ((0.10, 0.0), (0.30, 0.1), (0.50, 0.4), (0.70, 1.0), (1.0, 1.0))
 
 _NAME = "SparsitySchedule"
 
 
 def penalty_share(progress: float, stages: Sequence[tuple[float, float]] = STAGES) -> float:
-    """The share of the penalty at a share of the run; it moves between stages along half a sine."""
+    """The share of the penalty at a share of the run; it changes between stages along half a sine."""
     begin, low = 0.0, 0.0
     for end, high in stages:
         if progress < end:
@@ -95,8 +95,8 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
         return output
 
     def _share(self, inputs: dict[str, Any]) -> Any:
-        """The share of a batch in its step. With ``num_items_in_batch`` the Trainer adds up losses over the
-        batches of a step; without, it takes their mean, and each batch counts whole."""
+        """The share of a batch in its step. With ``num_items_in_batch`` the Trainer adds up the losses of the
+        batches in a step; otherwise it takes their mean, and the share is 1."""
         items, labels = inputs.get("num_items_in_batch"), inputs.get("labels")
         if items is None or labels is None:
             return 1.0

@@ -21,10 +21,10 @@ class Original:
     """A checkpoint folder whose model can be made sparse, before its weights are read."""
 
     checkpoint: Checkpoint
-    tokenizer: Tokenizer  #: as the converted file will have it
+    tokenizer: Tokenizer  #: as in the converted file
     config: dict[str, Any]  #: config.json
     key: str  #: of the activation in it
-    context: int  #: positions that the model knows
+    context: int  #: the model's largest number of positions
 
     @property
     def folder(self) -> Path:
@@ -33,59 +33,59 @@ class Original:
 
 def open_original(folder: Path, wanted: str = "drelu") -> Original:
     """Checks a folder whose activation becomes ``wanted``. UserError: it is no checkpoint, transformers has
-    no class for it, or ``hotcold convert`` could not read what would become of it."""
+    no class for it, or ``hotcold convert`` could not read the result."""
     checkpoint = open_checkpoint(folder)
     layout, facts = find_layout(checkpoint.config)
     computed, _ = activation(facts, layout)
     if "quantised" in facts:
-        seen = f"{folder}: the weights are quantised by {facts.values['quantised'].name}"
-        raise UserError(f"{seen}: training needs the original weights (BF16, F16 or F32)")
+        problem = f"{folder}: the weights are quantised by {facts.values['quantised'].name}"
+        raise UserError(f"{problem}: training needs the original weights (BF16, F16 or F32)")
     config = dict(checkpoint.config.values)
     kind = shown(config["model_type"])
     if config["model_type"] not in transformers().CONFIG_MAPPING:
-        seen = f"{folder}: transformers, which trains models here, has no class for model_type {kind}"
-        raise UserError(f"{seen}, whose FFN computes {computed}: convert it as it is")
+        problem = f"{folder}: transformers, which trains models here, has no class for model_type {kind}"
+        raise UserError(f"{problem}, whose FFN computes {computed}: convert it as it is")
     if "drelu" not in layout.activations:
-        seen = f"{folder}: the FFN of model_type {kind} is of an unknown form"
-        raise UserError(f"{seen}: models with a gate and SiLU, GELU or ReLU can be made sparse")
+        problem = f"{folder}: the FFN of model_type {kind} is of an unknown form"
+        raise UserError(f"{problem}: models with a gate and SiLU, GELU or ReLU can be made sparse")
     if "text_config" in config:
-        seen = f"{folder}: model_type {kind} has other parts with its text model"
-        raise UserError(f"{seen}: save the text model as a checkpoint of its own")
+        problem = f"{folder}: model_type {kind} has other parts with its text model"
+        raise UserError(f"{problem}: save the text model as a checkpoint of its own")
     key = next((key for key in _ACTIVATION_KEYS if key in config), "")
     if not key:
         raise UserError(f"{checkpoint.config.path} names no activation: add {' or '.join(_ACTIVATION_KEYS)}")
     if wanted not in layout.activations:
-        seen = f"{folder}: {key} is that of states, too, so {wanted} would change both"
-        raise UserError(f"{seen}: `activation=drelu` changes the FFN alone")
+        problem = f"{folder}: {key} is that of states, too, so {wanted} would change both"
+        raise UserError(f"{problem}: `activation=drelu` changes the FFN alone")
     tokenizer = Tokenizer.from_metadata(vocabulary_metadata(checkpoint, facts.integer("vocab_size")))
     return Original(checkpoint, tokenizer, config, key, facts.integer("max_position_embeddings"))
 
 
 def load_model(original: Original, device: Any, dtype: Any = torch.float32) -> Any:
-    """The model, with the activation that ``config.json`` names, FATReLU and dReLU too.
-    UserError: transformers cannot load it, or tensors are missing."""
+    """The model, with the activation that ``config.json`` names, also FATReLU and dReLU. UserError:
+    transformers cannot load it, or tensors are missing."""
     library = transformers()
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
-    own = original.config[original.key]
+    stated = original.config[original.key]
     try:
         config = library.AutoConfig.from_pretrained(original.folder, local_files_only=True)
-        if own in ("fatrelu", "drelu"):  # transformers has neither
+        if stated in ("fatrelu", "drelu"):  # transformers has neither
             setattr(config, original.key, "relu")
-        model, found = library.AutoModelForCausalLM.from_pretrained(
+        model, loading = library.AutoModelForCausalLM.from_pretrained(
             original.folder,
             config=config,
             dtype=dtype,
             local_files_only=True,
             output_loading_info=True,
         )
-    except Exception as error:  # its classes raise errors of many kinds for an odd config.json
+    except Exception as error:  # transformers raises errors of many kinds for an unusual config.json
         said = printable(" ".join(str(error).split())[:200])
         raise UserError(f"{original.folder}: transformers cannot load it: {said}") from None
-    if missing := sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}):
+    if missing := sorted({*loading["missing_keys"], *(key[0] for key in loading["mismatched_keys"])}):
         raise UserError(f"{original.folder} has no tensor {shown(missing[0])} of the right shape")
-    if own in ("fatrelu", "drelu"):
-        put_in_named(model, own, original.config.get("hidden_act_param"))
+    if stated in ("fatrelu", "drelu"):
+        put_in_named(model, stated, original.config.get("hidden_act_param"))
     return model.to(device)
 
 

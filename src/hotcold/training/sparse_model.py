@@ -27,8 +27,8 @@ _CLOSE = 1e-2  # largest difference of an FFN of a known form, relative to its l
 class WatchedActivation(SparseActivation):
     """A :class:`SparseActivation` that keeps figures of the last forward pass.
 
-    In training these are the sum of absolute values, which is differentiable, and the number of zeros. They
-    are kept anew in each pass, so a pass that activation checkpointing repeats replaces equal ones."""
+    In training these are the sum of absolute values, which is differentiable, and the number of zeros. Each
+    pass replaces them, so a pass that activation checkpointing repeats has no effect."""
 
     def __init__(self, kind: str, layer: int, threshold: float = 0.0) -> None:
         super().__init__(kind, layer, threshold)
@@ -41,7 +41,7 @@ class WatchedActivation(SparseActivation):
 
     def forward(self, gate: Any, up: Any = None) -> Any:
         values = super().forward(gate, up)
-        if up is None:  # the FFN's forward is its own, and calls this once
+        if up is None:  # the FFN's own forward calls this once
             self.begin()
         if self.counting or (self.training and torch.is_grad_enabled()):
             magnitude = values.abs().sum(dtype=torch.float32)
@@ -59,8 +59,8 @@ def make_sparse(model: Any, activation: Kind = "drelu") -> Any:
 
     Weights and their names stay. ``config.json`` gets the name of the new activation, so that a checkpoint
     cannot be loaded with the old one by mistake. Call it before the model is compiled or sharded, and before
-    or after adapters such as LoRA are added. FFNs without a gate take ``relu``. On a model that is sparse
-    already, it changes the activation, and thresholds become 0.
+    or after adapters such as LoRA are added. FFNs without a gate need ``relu``. On a sparse model it changes
+    the activation, and thresholds become 0.
 
     >>> model = make_sparse(AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M"), "drelu")
 
@@ -93,7 +93,7 @@ def activation_key(config: Any) -> str:
 
 
 def _check_layers(model: Any, layers: set[int]) -> None:
-    """UserError: some layers have no FFN of a known form."""
+    """Raises UserError if some layers have no FFN of a known form."""
     if not layers:
         raise UserError(f"{printable(type(model).__name__)} has no FFN of a known form: {_FORMS}")
     numbers = range(model.config.get_text_config().num_hidden_layers)
@@ -110,9 +110,9 @@ def _unknown(module: Any, layer: int) -> UserError:
 
 
 def _computes(module: Any, form: str) -> bool:
-    """Whether an FFN computes only projections and activation, by one random input.
+    """True if an FFN computes only projections and activation, tested with one random input.
 
-    Other forms would silently lose what else they compute, such as multipliers."""
+    Other forms would silently lose their other computations, such as multipliers."""
     if form == "plain" or hasattr(module, "sparse_activation"):
         return True
     weight = next(module.parameters())
@@ -130,7 +130,7 @@ def _computes(module: Any, form: str) -> bool:
         if form == "experts":
             both = noise(3, module.gate_up_proj.shape[1])
             gate, up = both.chunk(2, dim=-1)
-            found, wanted = module._apply_gate(both), activation(gate) * up
+            computed, expected = module._apply_gate(both), activation(gate) * up
         else:
             first = module.gate_proj if form == "separate" else module.gate_up_proj
             x = noise(1, 3, first.in_features)
@@ -138,8 +138,8 @@ def _computes(module: Any, form: str) -> bool:
                 gate, up = first(x), module.up_proj(x)
             else:
                 gate, up = first(x).chunk(2, dim=-1)
-            found, wanted = module(x), module.down_proj(activation(gate) * up)
-    return bool((found - wanted).abs().max() <= _CLOSE * wanted.abs().max())
+            computed, expected = module(x), module.down_proj(activation(gate) * up)
+    return bool((computed - expected).abs().max() <= _CLOSE * expected.abs().max())
 
 
 def sparse_layers(model: Any) -> list[list[WatchedActivation]]:
@@ -156,9 +156,9 @@ def sparse_layers(model: Any) -> list[list[WatchedActivation]]:
 class SparsityPenalty:
     """The L1 penalty on a model's activations: ``loss = model(**batch).loss + penalty()``.
 
-    Each layer's mean absolute activation counts in units of that layer's first batch, so ``weight`` is what
-    the activations of the start cost, in nats. Call it after each forward pass in training. Save
-    ``state_dict()`` with a checkpoint, since the units decide about the loss after a restart."""
+    Each layer's mean absolute activation counts in units of that layer's first batch, so ``weight`` is the
+    cost of the first activations, in nats. Call it after each forward pass in training. Save ``state_dict()``
+    with a checkpoint, since the loss after a restart depends on the units."""
 
     def __init__(self, model: Any, weight: float = 0.3) -> None:
         self._layers, self.weight = sparse_layers(model), weight
@@ -166,7 +166,7 @@ class SparsityPenalty:
         self.zeros: list[Any] = []  #: by layer, share of zeros in the last batch, as tensors
 
     def __call__(self) -> Any:
-        """The penalty of the last forward pass. UserError: that pass left no activations behind."""
+        """The penalty of the last forward pass. UserError: that pass stored no activations."""
         means, self.zeros = [], []
         for layer in self._layers:
             used = [each for each in layer if each.magnitude is not None]
@@ -218,7 +218,7 @@ def mean_of_processes(values: Any) -> Any:
 class Measured:
     """Quality and sparsity of a model on a text."""
 
-    tokens: int  #: predicted ones
+    tokens: int  #: predicted tokens
     perplexity: float
     zeros: list[float]  #: share of activations that are zero, by layer; empty for a model that is not sparse
     divergence: float | None = None  #: mean Kullback-Leibler divergence from the reference, nats
@@ -231,15 +231,15 @@ class Measured:
         return asdict(self)
 
 
-Batch = Any  #: ids ``[B, T]``, or a dictionary of what a model's forward takes
+Batch = Any  #: ids ``[B, T]``, or a dictionary of a model's inputs
 
 
 def measure_sparsity(model: Any, batches: Iterable[Batch], reference: Any = None) -> Measured:
     """Measures zeros by layer, perplexity, and the divergence from a reference model if there is one.
 
-    ``batches`` hold token ids, or what the model's forward takes (``input_ids``, ``attention_mask``,
-    ``labels``). In a distributed run each process gives its own batches, and all get the sum. A model with
-    its first activation has no zeros. UserError: there is no batch."""
+    ``batches`` hold token ids, or inputs of the model's forward (``input_ids``, ``attention_mask``,
+    ``labels``). In a distributed run each process passes its own batches, and all get the sum. A model with
+    its original activation has no zeros. UserError: there is no batch."""
     activations = [module for module in model.modules() if isinstance(module, WatchedActivation)]
     device = next(model.parameters()).device
     layers = sorted({each.layer for each in activations})
@@ -293,7 +293,7 @@ def inputs_of(batch: Batch, device: Any) -> tuple[dict[str, Any], Any]:
 
 
 class evaluating:
-    """Puts a model into evaluation, and its activations into counting, inside a ``with`` block."""
+    """Sets a model to evaluation and its activations to counting inside a ``with`` block."""
 
     def __init__(self, model: Any, *, counting: bool = False) -> None:
         self._model, self._counting = model, counting

@@ -1,4 +1,4 @@
-"""One training run of ``hotcold sparsify``: steps, states, and stopping at signals."""
+"""One training run of ``hotcold sparsify``: steps, saved states, and stopping at signals."""
 
 import json
 import math
@@ -33,34 +33,34 @@ from hotcold.training.thresholds import Mode
 from hotcold.training.token_data import Mixture, inputs_and_labels
 
 REPORTS = 10  #: reports of a run
-_WARM, _LAST_RATE = 0.03, 0.1  # share of the steps in which the learning rate rises, and what is left of it
+_WARM, _LAST_RATE = 0.03, 0.1  # share of the steps in which the learning rate rises, and the last share of it
 _CLIP = 1.0  # largest norm of a step's gradient
 _NEWEST = 0.05  # weight of the newest loss in the running mean
 
 
 @dataclass(frozen=True)
 class SparsifyOptions:
-    """Options of a run; all of them decide about its weights."""
+    """Options of a run; its weights depend on all of them."""
 
     tokens: int  #: to train on
     activation: Kind = "drelu"
     learning_rate: float = 5e-5  #: the highest; TurboSparse's
-    l1: float = 0.3  #: the highest penalty, in nats for the activations of the start
+    l1: float = 0.3  #: the highest penalty, in nats for the first activations
     context: int = 512  #: tokens of a window
     batch: int = 8  #: windows of a forward pass
     accumulate: int = 1  #: forward passes of a step, in each process
     checkpointing: bool = False  #: recomputes activations in the backward pass, which takes less memory
-    loss_chunk: int = 1024  #: tokens whose logits are in memory together
+    loss_chunk: int = 1024  #: tokens whose logits are in memory at a time
     distil: float = 0.0  #: share of the loss that is the divergence from the original's predictions
     threshold: Mode = "one"
-    control: bool = False  #: trains the original on the same tokens, too, to compare with
-    special: bool = True  #: names of control tokens in texts become these tokens
+    control: bool = False  #: also trains the original on the same tokens, for comparison
+    special: bool = True  #: names of control tokens in texts become the tokens
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Report:
-    """How far a run is, and how good and how sparse the model is on text that is not trained on."""
+    """The progress of a run, and the model's quality and sparsity on held-out text."""
 
     tokens: int
     loss: float  #: nats, a running mean over training text
@@ -105,7 +105,7 @@ class Log:
 
 @contextmanager
 def stopping() -> Iterator[list[int]]:
-    """A list that gets SIGTERM and SIGINT while the block runs; a second signal works as before."""
+    """Yields a list that collects SIGTERM and SIGINT inside the block; a second signal works as before."""
     got: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield got  # only the main thread may set handlers
@@ -126,8 +126,8 @@ def stopping() -> Iterator[list[int]]:
 
 
 def head_logits(model: Any, hidden: Any) -> Any:
-    """Logits of hidden states ``[T, D]``: the model's own forward pass without its layers, so that scales and
-    soft caps of logits are the family's."""
+    """Logits of hidden states ``[T, D]``: the model's forward pass without its layers, so that scales and
+    soft caps of logits apply."""
     body = getattr(model, model.base_model_prefix)
     output = transformers().modeling_outputs.MoeModelOutputWithPast(last_hidden_state=hidden[None])
     body.forward = lambda *args, **kwargs: output
@@ -138,7 +138,7 @@ def head_logits(model: Any, hidden: Any) -> Any:
 
 
 class Run:
-    """A model in training: the sparse one, or its control, which keeps the activation."""
+    """A model in training: the sparse one, or its control, which keeps the original activation."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Run:
         self._windows = options.batch * options.accumulate * self._processes
         self.steps = max(1, options.tokens // (self._windows * options.context))
         self._half = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        # A GPU lacks a few operations that repeat exactly: those warn.
+        # A GPU lacks deterministic versions of a few operations, which only warn.
         torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
         self.model = load_model(original, device)
         self._stored = stored_type(original)
@@ -174,7 +174,7 @@ class Run:
         self.reports: list[Report] = []
 
     def batches(self, rows: Any) -> list[dict[str, Any]]:
-        """This process's part of windows that judge or choose."""
+        """This process's part of the held-out windows."""
         rows, size = rows[self._rank :: self._processes], self._options.batch
         return [inputs_and_labels(rows[at : at + size]) for at in range(0, len(rows), size)]
 
@@ -183,7 +183,7 @@ class Run:
             return measure_sparsity(model, self.batches(self._mixture.judging), reference)
 
     def check_disk(self, state: RunState) -> None:
-        """UserError: two states, each three numbers a weight, and the output do not fit on the disk."""
+        """Raises UserError if the disk lacks space for the output and two states (three numbers a weight)."""
         weights = sum(parameter.numel() for parameter in self.model.parameters())
         needed, free = weights * 4 * 7, shutil.disk_usage(state.folder.parent).free
         if needed > free and not state.exists():
@@ -191,8 +191,8 @@ class Run:
             raise UserError(f"a run needs {needed} bytes in all, and {place}: give another `work`")
 
     def restore(self, state: RunState) -> None:
-        """Continues from the last state. A run that came to its end goes on with more tokens: the penalty
-        stays, and the learning rate rises and falls once more. UserError: it is at another point."""
+        """Continues from the last state. A finished run continues with more tokens: the penalty stays, and
+        the learning rate rises and falls again. UserError: the state does not fit the options."""
         if (saved := state.load()) is None:
             return
         self.step, steps = saved["step"], saved["steps"]
@@ -209,7 +209,7 @@ class Run:
             self._penalty.load_state_dict(saved["penalty"])
 
     def _saved(self) -> dict[str, Any]:
-        for weights in self.model.parameters():  # the state on disk must be one from which a run can go on
+        for weights in self.model.parameters():  # a run must be able to continue from the state on disk
             self._check_finite("a weight", weights.detach().abs().max())
         return {
             "model": self.model.state_dict(),
@@ -231,7 +231,7 @@ class Run:
         log: Path | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Trains to the last step. SIGTERM and SIGINT save the state, and then work as they did before."""
+        """Trains to the last step. SIGTERM and SIGINT save the state, and then have their usual effect."""
         per_step, saved_at = self._windows * self._options.context, time.monotonic()
         lines, stop = Log(log if not self._rank else None, self.step), False
         with stopping() as signals:
@@ -242,9 +242,9 @@ class Run:
                 lines.write(self.step, tokens=tokens, **figures)
                 progress(tokens, self.steps * per_step)
                 if self._reports_due(self.step) > self._reports_due(self.step - 1):
-                    found = self.measure(self.model)
-                    self.reports.append(Report(tokens, self.loss, found.perplexity, found.zeros))
-                    lines.write(self.step, perplexity=found.perplexity, zeros_by_layer=found.zeros)
+                    measured = self.measure(self.model)
+                    self.reports.append(Report(tokens, self.loss, measured.perplexity, measured.zeros))
+                    lines.write(self.step, perplexity=measured.perplexity, zeros_by_layer=measured.zeros)
                     report(self.reports[-1])
                 late = time.monotonic() - saved_at >= save_seconds
                 stop, save = self._agreed(bool(signals), late or self.step == self.steps)
@@ -267,7 +267,7 @@ class Run:
             torch.distributed.barrier()
 
     def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
-        """Stops if one process must; saves when the first process wants to."""
+        """True values for all processes: stop if any process must, save if the first process wants to."""
         if not several_processes():
             return stop, save
         flags = torch.tensor([stop, save and not self._rank], dtype=torch.int32, device=self._device)
@@ -305,7 +305,7 @@ class Run:
         return figures
 
     def _backward(self, rows: Any, learned: int) -> Any:
-        """Adds the gradient of some windows; their parts of the step's loss, penalty and share of zeros."""
+        """Adds the gradient of some windows; returns their parts of the step's loss, penalty and zeros."""
         values = inputs_and_labels(rows).values()
         ids, labels = (torch.from_numpy(each).to(self._device) for each in values)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
@@ -319,7 +319,7 @@ class Run:
         return torch.stack([loss.detach(), penalty.detach(), zeros]).float()
 
     def _losses(self, ids: Any, labels: Any) -> Any:
-        """Sums over tokens: the surprise, and the loss with its part that is the teacher's."""
+        """Sums over tokens: the cross-entropy, and the loss, which includes the teacher's part."""
         states = [self._states(self.model, ids)]
         if self._teacher is not None:
             with torch.no_grad():
@@ -351,7 +351,7 @@ class Run:
             raise UserError(f"{name} is {seen} at step {self.step + 1} of {self.steps}: {fix}")
 
     def round_weights(self) -> None:
-        """Rounds the weights to the type in which they will be written. UserError: one is too large."""
+        """Rounds the weights to the type of the output. UserError: a weight is too large."""
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.copy_(parameter.to(self._stored))

@@ -1,9 +1,10 @@
 """Trains a model until most of its neurons are zero: the recipe of TurboSparse and ProSparse.
 
-The activation becomes dReLU (arXiv 2406.05955) or ReLU; training goes on, from the original if wished; an L1
-penalty on the activations grows along sines, stage by stage (ProSparse, arXiv 2402.13516, section 3); at the
-end the threshold of the gate rises as far as predictions allow (FATReLU, the same). Options and files decide
-about the weights: a run that is stopped anywhere continues from its last state, and ends with equal ones."""
+The activation becomes dReLU (arXiv 2406.05955) or ReLU, and training continues, optionally with the original
+as teacher. An L1 penalty on the activations grows along sines, stage by stage (ProSparse, arXiv 2402.13516,
+section 3). At the end the threshold of the gate rises as far as predictions allow (FATReLU, same paper). The
+weights depend only on options and files: a run that is stopped anywhere continues from its last state, and
+ends with equal weights."""
 
 import os
 import time
@@ -25,18 +26,18 @@ from hotcold.training.sparsify_run import SparsifyOptions as SparsifyOptions
 from hotcold.training.thresholds import Thresholds, choose_thresholds
 from hotcold.training.token_data import Encoder, Mixture, Source, hash_of
 
-#: Options that do not belong to the identity of a state: they change nothing before its end.
+#: Options that are not part of a state's identity: they have no effect before the end of a run.
 _LATER = ("tokens", "threshold", "control")
 
 
 @dataclass(frozen=True)
 class Sparsified:
-    """The result of a run. Thresholds were chosen on other text than the text that judges."""
+    """The result of a run. Thresholds were chosen on other text than the text of these figures."""
 
     original: Measured  #: before training
     measured: Measured  #: the sparse model as it is written, with its divergence from the original
     control: Measured | None  #: the original, trained on the same tokens
-    control_divergence: float | None  #: of the sparse model from the control, nats
+    control_divergence: float | None  #: divergence of the sparse model from the control, nats
     reports: list[Report]
     choice: Thresholds
     seconds: float = field(compare=False, default=0.0)  #: since the last start
@@ -61,13 +62,13 @@ def sparsify(
     note: Callable[[str], None] = lambda text: None,
     save_seconds: float = 300,
 ) -> Sparsified:
-    """Makes a checkpoint sparse; ``output`` is a checkpoint folder, which appears whole or not at all.
+    """Makes a checkpoint sparse; ``output`` is a checkpoint folder, which appears complete or not at all.
 
     Under torchrun, processes share each step's windows. ``work`` (``OUTPUT.work`` by default) holds the state
-    of the run, saved every ``save_seconds`` and at SIGTERM and SIGINT, so that the same call continues; it
-    stays, and a call with more tokens trains on. ``held_out`` is a text to judge by; without it, part of the
-    texts' ends. ``cache`` holds token files (default: in ``work``), ``log`` gets a JSON object for each step.
-    ``device`` None is a GPU, if there is one.
+    of the run, saved every ``save_seconds`` and at SIGTERM and SIGINT, so that the same call continues. The
+    folder stays, and a call with more tokens continues training. ``held_out`` is a text for measuring;
+    without it, part of the texts' ends is used. ``cache`` holds token files (default: in ``work``), ``log``
+    gets a JSON object for each step. ``device`` None is a GPU, if there is one.
 
     UserError: a value is not allowed, a folder is no checkpoint of a known form, a text is too short or of
     another form, memory or disk do not suffice, the loss is not a number, or ``work`` is another run's."""
@@ -77,8 +78,8 @@ def sparsify(
     if options.context > original.context:
         raise UserError(f"a context of {options.context}: the model knows {original.context} positions")
     with _processes(), _memory():
-        if several_processes() and torch.distributed.get_rank():  # the first process alone reports
-            report, progress, note = lambda found: None, lambda done, total: None, lambda text: None
+        if several_processes() and torch.distributed.get_rank():  # only the first process reports
+            report, progress, note = lambda figures: None, lambda done, total: None, lambda text: None
         place = _device(device)
         folder = work or output.with_name(output.name + ".work")
         mixture = _mixture(original, sources, options, cache or folder / "tokens", held_out)
@@ -95,12 +96,12 @@ def sparsify(
         batches = run.batches(mixture.choosing)
         chosen = choose_thresholds(run.model, batches, options.threshold)
         measured = run.measure(run.model, load_model(original, place))
-        found = [run.measure(control.model), run.measure(run.model, control.model)] if control else []
+        figures = [run.measure(control.model), run.measure(run.model, control.model)] if control else []
         done = Sparsified(
             run.original,
             measured,
-            found[0] if found else None,
-            found[1].divergence if found else None,
+            figures[0] if figures else None,
+            figures[1].divergence if figures else None,
             run.reports,
             chosen,
             time.monotonic() - start,
@@ -120,7 +121,7 @@ def _control(
     save_seconds: float,
     note: Callable[[str], None],
 ) -> Run | None:
-    """The original, trained on the same windows with its own activation, if it is wanted."""
+    """The original, trained on the same windows with its own activation, if ``options.control``."""
     if not options.control:
         return None
     run = Run(original, mixture, replace(options, distil=0.0), device, sparse=False)
@@ -138,7 +139,7 @@ def _mixture(
     folder: Path,
     held_out: Path | None,
 ) -> Mixture:
-    """Texts as windows; the first process writes the token files, which the others then find."""
+    """Texts as windows; the first process writes the token files for all processes."""
     vocabulary = int(original.config["vocab_size"])
     encoder = Encoder(original.tokenizer, original.folder, vocabulary, options.special)
 
@@ -193,7 +194,7 @@ def _memory() -> Any:
 def _device(name: str | None) -> Any:
     default = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     wanted = name or default
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, products would not repeat
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, products are not deterministic
     try:
         torch.empty(1, device=wanted)
         return torch.device(wanted)
@@ -203,7 +204,7 @@ def _device(name: str | None) -> Any:
 
 
 def _identity(original: Original, mixture: Mixture, options: SparsifyOptions) -> dict[str, Any]:
-    """All inputs that decide about the weights, by content, so that copies and moved files continue a run."""
+    """All inputs that decide the weights, by content, so that a run continues with copied or moved files."""
     files = sorted(original.folder.glob("*.safetensors")) + sorted(original.folder.glob("*.bin"))
     chosen = {key: value for key, value in asdict(options).items() if key not in _LATER}
     return {

@@ -1,4 +1,4 @@
-"""Trains the predictors of a GGUF file on what its torch model computes from a text."""
+"""Trains the predictors of a GGUF file on the FFN inputs of its torch model for a text."""
 
 import os
 import tempfile
@@ -22,7 +22,7 @@ from hotcold.training.predictor import reproducible
 from hotcold.training.sparse_model import Batch, evaluating, inputs_of
 from hotcold.version import __version__
 
-_CHECKED = 8  # one batch in this many sets the thresholds and is not learned
+_CHECKED = 8  # one batch in this many sets the thresholds and is not trained on
 
 
 def train_predictors(
@@ -40,9 +40,9 @@ def train_predictors(
 ) -> list[Fit]:
     """Trains predictors of a GGUF file whose weights are those of ``model``; returns the fit of each layer.
 
-    The model computes the FFN inputs of ``batches`` where it is, on a GPU for example. The engine finds the
-    file as ``MODEL.predictor.gguf`` beside ``MODEL.gguf``. It holds no measurement of cost and gain, so
-    ``auto`` stays with ``exact``: ``hotcold fit-predictor`` measures. The text of ``held_out`` judges.
+    The model computes the FFN inputs of ``batches`` on its own device, for example a GPU. The engine finds
+    the file as ``MODEL.predictor.gguf`` in the folder of ``MODEL.gguf``. The file has no measurement of cost
+    and gain, so ``auto`` stays with ``exact``: ``hotcold fit-predictor`` measures. Fits are for ``held_out``.
 
     >>> train_predictors(model, "model.gguf", batches, held_out, "model.predictor.gguf")
 
@@ -50,8 +50,8 @@ def train_predictors(
     options = FitOptions("train", recall, True, type.upper(), max_share)
     settings, batches, held_out = training or TrainOptions(), list(batches), list(held_out)
     if len(batches) < 2 or not held_out:
-        seen = f"{len(batches)} batches to learn and {len(held_out)} held-out ones"
-        raise UserError(f"{seen}: at least 2 and 1 are needed")
+        problem = f"{len(batches)} batches to learn and {len(held_out)} held-out ones"
+        raise UserError(f"{problem}: at least 2 and 1 are needed")
     every = min(_CHECKED, len(batches))
     check = batches[every - 1 :: every]
     learned = [batch for number, batch in enumerate(batches) if number % every != every - 1]
@@ -91,12 +91,12 @@ def _inputs(model: Any, layer: int, config: Config, batches: list[Batch]) -> Inp
     try:
         with evaluating(model), torch.no_grad():
             for batch in batches:
-                inputs, _ = inputs_of(batch, next(model.parameters()).device)
-                model(**inputs, use_cache=False)
+                arguments, _ = inputs_of(batch, next(model.parameters()).device)
+                model(**arguments, use_cache=False)
     finally:
         hook.remove()
-    found = {name: np.concatenate(parts) for name, parts in kept.items() if parts}
-    if found["normed"].shape[1] != width:
-        seen = f"FFNs of the model read {found['normed'].shape[1]} numbers, and of the file {width}"
-        raise UserError(f"{seen}: it is the file of another model")
-    return found
+    inputs = {name: np.concatenate(parts) for name, parts in kept.items() if parts}
+    if inputs["normed"].shape[1] != width:
+        problem = f"FFNs of the model read {inputs['normed'].shape[1]} numbers, and of the file {width}"
+        raise UserError(f"{problem}: it is the file of another model")
+    return inputs

@@ -18,7 +18,7 @@ from hotcold.training.sparse_model import (
 #: Thresholds to try, in units of the root mean square of a layer's positive gates.
 SHARES = (0.0, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64)
 MAX_DIVERGENCE = 1e-3  #: default bound, nats; about the rise of the log of the perplexity
-_SHRUNK = 0.7  # factor of the budget after a choice whose layers together exceed the bound
+_SHRUNK = 0.7  # factor of the budget after a choice that exceeds the bound
 _TRIES = 12
 
 Mode = Literal["one", "per-layer", "none"]
@@ -26,7 +26,7 @@ Mode = Literal["one", "per-layer", "none"]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The chosen thresholds, and the curve of those that were tried for all layers together."""
+    """The chosen thresholds, and the curve of common thresholds that were tried."""
 
     thresholds: list[float]  #: by layer
     divergence: float  #: nats a token, from the model without thresholds
@@ -40,11 +40,11 @@ class Thresholds:
 def choose_thresholds(
     model: Any, held_out: Iterable[Batch], mode: Mode = "per-layer", max_divergence: float = MAX_DIVERGENCE
 ) -> Thresholds:
-    """Sets the largest thresholds whose Kullback-Leibler divergence from the model without them stays bound.
+    """Sets the largest thresholds within a Kullback-Leibler divergence from the model without thresholds.
 
-    ``one`` takes the same threshold for all layers; ``per-layer`` gives each its own, by how many zeros a
-    layer gains for the divergence that it causes; ``none`` sets 0. Judge the model on another text than
-    ``held_out``, since the choice fits this one. In a distributed run each process gives its own batches.
+    ``one`` sets the same threshold in all layers. ``per-layer`` sets one for each layer, by the zeros that it
+    gains for the divergence that it causes. ``none`` sets 0. Measure the model on another text than
+    ``held_out``, since the choice fits this text. In a distributed run each process passes its own batches.
 
     UserError: the model is not sparse, or a value is not allowed."""
     layers = sparse_layers(model)
@@ -75,7 +75,7 @@ def _times(share: float, units: Sequence[float]) -> list[float]:
 
 
 class _Search:
-    """Tries thresholds on a text: one pass without any for each batch, then one for each candidate."""
+    """Tries thresholds on a text: for each batch one pass without thresholds, then one for each candidate."""
 
     def __init__(self, model: Any, layers: list[list[WatchedActivation]], batches: list[Batch]) -> None:
         self._model, self._layers, self._batches = model, layers, batches
@@ -137,8 +137,8 @@ class _Search:
     def greedy(self, scales: Sequence[float], bound: float, common: list[float]) -> list[float]:
         """Raises the threshold of the layer that gains most zeros for its divergence, until the bound.
 
-        Each layer is tried alone. Their divergences nearly add up; where the sum falls short of what all
-        cause together, the budget shrinks. ``common`` is the answer if nothing better is within the bound."""
+        Each layer is tried alone. The divergences nearly add up; if all layers cause more than the sum, the
+        budget shrinks. ``common`` is the result if nothing better is within the bound."""
         count = len(scales)
         alone = []
         for layer in range(count):

@@ -22,17 +22,17 @@ from hotcold.values import not_utf8, shown
 
 Ids = npt.NDArray[Any]
 
-_HELD_OUT = 0.05  #: share of a text's end that is not trained on
-_MOST_WINDOWS = 128  #: windows of these ends, of all texts together: half choose thresholds, half judge
+_HELD_OUT = 0.05  #: share of each text, at its end, that is held out
+_MOST_WINDOWS = 128  #: held-out windows of all texts: half choose thresholds, half measure
 _PIECE = 1 << 20  #: characters that are encoded at a time
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file to train on, and its share; shares are relative, None is as the files' lengths.
+    """A file to train on, and its share. Shares are relative; None is in proportion to the files' lengths.
 
-    The suffix decides: ``.jsonl`` and ``.parquet`` have rows with ``text`` or ``messages``, each a document;
-    other files are one text in UTF-8."""
+    The suffix decides the format: ``.jsonl`` and ``.parquet`` have rows with ``text`` or ``messages``, each a
+    document; other files are one text in UTF-8."""
 
     path: Path
     share: float | None = None
@@ -64,7 +64,7 @@ class Encoder:
 
     @property
     def dtype(self) -> Any:
-        """The type of a token file. Its tokens without a loss are ``~id``, which is below 0."""
+        """The type of a token file. Tokens without a loss are stored as ``~id``, which is below 0."""
         return np.int16 if self.vocabulary <= 1 << 15 else np.int32
 
     def documents(self, path: Path) -> Iterator[Ids]:
@@ -80,7 +80,7 @@ class Encoder:
             raise UserError(f"{path} {not_utf8(error)}") from None
 
     def _text(self, path: Path) -> Iterator[Ids]:
-        """Pieces end with a line where they can, so that memory holds few ids as Python's integers."""
+        """Cuts a text into pieces, if possible at line ends, so that memory holds few Python integers."""
         with path.open(encoding="utf-8-sig", newline="") as file:
             while piece := file.read(_PIECE):
                 yield self._encode(piece + file.readline(_PIECE))
@@ -123,7 +123,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
         raise UserError(f"{path}: Parquet files need pyarrow: pip install pyarrow") from None
     try:
         file = parquet.ParquetFile(path)
-    except Exception as error:  # pyarrow has errors of its own
+    except Exception as error:  # pyarrow raises its own errors
         raise UserError(f"{path} is no Parquet file: {' '.join(str(error).split())[:200]}") from None
     names = [name for name in ("text", "messages") if name in file.schema_arrow.names]
     number = 0
@@ -143,7 +143,7 @@ def hash_of(path: Path) -> str:
 
 
 def token_file(path: Path, encoder: Encoder, folder: Path) -> tuple[Ids, str]:
-    """The tokens of a text file, mapped from ``folder``, and their name; encodes the file if it is new."""
+    """The tokens of a text file, mapped from a file in ``folder``, and its name; encodes new texts."""
     name = hashlib.sha256((hash_of(path) + encoder.identity).encode()).hexdigest()[:16]
     target = folder / f"{name}.tokens"
     if not target.exists():
@@ -158,10 +158,10 @@ def token_file(path: Path, encoder: Encoder, folder: Path) -> tuple[Ids, str]:
 
 @dataclass
 class Mixture:
-    """Windows of ``context`` tokens from several files; BOS begins each where the tokenizer adds one.
+    """Windows of ``context`` tokens from several files; BOS begins each if the tokenizer adds one.
 
-    Which windows belong to a step depends on the seed and the step alone, so that a run can continue
-    anywhere. ``held_out`` is a file that judges; without it, ends of the files do."""
+    The windows of a step depend only on the seed and the step, so that a run can continue anywhere.
+    ``held_out`` is a file for measuring; without it, the ends of the files are held out."""
 
     sources: Sequence[Source]
     encoder: Encoder

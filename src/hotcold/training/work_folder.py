@@ -1,4 +1,4 @@
-"""A folder with what a long run has so far, so that the same command goes on where a killed one was."""
+"""A folder with the results of a long run so far, so that the same command continues a killed run."""
 
 import json
 import os
@@ -22,9 +22,9 @@ class WorkFolder:
     def open(
         cls, path: str | os.PathLike[str], facts: Mapping[str, str | int | float | bool]
     ) -> "WorkFolder":
-        """A new folder for the run that ``facts`` describe, or the one that such a run left behind.
+        """Makes a new folder for the run that ``facts`` describe, or opens the folder of such a run.
 
-        UserError: the folder cannot be made, has something else, or belongs to a run with other facts."""
+        UserError: the folder cannot be made, has other content, or belongs to a run with other facts."""
         folder = cls(Path(path))
         shown = printable(str(folder.path), 4096)
         try:
@@ -47,7 +47,7 @@ class WorkFolder:
         return folder
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes one of its files, whole or not at all."""
+        """Writes a file in the folder, completely or not at all."""
         try:
             with replacing(self.path / name) as file:
                 file.write(data)
@@ -55,7 +55,7 @@ class WorkFolder:
             raise UserError(f"{printable(str(self.path / name), 4096)}: {error}") from None
 
     def need(self, nbytes: int) -> None:
-        """UserError: the disk has less room than a run needs in all, of which the folder may have a part."""
+        """Raises UserError if the disk has less space than the run needs, minus the files of this folder."""
         held = sum(each.stat().st_size for each in self.path.rglob("*") if each.is_file())
         free = shutil.disk_usage(self.path).free
         if nbytes - held > free:

@@ -100,7 +100,7 @@ def test_any_width_and_number_of_heads(vulkan: Any, type: str, heads: int, head_
 
 @pytest.mark.parametrize(("type", "window"), [("f16", None), ("q8_0", 7), ("f32", 260)])
 def test_what_a_row_does_not_see_may_be_anything(vulkan: Any, type: str, window: int | None) -> None:
-    """Positions 5 and 270 are NaN: rows that read keys together with those that see them do not."""
+    """Positions 5 and 270 are NaN: rows that share reads with rows that see them do not."""
     backend, ordered = MirroredBackend(vulkan), OrderedReference()
     rows = [Row(p) for p in (*range(24), *range(255, 290))]
     batch = make_batch(backend, [], rows)

@@ -200,7 +200,7 @@ def test_weights_in_parts_give_the_same_bits(
     activation: str,
     count: int,
 ) -> None:
-    """A device that reads few bytes at a time: experts then lie in several parts, and are cut themselves."""
+    """A device that reads few bytes at a time: experts are then in several parts, and are cut themselves."""
     layer = make_layer(2, (512,) * 3, 64, types, FFNKind(activation, biases=True), layout)
     whole = vulkan.ffn_weights(layer.tensors)
     largest = max(t.nbytes for t in (layer.tensors.up, layer.tensors.down))

@@ -115,8 +115,8 @@ def test_steps(vulkan: Any, spin: bool, made: list[Sides]) -> None:
 
 
 def test_shaders_give_up(vulkan: Any, made: list[Sides]) -> None:
-    """Where the cold side takes long; the step goes on from there, and nothing is computed twice. After three
-    steps in a row they are not asked again."""
+    """The cold side takes long: the step continues from this point, and nothing is computed twice. After
+    three such steps in a row, the link does not wait again."""
     slow: set[int] = set()
     made.append(sides := Sides(vulkan, True, lambda layer: time.sleep(0.3 * (layer in slow))))
     for i, layer in enumerate(LAYERS):
@@ -147,7 +147,7 @@ def test_shaders_see_answers(vulkan: Any) -> None:
 
 
 def native_steps(vulkan: Any, steps: int, looks: tuple[int, ...] = ()) -> _native.VulkanLinkCounts:
-    """Returns the counts of a link with one layer, every step of which is right."""
+    """Returns the counts of a link with one layer; every step is right."""
     cold = CPUBackend(1)
     link = vulkan.link(20, True, looks)
     box = vulkan.mailboxes(link, LIMITS, DIM, {5: 0})[5]
@@ -293,7 +293,7 @@ def test_closing(vulkan: Any, spin: bool) -> None:
 
 
 def test_a_device_that_is_lost_under_the_cold_side(spin: bool) -> None:
-    """The hot side reports an error, whoever meets it, and the model can be loaded again."""
+    """The hot side reports an error of either side, and the model can be loaded again."""
     from support.vulkan.devices import DRIVERS, device_index
 
     from hotcold.kernels.vulkan.backend import VulkanBackend
@@ -316,7 +316,7 @@ def test_a_device_that_is_lost_under_the_cold_side(spin: bool) -> None:
 
 
 def test_a_forked_process(vulkan: Any, spin: bool, made: list[Sides]) -> None:
-    """It is told, and it ends: neither the cold side nor the driver's threads are there."""
+    """The process reports it and ends: neither the cold side nor the driver's threads remain."""
     made.append(sides := Sides(vulkan, spin))
     sides.step(1)
     child = os.fork()

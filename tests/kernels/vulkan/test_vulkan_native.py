@@ -120,8 +120,8 @@ def test_every_call_fails_once(index: int, result: int) -> None:
                 if result == OUT_OF_DEVICE:
                     assert isinstance(error, VulkanMemoryError)
             else:
-                # What is done while things are destroyed has nobody to tell, and a smaller chunk may do; a
-                # list of devices says it of the device.
+                # Destructors have no caller to report to, and a smaller chunk may suffice; a list of devices
+                # reports it for the device.
                 silent = "vkDeviceWaitIdle", "vkEnumerateDeviceExtensionProperties"
                 # It is asked only where a wait takes long.
                 quick = name == "vkGetSemaphoreCounterValue" and faults.calls()[name] < nth
@@ -428,7 +428,7 @@ def test_ctrl_c_ends_a_wait(index: int) -> None:
 
 
 def test_dropping_a_program_waits_for_it_alone(index: int) -> None:
-    """And not for what its device does for others: nobody may use what lies in its memory any more."""
+    """And not for other work of its device: its memory must not be used any more."""
     gc.collect()  # what other tests left, and not later, when it takes as long as the copies
     own = Sum(VulkanBackend(index))
     device = own.backend.device
@@ -452,7 +452,7 @@ def test_dropping_a_program_waits_for_it_alone(index: int) -> None:
 
 
 def test_a_device_that_hangs(index: int) -> None:
-    """Nobody waits for ever, neither for a step nor at the end."""
+    """No thread waits forever, neither for a step nor at the end."""
     gc.collect()  # what other tests left
     device = _native.VulkanDevice(index)
     large = device.allocate(64 * MIB), device.allocate(64 * MIB)

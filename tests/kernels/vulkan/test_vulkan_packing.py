@@ -116,7 +116,7 @@ def test_tables_are_those_of_the_shaders() -> None:
 def test_plain_rows_are_filled_up_with_zeros(columns: int) -> None:
     tensor = random_tensor(rng("plain"), "F16", 3, columns)
     (section,) = pack(tensor.type, tensor.data, columns)
-    values = section.view("<f2").reshape(3, -1, 8)  # one or two blocks of 4 units, which lie in turn
+    values = section.view("<f2").reshape(3, -1, 8)  # one or two interleaved blocks of 4 units
     blocks = -(-columns // 32)
     order = np.arange(4 * blocks).reshape(blocks, 4).T.reshape(-1) if blocks > 1 else np.arange(4)
     plain = np.zeros((3, 4 * blocks, 8), np.float16)

@@ -45,7 +45,7 @@ class Schemas:
             columns[name]["items"] = {"anyOf": [columns[name]["items"], {"type": "null"}]}
 
     def _take(self, all: dict[str, Any], name: str) -> None:
-        """A schema and those that it refers to."""
+        """A schema and the schemas that it refers to."""
         if name in self._schemas:
             return
         self._schemas[name] = nullable(all[name])

@@ -1,4 +1,4 @@
-"""Requests that are wrong: each is told so by an APIError with four keys, on one line, and nothing else."""
+"""Wrong requests: each gets an APIError with four keys, on one line, and nothing else."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_what_a_tool_does_not_say_is_not_in_its_prompt() -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_some_of_the_tools_are_allowed(mode: str) -> None:
-    """The model is told of all, as it was before, and may call these."""
+    """The model sees all tools, as before, and may call these."""
     time, wind = ({**TOOL, "function": {"name": name}} for name in ("time", "wind"))
     chosen = {"mode": mode, "tools": [{"type": "function", "function": {"name": "time"}}]}
     call = parse(tools=[TOOL, time, wind], tool_choice={"type": "allowed_tools", "allowed_tools": chosen})

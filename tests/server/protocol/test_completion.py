@@ -207,7 +207,7 @@ def test_an_echo_of_ids_is_their_text() -> None:
     ids = tokenizer().encode(TEXT)
     call = parse([ids], echo=True)
     (job,) = call.jobs([ids])
-    assert not job.echo  # nobody asked for what that costs
+    assert not job.echo  # it is expensive, and was not requested
     _, whole = answer(call, pieces_of("!"))
     assert whole["choices"][0]["text"] == TEXT + "!" and whole["choices"][0]["logprobs"] is None
 

@@ -1,4 +1,4 @@
-"""The parts of which cases of the op table of Vulkan devices (table.py) are made."""
+"""The parts of cases in the op table of Vulkan devices (table.py)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def fail(function: str, nth: int, result: int) -> None:
 
 
 def can_fail(function: str) -> bool:
-    """Whether it returns a VkResult. No call of it fails from now on."""
+    """True if it returns a VkResult. None of its calls fails from now on."""
     try:
         fail(function, 0, 0)
     except ValueError:

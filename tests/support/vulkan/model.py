@@ -32,7 +32,7 @@ from hotcold.kernels.reference import ReferenceBackend, _in_groups, _positions
 
 f32 = np.float32
 THREADS = 256  #: of a group: a norm's sums, and the slots of a split
-GROUP = 64  #: positions of which one sum of values is made
+GROUP = 64  #: positions in one sum of values
 
 
 def tree(values: Floats) -> Floats:

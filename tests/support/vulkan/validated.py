@@ -1,4 +1,4 @@
-"""A process that runs what it is told under Vulkan's validation layer; test_vulkan_validation.py starts it.
+"""A process that runs given work under Vulkan's validation layer; test_vulkan_validation.py starts it.
 
 ``python validated.py DRIVER sample MODEL``. In place of the last two: ``without_barrier``, ``ops`` or
 ``behind_range``. Its last line says whether the layer was loaded."""
