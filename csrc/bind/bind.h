@@ -81,7 +81,8 @@ struct WeightRows {
 
 // Returns the rows of weights; refuses panels.
 inline const Rows& plain_rows(const WeightRows& weights, const char* op) {
-    if (weights.panels.neurons) refuse(std::string(op) + ": these weights lie in panels, rows are needed");
+    if (weights.panels.neurons)
+        refuse(std::string(op) + ": these weights are packed in panels, rows are needed");
     return weights.rows;
 }
 

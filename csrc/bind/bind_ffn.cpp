@@ -171,7 +171,7 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
     if (gates) f.gates = data_of(*gates, "ffn: gates", rows, n);
     Masks marked;
     if (strongest && (ids || !f.by_output))
-        refuse("ffn: the strongest neurons are told where down is a dot, without experts");
+        refuse("ffn: the strongest neurons are reported only where down is a dot, and without experts");
     if (strongest) marked = {data_of(*strongest, "ffn: strongest", decode, words), words};
     const float* values = data_of(x, "ffn: x", rows, dim);
     if (!ids) return p.program.ffn(f, values, marked);

@@ -20,7 +20,8 @@ ColdRows::ColdRows(std::shared_ptr<Disk> disk, std::string name, int64_t neurons
       gates_(gates),
       state_(hot_.size()) {
     for (const int64_t n : hot_)
-        if (n < 0 || n > neurons) throw std::invalid_argument("no expert has so many hot neurons");
+        if (n < 0 || n > neurons)
+            throw std::invalid_argument("an expert cannot have more hot neurons than neurons");
 }
 
 ColdRows::~ColdRows() {

@@ -10,7 +10,7 @@
 
 namespace hc {
 
-// The first batch has the experts of which a step needs hot neurons only. Each other expert is a batch of its
+// The first batch has the experts whose hot neurons are all that a step needs. Each other expert is a batch of its
 // own. As many experts are read at a time as the buffer holds, at least one.
 class ColdRows : public LoadBatches {
   public:

@@ -121,7 +121,7 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
 }
 
 // Names the rows that a step needs, so that their reads begin. Gates in memory are computed first with the
-// FFN's threshold, so active neurons are among those that reach it here.
+// FFN's threshold, so all active neurons reach it here.
 void Program::name_rows(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
     op->wanted.resize(size_t(op->experts->words.back()));
     if (op->by_gates()) {

@@ -1,6 +1,6 @@
 // Causal convolution along a sequence, each column separately, with TAPS - 1 past columns as state. An
 // invocation writes one value. The invocation of a sequence's first row writes all values that depend on the
-// state, and the new states, one of which may replace the old one.
+// state, and the new states. One of these may replace the old state.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "activation.glsl"

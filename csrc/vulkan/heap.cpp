@@ -187,7 +187,7 @@ uint32_t Heap::type_for(Where where, uint32_t allowed) const {
             if (allowed >> i & 1 && (flags & choice.needed) == choice.needed && !(flags & choice.unwanted))
                 return i;
         }
-    throw VulkanError(device_->info().name + " has no memory that a buffer can lie in: update its driver");
+    throw VulkanError(device_->info().name + " has no memory for buffers: update its driver");
 }
 
 void Heap::free(const Memory& memory) {

@@ -225,7 +225,7 @@ def test_weights_of_another_kind_are_refused() -> None:
             panels, rows, rows, None, None, None, False, 0, 0.0, 7.0, 1.702, [32], 1
         ),
     ):
-        with pytest.raises(ValueError, match="these weights lie in panels, rows are needed"):
+        with pytest.raises(ValueError, match="these weights are packed in panels, rows are needed"):
             call(program(logits=ROWS))
     with pytest.raises(ValueError, match="do not fit each other"):
         _native.FfnWeights(None, rows, panels, None, None, None, True, 0, 0.0, 7.0, 1.702, [32], 1)

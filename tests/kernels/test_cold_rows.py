@@ -285,7 +285,7 @@ def test_what_cannot_be_left_in_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="experts with gates without a bias"):
         biased = replace(lying, gate_bias=np.zeros(EXPERTS * NEURONS, np.float32))
         Steps(with_hot(biased, hot, 1))
-    with pytest.raises(ValueError, match="no expert has so many hot neurons"):
+    with pytest.raises(ValueError, match="an expert cannot have more hot neurons than neurons"):
         Steps(with_hot(lying, (NEURONS + 1, *hot[1:]), 1))
     with pytest.raises(ValueError, match="an offset for each expert is needed"):
         Steps(with_hot(lying, hot[1:], 1))

@@ -62,8 +62,11 @@ def avoided(text: str) -> list[str]:
 
 
 def ragged(lines: list[str], width: int) -> Iterator[int]:
-    """The short lines of a paragraph, by their index, that have space for the next line's first word."""
+    """The short lines of a paragraph, by their index, that have space for the next line's first word. Lines
+    with columns are those of a table."""
     for i, (line, following) in enumerate(pairwise(lines)):
+        if "   " in line.strip() or "   " in following.strip():
+            continue
         if len(line) < RAGGED and len(line) + 1 + len(following.split()[0]) <= width:
             yield i
 

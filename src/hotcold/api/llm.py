@@ -288,7 +288,7 @@ def vectors(found: Sequence[tuple[float, ...] | None], one: bool) -> Vectors:
 
 
 def is_one(prompt: object) -> bool:
-    """Whether this is one prompt: a text, an array, or a sequence that begins with a number."""
+    """True if this is one prompt: a text, an array, or a sequence that begins with a number."""
     if not isinstance(prompt, str | np.ndarray | Sequence) or isinstance(prompt, bytes | bytearray):
         kind = type(prompt).__name__
         raise UserError(f"a prompt is of type {kind}: a text, token ids, or a list of these is needed")

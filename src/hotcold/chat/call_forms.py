@@ -196,7 +196,7 @@ class _Matcher:
         return None if match is None else match.end()
 
     def unsettled(self, text: str) -> bool:
-        """Whether the whole text may be the beginning of what matches."""
+        """True if the whole text may be the beginning of what matches."""
         return self._part.match(text) is not None
 
 

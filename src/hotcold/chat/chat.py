@@ -80,7 +80,7 @@ class Chat:
 
     @property
     def lists_tools(self) -> bool:
-        """Whether the template itself tells of tools."""
+        """True if the template itself tells of tools."""
         return knows_tools(self._templates.get("tool_use") or self.template or "")
 
     @property
@@ -160,11 +160,11 @@ class Chat:
 
     @property
     def thinks(self) -> bool:
-        """Whether the template marks thinking."""
+        """True if the template marks thinking."""
         return self._thinking is not None or self._harmony
 
     def opens_thinking(self, ids: Sequence[int]) -> bool:
-        """Whether this prompt of :meth:`ids` has begun the thinking, so that the answer goes on with it."""
+        """True if this prompt of :meth:`ids` has begun the thinking, so that the answer goes on with it."""
         return opens_thinking(self._end_of(ids), self._thinking)
 
     def thought(

@@ -39,7 +39,7 @@ GEMMA = Notation("{", "}", ":", ('<|"|>',), escapes=False, bare_keys=True, in_or
 
 
 def is_word(name: str) -> bool:
-    """Whether a name can be read without quotes."""
+    """True if a name can be read without quotes."""
     return 0 < len(name) <= _MOST_WORD and not any(each.isspace() or each in _NO_WORD for each in name)
 
 
@@ -231,7 +231,7 @@ class LiteralReader:
         self._new += json.dumps(text, ensure_ascii=False)[1:-1]
 
     def _ends(self, quote: str, behind: str) -> _Reading[bool]:
-        """Whether a string ends with the quote whose first character was read, and behind which one of these
+        """True if a string ends with the quote whose first character was read, and behind which one of these
         characters follows; if not, what was looked at is part of the string."""
         seen = quote[0]
         for wanted in quote[1:]:

@@ -197,7 +197,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _deep(value: object) -> bool:
-    """Whether values lie within values on more than :data:`MOST_LEVELS` levels."""
+    """True if values lie within values on more than :data:`MOST_LEVELS` levels."""
     level = [value]
     for _ in range(MOST_LEVELS):
         level = [

@@ -61,7 +61,7 @@ def leaves_open(beginning: str, thinking: Thinking) -> bool:
 
 
 def is_off(values: Mapping[str, Any]) -> bool:
-    """Whether values for a template forbid thinking."""
+    """True if values for a template forbid thinking."""
     allowed = values.get("enable_thinking", values.get("thinking"))
     return values.get("reasoning_effort") == "none" if allowed is None else allowed is False
 

@@ -112,7 +112,7 @@ class ToolFormat:
 
     @property
     def shows_itself(self) -> bool:
-        """Whether a call is known by itself, so that nothing must open it behind the marker."""
+        """True if a call is known by itself, so that nothing must open it behind the marker."""
         return not self.opens or isinstance(self.call, JSONCall | LiteralCall)
 
 
@@ -335,7 +335,7 @@ def tool_format(template: str) -> ToolFormat:
 
 
 def is_harmony(template: str, control_tokens: Collection[str]) -> bool:
-    """Whether answers are in channels, with tools or without: a short template may not show them."""
+    """True if answers are in channels, with tools or without: a short template may not show them."""
     if "<|message|>" not in template:
         return False
     return "<|channel|>" in template or ("<|start|>" in template and "<|channel|>" in control_tokens)

@@ -20,7 +20,7 @@ class _Command:
 
     @property
     def takes_text(self) -> bool:
-        """Whether text may come after the name."""
+        """True if text may come after the name."""
         return " " in self.usage
 
 

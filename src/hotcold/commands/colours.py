@@ -8,12 +8,12 @@ _DIM, _END = "\x1b[2m", "\x1b[0m"
 
 
 def drawable(stream: TextIO) -> bool:
-    """Whether text on this stream may be styled, and drawn again."""
+    """True if text on this stream may be styled, and drawn again."""
     return stream.isatty() and os.environ.get("TERM", "xterm") not in ("", "dumb", "unknown")
 
 
 def colourless() -> bool:
-    """Whether the user wants no colours (https://no-color.org)."""
+    """True if the user wants no colours (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
 

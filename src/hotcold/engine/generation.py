@@ -78,17 +78,17 @@ class Continuation:
 
     @property
     def finished(self) -> bool:
-        """Whether the last piece was taken."""
+        """True if the last piece was taken."""
         return self._ended
 
     @property
     def has_news(self) -> bool:
-        """Whether there are tokens, scores or an end that :meth:`take` has not returned."""
+        """True if there are tokens, scores or an end that :meth:`take` has not returned."""
         return self.request.finished or len(self.request.output) > self._pushed or self.has_scores
 
     @property
     def has_scores(self) -> bool:
-        """Whether enough prompt tokens were scored for a piece without text. A single piece for a long prompt
+        """True if enough prompt tokens were scored for a piece without text. A single piece for a long prompt
         would keep its reader waiting."""
         return len(self.request.prompt_logprobs) - self._scored >= SCORED_TOKENS
 

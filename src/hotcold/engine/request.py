@@ -143,7 +143,7 @@ class Job:
 
     @property
     def scored(self) -> bool:
-        """Whether the prompt gets log-probabilities, so that all of its rows are decode rows."""
+        """True if the prompt gets log-probabilities, so that all of its rows are decode rows."""
         return self.echo and self.logprobs is not None
 
     def nth(self, index: int) -> Self:
@@ -220,13 +220,13 @@ class Request:
 
     @property
     def complete(self) -> bool:
-        """Whether it has all requested tokens and log-probabilities."""
+        """True if it has all requested tokens and log-probabilities."""
         n = len(self.output)
         return n >= self.job.max_tokens and (n > 0 or len(self.prompt_logprobs) == len(self.job.prompt))
 
     @property
     def context_full(self) -> bool:
-        """Whether the end of the context ended the request."""
+        """True if the end of the context ended the request."""
         return self.finish_reason == "length" and not self.complete
 
     def overdue(self, now: float) -> RequestError | None:

@@ -240,7 +240,7 @@ class ThoughtConstraint:
 
     @property
     def _ends_now(self) -> bool:
-        """Whether the thought's budget is used up."""
+        """True if the thought's budget is used up."""
         budget = self._thought.budget
         if budget is None or self._phases.phase != "thought" or self._spent < budget:
             return False

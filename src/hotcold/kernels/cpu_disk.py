@@ -33,7 +33,7 @@ class _Lying:
     pitch: int  #: rows of the file from one of these to the next one
 
     def follows(self, other: "_Lying") -> bool:
-        """Whether each of these rows lies behind one of the other."""
+        """True if each of these rows lies behind one of the other."""
         behind = [at + self.row_bytes for at in other.offsets]
         alike = (self.file, self.pitch, self.row_bytes) == (other.file, other.pitch, other.row_bytes)
         return self.pitch > 1 and alike and behind == self.offsets
@@ -49,7 +49,7 @@ class Disk:
 
     @property
     def direct(self) -> bool:
-        """Whether all files are read past the system's cache."""
+        """True if all files are read past the system's cache."""
         return all(self.native.direct(number) for number in self._files.values())
 
     def counts(self) -> DiskCounts:
@@ -150,7 +150,7 @@ class Disk:
         return rows, cold
 
     def _side_by_side(self, tensors: Sequence[AnyTensor | None], experts: int) -> bool:
-        """Whether the file has the rows of a neuron side by side, in this order."""
+        """True if the file has the rows of a neuron side by side, in this order."""
         lying = [each for each in tensors if isinstance(each, StoredTensor) and each.chosen is not None]
         if len(lying) != len(tensors) or len({each.type.id for each in lying}) > 1:
             return False

@@ -117,7 +117,7 @@ def mask_bits(ends: Sequence[int]) -> npt.NDArray[np.int64]:
 
 
 def is_dense(down_layout: str, down: BlockType, activation: str) -> bool:
-    """Whether down is a dot over all neurons, whichever of them fire: it lies by output, and the activation
+    """True if down is a dot over all neurons, whichever of them fire: it lies by output, and the activation
     gives no zeros or nothing can be made of its blocks that lies by neuron."""
     return down_layout == "by_output" and not (activation in SPARSE_ACTIVATIONS and down.panels)
 

@@ -25,7 +25,7 @@ def _no_rings() -> int:
 
 
 def asked_for_rings() -> bool | None:
-    """Whether :data:`READS_VARIABLE` names io_uring; None: it names nothing. UserError: it names another, or
+    """True if :data:`READS_VARIABLE` names io_uring; None: it names nothing. UserError: it names another, or
     the system lacks it."""
     asked = os.environ.get(READS_VARIABLE)
     if not asked:
@@ -38,7 +38,7 @@ def asked_for_rings() -> bool | None:
 
 
 def has_rings() -> bool:
-    """Whether experts are read by io_uring; else by threads."""
+    """True if experts are read by io_uring; else by threads."""
     asked = asked_for_rings()
     return not _no_rings() if asked is None else asked
 

@@ -155,7 +155,7 @@ class ReferenceExperts:
 
     @property
     def dense(self) -> bool:
-        """Whether down is a dot over all neurons of the FFN; experts are summed one by one."""
+        """True if down is a dot over all neurons of the FFN; experts are summed one by one."""
         return False
 
     @property

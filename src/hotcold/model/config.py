@@ -131,7 +131,7 @@ class Config:
 
     @property
     def skips(self) -> tuple[bool, ...]:
-        """Whether each layer's activation gives zeros, so that neurons may be skipped."""
+        """True if each layer's activation gives zeros, so that neurons may be skipped."""
         return tuple(self.activation_of(i) in SPARSE_ACTIVATIONS for i in range(self.layers))
 
     def activation_of(self, layer: int) -> str:
@@ -186,7 +186,7 @@ class Config:
 
     @property
     def branches(self) -> bool:
-        """Whether the outputs of attention and of the FFN are computed by themselves, then normalised or
+        """True if the outputs of attention and of the FFN are computed by themselves, then normalised or
         scaled, then added."""
         return self.family.norms != "before" or self.scales.residual != 1
 
@@ -263,7 +263,7 @@ def _family(metadata: Mapping[str, Any]) -> Family:
 
 
 def _gated(tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether the first layer with an FFN has a gate."""
+    """True if the first layer with an FFN has a gate."""
     first = min((int(found[1]) for name in tensors if (found := _UP.fullmatch(name))), default=0)
     return any(f"blk.{first}.ffn_{part}.weight" in tensors for part in _GATES)
 
@@ -335,7 +335,7 @@ def _mixers(
 
 
 def _attends(keys: Keys, family: Family, layers: int, any_heads: bool) -> tuple[bool, ...]:
-    """Whether each layer that has a mixer has attention, not one with a state."""
+    """True if each layer that has a mixer has attention, not one with a state."""
     if not any_heads:
         return (False,) * layers
     if (period := "full_attention_interval") not in keys:

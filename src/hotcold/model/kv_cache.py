@@ -77,7 +77,7 @@ class _Pool:
         return self._by_key.get(key)
 
     def _holds(self, place: int) -> bool:
-        """Whether there is something in it."""
+        """True if there is something in it."""
         return 0 <= place < self._places and (self._owners[place] > 0 or place in self._keys)
 
     def _take(self, place: int) -> None:
@@ -148,7 +148,7 @@ class PagePool(_Pool):
         return given
 
     def fits(self, n: int, shared: Sequence[int] = ()) -> bool:
-        """Whether :meth:`allocate` would give these; ValueError as there."""
+        """True if :meth:`allocate` would give these; ValueError as there."""
         if len(set(shared)) < len(shared) or not all(map(self._holds, shared)):
             raise ValueError(f"pages {[*shared]} to share: each must be owned or kept, and named once")
         return n <= self.free_pages - sum(self._owners[page] == 0 for page in shared)

@@ -96,7 +96,7 @@ class TensorReader:
 
 
 def takes_factors(name: str) -> bool:
-    """Whether a matrix may have a factor beside it (``X.scale`` of ``X.weight``)."""
+    """True if a matrix may have a factor beside it (``X.scale`` of ``X.weight``)."""
     return name.endswith(".weight") and _SCALED.fullmatch(name.removesuffix(".weight")) is not None
 
 

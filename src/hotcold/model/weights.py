@@ -114,13 +114,13 @@ def made_bytes(file: GGUFFile, config: Config) -> int:
 
 
 def is_drafting(name: str, config: Config) -> bool:
-    """Whether a tensor belongs to a block that only drafts tokens (multi-token prediction)."""
+    """True if a tensor belongs to a block that only drafts tokens (multi-token prediction)."""
     found = re.match(r"blk\.(\d{1,9})\.", name)
     return found is not None and config.layers <= int(found[1]) < config.layers + config.drafting
 
 
 def fits(shape: Shape, expected: Shape) -> bool:
-    """Whether a tensor of this shape is one of the other: either may have further dimensions of 1, if it has
+    """True if a tensor of this shape is one of the other: either may have further dimensions of 1, if it has
     one other; and of four dimensions those of 1 may be left out."""
     if shape == expected:
         return True

@@ -52,7 +52,7 @@ class Placement:
 
     @property
     def cpu_computes(self) -> bool:
-        """Whether the CPU computes layers, neurons or the head, besides the embedding."""
+        """True if the CPU computes layers, neurons or the head, besides the embedding."""
         return None in (*self.where, self.head) or not all(mask.all() for mask in self.hot)
 
     def layers_of(self, gpu: int) -> list[int]:

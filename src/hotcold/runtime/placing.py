@@ -229,7 +229,7 @@ class _RatedPlacement:
 
     @property
     def is_empty(self) -> bool:
-        """Whether GPUs get nothing."""
+        """True if GPUs get nothing."""
         return not self.placement.gpus
 
 

@@ -59,7 +59,7 @@ class SamplingParams:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether a penalty depends on the number of times that a token was generated."""
+        """True if a penalty depends on the number of times that a token was generated."""
         return self.frequency_penalty != 0 or self.presence_penalty != 0
 
     def with_seed(self) -> Self:

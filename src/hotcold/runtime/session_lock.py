@@ -32,7 +32,7 @@ class SessionLock:
 
     @property
     def held_here(self) -> bool:
-        """Whether this thread holds the lock, so that the caller is within a step or a change."""
+        """True if this thread holds the lock, so that the caller is within a step or a change."""
         return self._holder.get(_HOLDER) == [threading.get_ident()]
 
     def run(self, work: Callable[[], _Result]) -> _Result:

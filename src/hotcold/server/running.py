@@ -52,7 +52,7 @@ class Running:
 
     @property
     def finished(self) -> bool:
-        """Whether all jobs have ended well, and every piece was taken."""
+        """True if all jobs have ended well, and every piece was taken."""
         return not self._left and not self._found and self._error is None
 
     async def take(self, patience_s: float) -> list[tuple[int, Piece]]:

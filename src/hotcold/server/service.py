@@ -137,7 +137,7 @@ class Service:
 
     @property
     def thinks(self) -> bool:
-        """Whether the model's template marks thinking."""
+        """True if the model's template marks thinking."""
         return self._chat is not None and self._chat.thinks
 
     @property

@@ -110,12 +110,12 @@ class NeuronMap:
 
 
 def gives_zeros(model: LoadedModel) -> bool:
-    """Whether some neurons do not fire."""
+    """True if some neurons do not fire."""
     return model.config.whole is None
 
 
 def tells_strongest(model: LoadedModel) -> bool:
-    """Whether the FFN op can tell the neurons that work hardest, where all work: down is a dot over a whole
+    """True if the FFN op can tell the neurons that work hardest, where all work: down is a dot over a whole
     layer, which the CPU computes."""
     config = model.config
     whole = config.down_layout == "by_output" and not config.normed and not any(config.skips)

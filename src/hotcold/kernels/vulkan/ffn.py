@@ -204,7 +204,7 @@ class _Op:
 
     @property
     def skips(self) -> bool:
-        """Whether neurons are left out: a dot over all of them would read what is not computed."""
+        """True if neurons are left out: a dot over all of them would read what is not computed."""
         return self.skip and not self.w.shape.dense
 
     def record(self) -> None:

@@ -81,7 +81,7 @@ class FFNShape:
 
     @property
     def dense(self) -> bool:
-        """Whether down is a dot over all neurons."""
+        """True if down is a dot over all neurons."""
         return is_dense(self.down_layout, self.down, self.activation)
 
     @property

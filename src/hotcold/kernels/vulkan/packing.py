@@ -68,7 +68,7 @@ def _order(columns: int, units: int) -> npt.NDArray[np.intp]:
 
 
 def holds(type: str) -> bool:
-    """Whether the shaders read this block type."""
+    """True if the shaders read this block type."""
     return block_type(type).weights == 1 or type in _SECTIONS
 
 

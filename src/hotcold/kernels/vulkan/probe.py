@@ -220,7 +220,7 @@ _probed: dict[tuple[str, str, str], bool] = {}  # by device and driver
 
 
 def rounds_exactly(device: _native.VulkanDevice) -> bool:
-    """Whether quotients and square roots are correctly rounded too: then results are those of any other such
+    """True if quotients and square roots are correctly rounded too: then results are those of any other such
     device, bit for bit. GPUError: the device computes wrongly what the shaders rely on."""
     info = device.info
     key = info.uuid, info.name, info.driver

@@ -51,14 +51,14 @@ def local_head_dim(keys: Keys, family: Family, head_dim: int) -> int:
 
 
 def _rotates(keys: Keys, family: Family) -> bool:
-    """Whether any layer rotates queries and keys."""
+    """True if any layer rotates queries and keys."""
     if family.learned_positions is not None or family.unrotated == Every(1):
         return False
     return not family.rope_if_finetuned or keys.truth("rope.scaling.finetuned", True)
 
 
 def _windowed(keys: Keys, family: Family, layers: int) -> tuple[bool, ...]:
-    """Whether each layer has the window: the file's list or period, or else the family's."""
+    """True if each layer has the window: the file's list or period, or else the family's."""
     key, full = "attention.sliding_window_pattern", family.full_attention
     pattern: Any = keys.get(key)
     if isinstance(pattern, np.ndarray | Sequence) and not isinstance(pattern, str):

@@ -211,7 +211,7 @@ def _grammar(
 
 
 def _parallel(values: Mapping[str, Any], facts: Facts, choice: ToolChoice) -> bool:
-    """Whether there may be several calls. Clients that name a tool read one (Instructor), and a model that
+    """True if there may be several calls. Clients that name a tool read one (Instructor), and a model that
     was never taught calls repeats one until its answer is cut off."""
     given: bool | None = values["parallel_tool_calls"]
     return facts.tool_format is not GENERAL and not isinstance(choice, dict) if given is None else given
@@ -223,7 +223,7 @@ def _without_absent(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def picture(values: Mapping[str, Any]) -> bool:
-    """Whether events say which neurons fired."""
+    """True if events say which neurons fired."""
     return bool((values["hotcold"] or {}).get("picture"))
 
 

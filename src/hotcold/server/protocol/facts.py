@@ -52,7 +52,7 @@ class Facts:
 
     @property
     def fills_in(self) -> bool:
-        """Whether the vocabulary has the tokens around a text to fill in."""
+        """True if the vocabulary has the tokens around a text to fill in."""
         return self.tokenizer.filling.keys() >= {"fim_pre", "fim_suf", "fim_mid"}
 
     @property

@@ -67,7 +67,7 @@ def _runs(values: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def is_large(value: Any) -> bool:
-    """Whether writing a value as JSON takes so long that others would notice."""
+    """True if writing a value as JSON takes so long that others would notice."""
     return _size(value) > _PART
 
 

@@ -84,7 +84,7 @@ def show(facts: Facts, metadata: Mapping[str, Any], template: str, thinks: bool)
 
 
 def _is_plain(name: str, value: object) -> bool:
-    """Whether it is a single value that JSON can hold."""
+    """True if it is a single value that JSON can hold."""
     if name.startswith("tokenizer."):
         return False
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))

@@ -64,7 +64,7 @@ def caps(known: Chat) -> dict[str, bool]:
 
 
 def _keeps_thoughts(known: Chat) -> bool:
-    """Whether an early answer's thoughts can stay in a prompt."""
+    """True if an early answer's thoughts can stay in a prompt."""
     said = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"), ("user", "e")]
     messages = [{"role": role, "content": content} for role, content in said]
     messages[1]["reasoning_content"] = _THOUGHT

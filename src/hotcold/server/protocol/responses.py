@@ -305,7 +305,7 @@ def _messages(values: Mapping[str, Any], names: Names) -> Iterator[dict[str, Any
 
 
 def _is_own(item: Mapping[str, Any]) -> bool:
-    """Whether it is the assistant's."""
+    """True if it is the assistant's."""
     return item["type"] in ("reasoning", *_CALLS) or item.get("role") == "assistant"
 
 

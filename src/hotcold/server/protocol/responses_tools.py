@@ -128,7 +128,7 @@ class Names:
         self._joined = {name: joined for joined, (_, name) in self._divided.items()}
 
     def is_custom(self, joined: str) -> bool:
-        """Whether clients know the function of this name as a custom tool."""
+        """True if clients know the function of this name as a custom tool."""
         return joined in self._custom
 
     def joined(self, name: str, namespace: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Whether and how long a model thinks before it answers: the names that different programs have for it."""
+"""True if and how long a model thinks before it answers: the names that different programs have for it."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
