@@ -1,4 +1,4 @@
-"""Defines the ops on buffers: an interface, a NumPy specification, and the backends."""
+"""The ops on buffers: an interface, a NumPy specification, and the backends."""
 
 from hotcold.errors import UserError
 from hotcold.kernels.backend import Backend
@@ -7,9 +7,10 @@ BACKENDS = ("cpu", "reference")
 
 
 def open_backend(name: str, threads: int | None = None) -> Backend:
-    """One of :data:`BACKENDS`; ``threads`` None takes what affinity and cgroup quota allow. ValueError: an
-    unknown name, or a thread count that the backend cannot use (``reference``: any). Those of GPUs are opened
-    by :func:`hotcold.kernels.gpus.open_gpu`."""
+    """Opens one of :data:`BACKENDS`; ``threads`` None: as many as CPU affinity and cgroup quota allow.
+
+    ValueError: an unknown name, or a thread count that the backend cannot use (``reference``: any).
+    :func:`hotcold.kernels.gpus.open_gpu` opens the backends of GPUs."""
     if name == "cpu":
         from hotcold.kernels.cpu import CPUBackend
 

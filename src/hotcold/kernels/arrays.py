@@ -5,8 +5,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-#: A buffer of :meth:`~hotcold.kernels.backend.Backend.zeros`: values ``[rows, ...]`` that only the
-#: backend's own methods see. Others neither index it nor ask for its shape.
+#: A buffer of :meth:`~hotcold.kernels.backend.Backend.zeros`: values ``[rows, ...]``. Only the backend's own
+#: methods may index it or read its shape.
 Buffer: TypeAlias = Any
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int32]

@@ -1,11 +1,10 @@
-"""The narrow waist: what a backend does for a model, and the arrays the two share.
+"""The kernel interface: the ops that a backend computes for a model, and the arrays that both share.
 
 A backend turns GGUF tensors into its own weights, allocates buffers, moves values in and out of them, and
-offers the ops below. Ops write into the buffers they are given and read every number that changes from step
-to step (how many rows, their positions, page tables) from a :class:`Batch`, so that a recorded
-:class:`Program` can be run for every step.
+offers the ops below. Ops write into given buffers. They read every number that changes from step to step (row
+counts, positions, page tables) from a :class:`Batch`. So one recorded :class:`Program` serves every step.
 
-``reference`` (NumPy) is the specification of every op; ``cpu`` (C++) is held to it by one table of tests.
+``reference`` (NumPy) is the specification of every op. One table of tests holds ``cpu`` (C++) to it.
 Activations are float32. Shapes use T tokens, D model dim, H heads, K kv heads, N neurons, V vocab, R rank."""
 
 from __future__ import annotations
@@ -69,18 +68,18 @@ if TYPE_CHECKING:
 
 
 class ExpertReadError(FileError):
-    """An expert of a running model could not be read of its file."""
+    """Error of a running model that could not read an expert from its file."""
 
 
 class Rows(enum.IntEnum):
-    """Which rows of a step an op covers."""
+    """Rows of a step that an op covers."""
 
     TOKENS = 0  #: all ``n_tokens`` rows
     LOGITS = 1  #: the ``n_logits`` rows gathered for the head
 
 
 class IndexedBy(enum.IntEnum):
-    """Which of a row's numbers chooses its row of a table."""
+    """Number of a row that selects a row of the table."""
 
     TOKENS = 0
     POSITIONS = 1
@@ -88,13 +87,13 @@ class IndexedBy(enum.IntEnum):
 
 @dataclass(frozen=True)
 class DiskCounts:
-    """Counts what was read of experts that do not lie in memory, by all steps of a backend so far."""
+    """Counts of a backend's reads into its expert caches, over all steps."""
 
-    hits: int = 0  #: experts that a layer of a step named and that were at hand
-    misses: int = 0  #: those that were read
-    nbytes: int = 0  #: read of the file
-    busy_s: float = 0.0  #: of all reading threads together
-    stalls: int = 0  #: how often computing waited for a read
+    hits: int = 0  #: expert cache hits, counted by step and layer
+    misses: int = 0  #: expert cache misses, each read from the file
+    nbytes: int = 0  #: bytes read from the file
+    busy_s: float = 0.0  #: summed over all reading threads
+    stalls: int = 0  #: number of times that computing waited for a read
     stall_s: float = 0.0
 
     def __add__(self, other: DiskCounts) -> DiskCounts:
@@ -106,43 +105,44 @@ class DiskCounts:
 
 @dataclass(frozen=True)
 class Mailbox:
-    """The arrays that the two sides of a split layer exchange. It belongs to the hot backend and lies in host
-    memory: ops of a cold backend take the arrays as they take their own buffers."""
+    """Arrays that the two sides of a split layer exchange.
 
-    link: Link  #: tells each side what the other has done
+    The hot backend owns it, in host memory. Ops of a cold backend take the arrays like their own buffers."""
+
+    link: Link  #: signals between the sides
     layer: int
-    batch: Batch  #: of the cold side: which rows there are, and nothing else
+    batch: Batch  #: the cold side's batch; only its counts are set
     x: Floats  #: ``[T, D]``: the FFN's input
     mask: Masks | None  #: ``[T, words]``: candidates among the cold neurons, for decode rows
     y: Floats  #: ``[T, D]``: the cold neurons' part of the output
-    chosen: Chosen | None = None  #: by the rows of a layer of experts, as arrays
+    chosen: Chosen | None = None  #: experts that the rows of a layer of experts chose, as arrays
 
 
 class Program(Protocol):
     """A recorded sequence of ops."""
 
     def run(self) -> None:
-        """Runs the ops on the batch as it is now; returns when all are done and their results can be read, by
-        :meth:`Backend.read` or another backend's :meth:`Backend.copy`."""
+        """Runs the ops on the current batch and returns when all are done. Then :meth:`Backend.read`, or
+        :meth:`Backend.copy` of another backend, can read the results."""
 
 
 class ReadProbe(Protocol):
-    """Measures how fast a backend's threads stream through memory, far more than any cache holds."""
+    """Measures the memory bandwidth of a backend's threads on more bytes than any cache holds."""
 
     def measure(self, seconds: float = 0.2, backend: Backend | None = None) -> float:
-        """Returns GB/s (10^9 bytes) of the fastest number of streams a thread."""
+        """Returns GB/s (10^9 bytes) with the fastest number of streams per thread."""
 
     def rate(self, streams: int, seconds: float, backend: Backend | None = None) -> float:
-        """Returns GB/s of all threads, or of another backend's, with this number of streams a thread."""
+        """Returns GB/s of all threads, or of another backend's, with this number of streams per thread."""
 
 
 @runtime_checkable
 class Backend(StateOps, HeadOps, Protocol):
-    """Ops outside :meth:`record` run at once; inside it they are appended to the program.
+    """Computes for a model. Ops outside :meth:`record` run at once; inside it they join the program.
 
-    ``out`` buffers have room for at least as many rows as the batch's limits. Every op raises ``ValueError``
-    or ``TypeError`` when a buffer's dtype, shape or contiguity is not exactly right. Where an op speaks of
-    rows ``[T, I]``, a buffer ``[T, H, head_dim]`` serves as rows of ``H * head_dim`` values."""
+    ``out`` buffers have at least as many rows as the batch's limits. Every op raises ``ValueError`` or
+    ``TypeError`` when a buffer's dtype, shape or contiguity is not exactly right. Where an op takes rows
+    ``[T, I]``, it takes a buffer ``[T, H, head_dim]`` as rows of ``H * head_dim`` values."""
 
     name: str
     decode_rows: int  #: the most decode rows of a step, :data:`DECODE_ROWS` or more
@@ -150,75 +150,72 @@ class Backend(StateOps, HeadOps, Protocol):
 
     chooses_rows: bool  #: whether :meth:`linear` takes ``where``
 
-    #: Threads of the backend's pool; None where it has none.
+    #: Number of threads in the backend's pool; None without a pool.
     @property
     def threads(self) -> int | None: ...
 
-    #: Row counts that deserve a program of their own besides the largest one (none where ops read the count).
+    #: Row counts to record programs for besides the largest (empty where ops read the count from the batch).
     program_rows: tuple[int, ...]
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer: ...
 
     def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
-        """Sets rows ``row`` to ``row + len(values)`` of a buffer. ``TypeError``: another dtype;
-        ``ValueError``: rows of another shape, or more than the buffer has."""
+        """Sets rows ``row`` to ``row + len(values)`` of a buffer. ``TypeError``: another dtype.
+        ``ValueError``: rows of another shape, or past the buffer's end."""
 
     def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        """Rows ``start`` to ``stop`` of a buffer, which are not to be written, and valid until the next op or
-        program runs."""
+        """Returns rows ``start`` to ``stop`` of a buffer: read-only, valid until the next op runs."""
 
     def copy(self, source: Backend, values: Buffer, out: Buffer, rows: int) -> None:
-        """Sets the first ``rows`` rows of ``out`` to those of ``values``, a buffer of ``source``."""
+        """Copies the first ``rows`` rows of ``values``, a buffer of ``source``, to ``out``."""
 
     def record(self, fn: Callable[[], None], rows: int | None = None) -> Program:
-        """The ops that ``fn`` calls, as a program for steps of up to ``rows`` rows (None: as many as their
-        batch's limits allow)."""
+        """Records the ops that ``fn`` calls for steps of up to ``rows`` rows (None: the batch's limit)."""
 
     def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
-        """Weights ``(O, I)`` of any supported block type, with an optional bias ``[O]``."""
+        """Makes weights ``(O, I)`` of any supported block type, with an optional bias ``[O]``."""
 
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
-        """Makes a layer's weights. ValueError: a residency, in a backend that never reads the file again."""
+        """Makes a layer's weights. ValueError: a residency, in a backend that reads files only at loading."""
 
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights: ...
 
     def disk_counts(self) -> DiskCounts | None:
-        """Counts the reads of experts so far; None: all experts are in memory."""
+        """Returns the counts of expert reads so far; None: all experts are in memory."""
 
     def read_probe(self, nbytes: int = 256 << 20) -> ReadProbe | None:
-        """Makes a probe that reads ``nbytes``; None: the backend's threads stream no memory."""
+        """Makes a probe that reads ``nbytes``; None: the backend has no threads that stream memory."""
 
-    # The two sides of a hybrid model: the hot one has mailboxes, and posts and collects; the cold one serves
+    # Split layers: the hot side has mailboxes, posts and collects; the cold side serves.
 
     def link(self, timeout_seconds: float) -> Link:
-        """How a cold side learns what this backend has posted, and answers it. A layer that is not answered
-        in so many seconds is a LinkError."""
+        """Makes the signals with which a cold side learns of posted layers and answers them. LinkError in a
+        later step: a layer got no answer within ``timeout_seconds``."""
 
     def mailboxes(
         self, link: Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
     ) -> dict[int, Mailbox]:
-        """Makes the mailbox of each split layer, by its number. ``words`` says how many words of cold
-        neurons' mask a layer has (0: no mask), ``experts`` how many chosen experts of each row fit (0: the
-        layers have none)."""
+        """Makes the mailbox of each split layer, by its number.
+
+        ``words``: words of the cold neurons' mask, by layer (0: no mask). ``experts``: the most chosen
+        experts of a row (0: the layers have no experts)."""
 
     def post(
         self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None
     ) -> None:
-        """Puts x ``[T, D]``, the counts of the step, what the rows chose of experts and, for decode rows, the
-        last words of each row of the mask into the mailbox, and tells the cold side. Ops that follow do not
-        wait for it.
+        """Writes x ``[T, D]``, the step's counts and the rows' chosen experts to the mailbox, and the last
+        words of decode rows' masks. Then signals the cold side, and does not wait.
 
-        It waits first until the cold side is idle, which an interrupted step may have left at work."""
+        First waits until the cold side is idle: after an interrupted step it may still be at work."""
 
     def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
-        """Waits for the answer, and adds it: ``out[t] += y[t]``; ``[T, D]``.
+        """Waits for the cold side's answer and adds it: ``out[t] += y[t]``; ``[T, D]``.
 
-        LinkError, which names the layer: the cold side has failed or was stopped, it is in another process,
-        or it gives no answer in time."""
+        LinkError names the layer: the cold side failed, was stopped, is in another process, or late."""
 
     def serve(self, link: Link, layers: Sequence[tuple[int, Program]]) -> None:
-        """Cold side: answers each layer that is posted by running its program, until the link is stopped;
-        what goes wrong is told to the hot side. To be called on a thread of its own."""
+        """Answers, as the cold side, each posted layer by running its program, until the link is stopped.
+        Reports errors to the hot side. Needs a thread of its own."""
 
     def embed(
         self,
@@ -229,13 +226,13 @@ class Backend(StateOps, HeadOps, Protocol):
         by: IndexedBy = IndexedBy.TOKENS,
         accumulate: bool = False,
     ) -> None:
-        """``out[t] (+)= table[tokens[t]]``, or by positions, as learned ones are (GPT-2's and OPT's, GGUF's
+        """Computes ``out[t] (+)= table[tokens[t]]``. By positions: learned ones (GPT-2's and OPT's, GGUF's
         ``position_embd``). Table ``(V, D)``, out ``[T, D]``."""
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
         """Normalises the last axis of x (``[T, D]`` or ``[T, H, head_dim]``) into out; out may be x. A weight
-        of ``H * head_dim`` values normalises the last two together (OLMo 2, arXiv 2501.00656); one of ``[G,
-        n]`` each group of n values of a row."""
+        of ``H * head_dim`` values normalises the last two axes together (OLMo 2, arXiv 2501.00656). A weight
+        ``[G, n]`` normalises each group of n values of a row."""
 
     def linear(
         self,
@@ -249,16 +246,15 @@ class Backend(StateOps, HeadOps, Protocol):
         where: Buffer | None = None,
         stats: FFNStats | None = None,
     ) -> None:
-        """``out[t] (+)= w @ x[t] + bias`` for each (w, out). x ``[T, I]``, out ``[T, O]``.
+        """Computes ``out[t] (+)= w @ x[t] + bias`` for each (w, out). x ``[T, I]``, out ``[T, O]``.
 
-        For block types of 8 bits or fewer x is quantised to int8 per 32 values first (d = amax / 127, codes
-        rounded to nearest even); that is part of the op.
+        For block types of 8 bits or fewer x is first quantised to int8 per 32 values: d = amax / 127, codes
+        rounded to nearest even. That is part of the op.
 
-        ``where`` ``[T, O]``, for one weight and out, another buffer than it, and all rows without
-        ``accumulate``: of decode rows only what lies where it is above 0 is computed, by rows of w that some
-        decode row wants; the rest of out is 0. Prompt rows are computed whole. ``stats`` counts these rows of
-        w as up rows, and the values as pairs. ``ValueError``: other arguments, or a backend that does not
-        choose rows (:attr:`chooses_rows`)."""
+        ``where`` ``[T, O]`` needs one weight, one out (another buffer), all rows, and no ``accumulate``. Of
+        decode rows only values with ``where > 0`` are computed; the rest of out is 0. A row of w is read if
+        any decode row needs it. Prompt rows are computed whole. ``stats`` counts the rows of w as up rows,
+        and the values as pairs. ``ValueError``: other arguments, or no :attr:`chooses_rows`."""
 
     def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
         """Rotates x ``[T, H, head_dim]`` in place by the rows' positions (arXiv 2104.09864)."""
@@ -270,18 +266,19 @@ class Backend(StateOps, HeadOps, Protocol):
         * 34]``: blocks of GGML's Q8_0, with codes as in :meth:`linear` and their scale rounded to float16."""
 
     def attention(self, call: AttentionCall) -> None:
-        """Causal attention by position: row t sees positions 0..positions[t].
+        """Computes causal attention by position: row t attends to positions 0..positions[t].
 
-        With ``window`` it sees the last so many of them, its own among them (Mistral 7B, arXiv 2310.06825):
-        those above ``positions[t] - window``. That is GGUF's ``attention.sliding_window`` as it stands:
-        llama.cpp masks a key ``n_swa`` or more positions back. (Its symmetric windows, as embedding models
-        have, are others.) ``chunked``: it sees those from the last multiple of the window on (Llama 4).
-        ``softcap`` bounds scores (Gemma 2, arXiv 2408.00118).
-        ``sinks`` ``[H]`` float32 is a score of each head that enters the softmax's denominator alone
-        (gpt-oss; the idea in arXiv 2309.17453); neither ``scale`` nor ``softcap`` applies to it.
+        With ``window`` row t attends only to positions above ``positions[t] - window`` (Mistral 7B, arXiv
+        2310.06825). That is GGUF's ``attention.sliding_window``: llama.cpp masks a key ``n_swa`` or more
+        positions back. (Its symmetric windows, for embedding models, differ.) ``chunked``: row t attends to
+        positions from the last multiple of the window on (Llama 4). ``softcap`` bounds scores (Gemma 2, arXiv
+        2408.00118).
 
-        Caches are those of :meth:`store_kv`; sums are float32 over the values that they stand for.
-        Positions are cut into splits of :data:`SPLIT`; partial softmax sums are merged in split order."""
+        ``sinks`` ``[H]`` float32 is a score of each head that enters only the softmax's denominator (gpt-oss;
+        the idea in arXiv 2309.17453). Neither ``scale`` nor ``softcap`` applies to it.
+
+        Caches are those of :meth:`store_kv`; sums are float32 over their decoded values. Positions are cut
+        into splits of :data:`SPLIT`; partial softmax sums are merged in split order."""
 
     def predict(
         self,
@@ -292,58 +289,56 @@ class Backend(StateOps, HeadOps, Protocol):
         chosen: Chosen | None = None,
     ) -> None:
         """Sets ``mask`` ``[T, ceil(N / 64)]`` uint64 for decode rows: bit i of word j is neuron 64 j + i.
-        Experts begin at whole words; only bits of those that a row chose are set."""
+        Experts begin at whole words; only bits of the row's chosen experts are set."""
 
     def ffn(self, call: FFNCall) -> None:
-        """``out[t] (+)= down(act(gate x) * up x)``.
+        """Computes ``out[t] (+)= down(act(gate x) * up x)``.
 
-        Decode rows: only the candidates of ``mask`` are computed (all when None), the first ``words`` words
-        of its rows; with ``skip`` a neuron whose gate is not active reads no further row. ``active`` gets the
-        neurons with a non-zero coefficient. Prompt rows are always dense. The down sum keeps float32
-        coefficients where the activation gives zeros or down lies by neuron; else it is a dot, which
-        quantises them like ``linear``.
+        Decode rows: only the candidates of ``mask``, in the first ``words`` words of its rows, are computed
+        (None: all neurons). With ``skip`` no up or down row of a neuron with an inactive gate is read.
+        ``active`` gets the neurons with a non-zero coefficient. Prompt rows are always dense. The down sum
+        keeps float32 coefficients where the activation gives zeros or down is stored by neuron. Otherwise it
+        is a dot, which quantises them like ``linear``.
 
-        Experts: ``out[t] (+)=`` the sum over the row's experts, ascending, of ``factor * (down_e + bias_e)``;
-        only these are computed, for prompt rows too. ``chosen`` is needed where there are several, and
-        allowed where there is one (a shared expert with a factor). In masks each expert begins at a whole
-        word; an expert that a row did not choose is not read, and its neurons are not active. ``ValueError``
-        when the op runs: ids that no expert has, or that do not ascend in a row.
+        Experts: ``out[t] (+)=`` the sum over the row's experts, ascending, of ``factor * (down_e + bias_e)``.
+        Only the chosen experts are computed, for prompt rows too. Several experts need ``chosen``; a single
+        one may have it (a shared expert with a factor). In masks each expert begins at a whole word. An
+        expert that a row did not choose is not read, and its neurons are not active. ``ValueError`` when the
+        op runs: ids of no expert, or ids that do not ascend in a row.
 
-        ``gates`` are the results of a gate's rows, computed before, so that each may depend on all of them
-        (Gemma 3n). Where ``skip``, rows of up are read only of neurons whose gates are active; rows of up are
-        counted as those of gates.
+        ``gates`` are gate results computed before, so that each may depend on all of them (Gemma 3n). With
+        ``skip`` up rows are read only for neurons with active gates; ``stats`` counts up rows as gate rows.
 
-        ``strongest`` gets the neurons of decode rows whose coefficients are not zero and in size at least the
-        k-th largest of the row, ``k = ceil(N / 10)``; NaN is the largest. For weights whose down is a dot
-        (:func:`is_dense`), without experts. ``ValueError``: other weights, or a backend that does not tell
-        it."""
+        ``strongest`` gets the neurons of decode rows with the ``ceil(N / 10)`` largest coefficients by
+        magnitude, with ties, without zeros; NaN is the largest. Only for weights whose down is a dot
+        (:func:`is_dense`), without experts. ``ValueError``: other weights, or no such output here."""
 
     def router(self, call: RouterCall) -> None:
         """Chooses k experts for each row, prompt rows too; the factors have the order of the ids. E is up to
         :data:`~hotcold.formats.words.MAX_EXPERTS`, k up to :data:`MAX_CHOSEN`.
 
-        Scores are ``score`` (:data:`ROUTER_SCORES`) of all E logits ``weights @ x[t] + bias``, these as
-        in :meth:`linear`. Chosen are the experts with the largest ``score + selection_bias`` (DeepSeek-V3,
-        arXiv 2412.19437), or without that with the largest logits, which rank alike: ties go to the lower id,
-        NaN ranks last. A factor is the expert's score, without the selection bias, divided by the sum of the
-        chosen scores where ``normalise`` (a sum below 1e-20 counts as that), times ``scale``, times the
-        expert's number of ``expert_scale`` (Gemma 4).
+        Scores are ``score`` (:data:`ROUTER_SCORES`) of all E logits ``weights @ x[t] + bias``, computed as in
+        :meth:`linear`. The experts with the largest ``score + selection_bias`` are chosen (DeepSeek-V3, arXiv
+        2412.19437). Without that bias logits rank the experts, in the same order. Ties go to the lower id,
+        NaN ranks last. A factor is the expert's score, without the selection bias. ``normalise`` divides it
+        by the sum of the chosen scores, at least 1e-20. Then ``scale`` and the expert's value of
+        ``expert_scale`` (Gemma 4) multiply it.
 
-        With ``groups`` only experts of the best ones are chosen: a group ranks by its experts' ``score +
-        selection_bias``, ties go to the first, NaN ranks last.
+        With ``groups`` only experts of the best groups are chosen. A group ranks by its experts' ``score +
+        selection_bias``; ties go to the first, NaN ranks last.
 
         A softmax over the chosen logits alone (Mixtral, arXiv 2401.04088; gpt-oss) is ``softmax`` with
         ``normalise``. With E = k = 1, ``sigmoid`` gives the gate of a shared expert (Qwen2-MoE)."""
 
     def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:
-        """``x[t] = keep * x[t] + scale * y[t]``; both ``[T, D]``, and y may be x. What has a factor of 0 is
-        not read, as in BLAS: NaN does not stay where something is cleared or replaced."""
+        """Computes ``x[t] = keep * x[t] + scale * y[t]``; both ``[T, D]``, and y may be x. An operand with a
+        factor of 0 is not read, as in BLAS: clearing or replacing x also removes its NaN."""
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
-        """``out[r] = x[logits_rows[r]]``; x ``[T, D]``, out ``[R, D]``."""
+        """Computes ``out[r] = x[logits_rows[r]]``; x ``[T, D]``, out ``[R, D]``."""
 
     def softcap(self, logits: Buffer, batch: Batch, cap: float) -> None:
-        """``logits[r] = cap tanh(logits[r] / cap)``, in place; ``[R, V]`` (Gemma 2, arXiv 2408.00118)."""
+        """Sets ``logits[r] = cap tanh(logits[r] / cap)`` in place; ``[R, V]`` (Gemma 2, arXiv 2408.00118)."""
 
     def top_k(
         self,
@@ -353,7 +348,8 @@ class Backend(StateOps, HeadOps, Protocol):
         bias: tuple[Ints, Floats] | None = None,
         allowed: Masks | None = None,
     ) -> tuple[Ints, Floats]:
-        """The k largest of a row of logits ``[R, V]``, descending, ties by lower id, NaN last: ids and
-        values. ``bias`` is added before: ids, each named once, and what is added to their logits. ``allowed``
-        ``[ceil(V / 64)]`` is a bit mask of permitted ids. Fewer than k come back where fewer are permitted.
-        Runs at once, never recorded."""
+        """Returns ids and values of the k largest of a row of logits ``[R, V]``. Descending, ties by lower
+        id, NaN last. Runs at once, never recorded.
+
+        ``bias``: ids, each at most once, and the values to add to their logits before. ``allowed`` ``[ceil(V
+        / 64)]``: bit mask of permitted ids; fewer than k results where fewer are permitted."""

@@ -1,4 +1,4 @@
-"""Values that ops take: one for each call of the widest ops, and records of the buffers in them.
+"""Arguments of the widest ops as values: a class for each op, and records of the buffers in them.
 
 See :class:`hotcold.kernels.backend.Backend`. T tokens, D model dim, H heads, N neurons, E experts."""
 
@@ -12,7 +12,7 @@ ROUTER_SCORES = ("softmax", "sigmoid")
 MAX_CHOSEN = 32  #: experts of one token
 MAX_EXPERT_GROUPS = 64
 
-#: The counts of :class:`FFNStats`, in order; csrc/ops/arguments.h has the same names.
+#: Counts of :class:`FFNStats`, in order; csrc/ops/arguments.h has the same names.
 FFN_COUNTS = ("gate_rows", "up_rows", "down_rows", "pairs", "runs")
 
 
@@ -20,8 +20,8 @@ FFN_COUNTS = ("gate_rows", "up_rows", "down_rows", "pairs", "runs")
 class Norm:
     """RMSNorm (``bias`` None, ``centre`` False) or LayerNorm (``centre`` True), over the last axis.
 
-    A weight ``[G, n]`` normalises each group of n of a row's ``G * n`` values on its own (Mamba-2, arXiv
-    2405.21060); without a weight nothing is multiplied (the values of Gemma 4)."""
+    A weight ``[G, n]`` normalises each group of n of a row's ``G * n`` values separately (Mamba-2, arXiv
+    2405.21060). None: no multiplication (the values of Gemma 4)."""
 
     weight: Buffer | None  # [D] or [G, n] float32
     bias: Buffer | None  # of the weight's shape, float32
@@ -32,7 +32,7 @@ class Norm:
 @dataclass(frozen=True)
 class RopeTable:
     """Cosines and sines by position: ``[P, rotary_dim / 2]`` float32 each. ``interleaved`` rotates pairs (2i,
-    2i+1), as GGUF's ``llama`` has them; otherwise (i, i + rotary_dim / 2)."""
+    2i+1), like GGUF's ``llama``; otherwise (i, i + rotary_dim / 2)."""
 
     cos: Buffer
     sin: Buffer
@@ -41,12 +41,12 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class FFNStats:
-    """Where the FFN op counts its work, in steps that hold no prompt row: numbers in the order of
-    :data:`FFN_COUNTS` are added to ``counts[row]``.
+    """Where the FFN op counts its work, in steps without prompt rows: it adds numbers in the order of
+    :data:`FFN_COUNTS` to ``counts[row]``.
 
-    They are the gate, up and down rows read, the (token, neuron) pairs whose down row was added, and the runs
-    of :func:`scale_run` neurons with such a row, where down is in panels. A row that serves several tokens of
-    a step is read once. Without a gate the up rows count as gate rows."""
+    They are the gate, up and down rows read, and the (token, neuron) pairs whose down row was added. For down
+    in panels they also are the runs of :func:`scale_run` neurons with such a row. A row that serves several
+    tokens of a step is read once. Without a gate the up rows count as gate rows."""
 
     counts: Buffer  # [L, len(FFN_COUNTS)] int64, of the backend that computes
     row: int = 0
@@ -54,7 +54,7 @@ class FFNStats:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The experts that each row chose, as :meth:`Backend.router` writes them."""
+    """Experts that each row chose, as :meth:`Backend.router` writes them."""
 
     ids: Buffer  # [T, k] int32, ascending in each row
     factors: Buffer  # [T, k] float32
@@ -62,44 +62,44 @@ class Chosen:
 
 @dataclass(frozen=True)
 class ExpertGroups:
-    """Groups of neighbouring experts, some of which a token chooses first (DeepSeek, arXiv 2405.04434)."""
+    """Groups of neighbouring experts; a token first chooses groups (DeepSeek, arXiv 2405.04434)."""
 
     count: int
-    used: int  #: by a token
-    best: int = 2  #: a group ranks by its largest rank, or by the sum of its two largest
+    used: int  #: groups that a token uses
+    best: int = 2  #: experts whose ranks a group's rank sums: its best one or two
 
 
 @dataclass(frozen=True)
 class FFNCall:
-    """``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``. See :meth:`Backend.ffn`."""
+    """Arguments of :meth:`Backend.ffn`: ``out[t] (+)= down(act(gate x) * up x)``; x, out ``[T, D]``."""
 
     x: Buffer
     weights: FFNWeights
     batch: Batch
     out: Buffer
     _: KW_ONLY
-    skip: bool  #: decode rows read no further row of an inactive neuron
-    #: ``[T, words or more]`` uint64: the candidates of decode rows, in the first words; None: all neurons
+    skip: bool  #: decode rows read no up or down row of an inactive neuron
+    #: ``[T, words or more]`` uint64: candidates of decode rows, in the first words; None: all neurons
     mask: Buffer | None = None
-    active: Buffer | None = None  #: ``[T, words]`` uint64, gets the neurons with a coefficient that is not 0
+    active: Buffer | None = None  #: ``[T, words]`` uint64, output: neurons with a non-zero coefficient
     stats: FFNStats | None = None
     accumulate: bool = False
-    chosen: Chosen | None = None  #: needed where there are several experts, allowed where there is one
-    #: ``[T, N]``: gates that were computed before, for weights without a gate and without experts
+    chosen: Chosen | None = None  #: required with several experts, allowed with one
+    #: ``[T, N]``: precomputed gates, for weights without a gate and without experts
     gates: Buffer | None = None
-    #: ``[T, words]`` uint64, gets the neurons of decode rows with the largest coefficients
+    #: ``[T, words]`` uint64, output: neurons of decode rows with the largest coefficients
     strongest: Buffer | None = None
 
 
 @dataclass(frozen=True)
 class RouterCall:
-    """A choice of k of E experts for each row. See :meth:`Backend.router`."""
+    """Arguments of :meth:`Backend.router`: chooses k of E experts for each row."""
 
     x: Buffer  # [T, D]
     weights: Matrix  # (E, D)
     batch: Batch
-    ids: Buffer  # [T, k] int32, gets the experts, ascending
-    factors: Buffer  # [T, k] float32, gets their factors
+    ids: Buffer  # [T, k] int32, output: experts, ascending
+    factors: Buffer  # [T, k] float32, output: their factors
     _: KW_ONLY
     k: int
     score: str  #: one of :data:`ROUTER_SCORES`
@@ -112,7 +112,7 @@ class RouterCall:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Causal attention of q ``[T, H, head_dim]`` over a paged cache. See :meth:`Backend.attention`."""
+    """Arguments of :meth:`Backend.attention`: q ``[T, H, head_dim]`` over a paged cache."""
 
     q: Buffer
     k_cache: Buffer
@@ -121,15 +121,15 @@ class AttentionCall:
     out: Buffer
     scale: float  #: of scores
     _: KW_ONLY
-    window: int | None = None  #: positions that a row sees, its own included; None: all up to its own
-    chunked: bool = False  #: a row sees positions from the last multiple of the window on (Llama 4)
+    window: int | None = None  #: positions that a row attends to, its own included; None: all up to its own
+    chunked: bool = False  #: a row attends to positions from the last multiple of the window on (Llama 4)
     sinks: Buffer | None = None  # [H] float32
     softcap: float | None = None  #: bound of scores
 
 
 @dataclass(frozen=True)
 class DeltaCall:
-    """A gated delta rule. See :meth:`StateOps.gated_delta`."""
+    """Arguments of :meth:`StateOps.gated_delta`."""
 
     mixed: Buffer  # [T, 2 * Hk * dk + Hv * dv]: all q, then all k, then all v
     decay: Buffer  # [T, Hv] or [T, Hv, dk]
@@ -146,7 +146,7 @@ class DeltaCall:
 
 @dataclass(frozen=True)
 class ScanCall:
-    """A scan of Mamba-2. See :meth:`StateOps.ssm_scan`."""
+    """Arguments of :meth:`StateOps.ssm_scan`."""
 
     mixed: Buffer  # [T, H * p + 2 * G * n]: x of all heads, B of all groups, C of all groups
     dt: Buffer  # [T, H]
@@ -162,7 +162,7 @@ class ScanCall:
 
 @dataclass(frozen=True)
 class Wkv7Call:
-    """A step of RWKV-7's recurrence. See :meth:`StateOps.wkv7`."""
+    """Arguments of :meth:`StateOps.wkv7`."""
 
     r: Buffer  # [T, H, d], as are k, v, decay, rate, out, first and share
     k: Buffer
@@ -174,6 +174,6 @@ class Wkv7Call:
     state: Buffer  # [slots, H, d, d]
     out: Buffer
     _: KW_ONLY
-    first: Buffer | None = None  #: with ``share``; without the two v stays as it is
+    first: Buffer | None = None  #: with ``share``; without both v is unchanged
     share: Buffer | None = None
     eps: float

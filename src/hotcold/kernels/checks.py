@@ -1,5 +1,4 @@
-"""Checks that every backend makes of the weights that it is given, so that all refuse them in the same
-words."""
+"""Checks of weights and arguments that all backends share, so that all report the same errors."""
 
 import math
 from itertools import pairwise
@@ -43,7 +42,7 @@ _W = TypeVar("_W")
 
 
 def own_weights(weights: object, kind: type[_W]) -> _W:
-    """The weights, refused with a TypeError unless the calling backend made them."""
+    """Returns the weights. TypeError: another backend made them."""
     if not isinstance(weights, kind):
         raise TypeError(f"weights of {type(weights).__name__}: those that this backend made are needed")
     return weights
@@ -75,7 +74,7 @@ def check_ffn_call(call: FFNCall, weights: _FFNFacts) -> None:
 def check_where(
     where: Buffer | None, stats: FFNStats | None, weights: int, rows: Rows, *, accumulate: bool
 ) -> None:
-    """Refuses what op linear does not choose rows for."""
+    """Refuses arguments that op linear does not allow with ``where``."""
     if where is not None and (weights > 1 or accumulate or rows != Rows.TOKENS):
         raise ValueError("linear: where is for one weight and all rows, without accumulate")
     if stats is not None and where is None:
@@ -83,7 +82,7 @@ def check_where(
 
 
 def check_write(values: npt.NDArray[Any], row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Refuses values that a buffer cannot hold from this row on."""
+    """Refuses values that do not fit the buffer from this row on."""
     if values.dtype != dtype:
         raise TypeError(f"values of {values.dtype}: this buffer holds {dtype}")
     most = shape[0] - row
@@ -93,7 +92,7 @@ def check_write(values: npt.NDArray[Any], row: int, shape: tuple[int, ...], dtyp
 
 
 def check_read(start: int, stop: int | None, rows: int) -> int:
-    """Where rows of a buffer that has so many end; refuses those that it lacks."""
+    """Returns the end of a range of rows; refuses rows that the buffer does not have."""
     end = rows if stop is None else stop
     if not 0 <= start <= end <= rows:
         raise ValueError(f"rows {start} to {stop} of a buffer that has {rows}")
@@ -107,13 +106,13 @@ def check_matrix(tensor: AnyTensor, bias: Floats | None = None) -> None:
 
 
 def check_resident(tensors: FFNTensors) -> None:
-    """Refuses experts that are to stay in their file."""
+    """Refuses experts that stay in their file."""
     if tensors.residency is not None:
         raise ValueError("this backend reads no experts when they are named: all must lie in memory")
 
 
 def check_ffn(tensors: FFNTensors) -> None:
-    """Refuses shapes that do not fit, an unknown activation or layout, a threshold without meaning."""
+    """Refuses shapes that do not fit, an unknown activation or layout, and a threshold without effect."""
     check_matrix(tensors.up)
     n, d = tensors.up.shape
     _check_experts("ffn", n, tensors)
@@ -126,9 +125,9 @@ def check_ffn(tensors: FFNTensors) -> None:
     if tensors.gate is not None and tensors.gate.shape != (n, d):
         raise ValueError(f"gate of shape {tensors.gate.shape}: up has {(n, d)}, the two must be equal")
     check_activation(tensors.activation, tensors.threshold, gated=tensors.gate is not None)
-    for what, value in (("limit", tensors.limit), ("alpha", tensors.alpha)):
+    for name, value in (("limit", tensors.limit), ("alpha", tensors.alpha)):
         if not math.isfinite(value) or value <= 0:
-            raise ValueError(f"activation {what} {value}: a finite number above 0 is needed")
+            raise ValueError(f"activation {name} {value}: a finite number above 0 is needed")
     if tensors.gate is None and tensors.gate_bias is not None:
         raise ValueError("gate bias without a gate: leave it out, or give gate as well")
     _check_vector("gate bias", tensors.gate_bias, n)
@@ -150,7 +149,7 @@ def _check_residency(tensors: FFNTensors) -> None:
 
 
 def _by_output(tensors: FFNTensors) -> tuple[int, int]:
-    """The shape that down by output must have."""
+    """Returns the required shape of down by output."""
     if tensors.down_blocks is not None:
         return _by_blocks(tensors, tensors.down_blocks)
     sizes = {end - first for first, end in pairwise((0, *tensors.ends))} - {0}
@@ -166,30 +165,30 @@ def _by_blocks(tensors: FFNTensors, blocks: npt.NDArray[np.bool_]) -> tuple[int,
     if tensors.activation not in SPARSE_ACTIVATIONS:
         seen = f"blocks of down by output with activation {tensors.activation!r}"
         raise ValueError(f"{seen}: an expert's down must be whole, or have an activation with zeros")
-    size, own = tensors.down.type.weights, np.diff((0, *tensors.ends))
-    if blocks.shape[0] != tensors.experts or (blocks.sum(1) * size != own).any():
+    size, expert_neurons = tensors.down.type.weights, np.diff((0, *tensors.ends))
+    if blocks.shape[0] != tensors.experts or (blocks.sum(1) * size != expert_neurons).any():
         seen = f"blocks of down {blocks.shape}, {int(blocks.sum()) * size} neurons in all"
         raise ValueError(f"{seen}: each of {tensors.experts} experts needs those of its rows of up")
     return tensors.experts * tensors.up.shape[1], blocks.shape[1] * size
 
 
-def _check_experts(what: str, rows: int, tensors: FFNTensors | PredictorTensors) -> None:
+def _check_experts(label: str, rows: int, tensors: FFNTensors | PredictorTensors) -> None:
     experts, k, ends = tensors.experts, tensors.chosen, tensors.expert_ends
-    _check_room(what, experts)
+    _check_room(label, experts)
     if k > MAX_CHOSEN:
-        raise ValueError(f"{what} k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
+        raise ValueError(f"{label} k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
     if experts < 1 or not 1 <= k <= experts:
-        raise ValueError(f"{what} of {experts} experts of which {k} are chosen: 1 to all of them are needed")
+        raise ValueError(f"{label} of {experts} experts of which {k} are chosen: 1 to all of them are needed")
     if ends is None:
         if rows % experts:
-            raise ValueError(f"{what} of {rows} rows: not as many for each of {experts} experts")
+            raise ValueError(f"{label} of {rows} rows: not as many for each of {experts} experts")
     elif len(ends) != experts or ends[-1] != rows or any(a > b for a, b in pairwise((0, *ends))):
-        raise ValueError(f"{what}: ends of experts {ends} must be {experts} and ascend to {rows}")
+        raise ValueError(f"{label}: ends of experts {ends} must be {experts} and ascend to {rows}")
 
 
-def _check_room(what: str, experts: int) -> None:
+def _check_room(label: str, experts: int) -> None:
     if experts > MAX_EXPERTS:
-        raise ValueError(f"{what} of {experts} experts: up to {MAX_EXPERTS} are allowed")
+        raise ValueError(f"{label} of {experts} experts: up to {MAX_EXPERTS} are allowed")
 
 
 def check_chosen(chosen: Chosen | None, experts: int) -> None:
@@ -212,7 +211,7 @@ def check_activation(activation: str, threshold: float, *, gated: bool) -> None:
 
 
 def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | None) -> None:
-    """Refuses what :meth:`Backend.top_k` cannot rank; for buffers that are NumPy arrays."""
+    """Refuses arguments that :meth:`Backend.top_k` cannot rank; for buffers that are NumPy arrays."""
     if logits.dtype != np.float32 or logits.ndim != 2:
         seen = f"{logits.dtype} of shape {logits.shape}"
         raise TypeError(f"logits are {seen}: float32 [R, V] is needed")
@@ -225,20 +224,19 @@ def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | No
     if bias is not None and (bias[0].shape != bias[1].shape or bias[0].ndim != 1):
         raise ValueError(f"bias has ids of shape {bias[0].shape} and values of {bias[1].shape}")
     if bias is not None and len(bias[0]):
-        ids = bias[0].tolist()  # a few: faster than NumPy's minimum
+        ids = bias[0].tolist()  # few ids: faster than NumPy's minimum
         if not 0 <= min(ids) <= max(ids) < logits.shape[1]:
             seen = f"bias names ids {min(ids)} to {max(ids)}"
             raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
 
 
-def check_softcap(cap: float, of: str = "") -> None:
+def check_softcap(cap: float, prefix: str = "") -> None:
     if not 0 < cap < math.inf:
-        raise ValueError(f"{of}softcap {cap}: a finite number above 0 is needed")
+        raise ValueError(f"{prefix}softcap {cap}: a finite number above 0 is needed")
 
 
 def check_attention(call: AttentionCall, q: Buffer, sinks: Buffer | None) -> None:
-    """Refuses options of attention that mean nothing; q ``[T, H, head_dim]`` and sinks have the shapes of the
-    call's."""
+    """Refuses wrong attention options; q ``[T, H, head_dim]`` and sinks have the call's shapes."""
     if call.window is not None and call.window < 1:
         raise ValueError(f"attention window {call.window}: at least 1 position is needed")
     if call.chunked and call.window is None:
@@ -251,8 +249,7 @@ def check_attention(call: AttentionCall, q: Buffer, sinks: Buffer | None) -> Non
 def check_router(
     call: RouterCall, experts: int, selection_bias: Buffer | None, expert_scale: Buffer | None
 ) -> None:
-    """Refuses more experts than kernels have room for, and a choice that does not exist; the vectors have the
-    shapes of the call's."""
+    """Refuses more experts than kernels allow, and an unknown choice; the vectors have the call's shapes."""
     k = call.k
     _check_room("router", experts)
     if not 1 <= k <= min(experts, MAX_CHOSEN):
@@ -265,7 +262,7 @@ def check_router(
 
 
 def wrong_groups(experts: int, k: int, groups: ExpertGroups) -> str | None:
-    """Says what is wrong with groups of experts, k of which a token gets; None: nothing."""
+    """Describes the error in groups of experts if a token chooses k experts; None: no error."""
     count, used = groups.count, groups.used
     if not 1 <= count <= MAX_EXPERT_GROUPS or experts % count:
         return f"{experts} experts in {count} groups: a divisor of them up to {MAX_EXPERT_GROUPS} is needed"
@@ -274,9 +271,9 @@ def wrong_groups(experts: int, k: int, groups: ExpertGroups) -> str | None:
     return None if groups.best in (1, 2) else f"the best {groups.best} experts of a group: 1 or 2 are allowed"
 
 
-def check_no_bias(what: str, bias: Buffer | None) -> None:
+def check_no_bias(op: str, bias: Buffer | None) -> None:
     if bias is not None:
-        raise ValueError(f"{what}: its weights may have no bias")
+        raise ValueError(f"{op}: its weights may have no bias")
 
 
 def check_conv(taps: int, activation: str) -> None:
@@ -303,19 +300,19 @@ def check_blend(first: Buffer | None, share: Buffer | None) -> None:
         raise ValueError("wkv7: first and share are needed together, or neither")
 
 
-def _check_choice(what: str, seen: str, allowed: tuple[str, ...]) -> None:
+def _check_choice(label: str, seen: str, allowed: tuple[str, ...]) -> None:
     if seen not in allowed:
-        raise ValueError(f"{what} {seen!r}: choose from {', '.join(allowed)}")
+        raise ValueError(f"{label} {seen!r}: choose from {', '.join(allowed)}")
 
 
-def check_parts(what: str, whole: int, parts: int) -> None:
-    """Refuses a number that so many parts cannot share evenly."""
+def check_parts(label: str, whole: int, parts: int) -> None:
+    """Refuses a number that ``parts`` does not divide."""
     if parts < 1 or whole % parts:
-        raise ValueError(f"{what}: {whole} of them cannot be shared evenly by {parts}")
+        raise ValueError(f"{label}: {whole} of them cannot be shared evenly by {parts}")
 
 
 def check_predictor(tensors: PredictorTensors) -> None:
-    """Refuses factors whose ranks differ and thresholds that are not one float32 per neuron."""
+    """Refuses factors whose ranks differ, and thresholds that are not one float32 per neuron."""
     check_matrix(tensors.first)
     check_matrix(tensors.second)
     if tensors.second.shape[1] != tensors.first.shape[0]:
@@ -325,12 +322,12 @@ def check_predictor(tensors: PredictorTensors) -> None:
     _check_experts("predictor", tensors.second.shape[0], tensors)
 
 
-def _check_vector(what: str, values: Floats | None, *shape: int) -> None:
+def _check_vector(label: str, values: Floats | None, *shape: int) -> None:
     if values is None:
         return
     if values.dtype != np.float32:
-        raise TypeError(f"{what} is {values.dtype}: float32 is needed")
+        raise TypeError(f"{label} is {values.dtype}: float32 is needed")
     if values.shape != shape:
-        raise ValueError(f"{what} of shape {values.shape}: {shape} is needed")
+        raise ValueError(f"{label} of shape {values.shape}: {shape} is needed")
     if not values.flags.c_contiguous:
-        raise ValueError(f"{what} with gaps between its values: a contiguous array is needed")
+        raise ValueError(f"{label} with gaps between its values: a contiguous array is needed")

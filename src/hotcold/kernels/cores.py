@@ -1,5 +1,4 @@
-"""Finds how many threads are worth starting, from affinity, the fast physical cores, and the CPU quotas of
-cgroups."""
+"""Number of threads worth starting, from affinity, fast physical cores, and CPU quotas of cgroups."""
 
 import ctypes
 import os
@@ -12,30 +11,29 @@ from typing import Any, NamedTuple
 from hotcold.windows import cores as cores_of
 from hotcold.windows import kernel32
 
-#: A core counts as slow below this share of the fastest one's speed. Small cores lie below it (Cortex-A55
-#: beside A76: 0.52 and less), those that only run at lower clocks above (Zen 5c beside Zen 5: 0.65): these
-#: help with prompts, and memory does not care.
+#: A core is slow below this share of the fastest one's speed. Small cores are below it (Cortex-A55 with A76:
+#: 0.52 and less). Equal cores at lower clocks are above (Zen 5c with Zen 5: 0.65). These help with prompts,
+#: and reading memory does not depend on the clock.
 _FAST_SHARE = 0.6
 
 
 class Cores(NamedTuple):
     cpus: Collection[int]  #: logical CPUs of the affinity
-    physical: int  #: their physical cores; two threads of one core wait for the same units
-    fast_cpus: Collection[int]  #: those of the faster kind, if a processor has two
-    fast: int  #: the physical cores of these
-    quota: int | None  #: CPUs' worth of time, rounded up: the smallest of the cgroups around this process
+    physical: int  #: their physical cores; two threads of one core compete for the same units
+    fast_cpus: Collection[int]  #: CPUs of the faster kind, if a processor has two
+    fast: int  #: physical cores of ``fast_cpus``
+    quota: int | None  #: CPUs, rounded up, by the smallest CPU quota of its cgroups
 
     @property
     def wanted(self) -> int:
-        """The number of threads to start: as many as fast cores, at least 1."""
+        """Number of threads to start: as many as fast cores, at least 1."""
         return max(1, min(self.fast, self.quota or self.fast))
 
 
 def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> Cores:
-    """The cores of ``cpus`` (None: the affinity). ``root`` has ``proc`` and ``sys``; missing files limit
-    nothing."""
+    """Finds the cores of ``cpus`` (None: the affinity). Files that ``root`` lacks set no limit."""
     if platform.system() == "Windows":
-        with suppress(OSError):  # it does not say
+        with suppress(OSError):  # Windows does not report cores
             return windows_cores(kernel32(), cpus)
     if cpus is None:
         if hasattr(os, "sched_getaffinity"):
@@ -49,8 +47,8 @@ def find_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> C
 
 
 def windows_cores(library: Any, cpus: Collection[int] | None = None) -> Cores:
-    """:func:`find_cores` by the ``kernel32`` of Windows, which says nothing of quotas. Its kinds have no
-    speeds: only those of the highest kind are fast. OSError: it does not say."""
+    """Finds cores with the ``kernel32`` of Windows, which reports no quotas. Its kinds of cores have no
+    speeds; only the highest kind is fast. OSError: Windows reports no cores."""
     cores = cores_of(library, cpus)
     if not cores:
         raise OSError("Windows names no core of this process")
@@ -61,15 +59,15 @@ def windows_cores(library: Any, cpus: Collection[int] | None = None) -> Cores:
 
 
 def available_cores(root: Path = Path("/"), cpus: Collection[int] | None = None) -> int:
-    """:attr:`Cores.wanted`; parameters of :func:`find_cores`."""
+    """Returns :attr:`Cores.wanted`; parameters of :func:`find_cores`."""
     return find_cores(root, cpus).wanted
 
 
 @contextmanager
 def on_fast_cores(threads: int, cores: Cores) -> Iterator[None]:
-    """Keeps threads that the calling thread starts meanwhile on the fast cores, if these are enough.
+    """Keeps threads that the calling thread starts inside the block on the fast cores, if these suffice.
 
-    The calling thread stays free. Systems without affinity, or that refuse it, place threads themselves."""
+    The calling thread's affinity is restored. Without affinity support the system places threads."""
     if not hasattr(os, "sched_setaffinity") or not threads <= cores.fast < cores.physical:
         yield
         return
@@ -84,7 +82,7 @@ def on_fast_cores(threads: int, cores: Cores) -> Iterator[None]:
 
 
 def cache_bytes(cpus: Collection[int], root: Path = Path("/")) -> int:
-    """Bytes of the caches of these CPUs, the largest of those with the same users; 0 if unknown."""
+    """Returns bytes of these CPUs' caches, of caches of the same CPUs only the largest; 0 if unknown."""
     sizes: dict[str, int] = {}
     for path in (root / f"sys/devices/system/cpu/cpu{cpu}/cache" for cpu in cpus):
         for size in path.glob("index*/size"):
@@ -94,10 +92,10 @@ def cache_bytes(cpus: Collection[int], root: Path = Path("/")) -> int:
 
 
 def cgroups(membership: Path, mount: Path, controller: str) -> Iterator[tuple[int, Path]]:
-    """Version (1, 2) and folder of each cgroup around this process that may limit what a controller governs.
+    """Yields version (1, 2) and folder of each cgroup around this process that a controller may limit.
 
-    ``membership`` is ``/proc/self/cgroup``, ``mount`` ``/sys/fs/cgroup``; a container may see its own group
-    there, and not the path that it is told."""
+    ``membership`` is ``/proc/self/cgroup``, ``mount`` ``/sys/fs/cgroup``. A container may have its own group
+    mounted there, and not the path in ``membership``."""
     for line in read_text(membership).splitlines():
         hierarchy, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         parts = [part for part in path.split("/") if part not in ("", "..")]
@@ -109,7 +107,7 @@ def cgroups(membership: Path, mount: Path, controller: str) -> Iterator[tuple[in
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of ``/proc`` or ``/sys``; empty if it cannot be read."""
+    """Returns the text of a file of ``/proc`` or ``/sys``; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -122,7 +120,7 @@ def _count_cores(root: Path, cpus: Collection[int]) -> int:
 
 
 def _fast_cpus(root: Path, cpus: Collection[int]) -> Collection[int]:
-    """The CPUs of the faster kind; all of them if they are alike or unknown."""
+    """Returns the CPUs of the faster kind; all CPUs if they are equal or unknown."""
     if platform.system() == "Darwin":
         return list(cpus)[: _sysctl("hw.perflevel0.physicalcpu") or len(cpus)]
     speeds = _speeds(root, cpus)
@@ -132,7 +130,7 @@ def _fast_cpus(root: Path, cpus: Collection[int]) -> Collection[int]:
 
 
 def _speeds(root: Path, cpus: Collection[int]) -> list[int]:
-    """The speed of each CPU, in any unit: Intel's two kinds, else Arm's capacity, else the clock."""
+    """Returns the speed of each CPU, in any unit: Intel's two kinds, else Arm's capacity, else the clock."""
     kinds = [ranges_of(read_text(root / f"sys/devices/cpu_{kind}/cpus")) for kind in ("core", "atom")]
     if all(kinds):
         return [int(any(first <= cpu <= last for first, last in kinds[0])) for cpu in cpus]
@@ -144,16 +142,16 @@ def _speeds(root: Path, cpus: Collection[int]) -> list[int]:
 
 
 def _sysctl(name: str) -> int:
-    """A whole number of macOS; 0 if it has none of this name."""
+    """Returns an integer setting of macOS; 0 if the name is unknown."""
     value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
-    found = ctypes.CDLL(None).sysctlbyname(
+    status = ctypes.CDLL(None).sysctlbyname(
         name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
     )
-    return value.value if found == 0 else 0
+    return value.value if status == 0 else 0
 
 
 def ranges_of(text: str) -> list[tuple[int, int]]:
-    """The ranges in a list of CPUs such as "0-3,8"; empty if it makes no sense."""
+    """Returns the ranges in a list of CPUs such as "0-3,8"; empty if it cannot be parsed."""
     try:
         ends = [part.split("-") for part in text.strip().split(",")]
         return [(int(each[0]), int(each[-1])) for each in ends]
@@ -162,13 +160,13 @@ def ranges_of(text: str) -> list[tuple[int, int]]:
 
 
 def _core(siblings: Path, cpu: int) -> str:
-    """The list of CPUs of a core, such as "0,4" or "0-1": the same text for each of them."""
+    """Returns the list of a core's CPUs, such as "0,4" or "0-1": the same text for each of them."""
     text = read_text(siblings).strip()
     return text if any(first <= cpu <= last for first, last in ranges_of(text)) else str(cpu)
 
 
 def _quota(version: int, folder: Path) -> int | None:
-    """CPUs' worth of time, rounded up; None without a limit."""
+    """Returns the quota in CPUs' worth of time, rounded up; None without a limit."""
     try:
         if version == 2:
             quota, period = map(int, read_text(folder / "cpu.max").split())

@@ -1,6 +1,6 @@
 """The ``cpu`` backend: C++ kernels for the best instruction set of this processor, on one pool of threads.
 
-cpu_weights.py says how weights lie in memory."""
+cpu_weights.py describes the memory layout of weights."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -48,12 +48,12 @@ from hotcold.kernels.memory_nodes import memory_nodes
 from hotcold.kernels.processor import STREAMS
 
 MAX_THREADS = 1024
-MOST_ROWS = 1 << 20  #: of a step; pieces of work are counted in 32 bits
+MOST_ROWS = 1 << 20  #: of a step; work items are counted in 32 bits
 _INT32_MAX = 2**31 - 1
 
 
 class _Recorder:
-    """A program under construction, with the arrays and weights that its pointers lead to."""
+    """A program under construction, with the arrays and weights that it points to."""
 
     def __init__(self, isa: str, pool: _native.Pool, batch: Batch) -> None:
         self.batch = batch
@@ -61,9 +61,11 @@ class _Recorder:
         self.kept: list[object] = [pool, batch]
 
     def run(self) -> None:
-        """Runs every op, without the GIL; ValueError if a number of the batch is out of its range. On
-        the main thread what a signal handler raises (KeyboardInterrupt) ends it within a tenth of a second,
-        once the pieces under way are done. ExpertReadError: an expert cannot be read."""
+        """Runs every op, without the GIL. ValueError: a number of the batch is out of range. ExpertReadError:
+        an expert cannot be read.
+
+        On the main thread an exception of a signal handler (KeyboardInterrupt) ends it within a tenth of a
+        second, after the current work items."""
         try:
             self.native.run()
         except _native.DiskError as error:
@@ -75,8 +77,8 @@ class _Empty:
         """No op was recorded."""
 
 
-class _Here(threading.local):
-    """The program that a thread records. Each has its own: two sessions may be opened at the same time."""
+class _ThreadRecording(threading.local):
+    """The program that a thread records: one per thread, since two sessions may open at once."""
 
     recording = False
     recorder: _Recorder | None = None
@@ -102,40 +104,40 @@ class CPUBackend(CPUStateOps, HostMemory):
         try:
             with on_fast_cores(threads, cores):
                 self._pool = _native.Pool(threads)
-        except ValueError as error:  # some could not be started
+        except ValueError as error:  # the system refused to start some threads
             raise UserError(str(error)) from None
         self._packer = Packer(self._pool)
-        self._here = _Here()
+        self._current = _ThreadRecording()
 
     @property
     def threads(self) -> int:
         return self._pool.threads
 
     def record(self, fn: Callable[[], None], rows: int | None = None) -> _Recorder | _Empty:
-        here = self._here
-        if here.recording:
+        current = self._current
+        if current.recording:
             raise RuntimeError("record inside record: one program is recorded at a time")
-        here.recording = True
+        current.recording = True
         try:
             fn()
-            return here.recorder or _Empty()
+            return current.recorder or _Empty()
         finally:
-            here.recording, here.recorder = False, None
+            current.recording, current.recorder = False, None
 
     def _op(self, batch: Batch, append: Callable[[_native.Program], None], *kept: object) -> None:
         """Appends one op to the program being recorded, or runs it at once."""
         recorder = self._recorder_of(batch)
         append(recorder.native)
         recorder.kept.extend(kept)
-        if not self._here.recording:
+        if not self._current.recording:
             recorder.run()
 
     def _recorder_of(self, batch: Batch) -> _Recorder:
-        recorder = self._here.recorder or _Recorder(self.isa, self._pool, batch)
+        recorder = self._current.recorder or _Recorder(self.isa, self._pool, batch)
         if recorder.batch is not batch:
             raise ValueError("a program reads one batch: record a second program for another")
-        if self._here.recording:
-            self._here.recorder = recorder
+        if self._current.recording:
+            self._current.recorder = recorder
         return recorder
 
     # Weights
@@ -178,17 +180,17 @@ class CPUBackend(CPUStateOps, HostMemory):
         self._op(batch, lambda p: p.collect(*args, out), out, box)
 
     def serve(self, link: _native.Link, layers: Sequence[tuple[int, Program]]) -> None:
-        own = []
+        programs = []
         for layer, program in layers:
             if not isinstance(program, _Recorder):
                 raise TypeError(
                     f"a {type(program).__name__} of layer {layer}: this backend's programs are needed"
                 )
-            own.append((layer, program.native))
+            programs.append((layer, program.native))
         self._pool.share_cores()
-        _native.serve(link, own)
+        _native.serve(link, programs)
 
-    # Ops; the extension refuses buffers that are not exactly right
+    # Ops; the extension checks their buffers
 
     def embed(
         self,
@@ -218,10 +220,10 @@ class CPUBackend(CPUStateOps, HostMemory):
         where: Buffer | None = None,
         stats: FFNStats | None = None,
     ) -> None:
-        own = [checks.own_weights(w, PackedMatrix) for w in weights]
-        args = [w.rows for w in own], [w.bias for w in own], list(outs), accumulate, int(rows)
+        matrices = [checks.own_weights(w, PackedMatrix) for w in weights]
+        args = [w.rows for w in matrices], [w.bias for w in matrices], list(outs), accumulate, int(rows)
         counts = stats.counts[stats.row] if stats else None
-        self._op(batch, lambda p: p.linear(x, *args, where, counts), x, *own, *outs, where, counts)
+        self._op(batch, lambda p: p.linear(x, *args, where, counts), x, *matrices, *outs, where, counts)
 
     def linear_heads(self, x: Buffer, weights: Matrix, batch: Batch, out: Buffer) -> None:
         w = checks.own_weights(weights, PackedMatrix)
@@ -265,15 +267,16 @@ class CPUBackend(CPUStateOps, HostMemory):
         counts = call.stats.counts[call.stats.row] if call.stats else None
         ids, factors = (call.chosen.ids, call.chosen.factors) if call.chosen else (None, None)
         args = call.x, w.native, call.out, call.skip, call.mask, call.active, counts, call.accumulate
-        more = ids, factors, call.gates, call.strongest
-        self._op(call.batch, lambda p: p.ffn(*args, *more), call)
+        options = ids, factors, call.gates, call.strongest
+        self._op(call.batch, lambda p: p.ffn(*args, *options), call)
 
     def router(self, call: RouterCall) -> None:
-        w, bias, each = checks.own_weights(call.weights, PackedMatrix), call.selection_bias, call.expert_scale
-        checks.check_router(call, w.shape[0], bias, each)
+        w = checks.own_weights(call.weights, PackedMatrix)
+        bias, expert_scale = call.selection_bias, call.expert_scale
+        checks.check_router(call, w.shape[0], bias, expert_scale)
         args = call.x, w.rows, w.bias, call.ids, call.factors, call.k, call.score == "softmax", bias
-        more = call.normalise, call.scale, each, *_group_numbers(call.groups)
-        self._op(call.batch, lambda p: p.router(*args, *more), call)
+        scaling = call.normalise, call.scale, expert_scale, *_group_numbers(call.groups)
+        self._op(call.batch, lambda p: p.router(*args, *scaling), call)
 
     def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:
         self._op(batch, lambda p: p.add(x, y, keep, scale), x, y)
@@ -302,8 +305,7 @@ class CPUBackend(CPUStateOps, HostMemory):
 
 
 class ReadProbe:
-    """Measures how fast a backend's pool can stream through ``nbytes`` (whole MiB, at least one), far more
-    than any cache holds."""
+    """Measures how fast a backend's pool streams through ``nbytes`` (whole MiB, at least one)."""
 
     def __init__(self, backend: CPUBackend, nbytes: int = 256 << 20) -> None:
         self._backend = backend
@@ -315,17 +317,17 @@ class ReadProbe:
             _native.WeightRows(self._memory, piece << 20, 1 << 16, 16, 1 << 14, 0).pack(ones, backend._pool)
 
     def measure(self, seconds: float = 0.2, backend: Backend | None = None) -> float:
-        """GB/s (10^9 bytes) of the fastest of :data:`STREAMS`, each for its part of ``seconds``."""
+        """Returns GB/s (10^9 bytes) of the fastest of :data:`STREAMS`; all take ``seconds`` together."""
         return max(self.rate(n, seconds / len(STREAMS), backend) for n in STREAMS)
 
     def rate(self, streams: int, seconds: float, backend: Backend | None = None) -> float:
-        """GB/s of all threads of the pool, or of another backend's, with this number of streams a thread."""
-        own = cast(CPUBackend, backend or self._backend)
-        return _native.read_bandwidth(own.isa, own._pool, self._memory, seconds, streams)
+        """Returns GB/s of all threads of this or another backend's pool, with ``streams`` per thread."""
+        measured = cast(CPUBackend, backend or self._backend)
+        return _native.read_bandwidth(measured.isa, measured._pool, self._memory, seconds, streams)
 
 
 def _bits(cache: Buffer) -> Buffer:
-    """A KV cache as the extension takes it, which knows no float16."""
+    """Returns a KV cache as the extension takes it: float16 as uint16, since it knows no float16."""
     return cache.view(np.uint16) if cache.dtype == np.float16 else cache
 
 

@@ -1,13 +1,13 @@
-"""Experts that stay in the model's file until a step names them (csrc/disk says how).
+"""Experts that stay in the model's file until a step needs them; csrc/disk describes the reads.
 
-A layer has slots in memory for some of its experts, laid out as cpu_weights.py lays out all of them. An
-expert is read when the router has named it: by Linux's io_uring, or else by threads that read a piece each,
-past the system's cache where the file system allows that.
+With :class:`ExpertSlots` a layer has slots in memory for some of its experts, in cpu_weights.py's layout. An
+expert is read when the router chooses it: by Linux's io_uring, or by threads that read a piece each. Where
+the file system allows it, reads bypass the system's cache.
 
-Or all experts lie in memory but for rows of up and down, and of gates where predictors name neurons: then
-each has those of its first neurons there, and those of others are read when a step needs them, and forgotten.
+With :class:`HotRows` all experts are in memory except for rows of up and down, and of gates where predictors
+name neurons. Each expert keeps the rows of its first neurons. A step reads other rows when it needs them.
 
-A file may have a neuron's rows side by side: then they lie so in memory, too, and are read together."""
+If the file stores a neuron's rows together, memory does too, and one read fetches them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ from hotcold.kernels.file_reads import READERS, asked_for_rings
 
 
 @dataclass(frozen=True)
-class _Lying:
-    """Where a tensor of experts lies."""
+class _FileRows:
+    """Location of a tensor of experts in a file."""
 
-    file: int  #: its number
+    file: int  #: the file's number
     offsets: list[int]  #: of each expert's first row
-    rows: int  #: of an expert, of all that lie side by side with these
+    rows: int  #: of an expert, interleaved tensors included
     row_bytes: int
-    pitch: int  #: rows of the file from one of these to the next one
+    pitch: int  #: file rows from one row of this tensor to its next
 
-    def follows(self, other: "_Lying") -> bool:
-        """True if each of these rows lies behind one of the other."""
+    def follows(self, other: "_FileRows") -> bool:
+        """Returns whether each of these rows directly follows a row of the other tensor."""
         behind = [at + self.row_bytes for at in other.offsets]
         alike = (self.file, self.pitch, self.row_bytes) == (other.file, other.pitch, other.row_bytes)
         return self.pitch > 1 and alike and behind == self.offsets
@@ -49,7 +49,7 @@ class Disk:
 
     @property
     def direct(self) -> bool:
-        """True if all files are read past the system's cache."""
+        """Whether all file reads bypass the system's cache."""
         return all(self.native.direct(number) for number in self._files.values())
 
     def counts(self) -> DiskCounts:
@@ -62,7 +62,7 @@ class Disk:
         self, tensors: FFNTensors, residency: ExpertSlots, arena: _native.Arena
     ) -> tuple[_native.WeightRows | None, _native.WeightRows, _native.WeightRows, _native.ExpertCache]:
         """Makes rows of gate, up and down in slots, and the cache that fills them. ValueError: the experts
-        are not stored in a file, or are not alike."""
+        are not stored in a file, or their shapes differ."""
         experts, slots = tensors.experts, residency.slots
         neurons, dim = tensors.up.shape[0] // experts, tensors.up.shape[1]
         if tensors.expert_ends is not None or tensors.down_blocks is not None:
@@ -88,17 +88,17 @@ class Disk:
         together = not dense and not by_output and self._side_by_side(three, experts)
         gate = None if tensors.gate is None or together else matrix(tensors.gate)
         if together:
-            whole, (gate, up, own) = _rows_side_by_side(arena, count, dim, tensors.up.type.id, 3)
+            whole, (gate, up, down_rows) = _rows_side_by_side(arena, count, dim, tensors.up.type.id, 3)
             self._add(cache, whole, three, experts)
         elif dense:
-            up, own = matrix(tensors.up), matrix(down)
+            up, down_rows = matrix(tensors.up), matrix(down)
         elif by_output and down.type.weights > 1:
             sizes = dim, count, down.type.id
             panels = _native.WeightRows.panels(arena.take(_native.panels_size(*sizes)), *sizes)
-            up, own = matrix(tensors.up), part(panels, down, by_output=True)
+            up, down_rows = matrix(tensors.up), part(panels, down, by_output=True)
         else:
             down_size = _native.row_size(down.type.id, dim)
-            paired = gate is not None  # then a neuron's up row and its down row lie side by side
+            paired = gate is not None  # then a neuron's up row and its down row are neighbours
             stride = up_size + down_size if paired else down_size
             memory = arena.take(count * stride)
             if paired:
@@ -108,36 +108,36 @@ class Disk:
                 up = matrix(tensors.up)
             at = up_size if paired else 0
             rows = _native.WeightRows(memory, at, stride, count, dim, down.type.id)
-            own = part(rows, down, by_output=by_output)
+            down_rows = part(rows, down, by_output=by_output)
         if residency.preloaded:
             try:
                 cache.fill(list(residency.preloaded), residency.pinned)
             except _native.DiskError as error:
                 raise FileError(str(error)) from None
         self._expert_caches.append(cache)
-        return gate, up, own, cache
+        return gate, up, down_rows, cache
 
     def cold_rows(
         self, tensors: FFNTensors, residency: HotRows
     ) -> tuple[list[_native.WeightRows], _native.ColdRows]:
-        """Makes rows of up and down, also of gate where the residency says so, reads the hot ones, and makes
-        the reader of the others. ValueError: the experts are not stored in a file, or are not alike."""
+        """Makes rows of up and down, also of gate where the residency says so. Reads the hot ones, and makes
+        the reader of the others. ValueError: the experts are not stored in a file, or their shapes differ."""
         experts, (count, dim) = tensors.experts, tensors.up.shape
         if tensors.expert_ends is not None or tensors.down_layout != "by_neuron":
             raise ValueError("rows that are read one by one are those of whole experts, down by neuron")
-        some: list[AnyTensor | None] = [tensors.up, tensors.down]
+        tensors_read: list[AnyTensor | None] = [tensors.up, tensors.down]
         if residency.gates:
-            some.insert(0, tensors.gate)
+            tensors_read.insert(0, tensors.gate)
         facts = list(residency.neurons), residency.buffer_neurons, residency.gates
         cold = _native.ColdRows(self.native, residency.label, count // experts, *facts)
         arena = _native.Arena(huge=False)  # a page of it is a few rows
-        if self._side_by_side(some, experts):
-            whole, rows = _rows_side_by_side(arena, count, dim, tensors.up.type.id, len(some))
-            self._add(cold, whole, some, experts)
+        if self._side_by_side(tensors_read, experts):
+            whole, rows = _rows_side_by_side(arena, count, dim, tensors.up.type.id, len(tensors_read))
+            self._add(cold, whole, tensors_read, experts)
         else:
-            sizes = [_native.row_size(each.type.id, dim) for each in some if each is not None]
+            sizes = [_native.row_size(each.type.id, dim) for each in tensors_read if each is not None]
             memory, rows, at = arena.take(count * sum(sizes)), [], 0
-            for tensor, size in zip(some, sizes, strict=True):
+            for tensor, size in zip(tensors_read, sizes, strict=True):
                 assert tensor is not None
                 rows.append(_native.WeightRows(memory, at, sum(sizes), count, dim, tensor.type.id))
                 self._add(cold, rows[-1], [tensor], experts)
@@ -150,12 +150,12 @@ class Disk:
         return rows, cold
 
     def _side_by_side(self, tensors: Sequence[AnyTensor | None], experts: int) -> bool:
-        """True if the file has the rows of a neuron side by side, in this order."""
-        lying = [each for each in tensors if isinstance(each, StoredTensor) and each.chosen is not None]
-        if len(lying) != len(tensors) or len({each.type.id for each in lying}) > 1:
+        """Returns whether the file stores the rows of each neuron together, in this order."""
+        stored = [each for each in tensors if isinstance(each, StoredTensor) and each.chosen is not None]
+        if len(stored) != len(tensors) or len({each.type.id for each in stored}) > 1:
             return False
-        found = [self._experts(each, experts) for each in lying]
-        return all(second.follows(first) for first, second in pairwise(found))
+        places = [self._experts(each, experts) for each in stored]
+        return all(second.follows(first) for first, second in pairwise(places))
 
     def _add(
         self,
@@ -166,17 +166,16 @@ class Disk:
         *,
         by_output: bool = False,
     ) -> None:
-        """Has rows filled from a tensor, or from several that lie side by side."""
-        lying = self._experts(tensors[0], experts)
-        part = lying.file, lying.offsets, lying.rows, lying.row_bytes, len(tensors), lying.pitch
+        """Registers the file tensors that fill these rows: one, or several with interleaved rows."""
+        place = self._experts(tensors[0], experts)
+        part = place.file, place.offsets, place.rows, place.row_bytes, len(tensors), place.pitch
         if isinstance(to, _native.ExpertCache):
             to.add(self.native, rows, by_output, *part)
         else:
             to.add(self.native, rows, *part)
 
-    def _experts(self, tensor: AnyTensor | None, experts: int) -> _Lying:
-        """Where the experts of a tensor lie. ValueError: these experts cannot be read one by one, or the file
-        not at all."""
+    def _experts(self, tensor: AnyTensor | None, experts: int) -> _FileRows:
+        """Locates the experts of a tensor. ValueError: single experts, or this file, cannot be read."""
         if not isinstance(tensor, StoredTensor) or tensor.by_column:
             raise ValueError("experts that are read when they are named must lie in a file")
         if tensor.factors is not None:
@@ -193,10 +192,10 @@ class Disk:
                 raise ValueError("the rows of an expert do not lie together in the file")
             firsts = chosen[:, 0].tolist()
         offsets = [tensor.offset + first * tensor.row_bytes for first in firsts]
-        return _Lying(self._files[tensor.file], offsets, rows * pitch, tensor.row_bytes, pitch)
+        return _FileRows(self._files[tensor.file], offsets, rows * pitch, tensor.row_bytes, pitch)
 
     def _number(self, tensor: StoredTensor) -> int:
-        """Opens a tensor's file once more."""
+        """Opens a tensor's file a second time; returns its number."""
         with tensor.descriptor() as number:
             try:
                 return self.native.add(number)
@@ -205,11 +204,10 @@ class Disk:
 
 
 def _rows_side_by_side(
-    arena: _native.Arena, neurons: int, dim: int, kind: int, each: int
+    arena: _native.Arena, neurons: int, dim: int, kind: int, count: int
 ) -> tuple[_native.WeightRows, list[_native.WeightRows]]:
-    """Rows of which each neuron has so many, one after another: all of them, and each of its first, second,
-    ..."""
+    """Makes interleaved rows, one of each matrix per neuron. Returns all rows, and each matrix's."""
     size = _native.row_size(kind, dim)
-    memory = arena.take(neurons * each * size)
-    own = [_native.WeightRows(memory, i * size, each * size, neurons, dim, kind) for i in range(each)]
-    return _native.WeightRows(memory, 0, size, each * neurons, dim, kind), own
+    memory = arena.take(neurons * count * size)
+    parts = [_native.WeightRows(memory, i * size, count * size, neurons, dim, kind) for i in range(count)]
+    return _native.WeightRows(memory, 0, size, count * neurons, dim, kind), parts

@@ -1,4 +1,4 @@
-"""The part of the ``cpu`` backend that :class:`hotcold.kernels.state_ops.StateOps` describes."""
+"""The ``cpu`` backend's implementation of :class:`hotcold.kernels.state_ops.StateOps`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hotcold.kernels.state_ops import GATE_ACTIVATIONS
 if TYPE_CHECKING:
     from hotcold.kernels import _native
 
-#: Numbers of activations in the extension, which are those of gates and more.
+#: The extension's activation numbers: those of gates, then ``tanh``.
 _PLAIN = {"sigmoid": GATE_ACTIVATIONS.index("sigmoid"), "tanh": len(GATE_ACTIVATIONS)}
 
 
 class CPUStateOps(ABC):
-    """The extension refuses buffers that are not exactly right."""
+    """State ops in C++; the extension checks their buffers."""
 
     @abstractmethod
     def _op(self, batch: Batch, append: Callable[[_native.Program], None], *kept: object) -> None: ...
@@ -63,8 +63,8 @@ class CPUStateOps(ABC):
     def token_shift(
         self, x: Buffer, mixes: Buffer, batch: Batch, state: Buffer, outs: Sequence[Buffer]
     ) -> None:
-        own = [*outs]
-        self._op(batch, lambda p: p.token_shift(x, mixes, state, own), x, mixes, state, *own)
+        targets = [*outs]
+        self._op(batch, lambda p: p.token_shift(x, mixes, state, targets), x, mixes, state, *targets)
 
     def wkv7(self, call: Wkv7Call) -> None:
         rows = call.r, call.k, call.v, call.decay, call.rate, call.first, call.share

@@ -1,10 +1,10 @@
-"""Weights of the ``cpu`` backend, packed once (csrc/simd/types.h says how).
+"""Weights of the ``cpu`` backend, packed once; csrc/simd/types.h describes the layout.
 
-Tensors that lie in a file are read piece by piece on the pool's threads, which pack what they have just read.
-All matrices share one arena of huge pages. A layer's FFN that lies by neuron takes two pieces of it: the gate
-rows, one contiguous stream, and for each neuron its up row then its down row. Where the activation gives
-zeros, down by output is transposed if its type is a float, and packed into panels if it is quantised. Experts
-lie one after another in each of these."""
+Threads of the pool read file tensors piece by piece and pack each piece right after reading it. All matrices
+share one arena of huge pages. An FFN by neuron takes two pieces of it: the gate rows, one contiguous stream,
+and for each neuron its up row then its down row. Where the activation gives zeros, down by output is
+transposed if its type is a float, and packed into panels if it is quantised. Experts are concatenated in each
+piece."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class PackedFFN:
     activation: str
     gated: bool
     dense: bool  #: whether down is a dot over all neurons
-    cache: _native.ExpertCache | None = None  #: that experts are read to when they are named
+    cache: _native.ExpertCache | None = None  #: the layer's expert cache, if it has one
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class PackedPredictor:
 
 
 class Packer:
-    """Makes weights of tensors, on the threads of a pool."""
+    """Makes weights of tensors on the threads of a pool."""
 
     def __init__(self, pool: _native.Pool) -> None:
         self._pool = pool
         self._arena = _native.Arena(memory_nodes())
-        self.disk: Disk | None = None  #: that experts are read of when they are named, if any are
+        self.disk: Disk | None = None  #: files of experts that are read when a step needs them, if any
 
     def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> PackedMatrix:
         rows, cols = tensor.shape
@@ -99,20 +99,20 @@ class Packer:
             assert tensors.gate is not None
             self.disk = self.disk or Disk()
             matrices, cold = self.disk.cold_rows(tensors, residency)
-            gate, up, own = matrices if residency.gates else [self.matrix(tensors.gate).rows, *matrices]
+            gate, up, down_rows = matrices if residency.gates else [self.matrix(tensors.gate).rows, *matrices]
             first = 0 if residency.gates else 1
             whole[first:] = [n // neurons * sum(residency.neurons) for n in whole[first:]]
         elif residency is not None:
             self.disk = self.disk or Disk()
-            gate, up, own, cache = self.disk.rows(tensors, residency, self._arena)
+            gate, up, down_rows, cache = self.disk.rows(tensors, residency, self._arena)
             whole = [n // tensors.experts * residency.slots for n in whole]
         else:
-            gate, up, own = self._rows(tensors, sizes, dense=dense, panels=panels)
+            gate, up, down_rows = self._rows(tensors, sizes, dense=dense, panels=panels)
         biases = (tensors.gate_bias, tensors.up_bias, tensors.down_bias)
         gate_bias, up_bias, down_bias = (None if each is None else each.reshape(-1) for each in biases)
         kind = dense, ACTIVATIONS.index(tensors.activation)
         numbers = tensors.threshold, tensors.limit, tensors.alpha
-        rows = gate, up, own, gate_bias, up_bias, down_bias
+        rows = gate, up, down_rows, gate_bias, up_bias, down_bias
         row_bytes = (sizes[0], sizes[1], *(panel_bytes(down.type, dim) if panels else (sizes[2], 0)))
         return PackedFFN(
             native=_native.FfnWeights(*rows, *kind, *numbers, tensors.ends, tensors.chosen, cache, cold),
@@ -131,7 +131,7 @@ class Packer:
     def _rows(
         self, tensors: FFNTensors, sizes: Sequence[int], *, dense: bool, panels: bool
     ) -> tuple[_native.WeightRows | None, _native.WeightRows, _native.WeightRows]:
-        """Rows of gate, up and down, the latter perhaps in panels; ``sizes`` are bytes of one of each."""
+        """Makes rows of gate, up and down (perhaps in panels); ``sizes`` are bytes per row."""
         gate = None if tensors.gate is None else self.matrix(tensors.gate).rows
         if panels:
             return gate, self.matrix(tensors.up).rows, self._panels(tensors)
@@ -157,7 +157,7 @@ class Packer:
     def _down_rows(
         self, memory: _native.Memory, offset: int, stride: int, tensors: FFNTensors
     ) -> _native.WeightRows:
-        """Rows by neuron; of a float type by output, without any change of a value."""
+        """Makes rows by neuron; a by-output down of a float type is transposed without changing a value."""
         if tensors.down_layout == "by_neuron":
             return self._packed(memory, offset, stride, tensors.down)
         neurons, dim = tensors.up.shape
@@ -175,7 +175,7 @@ class Packer:
         return panels
 
     def _fill(self, rows: _native.WeightRows, tensor: AnyTensor, *, by_output: bool = False) -> None:
-        # The extension reads chosen rows or columns of a tensor itself where they become rows.
+        # The extension itself reads selected rows, or columns that become rows.
         direct = isinstance(tensor, StoredTensor) and (tensor.chosen is None or tensor.by_column == by_output)
         if not direct:
             rows.pack(tensor.load().data, self._pool, by_output)

@@ -1,4 +1,4 @@
-"""Describes the FFNs and predictors that a backend is given, and how neurons lie in masks and in down."""
+"""FFNs and predictors as a backend takes them, and the order of neurons in masks and in down."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -20,17 +20,17 @@ SPARSE_ACTIVATIONS = ("relu", "drelu", "relu2")
 
 @dataclass(frozen=True)
 class FFNTensors:
-    """One layer's FFN as a file has it. ``gate`` is None without gating; then ``up`` plays its part.
+    """An FFN of one layer as stored in a file. Without a gate, ``gate`` is None and ``up`` plays its part.
 
     ``down`` is ``(N, D)`` when ``down_layout`` is ``by_neuron`` and ``(D, N)`` when it is ``by_output``.
-    Where the activation gives zeros, a backend makes rows by neuron of the latter too: it transposes float
-    types and packs quantised ones into panels, but for types without (see :func:`is_dense`).
+    Where the activation gives zeros, a backend makes rows by neuron of a by-output down. It transposes float
+    types and packs quantised types into panels, if the type has panels (see :func:`is_dense`).
 
-    Experts lie one after another: gate, up and down by neuron are ``(E * N, D)``, down by output ``(E * D,
-    N)``, as GGUF's ``*_exps`` are, and biases ``[E * N]`` and ``[E, D]``. In a half of a layer experts may
-    have different numbers of neurons, which ``expert_ends`` tells. By output each then has all of its neurons
-    or none, and down has nothing of the latter; or down has all that the file has, and ``down_blocks`` says
-    which blocks of each expert's rows are the half's, where the activation gives zeros."""
+    Experts are concatenated like GGUF's ``*_exps``: gate, up and down by neuron ``(E * N, D)``, down by
+    output ``(E * D, N)``. Biases are ``[E * N]`` and ``[E, D]``. In one half of a split layer experts may
+    differ in their number of neurons; ``expert_ends`` gives it. By output, each expert then has all of its
+    neurons or none, and down omits experts without neurons. Where the activation gives zeros, down may
+    instead be the file's whole down; ``down_blocks`` then selects the half's blocks of each expert's rows."""
 
     gate: AnyTensor | None
     up: AnyTensor
@@ -42,11 +42,11 @@ class FFNTensors:
     up_bias: Floats | None = None
     down_bias: Floats | None = None
     _: KW_ONLY
-    limit: float = 7.0  #: of ``swiglu_oai``; the others do not read it
-    alpha: float = 1.702  #: likewise
+    limit: float = 7.0  #: only for ``swiglu_oai``
+    alpha: float = 1.702  #: only for ``swiglu_oai``
     experts: int = 1
-    chosen: int = 1  #: how many experts a token chooses, k
-    expert_ends: tuple[int, ...] | None = None  #: where each expert's rows of up end; None: N rows each
+    chosen: int = 1  #: experts that a token chooses, k
+    expert_ends: tuple[int, ...] | None = None  #: end of each expert's rows of up; None: N rows each
     down_blocks: npt.NDArray[np.bool_] | None = None  #: ``[E, blocks of a row]``; None: all
     residency: Residency | None = None  #: None: all weights are in memory
 
@@ -56,7 +56,7 @@ class FFNTensors:
 
     @property
     def down_nbytes(self) -> int:
-        """Bytes of down, of what belongs to these experts."""
+        """Bytes of the part of down that belongs to these experts."""
         if self.down_blocks is None:
             return self.down.nbytes
         return int(self.down_blocks.sum()) * self.up.shape[1] * self.down.type.nbytes
@@ -76,10 +76,9 @@ class FFNTensors:
 
 @dataclass(frozen=True)
 class PredictorTensors:
-    """``score = second @ act(first @ x)``; neuron i is a candidate when ``score[i] >= threshold[i]``.
+    """A predictor: neuron i is a candidate when ``second @ act(first @ x)`` is at least its threshold.
 
-    Experts of a layer share the first factor; their rows of the second lie one after another, ``(E * N, R)``,
-    as in :class:`FFNTensors`."""
+    Experts of a layer share the first factor. Their rows of the second are concatenated, ``(E * N, R)``."""
 
     first: Tensor  # (R, D)
     second: Tensor  # (N, R)
@@ -87,8 +86,8 @@ class PredictorTensors:
     relu: bool  #: ReLU between the factors (PowerInfer's), or nothing (a truncated SVD)
     _: KW_ONLY
     experts: int = 1
-    chosen: int = 1  #: how many experts a token chooses, k
-    expert_ends: tuple[int, ...] | None = None  #: where each expert's rows of the second factor end
+    chosen: int = 1  #: experts that a token chooses, k
+    expert_ends: tuple[int, ...] | None = None  #: end of each expert's rows of the second factor
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -96,13 +95,12 @@ class PredictorTensors:
 
 
 def equal_ends(rows: int, experts: int) -> tuple[int, ...]:
-    """Where the rows of each of so many equal experts end."""
+    """Returns the end of each expert's rows, for experts of equal size."""
     return tuple(rows // experts * (expert + 1) for expert in range(experts))
 
 
 def mask_words(ends: Sequence[int]) -> list[int]:
-    """Where the words of each expert begin in a row of a mask, and where the last one's end: each begins at a
-    whole word."""
+    """Returns the first word of each expert in a row of a mask, then the end of the last expert."""
     begins = [0]
     for first, end in pairwise((0, *ends)):
         begins.append(begins[-1] - (first - end) // 64)
@@ -110,25 +108,25 @@ def mask_words(ends: Sequence[int]) -> list[int]:
 
 
 def mask_bits(ends: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Which bit of a row of a mask is each neuron's, ``[N]``."""
+    """Returns the bit of each neuron in a row of a mask, ``[N]``."""
     padding = 64 * np.array(mask_words(ends)[:-1]) - np.array((0, *ends[:-1]))
     bits: npt.NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(padding, np.diff((0, *ends)))
     return bits
 
 
 def is_dense(down_layout: str, down: BlockType, activation: str) -> bool:
-    """True if down is a dot over all neurons, whichever of them fire: it lies by output, and the activation
-    gives no zeros or nothing can be made of its blocks that lies by neuron."""
+    """Returns whether down is a dot over all neurons, active or not. That holds for by-output types if the
+    activation gives no zeros, or if the type has neither rows by neuron nor panels."""
     return down_layout == "by_output" and not (activation in SPARSE_ACTIVATIONS and down.panels)
 
 
 def scale_run(type: BlockType) -> int:
-    """Neurons whose down weights of one output share a scale, where blocks lie along the neurons."""
+    """Returns how many neurons share a scale per output, where blocks run along the neurons."""
     return 16 if type.name == "Q6_K" else 32
 
 
 def panel_bytes(type: BlockType, dim: int) -> tuple[int, int]:
-    """Bytes of one neuron's codes, and of the scales that a run shares, for blocks along the neurons."""
+    """Returns bytes of a neuron's codes, and of a run's scales, where blocks run along the neurons."""
     bits = int(next(filter(str.isdigit, type.name)))  # ggml names a type after the bits of its codes
     header = type.nbytes - type.weights * bits // 8
     return dim * bits // 8, dim * header * scale_run(type) // type.weights

@@ -8,25 +8,25 @@ from hotcold.errors import UserError
 from hotcold.formats.files import FileError
 from hotcold.kernels import _native
 
-READS_VARIABLE = "HOTCOLD_READS"  #: of the environment; names the way of reading instead of the best one
-READERS = 8  #: reads of :data:`READ_BYTES` that are under way at once
-READ_BYTES = _native.DISK_READ_BYTES  #: of the largest
+READS_VARIABLE = "HOTCOLD_READS"  #: environment variable that selects the read method
+READERS = 8  #: concurrent reads of :data:`READ_BYTES`
+READ_BYTES = _native.DISK_READ_BYTES  #: of the largest read
 
 
 def reading_bytes(row_bytes: Sequence[int]) -> int:
-    """Memory that is taken to read tensors of such rows."""
+    """Returns the memory for reading tensors with such rows."""
     return READERS * max(_native.Disk.staging_bytes(each, by_output=True) for each in row_bytes)
 
 
 @cache
 def _no_rings() -> int:
-    """errno of why this system has no io_uring; 0: it has. Asked once, as a ring must be made to know."""
+    """Returns the errno of a missing io_uring; 0: available. Cached, since the test makes a ring."""
     return _native.why_no_rings()
 
 
 def asked_for_rings() -> bool | None:
-    """True if :data:`READS_VARIABLE` names io_uring; None: it names nothing. UserError: it names another, or
-    the system lacks it."""
+    """Returns whether :data:`READS_VARIABLE` names io_uring; None: it is not set. UserError: it has another
+    value, or the system lacks io_uring."""
     asked = os.environ.get(READS_VARIABLE)
     if not asked:
         return None
@@ -38,13 +38,13 @@ def asked_for_rings() -> bool | None:
 
 
 def has_rings() -> bool:
-    """True if experts are read by io_uring; else by threads."""
+    """Returns whether io_uring reads experts; else threads do."""
     asked = asked_for_rings()
     return not _no_rings() if asked is None else asked
 
 
 def reads_at_once(nbytes: float) -> int:
-    """How many reads of so many bytes are under way at once."""
+    """Returns how many reads of ``nbytes`` run concurrently."""
     return _native.Disk.at_once(READERS, round(nbytes), has_rings())
 
 
@@ -55,8 +55,8 @@ def way_of_reading() -> str:
 def measure_reads(
     file: int, nbytes: int, depth: int, seconds: float, *, sequential: bool
 ) -> tuple[float, bool]:
-    """Measures reads of ``nbytes``, ``depth`` at once, from an open file: bytes a second, and whether they
-    bypass the system's cache. FileError: it cannot be read."""
+    """Measures ``depth`` concurrent reads of ``nbytes`` from an open file. Returns bytes a second, and
+    whether reads bypass the system's cache. FileError: the file cannot be read."""
     try:
         return _native.probe_disk(file, nbytes, depth, seconds, sequential, rings=asked_for_rings())
     except _native.DiskError as error:

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, whatever interface reaches them: listed, chosen by name, opened, measured."""
+"""The GPUs of this machine, for any interface: listed, chosen by name, opened, measured."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from hotcold.formats.blocks import BlockType
 from hotcold.kernels.backend import BatchLimits
 from hotcold.kernels.gpu import ALIGNMENT, GPU, GPUBackend, GPUError, StepShape
 
-OFF = "off"  #: instead of a name: no GPU
-ENVIRONMENT = "HOTCOLD_GPU"  #: the variable that says what ``--gpu`` would, where that is not given
+OFF = "off"  #: in place of a name: no GPU
+ENVIRONMENT = "HOTCOLD_GPU"  #: environment variable that replaces ``--gpu`` where that is not given
 
-#: Kinds of GPU that are used unless another is named: the first that there is.
+#: Kinds of GPU that are used without a name: the first available one.
 USUAL_KINDS = ("discrete", "integrated")
 
-#: The most of the processor's memory through which weights go to a GPU.
+#: The most host memory in which weights are staged for a GPU.
 STAGING_BYTES = 64 << 20
 
 
 def find_gpus() -> tuple[list[GPU], str]:
-    """All devices, also those that cannot be used; and, where there is none, why and what to install."""
+    """Lists all devices, also unusable ones. Without any, also returns why and what to install."""
     from hotcold.kernels.vulkan.devices import find_devices
 
     return find_devices()
 
 
 def unread_types(names: Iterable[str]) -> list[str]:
-    """Returns the block types among these with which a GPU does not compute."""
+    """Returns the block types among these that a GPU cannot compute with."""
     from hotcold.kernels.vulkan.packing import holds
 
     return sorted(name for name in {*names} if not holds(name))
 
 
 def unsupported(ops: Iterable[str]) -> str | None:
-    """Why GPUs do not compute a model with these ops of :class:`~hotcold.kernels.state_ops.StateOps`; None:
-    they do."""
+    """Returns why GPUs cannot run these :class:`~hotcold.kernels.state_ops.StateOps`; None: they can."""
     from hotcold.kernels.vulkan.recurrent import MISSING
 
     missing = [MISSING[op] for op in ops if op in MISSING]
@@ -44,24 +43,23 @@ def unsupported(ops: Iterable[str]) -> str | None:
 
 
 def held_bytes(type: BlockType, nbytes: int) -> int:
-    """Bytes on a GPU of rows of this type that have so many in a file."""
+    """Returns the bytes on a GPU of rows that have ``nbytes`` in a file."""
     from hotcold.kernels.vulkan import packing
 
     return packing.held_bytes(type, nbytes)
 
 
 def wished(asked: str | None) -> str | None:
-    """Returns the GPU that is asked for, or else the one that :data:`ENVIRONMENT` names."""
+    """Returns the requested GPU, or else the one that :data:`ENVIRONMENT` names."""
     return asked or os.environ.get(ENVIRONMENT) or None
 
 
 def choose_gpu(asked: str | None, *, needed: bool = False) -> tuple[GPU | None, str]:
-    """The device that is to be used, None for the processor alone, and a note on one that was passed over.
+    """Returns the device to use (None: only the processor), and a note on a device that was skipped.
 
-    ``asked`` is a part of a name, whatever its case, a number in the list, or ``off``; None takes what
-    :data:`ENVIRONMENT` says, else a discrete card, else an integrated one, and where there is neither, none.
-    GPUError: no device is what was asked for, or several are; what was asked for, or ``needed``, is not
-    there, or cannot be used."""
+    ``asked`` is a part of a name in any case, a number in the list, or ``off``. None takes
+    :data:`ENVIRONMENT`, else a discrete GPU, else an integrated one, else none. GPUError: no device matches,
+    or several do; or the named or ``needed`` device is absent or unusable."""
     asked = wished(asked)
     if asked == OFF:
         return None, ""
@@ -74,22 +72,22 @@ def choose_gpu(asked: str | None, *, needed: bool = False) -> tuple[GPU | None, 
     refused = [gpu for gpu in seen if gpu.kind in USUAL_KINDS]
     note = f"GPU {refused[0].title} is not used: {refused[0].problem}" if refused else ""
     if needed:
-        other = f"no GPU found, but {titles(seen)}: name one to use it (`gpu`)"
-        raise GPUError(note or (other if seen else reason))
+        unusual = f"no GPU found, but {titles(seen)}: name one to use it (`gpu`)"
+        raise GPUError(note or (unusual if seen else reason))
     return None, note
 
 
 def choose_gpus(asked: str | None, *, needed: bool = False) -> tuple[tuple[GPU, ...], str]:
-    """The same where several may be asked for, with commas between their names or numbers."""
+    """Does the same for several devices, with commas between their names or numbers."""
     text = wished(asked) or ""
     seen, reason = find_gpus() if "," in text else ([], "")
     if "," not in text or any(text.casefold() in gpu.name.casefold() for gpu in seen):  # a name has commas
         gpu, note = choose_gpu(asked, needed=needed)
         return (() if gpu is None else (gpu,)), note
-    found = tuple(_named(each.strip(), seen, reason) for each in text.split(","))
-    if twice := [gpu for gpu in found if found.count(gpu) > 1]:
+    chosen = tuple(_named(each.strip(), seen, reason) for each in text.split(","))
+    if twice := [gpu for gpu in chosen if chosen.count(gpu) > 1]:
         raise GPUError(f"`gpu={text}`: {twice[0].title} is named twice: name it once")
-    return found, ""
+    return chosen, ""
 
 
 def titles(seen: Sequence[GPU]) -> str:
@@ -114,34 +112,34 @@ def _named(asked: str, seen: Sequence[GPU], reason: str) -> GPU:
 
 
 def open_gpu(gpu: GPU, budget: int | None, *, spin: bool = False) -> GPUBackend:
-    """The backend of a device. ``budget``: the most bytes of its memory to allocate, scratch included.
-    ``spin``: shaders wait for the other side's answers, else each answer submits what follows it.
+    """Opens a device's backend. ``budget``: the most bytes of its memory to allocate, scratch included.
+    ``spin``: shaders wait for the other side's answers; else each answer submits the next commands.
 
-    GPUMemoryError, GPUError: no memory, or a driver that fails or does not compute what is relied on."""
+    GPUMemoryError, GPUError: no memory, or a driver that fails or lacks a required feature."""
     from hotcold.kernels.vulkan.backend import VulkanBackend
 
     return VulkanBackend(gpu.index, budget, spin=spin)
 
 
 def scratch_bytes(shape: StepShape) -> int:
-    """Bytes of scratch that all ops of a step share on a GPU: as many as the largest needs."""
+    """Returns bytes of scratch that all ops of a step share on a GPU: the largest op's need."""
     from hotcold.kernels.vulkan.scratch import step_scratch_bytes
 
     return step_scratch_bytes(shape)
 
 
 def allocated_bytes(*nbytes: int) -> int:
-    """Bytes of a GPU's memory that buffers of these sizes take."""
+    """Returns bytes of a GPU's memory that buffers of these sizes take."""
     return sum(-(-max(n, 1) // ALIGNMENT) * ALIGNMENT for n in nbytes)
 
 
 def slack_bytes(nbytes: int) -> int:
-    """How much more than ``nbytes`` may be taken of a GPU, since drivers give memory in larger pieces."""
+    """Returns how much an allocation may exceed ``nbytes``: drivers allocate larger pieces."""
     return max(256 << 10, nbytes // 50)
 
 
 def batch_bytes(limits: BatchLimits) -> int:
-    """Bytes of a step's numbers (:class:`~hotcold.kernels.backend.Batch`) on a GPU."""
+    """Returns bytes of a step's :class:`~hotcold.kernels.backend.Batch` on a GPU."""
     from hotcold.kernels.vulkan import recording
 
     return recording.batch_bytes(limits)

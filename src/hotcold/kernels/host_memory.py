@@ -11,7 +11,7 @@ from hotcold.kernels.backend import Backend, Batch, BatchLimits, Buffer, Chosen,
 
 
 class HostMemory:
-    """The part of a backend that makes, writes and reads buffers in host memory; they are NumPy arrays."""
+    """Buffers and mailboxes as NumPy arrays; a base class of backends."""
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
         return np.zeros(shape, dtype)
@@ -31,8 +31,7 @@ class HostMemory:
     def mailboxes(
         self, link: _native.Link, limits: BatchLimits, dim: int, words: Mapping[int, int], experts: int = 0
     ) -> dict[int, Mailbox]:
-        """One layer is out at a time, so all mailboxes share x, y and chosen, and mailboxes of one width a
-        mask."""
+        """Makes mailboxes that share x, y, chosen and masks of one width: one layer is posted at a time."""
         batch, rows = Batch(limits), limits.tokens
         x, y = (np.zeros((rows, dim), np.float32) for _ in range(2))
         masks = {width: np.zeros((rows, width), np.uint64) for width in {*words.values()} if width}
@@ -46,7 +45,7 @@ class HostMemory:
 
 
 def own_link(box: Mailbox) -> _native.FlagLink:
-    """The link of a mailbox. TypeError: the mailbox is another kind of backend's."""
+    """Returns the link of a mailbox. TypeError: another kind of backend made the mailbox."""
     if not isinstance(box.link, _native.FlagLink):
         raise TypeError(f"a mailbox with a {type(box.link).__name__}: this backend's own are needed")
     return box.link

@@ -1,11 +1,11 @@
-"""The instruction sets of the CPU's kernels: what this build has, and what this processor runs."""
+"""The instruction sets of the CPU's kernels: in this build, and on this processor."""
 
 import os
 
 from hotcold.errors import UserError
 from hotcold.kernels import _native
 
-ISA_VARIABLE = "HOTCOLD_ISA"  #: of the environment; names the instruction set to use instead of the best one
+ISA_VARIABLE = "HOTCOLD_ISA"  #: environment variable that selects the instruction set
 _REBUILD = "run 'pip install .' in Hotcold's source folder to build for this processor"
 
 
@@ -20,7 +20,7 @@ def built_isas() -> tuple[str, ...]:
 
 
 def left_out_isas() -> tuple[str, ...]:
-    """Returns the instruction sets of this kind of processor that the build could have and lacks."""
+    """Returns the instruction sets of this kind of processor that the build lacks."""
     return tuple(name for name, _, built in _native.isas() if not built)
 
 
@@ -48,8 +48,8 @@ def check_isa(isa: str, label: str) -> None:
 
 
 def slow_build() -> str:
-    """Returns a line about a build without the best instruction set of this processor; empty for others, and
-    where :data:`ISA_VARIABLE` names one."""
+    """Returns a line about a build without the best instruction set of this processor. Empty for other
+    builds, and where :data:`ISA_VARIABLE` is set."""
     best = next(name for name, runs, _ in _native.isas() if runs)
     if os.environ.get(ISA_VARIABLE) or best in built_isas():
         return ""

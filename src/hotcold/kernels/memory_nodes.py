@@ -1,10 +1,9 @@
-"""Chooses the memory nodes (NUMA) of weights: interleaved over each node whose CPUs this process may use.
+"""The memory nodes (NUMA) of weights: interleaved over each node whose CPUs this process may use.
 
-Any thread may read any weight: threads are not pinned, a thread that is done takes others' pieces, prompts
-and single tokens are cut differently, and which neurons fire is not known when a file is read. So no page has
-a thread that it should be near. Spread evenly, the weights are read at the speed of all nodes' memory
-together, instead of that of the node whose thread happened to load them.
-"""
+Any thread may read any weight. Threads are not pinned and take each other's work; prompts and single tokens
+are cut differently; active neurons are unknown at loading. So no page belongs near one thread. Interleaved
+weights are read at the speed of all nodes' memory together, not at the speed of the one node whose thread
+loaded them."""
 
 import os
 from collections.abc import Collection
@@ -14,7 +13,7 @@ from hotcold.kernels.cores import ranges_of, read_text
 
 
 def memory_nodes(root: Path = Path("/"), cpus: Collection[int] | None = None) -> tuple[int, ...]:
-    """The nodes' numbers; empty if there is only one. ``cpus`` None: the affinity; ``root`` has ``sys``."""
+    """Returns the nodes' numbers; empty for one node. ``cpus`` None: the affinity; ``root`` has ``sys``."""
     if cpus is None:
         if not hasattr(os, "sched_getaffinity"):
             return ()
@@ -28,5 +27,5 @@ def memory_nodes(root: Path = Path("/"), cpus: Collection[int] | None = None) ->
 
 
 def _numbers(text: str) -> set[int]:
-    """The numbers in a list of the system, such as "0-3,8"."""
+    """Returns the numbers in a list of the system, such as "0-3,8"."""
     return {number for first, last in ranges_of(text) for number in range(first, last + 1)}

@@ -1,5 +1,4 @@
-"""The FFN op and its predictors in NumPy, with experts and without: the specification (see reference.py).
-Fitting of predictors computes with it, too."""
+"""The specification of the FFN op and its predictors, with and without experts; fitting uses it, too."""
 
 import math
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ Counts = npt.NDArray[np.int64]
 
 
 def pack_mask(active: Bools) -> Masks:
-    """``[..., N]`` booleans as ``[..., ceil(N / 64)]`` words: bit i of word j is element 64 j + i."""
+    """Packs ``[..., N]`` booleans into ``[..., ceil(N / 64)]`` words: bit i of word j is element 64 j + i."""
     padding = -active.shape[-1] % 64
     padded = np.pad(active, [(0, 0)] * (active.ndim - 1) + [(0, padding)])
     packed: Masks = np.packbits(padded, axis=-1, bitorder="little").view("<u8").astype(np.uint64)
@@ -34,14 +33,14 @@ def pack_mask(active: Bools) -> Masks:
 
 
 def unpack_mask(mask: Masks, n: int) -> Bools:
-    """The first ``n`` bits of each row of words, as :func:`pack_mask` lays them."""
+    """Returns the first ``n`` bits of each row of words, in the order of :func:`pack_mask`."""
     words = np.ascontiguousarray(mask, dtype="<u8")
     return np.unpackbits(words.view(np.uint8), axis=-1, count=n, bitorder="little").astype(np.bool_)
 
 
 @dataclass(frozen=True)
 class ReferenceFFN:
-    """An FFN's weights, or one expert's; :meth:`coefficients` and :meth:`down_sum` are halves of the op."""
+    """Weights of an FFN or one expert; :meth:`coefficients` and :meth:`down_sum` are the op's halves."""
 
     gate: ReferenceMatrix | None
     up: ReferenceMatrix
@@ -67,7 +66,7 @@ class ReferenceFFN:
 
     @property
     def parts(self) -> tuple["ReferenceFFN", ...]:
-        """The FFN itself, as the only part: see :class:`ReferenceExperts`."""
+        """The FFN itself, as its only part: see :class:`ReferenceExperts`."""
         return (self,)
 
     @property
@@ -89,7 +88,7 @@ class ReferenceFFN:
 
     @property
     def runs(self) -> int:
-        """Length of runs of neurons that share scales: down by output, quantised, and summed by neuron."""
+        """Number of runs of neurons that share scales: down by output, quantised, and summed by neuron."""
         panels = self.down_layout == "by_output" and not self.dense and self.down.quantised
         return self.neurons // scale_run(self.down.tensor.type) if panels else 0
 
@@ -101,23 +100,23 @@ class ReferenceFFN:
         return gate, up, *panels
 
     def coefficients(self, x: Floats, gates: Floats | None = None) -> tuple[Bools, Floats]:
-        """The neurons whose gates fire, and the coefficients of their down rows; both ``[T, N]``, as gates
-        that were computed before."""
+        """Returns the neurons with active gates, and the coefficients of their down rows; both ``[T, N]``, as
+        are precomputed ``gates``."""
         up = self.up.dot(x)
         if gates is not None:
             return activated(self, gates, up)
         return activated(self, up, None) if self.gate is None else activated(self, self.gate.dot(x), up)
 
     def down_sum(self, coefficients: Floats) -> Floats:
-        """``[T, N]`` -> ``[T, D]``, with the bias.
+        """Maps ``[T, N]`` to ``[T, D]``, with the bias, in any order.
 
-        Here in any order. Other backends add rows by neuron in one that the shape alone decides, so that
-        neither threads nor the rest of a batch change a bit. The neurons are cut into ``R = min(max(W // 2,
-        1), L)`` leaves, W being the 64-bit words of their mask and ``L = ceil(64 / k)``, k the experts that a
-        token chooses, 1 without experts. Leaf r has words ``[W * r // R, W * (r + 1) // R)``; its sum starts
-        at +0 and adds its neurons' rows, ascending. The leaves are summed in a binary tree: neighbours (0 and
-        1, 2 and 3, ...), then neighbouring pairs, and so on; the last one without a neighbour goes up as it
-        is, and so does a sum beside one to which nothing was added."""
+        Other backends add rows by neuron in an order that only the shape determines: neither threads nor the
+        batch change a bit. The neurons are cut into ``R = min(max(W // 2, 1), L)`` leaves. W is the number of
+        64-bit words of their mask. ``L = ceil(64 / k)``, with k experts for a token, 1 without experts. Leaf
+        r has words ``[W * r // R, W * (r + 1) // R)``; its sum starts at +0 and adds its neurons' rows,
+        ascending. A binary tree sums the leaves: neighbours (0 and 1, 2 and 3, ...), then neighbouring pairs,
+        and so on. A last leaf without a neighbour goes up unchanged, as does a sum whose neighbour is
+        empty."""
         if self.dense:
             y = self.down.dot(coefficients)
         else:
@@ -125,8 +124,8 @@ class ReferenceFFN:
         return y if self.down_bias is None else y + self.down_bias
 
     def count(self, candidates: Bools, gated: Bools, added: Bools) -> Counts:
-        """Counts what a step reads, in the order of ``FFN_COUNTS``: rows are unions over its tokens, pairs
-        are counted by token. All ``[T, N]``."""
+        """Counts the reads of a step, in the order of ``FFN_COUNTS``. Rows are unions over the step's tokens;
+        pairs are counted per token. All ``[T, N]``."""
         if not len(candidates):
             return np.zeros(len(FFN_COUNTS), np.int64)
         rows = (candidates, gated if self.gate else candidates[:0], added)
@@ -139,7 +138,7 @@ class ReferenceFFN:
 
 @dataclass(frozen=True)
 class ReferenceExperts:
-    """Experts of a layer: each is an FFN of its own, or None without neurons, of which the bias remains."""
+    """Experts of a layer: an FFN each, or None for an expert without neurons, which only adds its bias."""
 
     parts: tuple[ReferenceFFN | None, ...]
     down_bias: Floats | None  # [E, D]
@@ -155,7 +154,7 @@ class ReferenceExperts:
 
     @property
     def dense(self) -> bool:
-        """True if down is a dot over all neurons of the FFN; experts are summed one by one."""
+        """False, since experts are summed one by one: down is never a dot over all neurons of the FFN."""
         return False
 
     @property
@@ -218,8 +217,8 @@ def ffn_weights(tensors: FFNTensors) -> ReferenceFFN | ReferenceExperts:
         if end == first:
             parts.append(None)
             continue
-        own = None if bias is None else bias[expert]
-        parts.append(part(slice(first, end), own))
+        expert_bias = None if bias is None else bias[expert]
+        parts.append(part(slice(first, end), expert_bias))
     return ReferenceExperts(tuple(parts), bias, tensors.chosen)
 
 
@@ -228,8 +227,8 @@ def _part(values: Floats | None, rows: slice) -> Floats | None:
 
 
 def activated(ffn: FFNTensors | ReferenceFFN, gate: Floats, up: Floats | None) -> tuple[Bools, Floats]:
-    """The neurons whose gates fire, and the coefficients of their down rows, from what the rows of gate and
-    up give; all ``[T, N]``. Without a gate, up takes its place, and the coefficient is ``act(up)``."""
+    """Returns which gates are active, and the coefficients of their down rows, from the results of gate and
+    up rows. All are ``[T, N]``. Without a gate, up takes its place, and the coefficient is ``act(up)``."""
     fires, value = gate > np.float32(ffn.threshold), np.float32(1) if up is None else up
     if ffn.activation == "relu":
         return fires, np.where(fires, gate * value, np.float32(0))
@@ -237,7 +236,7 @@ def activated(ffn: FFNTensors | ReferenceFFN, gate: Floats, up: Floats | None) -
         return fires, np.where(fires & (value > 0), gate * value, np.float32(0))
     if ffn.activation == "relu2":  # Primer, arXiv 2109.08668: relu(gate)^2
         return fires, np.where(fires, gate * gate * value, np.float32(0))
-    if ffn.activation == "swiglu_oai":  # gpt-oss, as its published PyTorch code has it
+    if ffn.activation == "swiglu_oai":  # gpt-oss, like its published PyTorch code
         limit, alpha = np.float32(ffn.limit), np.float32(ffn.alpha)
         gate, value = np.minimum(gate, limit), np.clip(value, -limit, limit)
         return np.ones_like(fires), gate * sigmoid(alpha * gate) * (value + np.float32(1))
@@ -246,7 +245,7 @@ def activated(ffn: FFNTensors | ReferenceFFN, gate: Floats, up: Floats | None) -
 
 @dataclass(frozen=True)
 class FFNStep:
-    """One step of the FFN op, whose arguments it has as NumPy arrays of the step's rows."""
+    """Arguments of one step of the FFN op, as NumPy arrays of the step's rows."""
 
     x: Floats  # [T, D]
     n_decode: int
@@ -257,8 +256,7 @@ class FFNStep:
     gates: Floats | None = None  # [T, N]
 
     def run(self, w: ReferenceFFN | ReferenceExperts) -> tuple[Floats, tuple[Masks, Masks], Counts]:
-        """``y`` ``[T, D]``; what fired, and the strongest of each expert, ``[n_decode, words]``; what was
-        read."""
+        """Returns ``y`` ``[T, D]``, masks ``[n_decode, words]`` of active and strongest neurons, counts."""
         y, counts = np.zeros_like(self.x), np.zeros(len(FFN_COUNTS), np.int64)
         fired, strongest = np.zeros((2, self.n_decode, w.words), np.uint64)
         if self.ids is not None:
@@ -278,19 +276,19 @@ class FFNStep:
                 candidates = unpack_mask(self.mask[decode, words], part.neurons)
             gates = None if self.gates is None else self.gates[rows]
             fires, coefficients = part.coefficients(self.x[rows], gates)
-            fires, own = fires[: len(decode)], coefficients[: len(decode)]
-            own[~candidates] = 0
-            fired[decode, words] = pack_mask(own != 0)
-            strongest[decode, words] = pack_mask(strongest_of(own))
-            gated, added = (candidates & fires, own != 0) if self.skip else (candidates, candidates)
-            if gates is not None:  # rows of up are read first, of those that fire
+            fires, decoded = fires[: len(decode)], coefficients[: len(decode)]
+            decoded[~candidates] = 0
+            fired[decode, words] = pack_mask(decoded != 0)
+            strongest[decode, words] = pack_mask(strongest_of(decoded))
+            gated, added = (candidates & fires, decoded != 0) if self.skip else (candidates, candidates)
+            if gates is not None:  # up rows are read first, for active gates only
                 candidates, gated = gated, candidates[:0]
             counts += part.count(candidates, gated, added)
             y[rows] += factors * part.down_sum(coefficients)
         return y, (fired, strongest), counts
 
     def _rows_of(self, expert: int) -> tuple[Ints, Floats]:
-        """The rows that chose an expert, and their factors ``[rows, 1]``."""
+        """Returns the rows that chose an expert, and their factors ``[rows, 1]``."""
         if self.ids is None or self.factors is None:
             return np.arange(len(self.x), dtype=np.int32), np.ones((len(self.x), 1), np.float32)
         rows, places = np.nonzero(self.ids == expert)
@@ -298,24 +296,24 @@ class FFNStep:
 
 
 def strongest_of(coefficients: Floats) -> Bools:
-    """The tenth of each row ``[T, N]`` that is the largest in size, and what equals its smallest; zeros never
-    are. Bits of sizes ascend as sizes do, with NaN behind infinity."""
+    """Marks the largest tenth of each row ``[T, N]`` by magnitude, with ties, but never zeros. As unsigned
+    integers, bits of magnitudes have the magnitudes' order, with NaN above infinity."""
     sizes = np.ascontiguousarray(coefficients, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
     n = sizes.shape[1]
     first = n - -(-n // 10)
     least = np.partition(sizes, first, axis=1)[:, first : first + 1]
-    found: Bools = (sizes >= least) & (sizes > 0)
-    return found
+    strongest: Bools = (sizes >= least) & (sizes > 0)
+    return strongest
 
 
 def check_ids(ids: Ints, experts: int) -> None:
     for row, choice in enumerate(ids):
-        for place, expert in enumerate(choice):
+        for rank, expert in enumerate(choice):
             if not 0 <= expert < experts:
                 seen = f"expert {expert} of row {row} is out of range"
                 raise ValueError(f"{seen}; allowed: 0 to {experts - 1}")
-            if place and expert <= choice[place - 1]:
-                seen = f"expert {expert} of row {row} follows {choice[place - 1]}"
+            if rank and expert <= choice[rank - 1]:
+                seen = f"expert {expert} of row {row} follows {choice[rank - 1]}"
                 raise ValueError(f"{seen}: a row's experts must ascend")
 
 
@@ -327,7 +325,7 @@ def sigmoid(x: Floats) -> Floats:
 
 
 def _smooth(activation: str, gate: Floats) -> Floats:
-    """SiLU, or GELU (arXiv 1606.08415): exact, or in the tanh form that ggml's ``gelu`` computes."""
+    """Returns SiLU or GELU (arXiv 1606.08415): exact, or in the tanh form that ggml's ``gelu`` computes."""
     half, root, cubic = (np.float32(c) for c in (0.5, np.sqrt(2 / np.pi), 0.044715))
     if activation == "silu":
         factor = sigmoid(gate)
@@ -345,7 +343,7 @@ _ERFC = np.vectorize(math.erfc, otypes=[np.float32])
 
 @dataclass(frozen=True)
 class ReferencePredictor:
-    """A predictor's factors: a neuron is a candidate where its score is at least its threshold."""
+    """Factors of a predictor: a neuron is a candidate where its score is at least its threshold."""
 
     first: ReferenceMatrix
     second: ReferenceMatrix
@@ -359,12 +357,12 @@ class ReferencePredictor:
         return self.first.nbytes + self.second.nbytes + self.threshold.nbytes
 
     def scores(self, x: Floats) -> Floats:
-        """``[T, D]`` -> ``[T, N]``."""
+        """Maps ``[T, D]`` to ``[T, N]``."""
         hidden = self.first.dot(x)
         return self.second.dot(np.maximum(hidden, 0) if self.relu else hidden)
 
     def mark(self, x: Floats, mask: Masks, ids: Ints | None) -> None:
-        """Sets candidates in rows of a mask ``[T, words]``: of experts that ``ids`` ``[T, k]`` name."""
+        """Sets candidates in rows of a mask ``[T, words]``, of the experts that ``ids`` ``[T, k]`` name."""
         if ids is not None:
             check_ids(ids, len(self.ends))
         active = self.scores(x) >= self.threshold

@@ -1,5 +1,4 @@
-"""The parts of a dot in NumPy: weights as a file's blocks, and codes of the input. The reference backend and
-fitting compute with them."""
+"""The parts of a dot in NumPy, for the reference backend and fitting: weight blocks, and input codes."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,16 +10,16 @@ from hotcold.kernels import checks
 from hotcold.kernels.backend import Floats
 
 INPUT_BLOCK = 32  #: number of input values that share a scale
-#: A block whose largest magnitude is below this counts as zero: its inverse scale would overflow.
+#: A block with a largest magnitude below this counts as zero: its inverse scale would overflow.
 SMALLEST_AMAX = np.float32(2.0**-100)
 
 
 def quantise_input(x: Floats) -> tuple[Floats, Floats]:
-    """int8 codes of a dot's input ``[..., I]`` and their scales, as ggml's ``quantize_row_q8_0`` has them.
+    """Quantises a dot's input ``[..., I]`` to int8 codes and scales, like ggml's ``quantize_row_q8_0``.
 
     Per 32 values: ``scale = amax / 127``, ``code = round(value * (127 / amax))``, to nearest even, every step
     in float32. The scale stays float32 (ggml rounds it to float16). Codes ``[..., I / 32, 32]`` are float32
-    too (in a block with a NaN or an infinity, codes times scale is NaN), scales ``[..., I / 32, 1]``."""
+    too, and scales ``[..., I / 32, 1]``. In a block with a NaN or an infinity, codes times scale is NaN."""
     blocks = x.reshape(*x.shape[:-1], x.shape[-1] // INPUT_BLOCK, INPUT_BLOCK)
     amax: Floats = np.abs(blocks).max(axis=-1, keepdims=True)
     amax[amax < SMALLEST_AMAX] = 0
@@ -34,7 +33,7 @@ def quantise_input(x: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class ReferenceMatrix:
-    """Weights as the file's blocks; their values are made when first used."""
+    """Weights as the file's blocks, dequantised at first use."""
 
     tensor: Tensor
     bias: Floats | None = None
@@ -60,7 +59,8 @@ class ReferenceMatrix:
         return self.tensor.dequantise()
 
     def dot(self, x: Floats) -> Floats:
-        """``[..., columns]`` -> ``[..., rows]``, with the bias; quantised weights quantise ``x`` first."""
+        """Maps ``[..., columns]`` to ``[..., rows]``, with the bias; quantised weights quantise ``x``
+        first."""
         if self.quantised:
             codes, scales = quantise_input(x)
             x = (codes * scales).reshape(x.shape)

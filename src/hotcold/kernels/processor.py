@@ -1,22 +1,21 @@
-"""How this processor fetches weights, and the scratch memory of a step on it."""
+"""How this processor prefetches weights, and the scratch memory of a step on it."""
 
 from hotcold.kernels import _native
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.gpu import StepShape
 
-STREAMS = range(1, 9)  #: numbers of streams a thread that the read probe tries
-_BLOCK, _GROUP = 32, 512  # values of an input that share a scale; inputs end at whole groups
+STREAMS = range(1, 9)  #: numbers of streams per thread that the read probe tries
+_BLOCK, _GROUP = 32, 512  # input values that share a scale; inputs are padded to whole groups
 
 
 def fetching() -> str:
-    """How far ahead weights are fetched, and into which cache: ``3K:1`` is 3 KiB into L1."""
+    """Returns how far ahead weights are prefetched, and into which cache: ``3K:1`` is 3 KiB into L1."""
     ahead, level = _native.fetching()
     return f"{ahead / 1024:g}K:{level}"
 
 
 def scratch_bytes(shape: StepShape) -> int:
-    """Bytes of scratch that all ops of a step share on a CPU: as many as the largest needs, as the ops
-    say."""
+    """Returns bytes of scratch that all ops of a step share on a CPU: the largest op's need."""
     rows = shape.limits.tokens * shape.heads
     of_heads = [rows * _heads_input_bytes(columns) for columns in shape.head_columns]
     most = _native.step_scratch_bytes(
@@ -37,8 +36,8 @@ def scratch_bytes(shape: StepShape) -> int:
 
 
 def _heads_input_bytes(columns: int) -> int:
-    """Bytes that op linear_heads takes for one head's input of one row: quantised, or float32 where blocks
-    do not fit (``Input`` in csrc/simd/types.h)."""
+    """Returns bytes of op linear_heads for one head's input of one row: quantised, or float32 where blocks do
+    not fit (``Input`` in csrc/simd/types.h)."""
     if columns % _BLOCK:
         return 4 * (columns + 16)
     return -(-columns // _GROUP) * (_GROUP + _GROUP // _BLOCK * 12)

@@ -1,7 +1,7 @@
-"""Packs float32 rows into any block type that ggml's quantiser writes, with importance per column.
+"""Packing of float32 rows into any block type of ggml's quantiser, with importance per column.
 
-Types whose bytes follow from a rule alone are byte for byte the ``gguf`` package's. For the others a search
-finds scales that leave the least squared error, in which large weights count more."""
+Where a rule alone determines a type's bytes, they equal the ``gguf`` package's. For other types a search
+finds the scales with the least squared error, in which large weights count more."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from hotcold.kernels.instruction_sets import default_isa
 
 
 def written_types() -> tuple[BlockType, ...]:
-    """The types that :func:`quantise_rows` writes."""
+    """Returns the types that :func:`quantise_rows` can write."""
     return tuple(type for type in GGML_TYPES.values() if _native.can_quantise(type.id))
 
 
@@ -24,10 +24,10 @@ def quantise_rows(
     importance: npt.ArrayLike | None = None,
     threads: int | None = None,
 ) -> Bytes:
-    """The blocks of float32 ``values`` ``[rows, n]`` as bytes ``[rows, row_bytes]``.
+    """Packs float32 ``values`` ``[rows, n]`` into blocks, as bytes ``[rows, row_bytes]``.
 
     ``importance`` ``[n]`` multiplies the squared error of each column (llama.cpp's ``quant_weights``). The
-    bytes do not depend on ``threads`` (None: what affinity and cgroup quota allow) or on the processor.
+    bytes depend neither on ``threads`` (None: as affinity and cgroup quota allow) nor on the processor.
     ``BlockTypeError``: the type cannot be written, a row is not a multiple of its block, or a value does not
     fit, as in :func:`hotcold.formats.blocks.quantise`. ``UserError``: the importance is not ``n`` finite
     numbers of 0 and more, or the threads cannot be started."""

@@ -1,9 +1,9 @@
-"""The specification of every op, in NumPy: plain and readable, without any care for speed.
+"""The specification of every op in NumPy, written for reading and not for speed.
 
-Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of 8 bits or fewer quantises
-its input first (:func:`~hotcold.kernels.numpy_matrix.quantise_input`): prescribed float32 steps, so that
-codes agree bit for bit. Sums are float32 in any order; numpy_ffn.py has the FFN op, and says in which
-order other backends sum it. reference_states.py has the ops that keep a state."""
+Other backends agree with it to 1e-5 of a row's magnitude. A dot with weights of 8 bits or fewer first
+quantises its input (:func:`~hotcold.kernels.numpy_matrix.quantise_input`) in prescribed float32 steps, so
+that codes agree bit for bit. Sums are float32 in any order. numpy_ffn.py has the FFN op, and the order in
+which other backends sum it. reference_states.py has the ops that keep a state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ from hotcold.kernels.reference_rows import flat_rows as _flat_rows
 from hotcold.kernels.reference_rows import rows_of as _rows
 from hotcold.kernels.reference_states import ReferenceStates
 
-MOST_ROWS = 1 << 20  #: of a step; more would be a mistake
+MOST_ROWS = 1 << 20  #: of a step; a larger number is surely a mistake
 
 
 def _softmax(x: Floats) -> Floats:
@@ -68,7 +68,7 @@ def _softmax(x: Floats) -> Floats:
 
 
 def _in_groups(ranks: Floats, values: Floats, groups: ExpertGroups) -> Floats:
-    """NaN, which ranks last, where an expert's group is not used (DeepSeek-V2, arXiv 2405.04434)."""
+    """Sets ranks of experts in unused groups to NaN, which ranks last (DeepSeek-V2, arXiv 2405.04434)."""
     best = np.sort(-values.reshape(*values.shape[:-1], groups.count, -1), axis=-1)[..., : groups.best]
     order = np.argsort(best.sum(axis=-1), axis=-1, kind="stable")
     used = np.zeros(order.shape, bool)
@@ -107,10 +107,10 @@ class ReferenceBackend(ReferenceStates, HostMemory):
         return ffn_weights(tensors)
 
     def disk_counts(self) -> None:
-        """All experts are in memory."""
+        """Returns None: all experts are in memory."""
 
     def read_probe(self, nbytes: int = 0) -> None:
-        """No thread of this backend streams memory."""
+        """Returns None: no thread of this backend streams memory."""
 
     def predictor_weights(self, tensors: PredictorTensors) -> ReferencePredictor:
         checks.check_predictor(tensors)
@@ -130,9 +130,9 @@ class ReferenceBackend(ReferenceStates, HostMemory):
         self, box: Mailbox, x: Buffer, mask: Buffer | None, batch: Batch, chosen: Chosen | None = None
     ) -> None:
         link, rows, decode = own_link(box), batch.n_tokens, batch.n_decode
-        given, own = (0 if each is None else each.shape[1] for each in (mask, box.mask))
-        if given < own or (mask is None) != (box.mask is None):
-            raise ValueError(f"post: a mask of {given} words, and the mailbox has {own}")
+        mask_words, box_words = (0 if each is None else each.shape[1] for each in (mask, box.mask))
+        if mask_words < box_words or (mask is None) != (box.mask is None):
+            raise ValueError(f"post: a mask of {mask_words} words, and the mailbox has {box_words}")
         if (chosen is None) != (box.chosen is None):
             raise ValueError(
                 "post: chosen experts, and a mailbox without room for them, or the other way round"
@@ -147,8 +147,8 @@ class ReferenceBackend(ReferenceStates, HostMemory):
             box.chosen.ids[:rows] = _rows("ids", chosen.ids, batch, experts, np.int32)
             box.chosen.factors[:rows] = _rows("factors", chosen.factors, batch, experts)
         if box.mask is not None:
-            words = _rows("mask", mask, batch, (given,), np.uint64)
-            box.mask[:decode] = words[:decode, given - own :]
+            words = _rows("mask", mask, batch, (mask_words,), np.uint64)
+            box.mask[:decode] = words[:decode, mask_words - box_words :]
         link.post(box.layer)
 
     def collect(self, box: Mailbox, batch: Batch, out: Buffer) -> None:
@@ -168,7 +168,7 @@ class ReferenceBackend(ReferenceStates, HostMemory):
                     answered += 1
                 if not answered:
                     link.fail("a step began with a layer that is not its first one")
-        except BaseException as error:  # whatever it is, the hot side must not wait for ever
+        except BaseException as error:  # on any error, or the hot side would wait for ever
             link.fail(repr(error))
 
     def embed(
@@ -186,8 +186,8 @@ class ReferenceBackend(ReferenceStates, HostMemory):
         _store(table.values[index[: len(rows)]], rows, accumulate)
 
     def norm(self, x: Buffer, norm: Norm, batch: Batch, out: Buffer, rows: Rows = Rows.TOKENS) -> None:
-        """RMSNorm, arXiv 1910.07467: ``x / sqrt(mean(x^2) + eps) * weight``; LayerNorm, arXiv 1607.06450,
-        subtracts the mean first."""
+        """Computes RMSNorm, arXiv 1910.07467: ``x / sqrt(mean(x^2) + eps) * weight``. LayerNorm, arXiv
+        1607.06450, subtracts the mean first."""
         values = _rows("x", x, batch, x.shape[1:], rows=rows)
         target = _rows("out", out, batch, x.shape[1:], rows=rows)
         weight = norm.weight
@@ -225,24 +225,24 @@ class ReferenceBackend(ReferenceStates, HostMemory):
             values = _flat_rows("x", x, batch, w.shape[1], rows)
             y, decode = w.dot(values), slice(0, batch.n_decode)
             if where is not None:
-                wanted = _flat_rows("where", where, batch, w.shape[0], rows)[decode] > 0
-                y[decode][~wanted] = 0
+                needed_values = _flat_rows("where", where, batch, w.shape[0], rows)[decode] > 0
+                y[decode][~needed_values] = 0
                 if stats is not None and batch.n_decode == batch.n_tokens:
-                    stats.counts[stats.row] += 0, wanted.any(axis=0).sum(), 0, wanted.sum(), 0
+                    stats.counts[stats.row] += 0, needed_values.any(axis=0).sum(), 0, needed_values.sum(), 0
             _store(y, _flat_rows("out", out, batch, w.shape[0], rows), accumulate)
 
     def linear_heads(self, x: Buffer, weights: Matrix, batch: Batch, out: Buffer) -> None:
-        """The products that latent attention absorbs, arXiv 2405.04434."""
+        """Computes the products that latent attention absorbs, arXiv 2405.04434."""
         w = checks.own_weights(weights, ReferenceMatrix)
         checks.check_no_bias("linear_heads", w.bias)
-        (heads, each), columns = out.shape[1:], w.shape[1]
+        (heads, outputs), columns = out.shape[1:], w.shape[1]
         values = _rows("x", x, batch, (heads, *x.shape[2:]))
-        target = _rows("out", out, batch, (heads, each))
-        if heads * each != w.shape[0] or values.shape[-1] < columns:
+        target = _rows("out", out, batch, (heads, outputs))
+        if heads * outputs != w.shape[0] or values.shape[-1] < columns:
             raise ValueError(f"linear_heads of {w.shape} from {x.shape} to {out.shape}")
         products = w.dot(np.ascontiguousarray(values[..., -columns:]))  # of each head with all rows
         for h in range(heads):
-            target[:, h] = products[:, h, h * each : (h + 1) * each]
+            target[:, h] = products[:, h, h * outputs : (h + 1) * outputs]
 
     def join_heads(self, x: Buffer, y: Buffer, batch: Batch, out: Buffer) -> None:
         first, second = (_rows(what, each, batch, each.shape[1:]) for what, each in (("x", x), ("y", y)))
@@ -250,7 +250,7 @@ class ReferenceBackend(ReferenceStates, HostMemory):
         _rows("out", out, batch, joined.shape[1:])[:] = joined
 
     def rope(self, x: Buffer, table: RopeTable, batch: Batch) -> None:
-        """Rotary positions, arXiv 2104.09864: pairs (a, b) become (a cos - b sin, a sin + b cos)."""
+        """Applies rotary positions, arXiv 2104.09864: pairs (a, b) become (a cos - b sin, a sin + b cos)."""
         values = _rows("x", x, batch, x.shape[1:])
         _check("cos", table.cos, table.cos.shape)
         _check("sin", table.sin, table.cos.shape)
@@ -267,27 +267,27 @@ class ReferenceBackend(ReferenceStates, HostMemory):
         values[..., second] = a * sin + b * cos
 
     def store_kv(self, k: Buffer, v: Buffer, batch: Batch, k_cache: Buffer, v_cache: Buffer) -> None:
-        """K and V to their slots of a paged cache (PagedAttention, arXiv 2309.06180), rounded to its dtype. A
+        """Writes K and V, rounded, to their slots of a paged cache (PagedAttention, arXiv 2309.06180). A
         block of Q8_0 that holds a NaN or an infinity reads back as NaN."""
-        for what, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
-            values = _rows(what, new, batch, new.shape[1:])
+        for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+            values = _rows(name, new, batch, new.shape[1:])
             heads, head_dim = new.shape[1:]
-            _check_cache(f"{what}_cache", cache, (len(cache), heads), head_dim)
+            _check_cache(f"{name}_cache", cache, (len(cache), heads), head_dim)
             slots = batch.slots[: len(values)]
             with np.errstate(over="ignore", invalid="ignore"):
                 rows = _q8_0_rows(values) if cache.dtype == np.uint8 else values
                 cache[slots // PAGE, :, slots % PAGE] = rows
 
     def attention(self, call: AttentionCall) -> None:
-        """``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv head. A
-        score s becomes ``softcap tanh(s / softcap)``; a sink is one more score, whose value is 0."""
+        """Computes ``softmax(scale q k) v``; grouped queries, arXiv 2305.13245: H / K neighbours share a kv
+        head. A score s becomes ``softcap tanh(s / softcap)``; a sink is one more scorewith the value 0."""
         q, batch, sinks = call.q, call.batch, call.sinks
         checks.check_attention(call, q, sinks)
         queries = _rows("q", q, batch, q.shape[1:])
         target = _rows("out", call.out, batch, q.shape[1:])
         (pages, kv_heads), (heads, head_dim) = call.k_cache.shape[:2], q.shape[1:]
-        for what, cache in (("k_cache", call.k_cache), ("v_cache", call.v_cache)):
-            _check_cache(what, cache, (pages, kv_heads), head_dim)
+        for name, cache in (("k_cache", call.k_cache), ("v_cache", call.v_cache)):
+            _check_cache(name, cache, (pages, kv_heads), head_dim)
         if heads % kv_heads:
             raise ValueError(f"q of shape {q.shape} does not fit k_cache of shape {call.k_cache.shape}")
         for t, query in enumerate(queries):
@@ -295,8 +295,8 @@ class ReferenceBackend(ReferenceStates, HostMemory):
             begin = max(0, length - call.window) if call.window else 0
             if call.window and call.chunked:
                 begin = (length - 1) // call.window * call.window
-            own = batch.pages[batch.sequence[t], : -(-length // PAGE)]
-            k, v = (_positions(cache[own], length)[:, begin:] for cache in (call.k_cache, call.v_cache))
+            row_pages = batch.pages[batch.sequence[t], : -(-length // PAGE)]
+            k, v = (_positions(cache[row_pages], length)[:, begin:] for cache in (call.k_cache, call.v_cache))
             # k and v [K, positions, head_dim], scores and weights [K, H / K, positions]
             scores = np.float32(call.scale) * (query.reshape(kv_heads, -1, head_dim) @ k.transpose(0, 2, 1))
             if call.softcap is not None:
@@ -319,7 +319,7 @@ class ReferenceBackend(ReferenceStates, HostMemory):
         mask: Buffer,
         chosen: Chosen | None = None,
     ) -> None:
-        """PowerInfer's predictor, arXiv 2312.12456; without the ReLU, two factors of a truncated SVD."""
+        """Computes PowerInfer's predictor, arXiv 2312.12456; without ReLU two factors of a truncated SVD."""
         p = checks.own_weights(weights, ReferencePredictor)
         checks.check_chosen(chosen, len(p.ends))
         decode = slice(0, batch.n_decode)
@@ -329,11 +329,10 @@ class ReferenceBackend(ReferenceStates, HostMemory):
         p.mark(values, target[decode], ids)
 
     def ffn(self, call: FFNCall) -> None:
-        """``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
+        """Computes ``down(act(gate x) * up x)``: GLU variants, arXiv 2002.05202.
 
         A gate is active when it is greater than the threshold; drelu also needs up > 0. ``skip`` leaves out
-        zeros, so it changes the rows read (``stats``) and no value. ``active`` and ``strongest`` are set for
-        decode rows."""
+        zeros, so it changes the rows read (``stats``) and no value. Both masks are of decode rows."""
         if isinstance(call.weights, ReferenceExperts):
             w: ReferenceFFN | ReferenceExperts = call.weights
         else:
@@ -362,7 +361,7 @@ class ReferenceBackend(ReferenceStates, HostMemory):
         _store(y, target, call.accumulate)
 
     def router(self, call: RouterCall) -> None:
-        """Mixture of experts, arXiv 1701.06538, as models of today route to them."""
+        """Routes to experts (arXiv 1701.06538) like current models."""
         w, k, batch = checks.own_weights(call.weights, ReferenceMatrix), call.k, call.batch
         bias, groups = call.selection_bias, call.groups
         checks.check_router(call, w.shape[0], bias, call.expert_scale)
@@ -383,8 +382,8 @@ class ReferenceBackend(ReferenceStates, HostMemory):
             target *= call.expert_scale[chosen]
 
     def add(self, x: Buffer, y: Buffer, batch: Batch, *, keep: float = 1.0, scale: float = 1.0) -> None:
-        rows, more = (_rows(what, each, batch, x.shape[1:]) for what, each in (("x", x), ("y", y)))
-        parts = [np.float32(f) * values for f, values in ((keep, rows), (scale, more)) if f]
+        rows, addends = (_rows(what, each, batch, x.shape[1:]) for what, each in (("x", x), ("y", y)))
+        parts = [np.float32(f) * values for f, values in ((keep, rows), (scale, addends)) if f]
         rows[:] = sum(parts, np.float32(0)) if len(parts) < 2 else parts[0] + parts[1]
 
     def gather(self, x: Buffer, batch: Batch, out: Buffer) -> None:
@@ -405,7 +404,7 @@ class ReferenceBackend(ReferenceStates, HostMemory):
         bias: tuple[Ints, Floats] | None = None,
         allowed: Masks | None = None,
     ) -> tuple[Ints, Floats]:
-        """A stable sort."""
+        """Ranks by a stable sort."""
         checks.check_top_k(logits, row, k, bias)
         values = logits[row].copy()
         if bias is not None:
@@ -418,22 +417,23 @@ class ReferenceBackend(ReferenceStates, HostMemory):
         return ids, values[ids]
 
 
-def _check_cache(what: str, cache: Buffer, pages: tuple[int, int], head_dim: int) -> None:
+def _check_cache(label: str, cache: Buffer, pages: tuple[int, int], head_dim: int) -> None:
     dtype = cache.dtype if cache.dtype in (np.float32, np.uint8) else np.float16
     if dtype == np.uint8:
         head_dim = BLOCK_TYPES["Q8_0"].row_bytes(head_dim)
-    _check(what, cache, (*pages, PAGE, head_dim), dtype)
+    _check(label, cache, (*pages, PAGE, head_dim), dtype)
 
 
 def _q8_0_rows(values: Floats) -> npt.NDArray[np.uint8]:
-    """``[..., n]`` -> blocks of Q8_0, ``[..., n / 32 * 34]``."""
+    """Packs ``[..., n]`` into blocks of Q8_0, ``[..., n / 32 * 34]``."""
     codes, scales = quantise_input(values)
     blocks = (scales.astype("<f2").view(np.uint8), np.nan_to_num(codes).astype(np.int8).view(np.uint8))
     return np.concatenate(blocks, axis=-1).reshape(*values.shape[:-1], -1)
 
 
 def _positions(pages: npt.NDArray[Any], length: int) -> Floats:
-    """``[P, K, PAGE, row]`` -> the first ``length`` positions, ``[K, length, head_dim]`` float32."""
+    """Unpacks from ``[P, K, PAGE, row]`` the first ``length`` positions, ``[K, length, head_dim]``
+    float32."""
     _, heads, _, width = pages.shape
     rows = pages.transpose(1, 0, 2, 3).reshape(heads, -1, width)[:, :length]
     if rows.dtype == np.uint8:

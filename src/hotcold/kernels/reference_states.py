@@ -1,4 +1,4 @@
-"""The specification of the ops that keep a state of each sequence: state_ops.py says what they compute."""
+"""The specification of the ops that keep a state of each sequence; state_ops.py has their formulas."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from hotcold.kernels.reference_rows import check, flat_rows
 
 @dataclass(frozen=True)
 class SequenceRows:
-    """Rows of a sequence in a step, and where its state comes from and goes to."""
+    """Rows of one sequence in a step, and the slots that its state is read from and written to."""
 
     rows: range
     source: int
@@ -22,7 +22,7 @@ class SequenceRows:
     sequence: int
 
     def load(self, state: Floats) -> Floats:
-        """A copy of the state before the first row."""
+        """Returns a copy of the state before the first row."""
         return state[self.source].copy() if self.source >= 0 else np.zeros_like(state[0])
 
     def keep(self, state: Floats, values: Floats) -> None:
@@ -31,21 +31,21 @@ class SequenceRows:
 
 
 def sequences_of(batch: Batch, slots: int) -> list[SequenceRows]:
-    """The rows of this step in stretches of one sequence each, in order. A stretch ends with a row whose
-    state is kept, and the next one begins with that. ValueError as in state_ops.py."""
+    """Cuts this step's rows into runs of one sequence, in order. A run ends with a row whose state is kept;
+    the next one begins with that state. ValueError as in state_ops.py."""
     if not batch.n_tokens:
         return []
-    found = list(_sequences(batch, slots))
-    missing = batch.n_tokens - sum(len(each.rows) for each in found)
+    runs = list(_sequences(batch, slots))
+    missing = batch.n_tokens - sum(len(each.rows) for each in runs)
     if missing:
         raise ValueError(f"batch: {missing} rows belong to no sequence that has rows")
-    written = [each.target for each in found if each.target >= 0]
-    for each in found:
-        if each.target >= 0 and written.count(each.target) > 1:
-            raise ValueError(f"batch: two rows write the state in slot {each.target}")
-        if each.target in {other.source for other in found if other.sequence != each.sequence} - {-1}:
-            raise ValueError(f"batch: slot {each.target} is read by one sequence and written by another")
-    return found
+    written = [each.target for each in runs if each.target >= 0]
+    for run in runs:
+        if run.target >= 0 and written.count(run.target) > 1:
+            raise ValueError(f"batch: two rows write the state in slot {run.target}")
+        if run.target in {other.source for other in runs if other.sequence != run.sequence} - {-1}:
+            raise ValueError(f"batch: slot {run.target} is read by one sequence and written by another")
+    return runs
 
 
 def _sequences(batch: Batch, slots: int) -> Iterator[SequenceRows]:
@@ -56,9 +56,9 @@ def _sequences(batch: Batch, slots: int) -> Iterator[SequenceRows]:
             seen = f"rows {first} to {first + count} of sequence {sequence}"
             raise ValueError(f"batch: {seen} are out of range; allowed: 0 to {batch.n_tokens}")
         targets = batch.state_to[first : first + count].tolist()
-        for what, slot in (("state_from", source), *(("state_to", target) for target in targets)):
+        for field, slot in (("state_from", source), *(("state_to", target) for target in targets)):
             if not -1 <= slot < slots:
-                raise ValueError(f"batch: {what} {slot} is out of range; allowed: -1 to {slots - 1}")
+                raise ValueError(f"batch: {field} {slot} is out of range; allowed: -1 to {slots - 1}")
         if (batch.sequence[first : first + count] != sequence).any():
             raise ValueError(f"batch: rows from {first} on are not all of sequence {sequence}")
         if first < batch.n_decode < first + count:
@@ -74,7 +74,7 @@ def _sequences(batch: Batch, slots: int) -> Iterator[SequenceRows]:
 
 
 class ReferenceStates:
-    """The part of the reference that :class:`hotcold.kernels.state_ops.StateOps` describes."""
+    """The reference implementation of :class:`hotcold.kernels.state_ops.StateOps`."""
 
     def short_conv(
         self,
@@ -95,14 +95,14 @@ class ReferenceStates:
         if bias is not None:
             check("bias", bias, (channels,))
         values, target = (flat_rows(what, each, batch, channels) for what, each in (("x", x), ("out", out)))
-        for each in sequences_of(batch, len(state)):
-            columns = np.concatenate([each.load(state), values[each.rows.start : each.rows.stop]])
-            for i, row in enumerate(each.rows):
+        for run in sequences_of(batch, len(state)):
+            columns = np.concatenate([run.load(state), values[run.rows.start : run.rows.stop]])
+            for i, row in enumerate(run.rows):
                 total = np.zeros(channels, np.float32) if bias is None else bias
                 for tap in range(taps):
                     total = total + weight[:, tap] * columns[i + tap]
                 target[row] = total * sigmoid(total) if activation == "silu" else total
-            each.keep(state, columns[len(each.rows) :])
+            run.keep(state, columns[len(run.rows) :])
 
     def gated_delta(self, call: DeltaCall) -> None:
         """Gated delta nets, arXiv 2412.06464; Kimi's, arXiv 2510.26692."""
@@ -114,22 +114,22 @@ class ReferenceStates:
         values = flat_rows("mixed", call.mixed, batch, 2 * split + heads * value_dim)
         per_channel = math.prod(call.decay.shape[1:]) != heads
         decays = flat_rows("decay", call.decay, batch, heads * key_dim if per_channel else heads)
-        kept = np.exp(decays.reshape(len(values), heads, -1))  # [T, Hv, dk or 1]
+        decay_factors = np.exp(decays.reshape(len(values), heads, -1))  # [T, Hv, dk or 1]
         betas = sigmoid(flat_rows("beta", call.beta, batch, heads))
         target = flat_rows("out", call.out, batch, heads * value_dim)
-        own = np.arange(heads) % keys if call.tiled else np.arange(heads) // (heads // keys)
+        key_heads = np.arange(heads) % keys if call.tiled else np.arange(heads) // (heads // keys)
         scale = np.float32(key_dim) ** np.float32(-0.5)
-        for each in sequences_of(batch, slots):
-            s = each.load(state)  # [Hv, dk, dv]
-            for row in each.rows:
-                q, k = (values[row, at : at + split].reshape(keys, key_dim)[own] for at in (0, split))
+        for run in sequences_of(batch, slots):
+            s = run.load(state)  # [Hv, dk, dv]
+            for row in run.rows:
+                q, k = (values[row, at : at + split].reshape(keys, key_dim)[key_heads] for at in (0, split))
                 q, k = (v / np.sqrt((v * v).sum(-1, keepdims=True) + np.float32(call.eps)) for v in (q, k))
                 v = values[row, 2 * split :].reshape(heads, value_dim)
-                s = s * kept[row, :, :, None]
+                s = s * decay_factors[row, :, :, None]
                 delta = betas[row, :, None] * (v - np.einsum("hkv,hk->hv", s, k))
                 s = s + k[:, :, None] * delta[:, None, :]
                 target[row] = np.einsum("hkv,hk->hv", s, q * scale).ravel()
-            each.keep(state, s)
+            run.keep(state, s)
 
     def decay(self, x: Buffer, bias: Buffer, factor: Buffer, batch: Batch, out: Buffer) -> None:
         check("bias", bias, (bias.size,))
@@ -145,21 +145,21 @@ class ReferenceStates:
         slots, heads, width, size = state.shape
         check("state", state, (slots, heads, width, size))
         checks.check_parts("ssm_scan heads", heads, groups)
-        for what, vector in (("dt_bias", call.dt_bias), ("a", a), ("d", d)):
-            check(what, vector, (heads,))
+        for name, vector in (("dt_bias", call.dt_bias), ("a", a), ("d", d)):
+            check(name, vector, (heads,))
         split = heads * width
         values = flat_rows("mixed", call.mixed, batch, split + 2 * groups * size)
         steps = _softplus(flat_rows("dt", call.dt, batch, heads) + call.dt_bias)
         target = flat_rows("out", call.out, batch, split)
-        for each in sequences_of(batch, slots):
-            s = each.load(state)  # [H, p, n]
-            for row in each.rows:
+        for run in sequences_of(batch, slots):
+            s = run.load(state)  # [H, p, n]
+            for row in run.rows:
                 x = values[row, :split].reshape(heads, width)
                 b, c = values[row, split:].reshape(2, groups, size).repeat(heads // groups, axis=1)
                 new = (steps[row, :, None] * x)[:, :, None] * b[:, None, :]
                 s = np.exp(steps[row] * a)[:, None, None] * s + new
                 target[row] = (np.einsum("hpn,hn->hp", s, c) + d[:, None] * x).ravel()
-            each.keep(state, s)
+            run.keep(state, s)
 
     def multiply(self, x: Buffer, gate: Buffer, batch: Batch, out: Buffer, *, activation: str) -> None:
         checks.check_gate(activation)
@@ -190,13 +190,13 @@ class ReferenceStates:
         check("mixes", mixes, (len(outs), channels))
         values = flat_rows("x", x, batch, channels)
         targets = [flat_rows("out", out, batch, channels) for out in outs]
-        for each in sequences_of(batch, slots):
-            before = each.load(state)
-            for row in each.rows:
+        for run in sequences_of(batch, slots):
+            before = run.load(state)
+            for row in run.rows:
                 for mix, target in zip(mixes, targets, strict=True):
                     target[row] = values[row] + mix * (before - values[row])
                 before = values[row]
-            each.keep(state, before)
+            run.keep(state, before)
 
     def wkv7(self, call: Wkv7Call) -> None:
         """RWKV-7, arXiv 2503.14456."""
@@ -206,11 +206,11 @@ class ReferenceStates:
         check("vectors", vectors, (5, heads * dim))
         checks.check_blend(call.first, call.share)
 
-        def rows(what: str, buffer: Buffer) -> Floats:
-            return flat_rows(what, buffer, batch, heads * dim).reshape(-1, heads, dim)
+        def rows(name: str, buffer: Buffer) -> Floats:
+            return flat_rows(name, buffer, batch, heads * dim).reshape(-1, heads, dim)
 
         queries, keys, values = rows("r", call.r), rows("k", call.k), rows("v", call.v)
-        kept = np.exp(-np.exp(np.float32(-0.5)) * sigmoid(rows("decay", call.decay)))
+        decays = np.exp(-np.exp(np.float32(-0.5)) * sigmoid(rows("decay", call.decay)))
         rates, target = sigmoid(rows("rate", call.rate)), flat_rows("out", call.out, batch, heads * dim)
         kappa, alpha, bonus, weight, bias = vectors.reshape(5, heads, dim)
         if call.first is not None and call.share is not None:
@@ -219,18 +219,18 @@ class ReferenceStates:
         roots = np.sqrt((units * units).sum(-1, keepdims=True))
         units = units / np.maximum(roots, np.float32(1e-12))
         keys = keys * (1 + (rates - 1) * alpha)
-        for each in sequences_of(batch, slots):
-            s = each.load(state)  # [H, keys, values]
-            for row in each.rows:
+        for run in sequences_of(batch, slots):
+            s = run.load(state)  # [H, keys, values]
+            for row in run.rows:
                 seen = np.einsum("hkv,hk->hv", s, units[row])
-                s = s * kept[row, :, :, None] - (rates[row] * units[row])[:, :, None] * seen[:, None, :]
+                s = s * decays[row, :, :, None] - (rates[row] * units[row])[:, :, None] * seen[:, None, :]
                 s = s + keys[row, :, :, None] * values[row, :, None, :]
                 y = np.einsum("hkv,hk->hv", s, queries[row])
                 y = y - y.mean(-1, keepdims=True)
                 y = y / np.sqrt((y * y).mean(-1, keepdims=True) + np.float32(eps)) * weight + bias
                 extra = (queries[row] * keys[row] * bonus).sum(-1, keepdims=True)
                 target[row] = (y + extra * values[row]).ravel()
-            each.keep(state, s)
+            run.keep(state, s)
 
 
 def _softplus(x: Floats) -> Floats:

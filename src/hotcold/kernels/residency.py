@@ -1,4 +1,4 @@
-"""States how much of a layer of experts is in memory, where the model's file keeps the others."""
+"""Residency of experts: which of a layer's experts, or of their rows, are in memory."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,17 @@ class ExpertSlots:
 
     slots: int  #: experts in memory at a time
     preloaded: tuple[int, ...] = ()  #: read at loading, the hottest first
-    pinned: int = 0  #: the first of ``preloaded``, which keep their slots
+    pinned: int = 0  #: number of experts, from the first of ``preloaded``, that keep their slots
     label: str = ""  #: names the layer and its file in errors
 
 
 @dataclass(frozen=True)
 class HotRows:
-    """Rows of each expert's first neurons in memory. A step reads the others' rows of up and down from the
-    file when it needs them."""
+    """Rows of each expert's first neurons in memory. A step reads others from the file when it needs them."""
 
-    neurons: tuple[int, ...]  #: by expert, how many of its first neurons are in memory
-    buffer_neurons: int  #: neurons that are read at a time, unless one expert has more
-    gates: bool = False  #: the others' rows of gate are read as well, where a mask names neurons
+    neurons: tuple[int, ...]  #: number of first neurons in memory, by expert
+    buffer_neurons: int  #: neurons per read, unless one expert has more
+    gates: bool = False  #: whether other gate rows are read from the file too, where a mask names neurons
     label: str = ""  #: names the layer and its file in errors
 
 

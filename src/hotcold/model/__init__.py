@@ -1,1 +1,1 @@
-"""Implements a plain dense language model: configuration, weights, layers, KV cache."""
+"""A plain dense language model: configuration, weights, layers, KV cache."""

@@ -1,4 +1,4 @@
-"""A model's shape and arithmetic, read from GGUF metadata that nobody has vouched for."""
+"""A model's shape and arithmetic, read from untrusted GGUF metadata."""
 
 import math
 import re
@@ -34,58 +34,58 @@ from hotcold.model.streams import read_streams, stream_buffer_shapes
 from hotcold.model.whole_down import whole_downs
 from hotcold.values import shown
 
-#: More than any model has; what lies beyond is a broken file, refused before anything is sized by it.
+#: Limits above those of any model: a file beyond them is damaged, and is refused before any allocation.
 MAX_LAYERS, MAX_DIM, MAX_HEADS, MAX_HEAD_DIM = 1024, 1 << 17, 4096, 1024
 MAX_NEURONS, MAX_VOCAB, MAX_CONTEXT = 1 << 20, 1 << 24, 1 << 24
 
-#: Why a model's context is shorter than what it was trained for.
+#: Reason that a model's context is shorter than it was trained for.
 _INDEXED = "of more, layers would choose by an index which ones they see, and that is not computed"
 
-#: A tensor that each FFN has, but for fused experts, and those by which it has a gate.
+#: A tensor of each FFN without fused experts, and the tensors that show that it has a gate.
 _UP, _GATES = (
     re.compile(r"blk\.(\d{1,9})\.ffn_(gate_)?up(_exps)?\.weight"),
     ("gate", "gate_exps", "gate_up_exps"),
 )
 
 
-#: A tensor whose first dimension is the rank of all of its kind.
+#: A tensor whose first dimension is the rank of all tensors of its kind.
 _LAUREL = "blk.0.laurel_l.weight"
 
 
 @dataclass(frozen=True)
 class Config:
-    """Shapes: D ``dim``, V ``vocab``."""
+    """Shapes and facts of a model: D ``dim``, V ``vocab``."""
 
     family: Family
     layers: int
     dim: int
-    mixers: tuple[MixerShape, ...]  #: of each layer; NO_MIXER where it is an FFN alone
-    neurons: tuple[int, ...]  #: N of each layer; 0 where it is a mixer alone
+    mixers: tuple[MixerShape, ...]  #: of each layer; NO_MIXER in a layer with only an FFN
+    neurons: tuple[int, ...]  #: N of each layer; 0 in a layer with only a mixer
     vocab: int
     context: int  #: positions that the model was trained for, or that it may have here
     norm_eps: float
     activation: str
-    threshold: float | tuple[float, ...]  #: a gate fires when it is greater (FATReLU); one, or one by layer
+    threshold: float | tuple[float, ...]  #: of active gates (FATReLU); one for all layers, or one each
     gated: bool
     down_layout: str  #: of ``ffn_down``: ``by_output`` (D, N), or ``by_neuron`` as ``ffn_down_t`` always is
     scales: Scales = field(default_factory=Scales)
     softcap: float | None = None  #: of logits
-    experts: Experts | None = None  #: of layers, whose ``neurons`` are those of all of them
-    dense_layers: frozenset[int] = frozenset()  #: that have none, although others do
-    layer_input: int = 0  #: values of each token that each layer gets (Gemma 4); 0: none
+    experts: Experts | None = None  #: of layers; ``neurons`` are those of all experts
+    dense_layers: frozenset[int] = frozenset()  #: layers without experts in a model with experts
+    layer_input: int = 0  #: values per token that each layer gets (Gemma 4); 0: none
     streams: int = 1  #: residual streams
-    laurel: int = 0  #: rank of the matrices beside attention; 0: there are none
-    #: of each layer: how many deviations above their mean gates begin to count; None: all do
+    laurel: int = 0  #: rank of the matrices parallel to attention; 0: none
+    #: by layer: a gate is cut unless it is this many deviations above the mean; None: no cut
     cuts: tuple[float | None, ...] = ()
-    #: each layer's FFN where its neurons are normalised before down; ``neurons`` are 0 then
+    #: each layer's FFN if its neurons are normalised before down; ``neurons`` are 0 then
     normed: tuple[NormedShape, ...] = ()
-    #: of each layer: the block type of its down, where all neurons are added whatever fires; else ""
+    #: by layer: block type of down if all neurons are added, active or not; else ""
     whole_downs: tuple[str, ...] = ()
-    drafting: int = 0  #: blocks of the file after the last layer, which only draft tokens
-    draft: "Config | None" = None  #: the one of them that guesses tokens, as a model of one layer
-    reads_hidden: bool = False  #: it is such a model, which reads another one's hidden rows
-    context_limit: str = ""  #: why ``context`` is less than what the model was trained for
-    notes: tuple[str, ...] = ()  #: what the user should know, a line each
+    drafting: int = 0  #: blocks after the last layer, which only draft tokens
+    draft: "Config | None" = None  #: the drafting block that is used, as a model of one layer
+    reads_hidden: bool = False  #: a draft block, which reads another model's hidden rows
+    context_limit: str = ""  #: why ``context`` is less than the model was trained for
+    notes: tuple[str, ...] = ()  #: notes for the user, a line each
 
     @property
     def architecture(self) -> str:
@@ -93,12 +93,12 @@ class Config:
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The different ones that layers have."""
+        """The distinct rotations of the layers."""
         return tuple(dict.fromkeys(rope for mixer in self.mixers for rope in mixer.ropes))
 
     @property
     def buffers(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`, that blocks share."""
+        """Names and row shapes of the buffers (:meth:`DeviceBuffers.buffer`) that blocks share."""
         mixers = [buffer for mixer in self.mixers for buffer in mixer.buffers.items()]
         experts = self.experts.buffers(self.dim) if self.experts else {}
         inputs = input_buffer_shapes(self.layers, self.layer_input) if self.layer_input else {}
@@ -110,12 +110,12 @@ class Config:
         return tuple(dict.fromkeys([*mixers, *(buffer for part in parts for buffer in part.items()), *gates]))
 
     def cut_of(self, layer: int) -> float | None:
-        """How many deviations above their mean a layer's gates begin to count; None: all do."""
+        """Returns the cut of a layer's gates in deviations above their mean; None: no cut."""
         return self.cuts[layer] if self.cuts else None
 
     @property
     def made_bytes(self) -> tuple[int, ...]:
-        """Bytes by layer of matrices that are made of small tensors of the file, or of none."""
+        """Bytes by layer of matrices that loading computes instead of reading from the file."""
         s = self.streams
         rows = (s * s + s + 1) * (s + 1) * self.dim if s > 1 else 0
         cut = (0 if self.cut_of(i) is None else 4 * self.neurons[i] for i in range(self.layers))
@@ -123,8 +123,7 @@ class Config:
 
     @property
     def whole(self) -> str | None:
-        """Why no neuron of a layer can be left out, but where gates are cut, and of rows of up where neurons
-        are normalised; None: its activation gives zeros."""
+        """Reason that neurons cannot be skipped, else None. Exceptions: cut gates, up rows before a norm."""
         if self.activation not in SPARSE_ACTIVATIONS:
             return f"activation {self.activation} gives no zeros"
         return "a norm before down needs all neurons of a token" if self.normed else None
@@ -135,67 +134,63 @@ class Config:
         return tuple(self.activation_of(i) in SPARSE_ACTIVATIONS for i in range(self.layers))
 
     def activation_of(self, layer: int) -> str:
-        """The activation that a layer's FFN is computed with: of gates that are cut, what is left has gone
-        through the family's before."""
+        """Returns the activation of a layer's FFN op: ReLU after cut gates, which include the family's."""
         return self.activation if self.cut_of(layer) is None else "relu"
 
     def threshold_of(self, layer: int) -> float:
-        """The threshold of a layer's gates. A draft block after the last layer has that layer's."""
+        """Returns the threshold of a layer's gates. A draft block has that of the last layer."""
         if isinstance(self.threshold, tuple):
             return self.threshold[min(layer, len(self.threshold) - 1)]
         return self.threshold
 
     def page_bytes(self, cache_type: str) -> int:
-        """Bytes of a page in all layers, that of :attr:`draft` among them; ModelError: the type's blocks do
-        not fit the model's heads."""
+        """Returns bytes of a page in all layers and :attr:`draft`. ModelError: blocks do not fit heads."""
         of_draft = self.draft.page_bytes(cache_type) if self.draft else 0
         return of_draft + sum(mixer.page_bytes(cache_type) for mixer in self.mixers)
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot in all layers: the state of a sequence that is not a list of positions; 0 where no
-        layer has any."""
+        """Bytes of a slot in all layers: the state of a sequence outside pages; 0 without any."""
         return sum(mixer.slot_bytes for mixer in self.mixers)
 
     def experts_of(self, layer: int) -> Experts | None:
-        """A layer's experts; None where it has none."""
+        """Returns a layer's experts; None without experts."""
         if self.experts is None or layer in self.dense_layers or not self.neurons[layer]:
             return None
         return self.experts.of(layer)
 
     def _down(self, layer: int, present: Container[str]) -> str:
-        """The name of a layer's down; "" where it has no neurons."""
+        """Returns the name of a layer's down; "" without neurons."""
         blk = f"blk.{layer}."
         name = "ffn_down_exps" if self.experts_of(layer) else ffn_names(blk, present)[1]
         return f"{blk}{name}.weight" if self.neurons[layer] else ""
 
     def chosen_of(self, layer: int) -> int:
-        """How many experts the choices of a layer have room for; 0 in a model without any."""
+        """Returns the experts that a row of a layer may choose; 0 in a model without experts."""
         experts = self.experts_of(layer) or self.experts
         return experts.chosen if experts else 0
 
     def ffn_width(self, layer: int) -> int:
-        """How many values a layer's neurons read: D, or fewer where experts are latent."""
+        """Returns the width of the neurons' input: D, or less with latent experts."""
         experts = self.experts_of(layer)
         return experts.latent or self.dim if experts else self.dim
 
     @property
     def state_ops(self) -> tuple[str, ...]:
-        """The ops of :class:`~hotcold.kernels.state_ops.StateOps` that the mixers name."""
+        """Ops of :class:`~hotcold.kernels.state_ops.StateOps` that the mixers use."""
         return tuple(dict.fromkeys(op for mixer in self.mixers for op in mixer.ops))
 
     @property
     def branches(self) -> bool:
-        """True if the outputs of attention and of the FFN are computed by themselves, then normalised or
-        scaled, then added."""
+        """Whether outputs of attention and FFN are normalised or scaled before they are added."""
         return self.family.norms != "before" or self.scales.residual != 1
 
     @classmethod
     def from_metadata(
         cls, metadata: Mapping[str, Any], magic: str, tensors: Mapping[str, TensorInfo]
     ) -> Self:
-        """Reads and checks the metadata of a GGUF file; ModelError has the key, the value, those allowed.
-        ``magic`` is ``PWRI`` for PowerInfer's files; ``tensors`` say whether the FFN has a gate."""
+        """Reads and checks a GGUF file's metadata. ``magic`` is ``PWRI`` for PowerInfer's files; ``tensors``
+        show whether the FFN has a gate. ModelError names the key, the value, and the allowed values."""
         family = _family(metadata)
         metadata = read = ReadKeys(metadata, family)
         keys = Keys(metadata, family.name)
@@ -263,20 +258,20 @@ def _family(metadata: Mapping[str, Any]) -> Family:
 
 
 def _gated(tensors: Mapping[str, TensorInfo]) -> bool:
-    """True if the first layer with an FFN has a gate."""
-    first = min((int(found[1]) for name in tensors if (found := _UP.fullmatch(name))), default=0)
+    """Returns whether the first layer with an FFN has a gate."""
+    first = min((int(matched[1]) for name in tensors if (matched := _UP.fullmatch(name))), default=0)
     return any(f"blk.{first}.ffn_{part}.weight" in tensors for part in _GATES)
 
 
 def _eps(keys: Keys, family: Family) -> float:
-    """The norms' epsilon; Nemotron-H has LayerNorm's key for its RMSNorms."""
+    """Reads the norms' epsilon; Nemotron-H has LayerNorm's key for its RMSNorms."""
     rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-    other = family.one_part and rms not in keys
-    return keys.number(layer if family.norm == "layer" or other else rms, 0, 0.1)
+    uses_layer_key = family.one_part and rms not in keys
+    return keys.number(layer if family.norm == "layer" or uses_layer_key else rms, 0, 0.1)
 
 
 def _heads(keys: Keys, family: Family, dim: int, layers: int) -> tuple[int, int, int]:
-    """H, K and the length of a head, those of layers with attention; zeros where there is none."""
+    """Reads H, K and the head length of the layers with attention; zeros without attention."""
     none = family.stateful is not None
     heads = keys.alike("attention.head_count", 1 - none, MAX_HEADS, layers, none=none)
     if not heads or family.latent:
@@ -309,7 +304,7 @@ def _mixers(
     scales: Scales,
     neurons: Sequence[int],
 ) -> tuple[MixerShape, ...]:
-    """Returns each layer's mixer; ``heads`` are those of :func:`_heads`."""
+    """Reads each layer's mixer; ``heads`` are those of :func:`_heads`."""
     attention: Sequence[MixerShape] = (NO_MIXER,) * layers
     if family.latent:
         attention = (read_latent(keys, family, layers, context, scales.attention),) * layers
@@ -327,15 +322,15 @@ def _mixers(
     stateful = readers[family.stateful]().of_layers(layers)
     if family.together:
         return tuple(ParallelMixers(pair) for pair in zip(attention, stateful, strict=True))
-    attends = _attends(keys, family, layers, bool(heads[0]))
+    attends = _layers_with_attention(keys, family, layers, bool(heads[0]))
     return tuple(
         NO_MIXER if family.one_part and n else mixer if attending else own
         for n, mixer, attending, own in zip(neurons, attention, attends, stateful, strict=True)
     )
 
 
-def _attends(keys: Keys, family: Family, layers: int, any_heads: bool) -> tuple[bool, ...]:
-    """True if each layer that has a mixer has attention, not one with a state."""
+def _layers_with_attention(keys: Keys, family: Family, layers: int, any_heads: bool) -> tuple[bool, ...]:
+    """Returns whether each layer with a mixer has attention instead of a mixer with a state."""
     if not any_heads:
         return (False,) * layers
     if (period := "full_attention_interval") not in keys:
@@ -351,9 +346,9 @@ def _attends(keys: Keys, family: Family, layers: int, any_heads: bool) -> tuple[
 def _attention(
     keys: Keys, family: Family, layers: int, heads: tuple[int, int, int], context: int, scales: Scales
 ) -> tuple[AttentionShape, ...]:
-    """Returns each layer's attention; ``heads`` are those of :func:`_heads`."""
+    """Reads each layer's attention; ``heads`` are those of :func:`_heads`."""
     head_dim = heads[-1]
-    alike = AttentionShape(
+    common = AttentionShape(
         *heads,
         scale=scales.attention or 1 / math.sqrt(head_dim),
         softcap=keys.factor("attn_logit_softcapping", 0.0) or None,
@@ -369,7 +364,7 @@ def _attention(
     plain = unless is not None and keys.get("expert_count", 0) != unless
     shapes = [
         replace(
-            alike,
+            common,
             rope=each.rope,
             window=each.window,
             growth=None if family.temperature and each.rope else growth,
@@ -387,36 +382,35 @@ def _attention(
 def _of_kinds(
     keys: Keys, shapes: Sequence[AttentionShape], windowed: Sequence[bool], local: int, *, needed: bool
 ) -> tuple[AttentionShape, ...]:
-    """Gives layers with a window heads of the length ``local``, each its heads of keys, and the last layers
-    those whose pages they read: of the layers before them the last of their kind. ``needed``: a file must say
-    which layers these are."""
+    """Sets kv heads and head lengths by layer; layers with a window have the length ``local``. The last
+    layers share pages with the last earlier layer of their kind. ``needed``: a file must name them."""
     layers, heads, key = len(shapes), shapes[0].heads, "attention.shared_kv_layers"
     counts = keys.per_layer("attention.head_count_kv", 1, MAX_HEADS, layers, default=heads)
     if wrong := [n for n in counts if heads % n]:
         raise ModelError(
             f"{keys.name('attention.head_count_kv')} is {wrong[0]}: it must divide {heads} heads"
         )
-    own = layers - keys.whole(key, 0, layers - 1, default=None if needed else 0)
-    found: list[AttentionShape] = []
+    with_pages = layers - keys.whole(key, 0, layers - 1, default=None if needed else 0)
+    finished: list[AttentionShape] = []
     for i, (shape, window, kv_heads) in enumerate(zip(shapes, windowed, counts, strict=True)):
         length = local if window else shape.head_dim
-        if i < own:
-            found.append(replace(shape, kv_heads=kv_heads, head_dim=length))
+        if i < with_pages:
+            finished.append(replace(shape, kv_heads=kv_heads, head_dim=length))
             continue
-        source = next((j for j in reversed(range(own)) if windowed[j] == window), None)
+        source = next((j for j in reversed(range(with_pages)) if windowed[j] == window), None)
         if source is None:
             kind = "with a window" if window else "without one"
-            seen = f"{keys.name(key)} is {layers - own}, and layer {i} is {kind}"
-            raise ModelError(f"{seen}: a layer like it is needed before layer {own}")
-        kept = found[source]
-        found.append(replace(shape, kv_heads=kept.kv_heads, head_dim=length, pages_of=source))
-    return tuple(found)
+            seen = f"{keys.name(key)} is {layers - with_pages}, and layer {i} is {kind}"
+            raise ModelError(f"{seen}: a layer like it is needed before layer {with_pages}")
+        shared = finished[source]
+        finished.append(replace(shape, kv_heads=shared.kv_heads, head_dim=length, pages_of=source))
+    return tuple(finished)
 
 
 def _growth(keys: Keys, family: Family, positions: Sequence[LayerPositions], head_dim: int) -> Growth | None:
-    """How scores grow with positions; None: they do not."""
+    """Reads how scores grow with positions; None: not at all."""
     if family.temperature is not None:
-        if head_dim % 2:  # the factors are those of a rotation, of pairs
+        if head_dim % 2:  # the factors rotate pairs
             raise ModelError(f"{keys.name('attention.key_length')} is {head_dim}: an even number is needed")
         rate, after = family.temperature
         rate = keys.factor("attention.temperature_scale", rate)
@@ -432,7 +426,7 @@ def _growth(keys: Keys, family: Family, positions: Sequence[LayerPositions], hea
 
 
 def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
-    """Rows of the embedding table; the tokenizer must have as many tokens."""
+    """Returns the rows of the embedding table; the tokenizer must have as many tokens."""
     table = tensors.get("token_embd.weight")
     if table is None:
         raise ModelError("tensor token_embd.weight is missing: this file holds no model (a vocabulary only?)")
@@ -445,7 +439,7 @@ def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> in
 
 
 def _context(keys: Keys, family: Family, tensors: Mapping[str, TensorInfo]) -> int:
-    """Positions, those of a learned table at most."""
+    """Reads the number of positions, at most those of a learned table."""
     context, table = keys.whole("context_length", 1, MAX_CONTEXT), tensors.get("position_embd.weight")
     if family.learned_positions is None or table is None:
         return context
@@ -468,32 +462,32 @@ def _scales(keys: Keys, family: Family, implied: Scales) -> Scales:
 def _ffn(
     keys: Keys, family: Family, magic: str, gated: bool, layers: int
 ) -> tuple[str, float | tuple[float, ...], tuple[str, ...]]:
-    """Activation, threshold and notes: our own keys if a file has them, else what its magic implies."""
-    own = Keys(keys.metadata, "hotcold")
+    """Reads activation, threshold and notes: from our own keys, else as the file's magic implies."""
+    hotcold_keys = Keys(keys.metadata, "hotcold")
     notes: tuple[str, ...] = ()
     implied = family.activation
     if magic == "PWRI" and implied not in SPARSE_ACTIVATIONS:  # PowerInfer's models are ReLU-fied
         implied = "relu"
-    if family.norms_inside and "ffn.activation" not in own:
+    if family.norms_inside and "ffn.activation" not in hotcold_keys:
         implied, notes = read_activation(keys)
-    activation = own.choice("ffn.activation", ACTIVATIONS, implied)
-    value = own.get("ffn.threshold", 0.0)
+    activation = hotcold_keys.choice("ffn.activation", ACTIVATIONS, implied)
+    value = hotcold_keys.get("ffn.threshold", 0.0)
     several = hasattr(value, "__len__") and not isinstance(value, str)
     thresholds = list(value) if several else [value]
     if not all(map(is_number, thresholds)) or (several and len(thresholds) != layers):
-        seen = f"{own.name('ffn.threshold')} is {shown(value)}"
+        seen = f"{hotcold_keys.name('ffn.threshold')} is {shown(value)}"
         raise ModelError(f"{seen}: a number is needed, or an array of {layers}, one for each layer")
     try:
         for threshold in thresholds:
             check_activation(activation, float(threshold), gated=gated)
     except ValueError as error:
-        raise ModelError(f"{own.name('ffn')}: {error}") from None
+        raise ModelError(f"{hotcold_keys.name('ffn')}: {error}") from None
     return activation, tuple(map(float, thresholds)) if several else float(value), notes
 
 
 def _implied_layout(tensors: Mapping[str, TensorInfo]) -> str:
-    """Returns the layout of experts' down where no key says it, by its shape (PowerInfer's --transpose-down).
-    Square matrices are as llama.cpp has them."""
+    """Returns the layout of experts' down by its shape, without a key (PowerInfer's --transpose-down). Square
+    matrices have llama.cpp's layout."""
     up, down = (tensors.get(f"blk.0.ffn_{part}_exps.weight") for part in ("up", "down"))
     if up and down and up.shape == down.shape and up.shape[-1] != up.shape[-2]:
         return "by_neuron"

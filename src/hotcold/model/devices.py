@@ -1,4 +1,4 @@
-"""States which backend computes which part of a model."""
+"""Which backend computes which part of a model."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -8,8 +8,8 @@ from hotcold.kernels.backend import Backend, FFNTensors, FFNWeights, PredictorTe
 
 @dataclass(frozen=True)
 class Devices:
-    """The backend of each part: the embedding, every layer with its keys and values, the head; ``gpus`` are
-    those beside the embedding's, where there are any."""
+    """The backends of a model's parts: the embedding, every layer with its keys and values, the head.
+    ``gpus`` are further GPUs, without the embedding's."""
 
     embedding: Backend
     layers: tuple[Backend, ...]
@@ -18,13 +18,12 @@ class Devices:
 
     @classmethod
     def of(cls, backend: "Backend | Devices", layers: int) -> "Devices":
-        """One backend for everything, or the devices given."""
+        """Returns the given devices, or one backend for all parts."""
         return backend if isinstance(backend, Devices) else cls(backend, (backend,) * layers, backend)
 
     @property
     def parts(self) -> tuple[Backend, ...]:
-        """The backends of all parts in order: part 0 is the embedding, part i layer i - 1, the last the
-        head."""
+        """The backends of all parts in order: part 0 is the embedding, part i layer i - 1, then the head."""
         return self.embedding, *self.layers, self.head
 
     @property
@@ -36,7 +35,7 @@ class Devices:
 
     @property
     def identity(self) -> str:
-        """A text that states which kind of backend computes which part."""
+        """A text with the kind of backend of each part."""
         return ",".join(part.name for part in self.parts)
 
     def ffn_weights(self, layer: int, tensors: FFNTensors) -> FFNWeights:

@@ -1,15 +1,15 @@
-"""The block of a file that guesses tokens: multi-token prediction (DeepSeek-V3, arXiv 2412.19437).
+"""A file's block that drafts tokens: multi-token prediction (DeepSeek-V3, arXiv 2412.19437).
 
-To guess the token at position i + 2 it reads the model's hidden row of position i, after the last norm, and
-the embedding of the token at position i + 1, each with a norm of its own. One matrix makes a row of both, a
-layer like those of the model changes it, with keys and values of its own at position i, and after a norm the
-head gives logits. What that norm gave is the hidden row for the guess after that.
+To draft the token at position i + 2 it reads the model's hidden row of position i, after the last norm. It
+also reads the embedding of the token at position i + 1. Each has its own norm. One matrix joins both into a
+row. A layer like those of the model transforms the row, with its own keys and values at position i. Then a
+norm and the head give logits. The norm's output is the hidden row for the next draft token.
 
-Names are llama.cpp's: the block follows the last layer, ``nextn.eh_proj`` is the matrix, of columns for the
-embedding and then for the hidden row, ``enorm`` and ``hnorm`` are the norms of the two, and
-``shared_head_norm`` is the last one. An embedding (``embed_tokens``) and a head (``shared_head_head``) may be
-there, too; without them, and without the last norm, it has the model's. Nemotron 3, whose layers are
-attention or experts alone, has both in its block, and a LayerNorm at the end."""
+Names are llama.cpp's. The block follows the last layer. ``nextn.eh_proj`` is the matrix, with columns for the
+embedding, then for the hidden row. ``enorm`` and ``hnorm`` are their norms, ``shared_head_norm`` is the last
+norm. The block may have its own embedding (``embed_tokens``) and head (``shared_head_head``); without them,
+or without the last norm, it uses the model's. Nemotron 3 has layers of only attention or experts, but both in
+its block, and a LayerNorm at the end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,8 +32,8 @@ from hotcold.model.weights import ModelReader, Weights, expected_shapes, fits, o
 
 
 def with_draft(config: Config, tensors: Mapping[str, TensorInfo]) -> tuple[Config, str]:
-    """The configuration with the block that guesses tokens; or as it was, and why, where a file has blocks
-    that are not computed. Of several blocks the first is used for each token."""
+    """Adds the draft block to a configuration. If the file has blocks that are not computed, returns the
+    unchanged configuration and the reason. Of several blocks the first drafts every token."""
     if not config.drafting:
         return config, ""
     if not config.family.drafts:
@@ -41,8 +41,8 @@ def with_draft(config: Config, tensors: Mapping[str, TensorInfo]) -> tuple[Confi
     whole = _with_block(config, tensors)
     if whole is None:
         return config, f"blk.{config.layers} guesses tokens, and has no FFN like those of other layers"
-    if wrong := _wrong(whole, tensors):
-        return config, f"blk.{config.layers} guesses tokens, and is left out: {wrong}"
+    if error := _tensor_error(whole, tensors):
+        return config, f"blk.{config.layers} guesses tokens, and is left out: {error}"
     block = replace(
         whole,
         layers=1,
@@ -57,7 +57,7 @@ def with_draft(config: Config, tensors: Mapping[str, TensorInfo]) -> tuple[Confi
 
 
 def _with_block(config: Config, tensors: Mapping[str, TensorInfo]) -> Config | None:
-    """The configuration with the block as one layer more; None where nothing says what it has."""
+    """Returns the configuration with the block as one more layer; None if its parts cannot be determined."""
     i, blk = config.layers, f"blk.{config.layers}."
     mixer = next((each for each in config.mixers[::-1] if each is not NO_MIXER and not each.slot_bytes), None)
     routed, up = f"{blk}ffn_gate_inp.weight" in tensors, tensors.get(f"{blk}ffn_up.weight")
@@ -81,30 +81,30 @@ def _with_block(config: Config, tensors: Mapping[str, TensorInfo]) -> Config | N
 
 
 def _shapes(whole: Config, present: Mapping[str, TensorInfo]) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Shapes by name of the block's tensors: those needed, and those that it may have."""
+    """Returns shapes by name of the block's required and of its optional tensors."""
     d, v, blk = whole.dim, whole.vocab, f"blk.{whole.layers - 1}."
-    needed, more = (
+    required, optional = (
         {name: shape for name, shape in shapes.items() if name.startswith(blk)}
         for shapes in expected_shapes(whole, present)
     )
-    needed |= {f"{blk}nextn.{name}.weight": (d,) for name in ("enorm", "hnorm")}
-    needed[f"{blk}nextn.eh_proj.weight"] = d, 2 * d
-    more |= {f"{blk}nextn.{name}.weight": (v, d) for name in ("embed_tokens", "shared_head_head")}
-    own = needed if whole.family.draft_layer_norm else more
-    own[f"{blk}nextn.shared_head_norm.weight"] = (d,)
-    return needed, more
+    required |= {f"{blk}nextn.{name}.weight": (d,) for name in ("enorm", "hnorm")}
+    required[f"{blk}nextn.eh_proj.weight"] = d, 2 * d
+    optional |= {f"{blk}nextn.{name}.weight": (v, d) for name in ("embed_tokens", "shared_head_head")}
+    norm_shapes = required if whole.family.draft_layer_norm else optional
+    norm_shapes[f"{blk}nextn.shared_head_norm.weight"] = (d,)
+    return required, optional
 
 
-def _wrong(whole: Config, tensors: Mapping[str, TensorInfo]) -> str:
-    """Says what of the block's tensors is not as it should be; empty where nothing is."""
+def _tensor_error(whole: Config, tensors: Mapping[str, TensorInfo]) -> str:
+    """Describes the error in the block's tensors; empty without one."""
     blk = f"blk.{whole.layers - 1}."
-    needed, more = _shapes(whole, tensors)
-    if missing := [name for name in needed if name not in tensors]:
+    required, optional = _shapes(whole, tensors)
+    if missing := [name for name in required if name not in tensors]:
         return f"tensor {missing[0]} is missing"
     for name, info in tensors.items():
         if not name.startswith(blk):
             continue
-        shape = needed.get(name) or more.get(name)
+        shape = required.get(name) or optional.get(name)
         if shape is None:
             return f"tensor {name} has no place in it"
         if not fits(info.shape, shape):
@@ -120,7 +120,7 @@ def _wrong(whole: Config, tensors: Mapping[str, TensorInfo]) -> str:
 
 
 def draft_bytes(file: GGUFFile, config: Config) -> int:
-    """Bytes of the tensors of a configuration's block that guesses tokens."""
+    """Returns bytes of the tensors of a configuration's draft block."""
     blk = f"blk.{config.layers}."
     return sum(info.nbytes for name, info in file.tensors.items() if name.startswith(blk) and config.draft)
 
@@ -132,9 +132,9 @@ def load_draft(
     model: Weights,
     progress: Progress | None = None,
 ) -> Weights:
-    """Reads the block of a configuration that has one, as a model of one layer, into the backend of the
-    embedding; it shares with ``model`` what it has not of its own, or reads that once more where the model's
-    head lies elsewhere. Errors as in :func:`load_weights`."""
+    """Reads a configuration's draft block, as a model of one layer, into the embedding's backend. It shares
+    missing parts with ``model``, but reads the last norm and the head again if the model's are on another
+    backend. Errors as in :func:`load_weights`."""
     whole = _with_block(config, file.tensors)
     assert whole is not None
     devices = Devices.of(devices, config.layers)
@@ -147,7 +147,7 @@ def load_draft(
     of_token, of_hidden = (backend.matrix(joined.take_columns(half)) for half in blocks)
     reader.count(joined)
     token_norm, hidden_norm = (reader.norm(f"{nextn}{name}") for name in ("enorm", "hnorm"))
-    own = {name: f"{nextn}{name}.weight" in file.tensors for name in ("embed_tokens", "shared_head_head")}
+    has_own = {name: f"{nextn}{name}.weight" in file.tensors for name in ("embed_tokens", "shared_head_head")}
     last = reader.own_norm(f"{nextn}shared_head_norm")
     if last is None and apart:
         last = reader.norm(output_norm(file.tensors), 1 / config.scales.logits)
@@ -157,12 +157,12 @@ def load_draft(
         eps = Keys(file.metadata, config.architecture).number(key, 0, 0.1, default=config.norm_eps)
         last = replace(last, eps=eps, centre=True)
     head = model.head
-    if own["shared_head_head"]:
+    if has_own["shared_head_head"]:
         head = reader.matrix(f"{nextn}shared_head_head")
     elif apart:
         head = reader.matrix("output") if "output.weight" in file.tensors else model.embedding
     return Weights(
-        embedding=reader.matrix(f"{nextn}embed_tokens") if own["embed_tokens"] else model.embedding,
+        embedding=reader.matrix(f"{nextn}embed_tokens") if has_own["embed_tokens"] else model.embedding,
         layers=(layer,),
         norm=last,
         head=head,
@@ -173,8 +173,8 @@ def load_draft(
 
 
 def _bytes_of(config: Config, weights: Weights) -> tuple[int, int, int]:
-    """Bytes that reading some rows takes: whatever they are, and for each of them, up to a bound. Each row is
-    counted with experts of its own."""
+    """Returns bytes that reading some rows takes: a fixed number, a number per row, and the limit of all
+    rows. Each row counts experts of its own."""
     layer, hidden = weights.layers[0], weights.hidden
     assert hidden is not None
     whole = layer.dense_bytes + layer.shared_bytes + hidden.of_token.nbytes + hidden.of_hidden.nbytes
@@ -185,11 +185,11 @@ def _bytes_of(config: Config, weights: Weights) -> tuple[int, int, int]:
 
 
 class DraftBlock:
-    """The block, beside a model: it reads the rows of the model's last step, and guesses.
+    """Drafts tokens for a model with the model's draft block, which reads the rows of the model's last step.
 
-    Its keys and values lie in pages of their own, which have the numbers of the model's, so whoever finds a
-    page again finds both. What a page has for its last position belongs to the token that came after it when
-    it was written: where another one follows, guesses there are a little worse, and nothing else is."""
+    Its keys and values are in pages of their own, with the model's page numbers, so that one lookup finds
+    both. The entry of a page's last position belongs to the token that followed when it was written. If
+    another token follows later, drafts there are slightly worse; nothing else changes."""
 
     def __init__(
         self,
@@ -201,32 +201,32 @@ class DraftBlock:
         type: str,
         backend: Backend | None = None,
     ) -> None:
-        """``config`` and ``weights`` are the model's, ``pages`` those of its cache, of this type; the block
-        lies in ``backend``, None: that of the model's head."""
+        """``config`` and ``weights`` are the model's; ``pages`` and ``type`` those of its cache. The block is
+        on ``backend``; None: on that of the model's head."""
         assert config.draft is not None and weights.draft is not None and weights.draft.hidden is not None
         ops, limits = backend or model.head, model.batch.limits
         state = SequenceState(ops, config.draft, pages, type)
         self._ops, self._own = ops, Transformer(config.draft, weights.draft, ops, ffns, limits, state)
         self.batch = self._own.batch  #: of the next step
-        self._head_ops = model.head  # of the model, which may be another
+        self._head_ops = model.head  # of the model; the block's may be another
         self._normed = self._own.hidden if ops is model.head else model.spare_rows
         self._take = model.record_normed(self._normed)
         self._body, self._head = self._own.record_parts(ffns, [range(2), range(2, 3)])
-        self.nbytes_read = 0  #: of weights, for all but steps with prompt rows
+        self.nbytes_read = 0  #: of weights, without steps with prompt rows
         self._bytes, self._row_bytes, self._most_bytes = _bytes_of(config.draft, weights.draft)
         self._head_bytes = weights.draft.head.nbytes
 
     def read(self) -> None:
-        """Reads the rows that :attr:`batch` describes, which are those of the model's last step: row for row,
-        each with the token that follows it."""
+        """Reads the rows that :attr:`batch` describes: the rows of the model's last step, in order, each with
+        the token that follows it."""
         self._take.run()
         if self._ops is not self._head_ops:
             self._ops.copy(self._head_ops, self._normed, self._own.hidden, self.batch.n_tokens)
         self._run_body()
 
     def read_own(self, rows: Sequence[int]) -> None:
-        """Reads rows that :attr:`batch` describes, of guessed tokens; ``rows`` are, for each, the row of
-        logits that the token was guessed by."""
+        """Reads the rows of draft tokens that :attr:`batch` describes; ``rows`` are the rows of logits that
+        each token was drafted from."""
         hidden = self._own.read_hidden(0, max(rows) + 1)[rows]
         self._ops.write(self._own.hidden, hidden)
         self._run_body()
@@ -237,8 +237,7 @@ class DraftBlock:
             self.nbytes_read += self._bytes + min(self._row_bytes * self.batch.n_tokens, self._most_bytes)
 
     def logits(self) -> Floats:
-        """Computes the logits of the batch's rows that are to have some, ``[R, V]``; valid until the next
-        step."""
+        """Computes the logits of the batch's logits rows, ``[R, V]``; valid until the next step."""
         self._head.run()
         self.nbytes_read += self._head_bytes
         return self._own.read_logits(0, self.batch.n_logits)

@@ -1,8 +1,7 @@
-"""Model families as data: facts that a GGUF file implies by its architecture's name, but does not state.
+"""Model families as data: facts that an architecture's name implies and the GGUF file does not state.
 
-Facts that a file states (biases, gating, q/k norms, fused q/k/v, sinks, scales, a tied head, shapes) are read
-from the file. A new family is an entry here, and its layout in ``convert/``; nothing else asks for a family
-by name."""
+A file states biases, gating, q/k norms, fused q/k/v, sinks, scales, a tied head and shapes, which are read
+from it. A new family is an entry here, and its layout in ``convert/``; no other code tests family names."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Every:
-    """Layers that are an exception: the last of each so many, or the first (``first``)."""
+    """Exceptional layers: the last, or with ``first`` the first, of every ``period`` layers."""
 
     period: int
     first: bool = False
@@ -26,113 +25,113 @@ class Scales:
     """Factors of a family; keys of a file take precedence (:meth:`Config.from_metadata`)."""
 
     embedding: float = 1.0
-    residual: float = 1.0  #: factor of what attention and FFN add to the residual stream
-    logits: float = 1.0  #: logits are divided by it, as GGUF's ``logit_scale`` of these families has it
-    attention: float | None = None  #: factor of scores; None: one over the root of the head's length
+    residual: float = 1.0  #: factor of the outputs of attention and FFN
+    logits: float = 1.0  #: divisor of logits, like GGUF's ``logit_scale`` of these families
+    attention: float | None = None  #: factor of scores; None: one over the root of the head length
 
 
 #: Makes scales from the number of layers, D and H.
 ImpliedScales = Callable[[int, int, int], Scales]
 
 
-#: Mixers that keep a state which is not a list of positions: a module of this room each.
+#: Mixers with a state that is not in pages: the names of their modules in this folder.
 STATEFUL = ("short_conv", "gated_delta", "kimi_delta", "mamba", "rwkv")
 
 
 @dataclass(frozen=True)
 class Family:
     name: str  #: GGUF's ``general.architecture``
-    activation: str = "silu"  #: the FFN's, if an ordinary GGUF file has no ``hotcold.ffn.activation``
+    activation: str = "silu"  #: of the FFN, if a GGUF file has no ``hotcold.ffn.activation``
     norm: str = "rms"  #: RMSNorm, or ``layer``: LayerNorm
-    norms: str = "before"  #: attention and the FFN; ``after``: what they add is normalised; or ``both``
-    #: q and k norms, where a file has them, are over each ``head``, with the same weights for all heads or
-    #: with its own (``each``), or over ``all`` heads at once
+    norms: str = "before"  #: of the input of attention and FFN; ``after``: of their output; or ``both``
+    #: q and k norms, if a file has them: ``head``, over each head, with equal weights; ``each``, over each
+    #: head, with its own weights; ``all``, over all heads together
     qk_norm: str = "head"
-    #: rotary pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2); but the latter where a file has
-    #: ``rope.dimension_sections`` (GLM-4.1V)
+    #: rotary pairs are (2i, 2i + 1), else (i, i + rotary_dim / 2), as always with ``rope.dimension_sections``
+    #: (GLM-4.1V)
     rope_interleaved: bool = False
-    #: Positions are a learned table, whose row for position 0 this is; None: rotary ones
+    #: Positions are a learned table; the row of position 0. None: rotary positions
     learned_positions: int | None = None
     unrotated: Every | None = None  #: layers without any positions (NoPE)
-    #: Layers that see all positions although the file has a sliding window; None: none
+    #: Layers with attention to all positions in a file with a sliding window; None: none
     full_attention: Every | None = None
     window_scaled: bool = True  #: rotary scaling and factors apply to layers with a window, too
-    #: the ends of YaRN's ramp are rounded to whole pairs, as in the paper's code
+    #: the ends of YaRN's ramp are rounded to whole pairs, like the paper's code
     yarn_whole: bool = True
     parallel: bool = False  #: attention and FFN both read the layer's input
-    fused_gate: bool = False  #: rows of the gate, then of up, lie in ``ffn_up``
+    fused_gate: bool = False  #: ``ffn_up`` has the gate's rows, then up's
     scales: ImpliedScales = lambda layers, dim, heads: Scales()
-    logits_multiplied: bool = False  #: GGUF's ``logit_scale`` is a factor of logits (Cohere), not a divisor
-    rotated_norms: bool = False  #: q and k norms come after the rotation, not before
-    #: Layers that rotate normalise q and k without weights, but not in models of so many experts
+    logits_multiplied: bool = False  #: GGUF's ``logit_scale`` multiplies logits, not divides (Cohere)
+    rotated_norms: bool = False  #: q and k norms follow the rotation instead of preceding it
+    #: Layers that rotate normalise q and k without weights, except in models with this number of experts
     plain_norms_unless: int | None = None
-    #: A window is a chunk: a row sees positions from the last multiple of its length on
+    #: A window is a chunk: a row attends to positions from the last multiple of its length on
     chunked: bool = False
-    #: Scores of layers without rotation grow: the rate, and by how many positions
+    #: Scores of layers without rotation grow: the rate, and the positions per step of growth
     temperature: tuple[float, int] | None = None
     embedding_norm: bool = False  #: embeddings are normalised before the first layer (``token_embd_norm``)
-    #: Layers that see all positions have no rotation if others have a window
+    #: Layers with attention to all positions have no rotation if others have a window
     full_unrotated: bool = False
-    router_early: bool = False  #: the router reads the layer's input without a norm; else the FFN's input
-    factor_of_input: bool = False  #: an expert's factor multiplies what it reads, not what it gives
+    router_early: bool = False  #: the router reads the layer's raw input, not the FFN's input
+    factor_of_input: bool = False  #: an expert's factor multiplies its input instead of its output
     #: Attention with a latent cache (MLA)
     latent: bool = False
-    #: Mixers with a state, of :data:`STATEFUL`, in layers that have no heads of keys (``head_count_kv`` 0)
+    #: Mixers with a state, of :data:`STATEFUL`, in layers without kv heads (``head_count_kv`` 0)
     stateful: str | None = None
-    #: Each layer has attention and the mixer with a state, which read the same input (Falcon-H1)
+    #: Each layer has attention and the mixer with a state, on the same input (Falcon-H1)
     together: bool = False
-    #: A layer is a mixer or an FFN, not both: it has no FFN where ``feed_forward_length`` is 0, and no mixer
-    #: elsewhere; the norm before either is ``attn_norm``
+    #: A layer is a mixer or an FFN: an FFN if ``feed_forward_length`` is not 0, else a mixer. The norm before
+    #: either is ``attn_norm``
     one_part: bool = False
-    gated_attention: bool = False  #: ``attn_q`` holds, by heads, q and a gate of attention's output
-    tiled_heads: bool = True  #: of ``gated_delta``: v head h has k head h modulo their number
+    gated_attention: bool = False  #: ``attn_q`` holds for each head q, then a gate of attention's output
+    tiled_heads: bool = True  #: of ``gated_delta``: v head h uses k head h modulo their number
     #: ``rope.scaling.finetuned`` false means: no rotary positions
     rope_if_finetuned: bool = False
-    #: Layers with a window have heads of another length than others, and layers may differ in heads of keys.
-    #: Values are normalised without weights; without ``attn_v`` they are made of the input of keys
+    #: Layers with a window have their own head length, and layers may differ in kv heads. Values are
+    #: normalised without weights; without ``attn_v`` they are computed from the input of keys
     kinds_of_heads: bool = False
-    #: There are several residual streams, and a layer's input is added to its output. In some layers only the
-    #: largest gates of a token count (Gemma 3n)
+    #: The model has several residual streams and adds a layer's input to its output. In some layers only a
+    #: token's largest gates count (Gemma 3n)
     streams: bool = False
     #: Attention has a norm before its output matrix, and the FFN one before down (BitNet)
     norms_inside: bool = False
-    #: Blocks after the last layer (``nextn``) are layers with attention, as those before: they guess tokens
+    #: Blocks after the last layer (``nextn``) are layers with attention that draft tokens
     drafts: bool = False
-    #: The last norm of such a block is a LayerNorm, whatever the others are
+    #: The last norm of a draft block is a LayerNorm even if other norms are not
     draft_layer_norm: bool = False
-    #: Values of GGUF keys, by the name behind the architecture's, that files of the family may leave out
+    #: Defaults of GGUF keys that the family's files may omit, by the name without the architecture
     implied: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def of_block(self) -> "Family":
-        """The facts of such a block, which has attention and an FFN even where layers have one of them."""
+        """The family's facts for a draft block, which always has both attention and an FFN."""
         return replace(self, one_part=False)
 
 
 def _minicpm(layers: int, dim: int, heads: int) -> Scales:
-    """The scales of MiniCPM 1B and 2B (arXiv 2404.06395), whose first files have no keys for them."""
+    """Returns the scales of MiniCPM 1B and 2B (arXiv 2404.06395), whose first files have no keys for them."""
     return Scales(embedding=12, residual=1.4 / math.sqrt(layers), logits=dim / 256)
 
 
 def _gemma3(layers: int, dim: int, heads: int) -> Scales:
-    """The scales of Gemma 3. 27B, known by its number of layers, scales scores by D / H; arXiv 2503.19786."""
+    """Returns the scales of Gemma 3; 27B (62 layers) scales scores by D / H. arXiv 2503.19786."""
     attention = (dim / heads) ** -0.5 if layers == 62 else None
     return Scales(embedding=math.sqrt(dim), attention=attention)
 
 
 def _gemma(layers: int, dim: int, heads: int) -> Scales:
-    """The scales of Gemma 1; arXiv 2403.08295."""
+    """Returns the scales of Gemma 1; arXiv 2403.08295."""
     return Scales(embedding=math.sqrt(dim))
 
 
 def _gemma2(layers: int, dim: int, heads: int) -> Scales:
-    """The scales of Gemma 2. 27B, known by its number of layers, scales scores by D / H; arXiv 2408.00118."""
+    """Returns the scales of Gemma 2; 27B (46 layers) scales scores by D / H. arXiv 2408.00118."""
     attention = (dim / heads) ** -0.5 if layers == 46 else None
     return Scales(embedding=math.sqrt(dim), attention=attention)
 
 
 def _gemma4(layers: int, dim: int, heads: int) -> Scales:
-    """The scales of Gemma 3n and 4, whose scores have none: q and k are normalised."""
+    """Returns the scales of Gemma 3n and 4. Scores are not scaled, since q and k are normalised."""
     return Scales(embedding=math.sqrt(dim), attention=1.0)
 
 
@@ -143,8 +142,8 @@ FAMILIES: dict[str, Family] = {
         Family("bamboo", activation="drelu", rope_interleaved=True),
         Family("qwen2"),
         Family("qwen3"),
-        Family("qwen2vl"),  # Qwen2-VL and 2.5-VL; their text models: sections of positions are all alike
-        Family("qwen3vl"),  # likewise
+        Family("qwen2vl"),  # Qwen2-VL and 2.5-VL; in text all sections of positions are equal
+        Family("qwen3vl"),  # the same
         Family("falcon", activation="gelu_erf", norm="layer", parallel=True),
         Family(
             "opt",
@@ -203,7 +202,7 @@ FAMILIES: dict[str, Family] = {
         Family("phi3", fused_gate=True),  # Phi-3, Phi-3.5 and Phi-4
         # OLMo 2, and OLMo 3, which has windows
         Family("olmo2", norms="after", qk_norm="all", full_attention=Every(4), window_scaled=False),
-        # EXAONE 4: 1.2B has no windows, and all of its layers rotate
+        # EXAONE 4; 1.2B has no windows, and all of its layers rotate
         Family("exaone4", norms="after", full_attention=Every(4), full_unrotated=True),
         # Granite 3, and Granite 4 with attention in all layers
         Family("granite", rope_interleaved=True, rope_if_finetuned=True),
@@ -217,7 +216,7 @@ FAMILIES: dict[str, Family] = {
             drafts=True,
         ),
         Family("seed_oss"),
-        # The window of the published checkpoints, for which llama.cpp's files have no key.
+        # The window of the published checkpoints; llama.cpp's files have no key for it.
         Family("starcoder2", activation="gelu", norm="layer", implied={"attention.sliding_window": 4096}),
         Family(
             "command-r",
@@ -268,7 +267,7 @@ FAMILIES: dict[str, Family] = {
         Family("hunyuan-dense", rotated_norms=True),
         Family("hunyuan-moe", rotated_norms=True),
         Family("minimax-m2", qk_norm="all", implied={"expert_gating_func": 2}),
-        # Llama 4; Maverick is known by its 128 experts
+        # Llama 4; 128 experts identify Maverick
         Family(
             "llama4",
             rope_interleaved=True,
@@ -297,7 +296,7 @@ FAMILIES: dict[str, Family] = {
             full_unrotated=True,
             router_early=True,
         ),
-        # As transformers has it; llama.cpp rounds YaRN's pairs here, too, which moves its logits a little.
+        # Like transformers; llama.cpp rounds YaRN's pairs here, too, which changes its logits slightly.
         Family(
             "gpt-oss",
             activation="swiglu_oai",

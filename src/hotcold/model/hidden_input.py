@@ -1,4 +1,4 @@
-"""Makes the first row of the block that guesses tokens (:mod:`draft_block`) of a hidden row and a token."""
+"""Input of a draft block (:mod:`draft_block`), made of a hidden row and a token."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from hotcold.model.reading import Shape
 
 @dataclass(frozen=True)
 class HiddenInput:
-    """Makes a block's first row of the embedding of a token and of a hidden row."""
+    """Makes a draft block's first row of a token's embedding and a hidden row."""
 
     dim: int
     token_norm: Norm
@@ -18,11 +18,11 @@ class HiddenInput:
     of_hidden: Matrix  # (D, D)
 
     def buffer(self, device: DeviceBuffers) -> Buffer:
-        """Where a step's hidden rows are."""
+        """Returns the buffer of a step's hidden rows."""
         return device.buffer("hidden", self.dim)
 
     def compute(self, device: DeviceBuffers, batch: Batch, x: Buffer) -> None:
-        """Sets x, which has the embeddings of tokens, to the block's first rows."""
+        """Replaces x, the embeddings of tokens, by the block's first rows."""
         ops = device.ops
         token, hidden = device.buffer("normed token", self.dim), device.buffer("normed hidden", self.dim)
         ops.norm(x, self.token_norm, batch, token)
@@ -32,5 +32,5 @@ class HiddenInput:
 
 
 def hidden_buffer_shapes(dim: int) -> dict[str, Shape]:
-    """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`, that this takes."""
+    """Returns names and row shapes of the buffers that this needs (:meth:`DeviceBuffers.buffer`)."""
     return dict.fromkeys(("hidden", "normed token", "normed hidden"), (dim,))

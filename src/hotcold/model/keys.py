@@ -1,4 +1,4 @@
-"""Reads values of GGUF metadata, and checks them before anything is sized by them."""
+"""Reading of GGUF metadata values, checked before they determine any size."""
 
 import numbers
 import re
@@ -15,12 +15,12 @@ _OF_BLOCK = re.compile(r"blk\.(?P<block>\d{1,9})\.(?P<nextn>nextn\.)?")
 
 
 class ModelError(UserError):
-    """Raised for a model file whose metadata or tensors are wrong or not supported."""
+    """Error of a model file whose metadata or tensors are wrong or not supported."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys that begin with ``prefix``. ModelError has the key, the value and the values allowed."""
+    """Metadata keys with a ``prefix``. ModelError names the key, the value, and the allowed values."""
 
     metadata: Mapping[str, Any]
     prefix: str
@@ -39,7 +39,7 @@ class Keys:
 
     @property
     def drafting(self) -> int:
-        """Blocks after the last layer that only draft tokens, which nothing here computes."""
+        """Number of blocks after the last layer that only draft tokens."""
         return self.whole("nextn_predict_layers", 0, 1024, default=0)
 
     def alike(
@@ -52,8 +52,7 @@ class Keys:
         *,
         none: bool = False,
     ) -> int:
-        """Reads one number for all layers, which a file may repeat for each; with ``none`` layers may have 0
-        instead of it."""
+        """Reads one number for all layers, which a file may repeat for each. ``none``: layers may have 0."""
         if self.get(key) is None:
             return self.whole(key, low, high, default)
         values = set(self.per_layer(key, 0 if none else low, high, layers))
@@ -66,7 +65,7 @@ class Keys:
     def per_layer(
         self, key: str, low: int, high: int, layers: int, default: int | None = None
     ) -> tuple[int, ...]:
-        """Reads one number for all layers, or an array of one for each."""
+        """Reads one number for all layers, or an array with one for each."""
         value = self.get(key)
         if not hasattr(value, "__len__") or isinstance(value, str):
             return (self.whole(key, low, high, default),) * layers
@@ -76,7 +75,7 @@ class Keys:
         return tuple(whole(f"{name}[{i}]", each, low, high) for i, each in enumerate(values[:layers]))
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """A number above ``low`` and at most ``high``."""
+        """Reads a number above ``low`` and at most ``high``."""
         value = self._value(key, default)
         if not is_number(value) or not low < value <= high:
             seen = f"{self.name(key)} is {shown(value)}"
@@ -84,7 +83,7 @@ class Keys:
         return float(value)
 
     def factor(self, key: str, default: float) -> float:
-        """A number above a millionth; 0 in a file stands for none, as in llama.cpp."""
+        """Reads a number above a millionth; 0 in a file means unset, as in llama.cpp."""
         value = self.get(key)
         return default if value is None or (is_number(value) and value == 0) else self.number(key, 1e-6, 1e6)
 
@@ -101,7 +100,7 @@ class Keys:
         return bool(value)
 
     def truths(self, key: str, layers: int) -> tuple[bool, ...]:
-        """Reads an array of one truth value for each layer."""
+        """Reads an array with one truth value for each layer."""
         value: Any = self.get(key)
         values = (
             list(value) if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str) else []
@@ -129,14 +128,14 @@ def is_number(value: Any) -> bool:
 
 
 def check_drafting(keys: Keys, layers: int, tensors: Iterable[str]) -> None:
-    """ModelError: the file holds only blocks that draft tokens, or counts a layer of the model as one."""
+    """Checks draft blocks. ModelError: the file has only these, or counts a layer of the model as one."""
     if not keys.drafting:
         return
-    found = [each for name in tensors if (each := _OF_BLOCK.match(name))]
-    present = {int(each["block"]) for each in found}
-    if found and 0 not in present:
+    block_names = [matched for name in tensors if (matched := _OF_BLOCK.match(name))]
+    present = {int(each["block"]) for each in block_names}
+    if block_names and 0 not in present:
         raise ModelError(f"the file has no blk.0: it holds {keys.drafting} blocks that only draft tokens")
-    drafting = {int(each["block"]) for each in found if each["nextn"]}
+    drafting = {int(each["block"]) for each in block_names if each["nextn"]}
     if wrong := present.intersection(range(layers, layers + keys.drafting)) - drafting:
         names = f"{keys.name('block_count')} and {keys.name('nextn_predict_layers')}"
         seen = f"{names} are {layers + keys.drafting} and {keys.drafting}"

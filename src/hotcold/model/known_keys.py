@@ -1,7 +1,7 @@
-"""Accounts for the keys of a file under its architecture's name: each is read, has no effect, or is refused.
+"""Account of the keys under a file's architecture: each key is read, has no effect, or is refused.
 
-Readers look keys up in :class:`ReadKeys`, which notes their names. A key that no reader of the file's family
-asked for is refused if it is known to change results, and named in a note if it is not known at all."""
+Readers look keys up in :class:`ReadKeys`, which records their names. A key that no reader looked up is
+refused if it is known to change results, and named in a note if it is unknown."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,12 +12,12 @@ from hotcold.model.families import Family
 from hotcold.model.keys import ModelError
 from hotcold.values import printable, shown
 
-#: Keys of which 0 says as much as none.
+#: Keys for which 0 means the same as a missing key.
 _UNSET_BY_ZERO = ("expert_gating_func", "_logit_softcapping")
 _LISTED = 8  # names of a note
 
-#: Keys that change results, and the values with which they change none. Some families compute with them; a
-#: file of another family that has one is refused.
+#: Keys that change results, and their values without effect. Some families implement them; a file of another
+#: family with such a key is refused.
 EFFECTIVE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
@@ -48,7 +48,7 @@ EFFECTIVE: dict[str, tuple[Any, ...]] = {
     "ssm.dt_b_c_rms": (False,),
 }  # fmt: skip
 
-#: Keys that change nothing, or only together with another key, whose reader asks for them.
+#: Keys without effect, or only with another key, whose reader looks them up.
 _OTHERS = """
     altup.active_idx attention.head_count_kv attention.indexer.head_count attention.indexer.key_length
     attention.key_length attention.key_length_mla attention.layer_norm_epsilon
@@ -67,12 +67,12 @@ WITHOUT_EFFECT = frozenset(_OTHERS.split())
 
 
 class ReadKeys(Mapping[str, Any]):
-    """A file's metadata, with the keys that its family implies; notes the keys that are looked up."""
+    """A file's metadata with its family's defaults; records the keys that are looked up."""
 
     def __init__(self, metadata: Mapping[str, Any], family: Family) -> None:
         self._metadata = metadata
         self._implied = {f"{family.name}.{key}": value for key, value in family.implied.items()}
-        self.names: set[str] = set()  #: that were looked up
+        self.names: set[str] = set()  #: keys that were looked up
 
     def __getitem__(self, key: str) -> Any:
         self.names.add(key)
@@ -87,7 +87,7 @@ class ReadKeys(Mapping[str, Any]):
         return len(self._metadata)
 
     def account(self, architecture: str) -> tuple[str, ...]:
-        """A note on unknown keys under the architecture's name, if there are any. ModelError: a key that
+        """Returns a note on unknown keys under the architecture's name, if any. ModelError: a key that
         changes results was not read."""
         prefix = f"{architecture}."
         unread = [key for key in self._metadata if key.startswith(prefix) and key not in self.names]

@@ -1,5 +1,5 @@
-"""Keeps the state of sequences between steps: keys and values in pages of 32 positions, and what recurrent
-layers keep of a whole sequence in slots. Sequences take both and give them back."""
+"""State of sequences between steps: keys and values in pages of 32 positions, and states of recurrent layers
+in slots. Sequences allocate and release both."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -11,24 +11,23 @@ from hotcold.kernels.backend import PAGE, Backend, Batch, Buffer
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 
-#: Copies of states take by default at most this part of the memory that is free, as 1 / n.
+#: Copies of states take by default at most 1 / n of the free memory.
 COPIES_PART = 8
 
-#: Guesses of a step with a state after each, which memory pays for: more would seldom be right.
+#: Most draft tokens of a step with a state after each: states take memory, and later drafts often fail.
 MOST_DRAFT_STATES = 4
 
 
 class KVCacheFull(UserError):
-    """Fewer pages are free than were asked for."""
+    """Error of an allocation of more pages than are free."""
 
 
 class _Pool:
-    """Numbers of places, who owns each, and what those hold that nobody owns.
+    """Numbers of places, their owners, and the cached contents of places without owners.
 
-    A place may have several owners, and is free when it has none. One whose content is worth finding again
-    has a key (:meth:`keep`, :meth:`find`): such places are given away last, the longest unused first, and
-    then lose it. After an exception in the middle of a change, Ctrl-C for instance, only :meth:`clear` helps.
-    """
+    A place may have several owners, and is free without any. A place with reusable content has a key
+    (:meth:`keep`, :meth:`find`). Such places are reused last, least recently used first, and then lose their
+    key. After an exception in the middle of a change, such as Ctrl-C, only :meth:`clear` is safe."""
 
     _what = "place"
 
@@ -37,35 +36,34 @@ class _Pool:
         self.clear()
 
     def clear(self) -> None:
-        """Takes all back, and forgets what they hold."""
+        """Frees all places and forgets their contents."""
         self._owned: dict[Hashable, list[int]] = {}
-        self._owners = [0] * self._places  # how many each has
+        self._owners = [0] * self._places  # number of owners of each
         self._by_key: dict[Hashable, int] = {}
         self._keys: dict[int, Hashable] = {}  # by place
-        # Places without an owner: a heap of those without a key; those with one, the longest unused first.
+        # Free places: a heap of places without a key; places with a key, least recently used first.
         self._blank = list(range(self._places))
         self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free(self) -> int:
-        """That nobody owns, those with a key among them."""
+        """Number of free places, including places with a key."""
         return len(self._blank) + len(self._kept)
 
     @property
     def kept(self) -> int:
-        """That nobody owns, and that have a key."""
+        """Number of free places with a key."""
         return len(self._kept)
 
     def owns(self, owner: Hashable) -> bool:
         return owner in self._owned
 
     def release(self, owner: Hashable) -> None:
-        """Takes an owner's places back, those that it shares for itself alone; harmless when it has none."""
+        """Releases an owner's places, shared ones only for this owner; harmless without any."""
         self._give_back(self._owned.pop(owner, ()))
 
     def keep(self, place: int, key: Hashable) -> None:
-        """Says what lies in a place that somebody owns, to which nobody writes from now on. Where the key has
-        a place, or the place a key, these stay."""
+        """Gives a key to an owned place, which is no longer written to. Existing keys stay."""
         if not self._owners[place]:
             raise ValueError(f"{self._what} {place} is kept as {key!r:.60}: somebody must own it")
         if key not in self._by_key and place not in self._keys:
@@ -73,21 +71,21 @@ class _Pool:
             self._keys[place] = key
 
     def find(self, key: Hashable) -> int | None:
-        """The place that is kept under a key."""
+        """Returns the place with this key."""
         return self._by_key.get(key)
 
     def _holds(self, place: int) -> bool:
-        """True if there is something in it."""
+        """Returns whether the place has content."""
         return 0 <= place < self._places and (self._owners[place] > 0 or place in self._keys)
 
     def _take(self, place: int) -> None:
-        """Counts one more owner of a place that has some, or a key."""
+        """Adds an owner to a place that has owners or a key."""
         if not self._owners[place]:
             del self._kept[place]
         self._owners[place] += 1
 
     def _give(self) -> int:
-        """A free place, which loses its key and has one owner."""
+        """Takes a free place, which loses its key and gets one owner."""
         if self._blank:
             place = heappop(self._blank)
         else:
@@ -97,7 +95,7 @@ class _Pool:
         return place
 
     def _give_back(self, places: Sequence[int]) -> None:
-        """Counts one owner less; the last one becomes free first, and so is given away first."""
+        """Removes an owner of each place; the last place becomes free first, and so is reused first."""
         for place in reversed(places):
             self._owners[place] -= 1
             if self._owners[place]:
@@ -121,21 +119,21 @@ class PagePool(_Pool):
 
     @property
     def free_pages(self) -> int:
-        """That nobody owns, those with a key among them."""
+        """Number of free pages, including pages with a key."""
         return self.free
 
     @property
     def kept_pages(self) -> int:
-        """That nobody owns, and that have a key."""
+        """Number of free pages with a key."""
         return self.kept
 
     def allocate(self, owner: Hashable, n: int, shared: Sequence[int] = ()) -> list[int]:
-        """Gives an owner without pages those of ``shared``, which others own or which have a key, and then
-        ``n`` free ones, those of low numbers first, so that warm ones are used again; returns all of them, in
-        the list that :meth:`extend` and :meth:`share` change.
+        """Allocates pages for an owner without pages: those of ``shared``, which have owners or a key, then
+        ``n`` free ones. Low numbers come first, so that recently used memory is reused. Returns the list of
+        all its pages, which :meth:`extend` and :meth:`share` change.
 
-        KVCacheFull: fewer are free. ValueError: a page of ``shared`` is blank, or is named twice. Then none
-        is given. What lies in a shared page belongs to all its owners: none of them may write to it."""
+        KVCacheFull: too few are free. ValueError: a page of ``shared`` is blank, or listed twice. Both
+        allocate nothing. No owner may write to a shared page."""
         if n < 0:
             raise ValueError(f"{n} pages asked for: at least 0 is needed")
         if owner in self._owned:
@@ -144,28 +142,28 @@ class PagePool(_Pool):
             raise KVCacheFull(f"{n} pages asked for: {self.free_pages} of {self.pages} are free")
         for page in shared:
             self._take(page)
-        self._owned[owner] = given = [*shared, *(self._give() for _ in range(n))]
-        return given
+        self._owned[owner] = pages = [*shared, *(self._give() for _ in range(n))]
+        return pages
 
     def fits(self, n: int, shared: Sequence[int] = ()) -> bool:
-        """True if :meth:`allocate` would give these; ValueError as there."""
+        """Returns whether :meth:`allocate` would succeed; ValueError as there."""
         if len(set(shared)) < len(shared) or not all(map(self._holds, shared)):
             raise ValueError(f"pages {[*shared]} to share: each must be owned or kept, and named once")
         return n <= self.free_pages - sum(self._owners[page] == 0 for page in shared)
 
     def extend(self, owner: Hashable) -> bool:
-        """Gives an owner one page more, at the end of its list; False where none is free."""
+        """Adds a page to the end of an owner's list; False if none is free."""
         if not self.free_pages:
             return False
         self._owned[owner].append(self._give())
         return True
 
     def share(self, owner: Hashable, first: int, shared: Sequence[int]) -> None:
-        """Puts pages that others own or that have a key in the place of an owner's own ones, from its page
-        ``first`` on; those are given back. ValueError as of :meth:`allocate`."""
+        """Replaces an owner's pages from its page ``first`` on with pages that have owners or a key; releases
+        the replaced ones. ValueError as in :meth:`allocate`."""
         pages = self._owned[owner]
         before = pages[first : first + len(shared)]
-        self.fits(0, [*pages[:first], *shared])  # or it raises
+        self.fits(0, [*pages[:first], *shared])  # raises ValueError
         for page in shared:
             self._take(page)
         pages[first : first + len(shared)] = shared
@@ -173,14 +171,13 @@ class PagePool(_Pool):
 
 
 class SlotPool(_Pool):
-    """Numbers of slots, each with the state of a sequence after some of its tokens, in the layers that keep
-    one in place of positions.
+    """Numbers of slots, each with the state of recurrent layers after some tokens of a sequence.
 
-    A sequence that runs owns the slot that its steps write to, alone and without a key. A slot with a key is
-    a copy for others: those that begin with it own it, too, until a step has read it.
+    A running sequence owns the slot that its steps write to, alone and without a key. A slot with a key is a
+    copy for sequences that begin with it; they own it, too, until a step has read it.
 
-    Behind them are ``spare`` ones, which nobody owns: what a step writes there is lost with the next step,
-    but for what :meth:`exchange` gives another number. So :meth:`at` says where a slot lies in buffers."""
+    ``spare`` further slots have no owner: the next step overwrites their states, unless :meth:`exchange`
+    gives a state another number. So :meth:`at` maps a slot to its index in buffers."""
 
     _what = "slot"
 
@@ -196,16 +193,16 @@ class SlotPool(_Pool):
         self._lies = list(range(self.slots + self.spare))
 
     def at(self, slot: int) -> int:
-        """The place of a slot in buffers; -1 stays -1."""
+        """Returns the index of a slot in buffers; -1 stays -1."""
         return slot if slot < 0 else self._lies[slot]
 
     def exchange(self, slot: int, other: int) -> None:
-        """Lets two slots change places: each has the other's state now, and no value is copied."""
+        """Swaps the states of two slots, without copying values."""
         lies = self._lies
         lies[slot], lies[other] = lies[other], lies[slot]
 
     def take(self, owner: Hashable) -> int | None:
-        """Gives an owner one free slot more, for itself; None where none is free."""
+        """Allocates one more slot for an owner; None if none is free."""
         if not self.free:
             return None
         slot = self._give()
@@ -213,8 +210,7 @@ class SlotPool(_Pool):
         return slot
 
     def hold(self, owner: Hashable, slot: int) -> None:
-        """Makes it an owner, too, of a slot that others own or that has a key. ValueError: it is blank, or
-        the owner's already."""
+        """Adds an owner to a slot with owners or a key. ValueError: it is blank, or already the owner's."""
         owned = self._owned.get(owner, [])
         if slot in owned or not self._holds(slot):
             raise ValueError(f"slot {slot} to hold: it must be owned or kept, and not by {owner!r:.60} yet")
@@ -222,11 +218,11 @@ class SlotPool(_Pool):
         self._owned[owner] = [*owned, slot]
 
     def owners(self, slot: int) -> int:
-        """How many own it."""
+        """Returns the number of owners."""
         return self._owners[slot]
 
     def drop(self, owner: Hashable, slot: int) -> None:
-        """Takes one of an owner's slots back."""
+        """Releases one of an owner's slots."""
         owned = self._owned[owner]
         owned.remove(slot)
         if not owned:
@@ -234,7 +230,7 @@ class SlotPool(_Pool):
         self._give_back([slot])
 
     def forget(self, slot: int) -> bool:
-        """Takes a slot's key away, unless several own it; says whether it has none now."""
+        """Removes a slot's key, unless the slot has several owners; returns whether the slot now has none."""
         if slot not in self._keys:
             return True
         if self._owners[slot] > 1:
@@ -247,38 +243,38 @@ class SlotPool(_Pool):
 
 
 def copies_within(free_bytes: int, config: Config, pages: int) -> int:
-    """Counts the copies of states that a model keeps by default: as many as fit into their part of free
-    memory, and at most one for each page of the KV cache, at whose end it is."""
+    """Returns the default number of state copies: as many as fit into their part of free memory, at most one
+    for each page of the KV cache. Copies are made at ends of pages."""
     return min(max(free_bytes, 0) // COPIES_PART // config.slot_bytes, pages) if config.slot_bytes else 0
 
 
 def spare_slots_of(config: Config, draft_max: int) -> int:
-    """The slots for states after guesses, as many as a step may verify; 0 where no layer keeps a state."""
+    """Returns the slots for states after draft tokens, as many as a step may verify; 0 without states."""
     return min(draft_max, MOST_DRAFT_STATES) if config.slot_bytes else 0
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """The places that a sequence has all of its time, whose rows nobody schedules."""
+    """Pages and a slot reserved for one unscheduled sequence."""
 
     pages: list[int]
-    slot: int  #: for its state; -1 where no layer keeps one
+    slot: int  #: for its state; -1 in models without states
 
     def put(self, batch: Batch, start: int, tokens: Sequence[int]) -> int:
-        """Fills a batch's first rows with its tokens from a position on, where the step before ended; returns
-        how many."""
+        """Fills a batch's first rows with tokens of the sequence from position ``start`` on, where the last
+        step ended. Returns the number of rows."""
         state = self.slot if start else -1
         return batch.put(0, 0, start, tokens, self.pages, state_from=state, state_to=self.slot)
 
 
 class SequenceState:
-    """The state of all sequences between steps.
+    """State of all sequences between steps.
 
-    Position p of a sequence lies in the sequence's page ``p // PAGE`` of :attr:`pages` (PagedAttention, arXiv
-    2309.06180). What a layer keeps in place of positions lies in a slot of :attr:`slots`, None where no layer
-    does; the last ``spare`` of them are for guesses. ``layers`` has each layer's arrays of all pages
-    (:meth:`page_arrays` of its shape) and then of all slots (:meth:`slot_arrays`). ModelError: the type's
-    blocks do not fit the model's heads."""
+    Position p of a sequence is in the sequence's page ``p // PAGE`` of :attr:`pages` (PagedAttention, arXiv
+    2309.06180). States of recurrent layers are in slots of :attr:`slots` (None without such layers); the last
+    ``spare`` slots are for draft tokens. ``layers`` has each layer's arrays of all pages (:meth:`page_arrays`
+    of its shape), then of all slots (:meth:`slot_arrays`). ModelError: the type's blocks do not fit the
+    model's heads."""
 
     def __init__(
         self,
@@ -302,8 +298,7 @@ class SequenceState:
             self.layers.append(arrays)
 
     def take(self, owner: Hashable, positions: int) -> Reservation:
-        """Gives an owner without any the places of a sequence of so many positions. KVCacheFull: fewer pages
-        are free; or no slot."""
+        """Reserves pages and a slot for a sequence of ``positions``. KVCacheFull: too few are free."""
         pages = self.pages.allocate(owner, -(-positions // PAGE))
         if self.slots is None:
             return Reservation(pages, -1)
@@ -314,13 +309,13 @@ class SequenceState:
         return Reservation(pages, self.slots.at(slot))
 
     def release(self, owner: Hashable) -> None:
-        """Takes an owner's pages and slots back; harmless when it has none."""
+        """Releases an owner's pages and slots; harmless without any."""
         self.pages.release(owner)
         if self.slots:
             self.slots.release(owner)
 
     def clear(self) -> None:
-        """Takes everything back, and forgets what it holds."""
+        """Frees everything and forgets its content."""
         self.pages.clear()
         if self.slots:
             self.slots.clear()

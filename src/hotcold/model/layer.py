@@ -1,4 +1,4 @@
-"""A layer is a tuple of blocks, each of which adds to the residual stream."""
+"""A layer as a tuple of blocks, each adding to the residual stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ P = TypeVar("P", covariant=True)
 
 @dataclass(frozen=True)
 class Block(Generic[P]):
-    """``x += post_norm(part(norm(x)))``, where either norm may be missing; x is the residual stream. The part
-    is the weights of a mixer or of an FFN, or what computes with them."""
+    """A block ``x += post_norm(part(norm(x)))`` on the residual stream x; either norm may be missing. The
+    part is the weights of a mixer or FFN, or the function that computes with them."""
 
     norm: Norm | None
     part: P
     post_norm: Norm | None = None
-    #: reads x as the block before it did, not what that made of it: attention and FFN side by side
+    #: reads the same x as the previous block, not its output: attention and FFN in parallel
     beside: bool = False
 
 
-def side_by_side(blocks: Sequence[Block[P]]) -> list[list[Block[P]]]:
-    """The blocks in order; those that read the same x are together."""
+def parallel_groups(blocks: Sequence[Block[P]]) -> list[list[Block[P]]]:
+    """Groups the blocks, in order, by the x that they read."""
     groups: list[list[Block[P]]] = []
     for block in blocks:
         if block.beside:
@@ -41,17 +41,17 @@ def side_by_side(blocks: Sequence[Block[P]]) -> list[list[Block[P]]]:
 class LayerWeights:
     blocks: tuple[Block[MixerWeights | FeedForward], ...]
     early_router: Router | None = None  #: reads the layer's input, before its blocks
-    scale: float = 1.0  #: the residual stream is multiplied by it after the blocks
+    scale: float = 1.0  #: multiplies the residual stream after the blocks
 
     @cached_property
     def feed_forward(self) -> FeedForward | None:
-        """None where the layer is a mixer alone."""
+        """The FFN; None in a layer with only a mixer."""
         parts = (block.part for block in self.blocks)
         return next((part for part in parts if isinstance(part, FeedForward)), None)
 
     @property
     def normed(self) -> NormedFFN | None:
-        """The FFN where its neurons are normalised before down."""
+        """The FFN if its neurons are normalised before down."""
         return self.feed_forward if isinstance(self.feed_forward, NormedFFN) else None
 
     @property
@@ -70,7 +70,7 @@ class LayerWeights:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of these."""
+        """Bytes of the matrices that a step reads whole."""
         return sum(each.nbytes for each in self.matrices)
 
     @property

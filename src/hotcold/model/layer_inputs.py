@@ -1,7 +1,7 @@
-"""Gives each layer a few values of each token beside the residual stream (Gemma 4's per-layer embeddings).
+"""Additional inputs of layers: a few values per token and layer (Gemma 4's per-layer embeddings).
 
-They come from a table of each layer, of which a step reads one row a token, so that it may lie in slow
-memory, and from the token's embedding."""
+They come from the token's embedding, and from a table of each layer. A step reads one row of it per token, so
+the table may be in slow memory."""
 
 import math
 from collections.abc import Container, Iterator, Sequence
@@ -15,7 +15,7 @@ from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.reading import Shape, TensorReader
 
-_ROWS = 1 << 12  # of the file's table that are read at a time
+_ROWS = 1 << 12  # of the file's table, read at a time
 #: ``gelu(g) = g sigmoid(2 u)``, where ``2 u = _LINEAR g + _CUBIC g^3``: the tanh form
 _LINEAR = 2 * math.sqrt(2 / math.pi)
 _CUBIC = 0.044715 * _LINEAR
@@ -23,18 +23,19 @@ _TABLE, _PROJECTION, _NORM = "per_layer_token_embd", "per_layer_model_proj", "pe
 
 
 def read_width(keys: Keys) -> int:
-    """P: how many values each layer gets; 0 where it gets none."""
+    """Reads P, the number of values that each layer gets; 0: none."""
     return keys.whole("embedding_length_per_layer_input", 0, 1 << 16, default=0)
 
 
 def input_buffer_shapes(layers: int, width: int) -> dict[str, Shape]:
-    """Names and shapes of a row's buffers: each layer's values, and three for the computation."""
+    """Returns names and row shapes of buffers (:meth:`DeviceBuffers.buffer`): each layer's values, and
+    scratch."""
     names = [*(f"input {i}" for i in range(layers)), "input row", "input gate", "input cube"]
     return dict.fromkeys(names, (width,))
 
 
 def input_shapes(layers: int, width: int, dim: int, vocab: int) -> dict[str, Shape]:
-    """Shapes by name of the tensors that a model needs."""
+    """Returns shapes by name of a model's required tensors."""
     shapes: dict[str, Shape] = {
         f"{_TABLE}.weight": (vocab, layers * width),
         f"{_PROJECTION}.weight": (layers * width, dim),
@@ -49,7 +50,7 @@ def input_shapes(layers: int, width: int, dim: int, vocab: int) -> dict[str, Sha
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """The weights that make the values of all layers."""
+    """Weights that make the values of all layers."""
 
     tables: tuple[Matrix, ...]  # (V, P) each
     projections: tuple[Matrix, ...]  # (P, D) each
@@ -65,7 +66,7 @@ class LayerInputs:
         return sum(matrix.nbytes for matrix in self.projections)
 
     def compute(self, device: DeviceBuffers, batch: Batch, x: Buffer) -> None:
-        """Sets the rooms of all layers from the tokens and their scaled embeddings ``x``."""
+        """Sets the values of all layers from the tokens and their scaled embeddings ``x``."""
         ops, width = device.ops, self.projections[0].shape[0]
         row, buffers = device.buffer("input row", width), input_buffers(device, len(self.tables), width)
         ops.linear(x, self.projections, batch, buffers)
@@ -76,7 +77,7 @@ class LayerInputs:
 
 
 def input_buffers(device: DeviceBuffers, layers: int, width: int) -> list[Buffer]:
-    """The rooms of all layers on one backend."""
+    """Returns the buffers of all layers' values on one backend."""
     return [device.buffer(f"input {i}", width) for i in range(layers)]
 
 
@@ -93,7 +94,7 @@ def read_inputs(reader: TensorReader, layers: int, width: int, dim: int) -> Laye
 
 
 def _tables(reader: TensorReader, layers: int, width: int) -> Iterator[Matrix]:
-    """Each layer's part of the table, whose rows have those of all layers: it is read once."""
+    """Reads the table once and yields each layer's part; its rows have the values of all layers."""
     whole = reader.file.stored(f"{_TABLE}.weight")
     if width % whole.type.weights:
         seen = f"tensor {_TABLE}.weight has blocks of {whole.type.weights} weights ({whole.type.name})"
@@ -105,7 +106,7 @@ def _tables(reader: TensorReader, layers: int, width: int) -> Iterator[Matrix]:
         for i, part in enumerate(parts):
             part[start : start + len(rows)] = rows[:, i]
     shape = whole.rows, width
-    for _ in range(layers):  # each is given back before the next one is packed
+    for _ in range(layers):  # each is freed before the next one is packed
         yield reader.backend.matrix(Tensor(whole.type, shape, parts.pop(0)))
     reader.count(whole)
 
@@ -126,23 +127,23 @@ class LayerInput:
         return [f"{blk}inp_gate.weight", f"{blk}proj.weight"]
 
     def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
-        """Makes the mixer on a backend; it keeps nothing in ``state``. ``read`` may be ``out``."""
+        """Makes the mixer on a backend; it keeps no ``state``. ``read`` may be ``out``."""
         ops, width = device.ops, self.gate.shape[0]
-        given, gate, cube = (
+        values, gate, cube = (
             device.buffer(name, width) for name in (f"input {self.layer}", "input gate", "input cube")
         )
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.linear(read, [self.gate], batch, [gate])
             gelu(ops, gate, cube, batch)
-            ops.multiply(gate, given, batch, gate, activation="none")
+            ops.multiply(gate, values, batch, gate, activation="none")
             ops.linear(gate, [self.out], batch, [out], accumulate=add)
 
         return mix
 
 
 def read_input(reader: TensorReader, layer: int) -> LayerInput:
-    """Reads a layer's; errors as in :func:`load_weights`."""
+    """Reads a layer's weights; errors as in :func:`load_weights`."""
     blk = f"blk.{layer}."
     return LayerInput(layer, reader.matrix(f"{blk}inp_gate"), reader.matrix(f"{blk}proj"))
 

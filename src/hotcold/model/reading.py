@@ -1,4 +1,4 @@
-"""Reads named tensors of a GGUF file into a backend. Names and shapes were checked before."""
+"""Reading of named tensors of a GGUF file into a backend. Names and shapes are already checked."""
 
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -12,12 +12,12 @@ from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels.backend import Backend, Buffer, Floats, Matrix, Norm
 from hotcold.model.keys import ModelError
 
-#: Matrices that a factor may lie beside.
+#: Matrices that may have a factor in another tensor.
 _SCALED = re.compile(
     r"output|blk\.\d+\.(attn_(q|k|v|qkv|gate|output)|ffn_(gate|up|down|gate_up)(_exps|_shexp)?|ssm_(in|out))"
 )
 
-#: Called with the bytes read so far and in all.
+#: Called with the bytes read so far and the total bytes.
 Progress = Callable[[int, int], None]
 Shape = tuple[int, ...]
 
@@ -28,7 +28,7 @@ class TensorReader:
 
     file: GGUFFile
     backend: Backend
-    shapes: Mapping[str, Shape]  #: of the tensors that the model may have, by name
+    shapes: Mapping[str, Shape]  #: of all possible tensors of the model, by name
     norm_eps: float
     norm_centre: bool  #: norms are LayerNorms
     progress: Progress = lambda done, total: None
@@ -37,7 +37,7 @@ class TensorReader:
     norm_values: int = 0  #: weights and biases of the norms that were read
 
     def stored(self, name: str) -> StoredTensor:
-        """A matrix, still in the file, and what it is multiplied by."""
+        """Returns a matrix, still in the file, with its factors."""
         return stored_matrix(self.file, name, self.vector)
 
     def matrix(self, name: str) -> Matrix:
@@ -47,7 +47,7 @@ class TensorReader:
         return matrix
 
     def cut(self, name: str, parts: Sequence[Index | slice]) -> list[Matrix]:
-        """Matrices of these rows of a matrix, each of ascending numbers; a bias is cut with them."""
+        """Reads row ranges of a matrix, ascending in each, as separate matrices with their biases."""
         whole, bias = self.stored(name), self.vector(f"{name}.bias")
         matrices = [
             self.backend.matrix(whole.take_rows(rows), None if bias is None else bias[rows]) for rows in parts
@@ -59,7 +59,7 @@ class TensorReader:
         return self.norm(name) if norm_tensor(name, self.file.tensors) in self.file.tensors else None
 
     def norm(self, name: str, scale: float = 1.0) -> Norm:
-        """``scale`` times what the file's would give."""
+        """Reads a norm, multiplied by ``scale``."""
         values = [self.vector(each) for each in (norm_tensor(name, self.file.tensors), f"{name}.bias")]
         self.norm_values += sum(each.size for each in values if each is not None)
         weight, bias = (self._buffer(each, scale) for each in values)
@@ -71,7 +71,7 @@ class TensorReader:
         self.progress(self.done, self.total)
 
     def vector(self, name: str) -> Floats | None:
-        """A small tensor's values, which must be finite; None where the file has none."""
+        """Reads a small tensor's values, which must be finite; None without the tensor."""
         if name not in self.file.tensors:
             return None
         tensor = self.file.load(name)
@@ -82,11 +82,11 @@ class TensorReader:
         return values.reshape(self.shapes.get(name, values.shape))
 
     def buffer(self, name: str) -> Buffer | None:
-        """A buffer with such a vector; None where the file has none."""
+        """Reads a vector into a buffer; None without the tensor."""
         return self._buffer(self.vector(name))
 
     def needed_buffer(self, name: str) -> Buffer:
-        """A buffer with such a vector, which the file has."""
+        """Reads a vector that the file has into a buffer."""
         buffer = self.buffer(name)
         assert buffer is not None
         return buffer
@@ -96,24 +96,24 @@ class TensorReader:
 
 
 def takes_factors(name: str) -> bool:
-    """True if a matrix may have a factor beside it (``X.scale`` of ``X.weight``)."""
+    """Returns whether a matrix may have a factor in another tensor (``X.scale`` of ``X.weight``)."""
     return name.endswith(".weight") and _SCALED.fullmatch(name.removesuffix(".weight")) is not None
 
 
 def scale_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Shapes by name of what may lie beside the matrices among these tensors, as in files of NVFP4: a factor
-    of the matrix, or one of each expert's, and the same number of factors of its input. The latter are for
-    hardware that rounds the input to four bits, too; nothing else reads them."""
-    found: dict[str, Shape] = {}
+    """Returns shapes by name of the possible factors of these matrices, as in files of NVFP4. They are a
+    factor of the matrix, or one of each expert's, and the same number of factors of its input. Only hardware
+    that also rounds the input to four bits needs input factors; no code here reads them."""
+    scales: dict[str, Shape] = {}
     for name, shape in shapes.items():
         if takes_factors(name):
             kinds = [name.removesuffix("weight") + kind for kind in ("scale", "input_scale")]
-            found |= {kind: shape[:-2] or (1,) for kind in kinds if kind not in shapes}
-    return found
+            scales |= {kind: shape[:-2] or (1,) for kind in kinds if kind not in shapes}
+    return scales
 
 
 def check_scaled(file: GGUFFile, name: str) -> None:
-    """ModelError: a tensor is a factor of a matrix that is not there, or whose block type has none."""
+    """Checks a tensor. ModelError: it is a factor of a missing matrix, or of a block type without factors."""
     if not name.endswith(".scale"):
         return
     matrix = name.removesuffix(".scale") + ".weight"
@@ -126,8 +126,7 @@ def check_scaled(file: GGUFFile, name: str) -> None:
 
 
 def stored_matrix(file: GGUFFile, name: str, vector: Callable[[str], Floats | None]) -> StoredTensor:
-    """A matrix, still in the file, and what it is multiplied by; ``vector`` reads that, None where there is
-    nothing."""
+    """Returns a matrix, still in the file, with its factors, which ``vector`` reads (None: absent)."""
     tensor = file.stored(f"{name}.weight")
     scale = vector(f"{name}.scale") if _SCALED.fullmatch(name) else None
     if scale is None:
@@ -136,18 +135,18 @@ def stored_matrix(file: GGUFFile, name: str, vector: Callable[[str], Floats | No
 
 
 def made_matrix(ops: Backend, values: Floats, bias: Floats | None = None) -> Matrix:
-    """A matrix of numbers that are made here, in float32."""
+    """Makes a float32 matrix of computed values."""
     return ops.matrix(quantise(values, "F32"), bias)
 
 
 def norm_tensor(name: str, present: Container[str]) -> str:
-    """The name of a norm's weight; in some files it has no suffix (Falcon-H1)."""
+    """Returns the name of a norm's weight, which in some files has no suffix (Falcon-H1)."""
     usual = f"{name}.weight"
     return name if name in present and usual not in present else usual
 
 
 def upload(backend: Backend, values: Floats) -> Buffer:
-    """A buffer of the backend with these values."""
+    """Makes a buffer of the backend with these values."""
     buffer = backend.zeros(values.shape, values.dtype)
     backend.write(buffer, values)
     return buffer

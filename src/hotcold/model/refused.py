@@ -1,6 +1,6 @@
-"""Architectures of llama.cpp that are refused, by the reason; those in :data:`FAMILIES` run.
+"""Architectures of llama.cpp that are refused, by the reason; architectures in :data:`FAMILIES` run.
 
-Checkpoints of them are refused for the same reasons; their names differ from GGUF's by little."""
+Their checkpoints are refused for the same reasons, under slightly different names."""
 
 import re
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from hotcold.values import shown
 
 _ENTRY = "it needs an entry in families.py, and nobody has checked one against its publishers' code"
 
-#: Reasons, and the names that they are of.
+#: Reasons, each with the architectures that it applies to.
 _REASONS = {
     "the file is the image or audio part of a model (mmproj), and has no text model": "clip",
     "it is an encoder: it gives vectors and writes no text":
@@ -47,10 +47,10 @@ _REASONS = {
         "muse-glimmer nanbeige",
 }  # fmt: skip
 
-#: Names and the reason of each.
+#: The reason for each architecture.
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
-#: Names of model_types that are not GGUF's, both plain.
+#: GGUF names of model_types that differ from them, both plain.
 _MODEL_TYPES = {
     **dict.fromkeys(("albert", "deberta", "debertav2", "distilbert", "electra"), "bert"),
     "roberta": "bert", "xlmroberta": "bert",
@@ -78,7 +78,7 @@ _KINDS = {
 
 
 def refusal(architecture: object, kind: object, known: Iterable[str]) -> str | None:
-    """Says why a file of this ``general.architecture`` and ``general.type`` is refused; None: it may run."""
+    """Returns why a file of this ``general.architecture`` and ``general.type`` is refused, or None."""
     if isinstance(kind, str) and kind in _KINDS:
         return _KINDS[kind]
     if architecture is None:
@@ -91,6 +91,6 @@ def refusal(architecture: object, kind: object, known: Iterable[str]) -> str | N
 
 
 def reason_of(name: str) -> str | None:
-    """The reason for which a GGUF architecture, or a model_type of config.json, is refused; None: unknown."""
+    """Returns why a GGUF architecture, or a model_type of config.json, is refused; None: unknown."""
     plain = _plain(name)
     return _BY_PLAIN_NAME.get(_MODEL_TYPES.get(plain, plain))

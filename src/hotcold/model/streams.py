@@ -1,9 +1,9 @@
 """Several residual streams (AltUp, arXiv 2301.13310) and a learned residual of low rank (LAuReL, arXiv
-2411.07501), as Gemma 3n has them.
+2411.07501), as in Gemma 3n.
 
-A layer computes the first stream alone, which is the residual stream of all other code. Before it, each
-stream is predicted from all of them; after it, each is corrected by what the layer changed. Factors are
-numbers of each token: a matrix whose rows are all alike gives such a number for every dimension."""
+A layer computes only the first stream, which is the residual stream of all other code. Before the layer, each
+stream is predicted from all streams; after it, each is corrected by the layer's change. Factors are numbers
+of each token: a matrix with equal rows gives such a number for every dimension."""
 
 import math
 from collections.abc import Container, Sequence
@@ -17,13 +17,13 @@ from hotcold.model.layer_inputs import LayerInput
 from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.reading import Shape, TensorReader, made_matrix
 
-#: Of norms that only divide by the root mean square: so small that only zeros need it.
+#: A norm that only divides by the root mean square; its epsilon matters only for zeros.
 _PLAIN = Norm(None, None, 1e-20)
 _MOST = 8
 
 
 def read_streams(keys: Keys, *, any: bool) -> int:
-    """How many streams there are, the first among them."""
+    """Reads the number of streams, the first included."""
     if not any:
         return 1
     if keys.whole("altup.active_idx", 0, _MOST, default=0):
@@ -32,14 +32,14 @@ def read_streams(keys: Keys, *, any: bool) -> int:
 
 
 def stream_buffer_shapes(streams: int, dim: int, rank: int) -> dict[str, Shape]:
-    """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`."""
+    """Returns names and row shapes of buffers (:meth:`DeviceBuffers.buffer`)."""
     names = [f"{kind} {i}" for kind in ("stream", "predicted", "factor") for i in range(streams)]
     buffers = dict.fromkeys([*names, "stream change", "stream room"], (dim,))
     return {**buffers, "stream level": (1,), "laurel": (rank,)}
 
 
 def stream_shapes(streams: int, layers: int, dim: int, rank: int) -> dict[str, Shape]:
-    """Shapes by name of the tensors that a model needs; ``rank`` is LAuReL's."""
+    """Returns shapes by name of a model's required tensors; ``rank`` is LAuReL's."""
     others = streams - 1, dim, dim
     shapes: dict[str, Shape] = {"altup_proj.weight": others, "altup_unembd_proj.weight": others}
     for i in range(layers):
@@ -58,23 +58,23 @@ def stream_shapes(streams: int, layers: int, dim: int, rank: int) -> dict[str, S
 
 
 def other_streams(device: DeviceBuffers, streams: int, dim: int) -> list[Buffer]:
-    """The streams but the first, on one backend."""
+    """Returns the streams except the first, on one backend."""
     return [device.buffer(f"stream {i}", dim) for i in range(1, streams)]
 
 
 @dataclass(frozen=True)
 class Streams:
-    """The weights that make the other streams of the first one, and one of all of them at the end."""
+    """Weights that make the other streams of the first one, and one of all streams at the end."""
 
     begins: tuple[Matrix, ...]  # (D, D) each
     ends: tuple[Matrix, ...]  # (D, D) each
     mean: Matrix  # (1, D), all 1 / D
     ones: Matrix  # (D, 1)
-    mean_at_end: Matrix  # on the backend of the head, as ``ones_at_end``
+    mean_at_end: Matrix  # on the head's backend, like ``ones_at_end``
     ones_at_end: Matrix
 
     def matrices(self, *, end: bool) -> list[Matrix]:
-        """Lists those that a step reads whole, at its beginning or at its end."""
+        """Returns the matrices that a step reads whole, at its beginning or at its end."""
         return (
             [*self.ends, self.mean_at_end, self.ones_at_end] if end else [*self.begins, self.mean, self.ones]
         )
@@ -86,22 +86,22 @@ class Streams:
         level = self._level(device, batch, x, self.mean, self.ones)
         for matrix, out in zip(self.begins, others, strict=True):
             ops.linear(x, [matrix], batch, [out])
-            self._levelled(ops, out, level, batch)
+            self._set_level(ops, out, level, batch)
 
     def end(self, device: DeviceBuffers, batch: Batch, x: Buffer) -> None:
-        """Sets x to the mean of all streams, each turned back and with the mean square of the first."""
+        """Sets x to the mean of all streams, each projected back and with the mean square of the first."""
         ops, dim = device.ops, self.ones.shape[0]
         others = other_streams(device, 1 + len(self.ends), dim)
         level = self._level(device, batch, x, self.mean_at_end, self.ones_at_end)
         turned = device.buffer("stream change", dim)
-        for matrix, given in zip(self.ends, others, strict=True):
-            ops.linear(given, [matrix], batch, [turned])
-            self._levelled(ops, turned, level, batch)
+        for matrix, stream in zip(self.ends, others, strict=True):
+            ops.linear(stream, [matrix], batch, [turned])
+            self._set_level(ops, turned, level, batch)
             ops.add(x, turned, batch)
         ops.add(x, x, batch, keep=0, scale=1 / (1 + len(self.ends)))
 
     def _level(self, device: DeviceBuffers, batch: Batch, x: Buffer, mean: Matrix, ones: Matrix) -> Buffer:
-        """The root mean square of x, for every dimension: the mean of its products with x over that."""
+        """Returns the root mean square of x, for every dimension: the mean of x times normalised x."""
         ops, dim = device.ops, ones.shape[0]
         buffer, number = device.buffer("stream room", dim), device.buffer("stream level", 1)
         ops.norm(x, _PLAIN, batch, buffer)
@@ -111,21 +111,21 @@ class Streams:
         return buffer
 
     @staticmethod
-    def _levelled(ops: Backend, x: Buffer, level: Buffer, batch: Batch) -> None:
+    def _set_level(ops: Backend, x: Buffer, level: Buffer, batch: Batch) -> None:
         ops.norm(x, _PLAIN, batch, x)
         ops.multiply(x, level, batch, x, activation="none")
 
 
 def read_all_streams(reader: TensorReader, streams: int, dim: int, head: Backend) -> Streams:
-    """Reads what belongs to no layer: the beginning on the reader's backend, the end on that of the head."""
+    """Reads the weights of no layer: the beginning on the reader's backend, the end on the head's."""
     first = reader.backend
     begins = _stack(reader, "altup_proj", streams, dim)
     reader.backend = head
     ends = _stack(reader, "altup_unembd_proj", streams, dim)
     reader.backend = first
     mean, ones = np.full((1, dim), 1 / dim, np.float32), np.ones((dim, 1), np.float32)
-    own = [made_matrix(each, values) for each in (first, head) for values in (mean, ones)]
-    return Streams(begins, ends, *own)
+    matrices = [made_matrix(each, values) for each in (first, head) for values in (mean, ones)]
+    return Streams(begins, ends, *matrices)
 
 
 def _stack(reader: TensorReader, name: str, streams: int, dim: int) -> tuple[Matrix, ...]:
@@ -138,17 +138,16 @@ def _stack(reader: TensorReader, name: str, streams: int, dim: int) -> tuple[Mat
 
 @dataclass(frozen=True)
 class Factors:
-    """Numbers of each token that a router gives: ``linear(tanh(router(norm(x))))``.
+    """Numbers of each token from a router: ``linear(tanh(router(norm(x))))``.
 
     ``tanh(y) = 2 sigmoid(2 y) - 1``: the norm has the inner 2, ``rows`` the outer one, and a bias the -1."""
 
     norm: Norm
     router: Matrix  # (S, D)
-    rows: tuple[Matrix, ...]  # (D, S) each, whose rows are all alike
+    rows: tuple[Matrix, ...]  # (D, S) each, with equal rows
 
     def sigmoids(self, ops: Backend, x: Buffer, batch: Batch, buffer: Buffer, chosen: Chosen) -> Buffer:
-        """Computes the sigmoids for x ``[T, D]``, ``[T, S]``: a router that chooses all of its experts gives
-        them as factors."""
+        """Computes sigmoids ``[T, S]`` of x ``[T, D]``: the factors of a router that chooses all experts."""
         count = self.router.shape[0]
         ops.norm(x, self.norm, batch, buffer)
         arrays = buffer, self.router, batch, chosen.ids, chosen.factors
@@ -157,14 +156,14 @@ class Factors:
 
 
 def _rows(reader: TensorReader, name: str, dim: int, offset: float) -> tuple[Matrix, ...]:
-    """Reads the matrices of a layer's numbers, to each of which ``offset`` is added."""
+    """Reads the matrices of a layer's numbers, and adds ``offset`` to each."""
     weights = reader.vector(f"{name}.weight")
     assert weights is not None
     return tuple(alike_rows(reader.backend, 2 * row, dim, offset - float(row.sum())) for row in weights)
 
 
 def alike_rows(ops: Backend, row: Floats, dim: int, bias: float) -> Matrix:
-    """A matrix that gives ``row . x + bias`` for every dimension."""
+    """Makes a matrix that gives ``row . x + bias`` for every dimension."""
     values = np.ascontiguousarray(np.broadcast_to(row, (dim, len(row))), np.float32)
     return made_matrix(ops, values, np.full(dim, bias, np.float32))
 
@@ -184,7 +183,7 @@ class Predict:
         return [f"{blk}altup_router.weight", *[None] * len(self.factors.rows)]
 
     def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
-        """Makes the mixer on a backend; it keeps nothing in ``state``."""
+        """Makes the mixer on a backend; it keeps no ``state``."""
         ops, dim, count = device.ops, self.factors.router.shape[1], self.streams
         others, buffer = other_streams(device, count, dim), device.buffer("stream room", dim)
         predicted = [device.buffer(f"predicted {i}", dim) for i in range(count)]
@@ -192,10 +191,10 @@ class Predict:
         chosen = device.choices("streams", count)
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-            given = self.factors.sigmoids(ops, read, batch, buffer, chosen)
+            sigmoids = self.factors.sigmoids(ops, read, batch, buffer, chosen)
             for i, target in enumerate(predicted):
                 rows = self.factors.rows[i * count : (i + 1) * count]
-                ops.linear(given, rows, batch, wide)
+                ops.linear(sigmoids, rows, batch, wide)
                 for j, (stream, factor) in enumerate(zip([read, *others], wide, strict=True)):
                     ops.multiply(factor, stream, batch, factor, activation="none")
                     ops.add(target, factor, batch, keep=float(j > 0))
@@ -209,8 +208,8 @@ class Predict:
 
 @dataclass(frozen=True)
 class Laurel:
-    """The part of a block beside attention that adds its input and, normalised, a product of low rank. It
-    ends the group: what attention made of the stream is divided by the root of 2 with it."""
+    """The block part parallel to attention that adds its input and, normalised, a product of low rank. It
+    ends the group: the sum with attention's output is divided by the root of 2."""
 
     left: Matrix  # (R, D)
     right: Matrix  # (D, R)
@@ -224,7 +223,7 @@ class Laurel:
         return [f"{blk}laurel_l.weight", f"{blk}laurel_r.weight"]
 
     def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
-        """Makes the mixer on a backend; it keeps nothing in ``state``."""
+        """Makes the mixer on a backend; it keeps no ``state``."""
         ops, (rank, dim) = device.ops, self.left.shape
         small, wide = device.buffer("laurel", rank), device.buffer("stream room", dim)
 
@@ -240,24 +239,24 @@ class Laurel:
 
 @dataclass(frozen=True)
 class Correct:
-    """The part of a block that corrects all streams by what the layer changed, ``P_i + d_i (x - P_0)``, and
-    adds the layer's values of each token to all but the first."""
+    """The part of a block that corrects all streams by the layer's change, ``P_i + d_i (x - P_0)``. It also
+    adds the layer's values of each token to all streams except the first."""
 
     streams: int
-    factors: Factors  # and, as the last of their rows, the scale of what the values are multiplied with
+    factors: Factors  # their last row scales the input of the values
     given: LayerInput
-    norm: Norm  # of what is added
+    norm: Norm  # of the added values
 
     @property
     def matrices(self) -> list[Matrix]:
         return [self.factors.router, *self.factors.rows, *self.given.matrices]
 
     def names(self, blk: str, present: Container[str]) -> list[str | None]:
-        more = [None] * len(self.factors.rows)
-        return [f"{blk}altup_router.weight", *more, *self.given.names(blk, present)]
+        factor_names = [None] * len(self.factors.rows)
+        return [f"{blk}altup_router.weight", *factor_names, *self.given.names(blk, present)]
 
     def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
-        """Makes the mixer on a backend; it keeps nothing in ``state``."""
+        """Makes the mixer on a backend; it keeps no ``state``."""
         ops, dim, count = device.ops, self.factors.router.shape[1], self.streams
         others, buffer = other_streams(device, count, dim), device.buffer("stream room", dim)
         predicted = [device.buffer(f"predicted {i}", dim) for i in range(count)]
@@ -266,10 +265,10 @@ class Correct:
         values = self.given.mixer(device, state)
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-            given = self.factors.sigmoids(ops, read, batch, buffer, chosen)
+            sigmoids = self.factors.sigmoids(ops, read, batch, buffer, chosen)
             ops.add(change, read, batch, keep=0)
             ops.add(change, predicted[0], batch, scale=-1)
-            ops.linear(given, self.factors.rows, batch, [*wide, buffer])
+            ops.linear(sigmoids, self.factors.rows, batch, [*wide, buffer])
             for i, factor in enumerate(wide):
                 ops.multiply(factor, change, batch, factor, activation="none")
                 if i:
@@ -300,8 +299,7 @@ def read_laurel(reader: TensorReader, blk: str) -> Laurel:
 
 
 def read_correct(reader: TensorReader, blk: str, predict: Predict, given: LayerInput) -> Correct:
-    """Reads a layer's correction of streams, whose router ``predict`` has, too; errors as in
-    :func:`load_weights`."""
+    """Reads a layer's correction of streams, with the router of ``predict``; see :func:`load_weights`."""
     streams, dim = predict.factors.router.shape
     rows = _rows(reader, f"{blk}altup_correct_coef", dim, 1.0)
     scale = reader.vector(f"{blk}altup_correct_scale.weight")

@@ -22,7 +22,7 @@ from hotcold.model.ffn.experts import chosen_buffers
 from hotcold.model.ffn.feed_forward import FeedForward, LayerFFNs
 from hotcold.model.ffn.given_ffn import AnyFFN
 from hotcold.model.kv_cache import SequenceState
-from hotcold.model.layer import Block, side_by_side
+from hotcold.model.layer import Block, parallel_groups
 from hotcold.model.layer_inputs import input_buffers
 from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.mixers.mixer import MixerWeights
@@ -30,41 +30,42 @@ from hotcold.model.mixers.rope import Rope, chosen_factors, rope_table
 from hotcold.model.streams import other_streams
 from hotcold.model.weights import Weights
 
-#: The stages of a step, in order, by the most rows that they are for.
+#: Stages of a step, in order, by their largest number of rows.
 Programs: TypeAlias = dict[int, list[Program]]
 #: Cosines and sines.
 Tables: TypeAlias = dict[Rope, tuple[Floats, Floats]]
-#: A layer's blocks on its backend, those that are side by side together. An FFN is called as a mixer is.
+#: Blocks of a layer on its backend, in parallel groups. FFNs and mixers have one calling convention.
 Layer: TypeAlias = list[list[Block[Mixer]]]
 
 
 class _Stream(DeviceBuffers):
-    """A side with the residual stream ``x``, and what blocks read and add."""
+    """A device's buffers with the residual stream ``x``, and the inputs and outputs of blocks."""
 
     def __init__(self, ops: Backend, config: Config, limits: BatchLimits, tables: Tables) -> None:
         super().__init__(ops, limits, tables)
         self.x = self.buffer("x", config.dim)
-        #: one for each block of those that are side by side
+        #: one for each parallel block
         self.normed = [self.buffer(f"normed {i}", config.dim) for i in range(1 + config.family.parallel)]
-        #: what a block adds to x, where that is normalised or scaled before
+        #: output of a block that is normalised or scaled before it is added to x
         self.branch = self.buffer("branch", config.dim) if config.branches else self.x
-        self.others = other_streams(self, config.streams, config.dim)  # beside x
+        self.others = other_streams(self, config.streams, config.dim)  # residual streams besides x
         self.last = ops.zeros((limits.logits, config.dim))
 
 
 class Transformer:
     """A model that turns the rows of :attr:`batch` into :attr:`logits`, one step at a time.
 
-    ``weights`` and ``state`` lie in ``backend``, one or several; there is one of ``ffns`` per layer, and of
-    ``shared``, which compute the shared experts, if any; without them those are computed whole.
-    ``limits`` are the most that one step may hold; positions go up to ``limits.pages_per_sequence * PAGE``.
-    ``batch`` is filled in place before each :meth:`run`; its slots and pages refer to ``state``. Row r of
-    ``logits`` ``[limits.logits, V]``, float32, belongs to the step's row ``batch.logits_rows[r]``;
-    :meth:`read_logits` gives what the backend of the head has there.
+    ``weights`` and ``state`` are in ``backend``, one or several. ``ffns`` has one FFN per layer. ``shared``,
+    if given, has the FFNs of shared experts, which are otherwise computed whole. ``limits`` bound a step;
+    positions go up to ``limits.pages_per_sequence * PAGE``.
 
-    Parts that follow each other on one backend are a stage, with a program of its own; between two stages the
-    residual stream moves. ``watch``, if set, is called with a stage's backend and first layer before it, and
-    with None after the last."""
+    Before each :meth:`run` the caller fills ``batch`` in place; its slots and pages refer to ``state``. Row r
+    of ``logits`` ``[limits.logits, V]``, float32, belongs to the step's row ``batch.logits_rows[r]``.
+    :meth:`read_logits` reads them from the head's backend.
+
+    Consecutive parts on one backend are a stage, with its own program; between two stages the residual stream
+    is copied. ``watch``, if set, is called with a stage's backend and first layer before it, and with None
+    after the last."""
 
     def __init__(
         self,
@@ -84,14 +85,14 @@ class Transformer:
             rope: rope_table(rope, length, chosen_factors(rope, weights.rope_factors, length))
             for rope in config.ropes
         }
-        # The first has the embedding.
+        # The first one has the embedding.
         self._sides = {ops: _Stream(ops, config, limits, tables) for ops in dict.fromkeys(devices.parts)}
         self.config = config
         self.batch = Batch(limits)
         self.head = devices.head  #: the backend of ``logits``
         self.logits: Buffer = devices.head.zeros((limits.logits, config.vocab))
         self.watch: Callable[[Backend | None, int], None] | None = None
-        #: of each layer, what the rows of a step chose of its experts; empty without any
+        #: by layer: the experts that a step's rows chose; empty without experts
         self.chosen: list[Chosen] = []
         if config.experts:
             self.chosen = [
@@ -107,10 +108,10 @@ class Transformer:
         self._programs = self.record(ffns)
 
     def record(self, ffns: Sequence[AnyFFN]) -> Programs:
-        """Programs with other FFNs, of the same weights, on the same buffers, for :meth:`run`."""
+        """Records programs for :meth:`run` with other FFNs of the same weights, on the same buffers."""
         limits, layers = self.batch.limits, self._layers(ffns)
         smaller = {size for ops in self._sides for size in ops.program_rows if size < limits.tokens}
-        # The largest first: a backend whose programs share scratch then makes no smaller one before it.
+        # The largest first: a backend whose programs share scratch then allocates it once.
         recorded = {
             size: [
                 device.ops.record(partial(self._forward, device, parts, layers), size)
@@ -121,25 +122,25 @@ class Transformer:
         return dict(sorted(recorded.items()))
 
     def record_parts(self, ffns: Sequence[AnyFFN], parts: Sequence[range]) -> list[Program]:
-        """Programs of some parts each, of a model on one backend: part 0 is the embedding, part i layer i -
-        1, the last the head. Steps run them in order."""
+        """Records a program for each range of parts, for a model on one backend. Part 0 is the embedding,
+        part i layer i - 1, the last the head. Steps run the programs in order."""
         layers = self._layers(ffns)
         return [self._last.ops.record(partial(self._forward, self._last, each, layers)) for each in parts]
 
     def record_normed(self, out: Buffer) -> Program:
-        """A program that sets ``out`` ``[T, D]``, of the head's backend, to what the head would read of each
-        row of the last step."""
+        """Records a program that writes the head's input for each row of the last step to ``out`` ``[T, D]``,
+        a buffer of the head's backend."""
         device, batch, norm = self._last, self.batch, self._weights.norm
         return device.ops.record(lambda: device.ops.norm(device.x, norm, batch, out))
 
     @property
     def spare_rows(self) -> Buffer:
-        """Rows ``[T, D]`` of the head's backend that nobody needs between two steps."""
+        """A buffer of rows ``[T, D]`` of the head's backend that is unused between two steps."""
         return self._last.normed[0]
 
     @property
     def hidden(self) -> Buffer:
-        """Where a block that guesses tokens finds hidden rows ``[T, D]``."""
+        """The buffer from which a draft block reads hidden rows ``[T, D]``."""
         assert self._weights.hidden is not None
         return self._weights.hidden.buffer(self._last)
 
@@ -147,62 +148,60 @@ class Transformer:
         return [self._layer(i, ffn) for i, ffn in enumerate(ffns)]
 
     def run(self, programs: Programs | None = None) -> None:
-        """Computes one step from :attr:`batch` into the KV cache and :attr:`logits`, by the programs of its
-        own FFNs or those that :meth:`record` made. ``ValueError``: the batch holds more rows, decode rows or
-        logits than its limits allow."""
+        """Computes one step from :attr:`batch` into the KV cache and :attr:`logits`, by ``programs`` of
+        :meth:`record` or its own. ``ValueError``: more rows, decode rows or logits than the limits."""
         rows, limits = self.batch.n_tokens, self.batch.limits
         if rows > limits.tokens or self.batch.n_logits > limits.logits:
             raise ValueError(f"step of {rows} rows, {self.batch.n_logits} logits: the limits are {limits}")
         if self.batch.n_decode > min(rows, limits.decode):
             raise ValueError(f"{self.batch.n_decode} decode rows: {min(rows, limits.decode)} are the most")
-        of_sizes = self._programs if programs is None else programs
-        stages = next(stages for size, stages in of_sizes.items() if rows <= size)
-        before: _Stream | None = None
+        by_rows = self._programs if programs is None else programs
+        stages = next(stages for size, stages in by_rows.items() if rows <= size)
+        previous: _Stream | None = None
         for program, (device, parts) in zip(stages, self._stages, strict=True):
-            if before is not None:
-                device.ops.copy(before.ops, before.x, device.x, rows)
-                for given, own in zip(before.others, device.others, strict=True):
-                    device.ops.copy(before.ops, given, own, rows)
+            if previous is not None:
+                device.ops.copy(previous.ops, previous.x, device.x, rows)
+                for source, target in zip(previous.others, device.others, strict=True):
+                    device.ops.copy(previous.ops, source, target, rows)
                 self._copy_inputs(device, parts, rows)
             if self.watch:
                 self.watch(device.ops, max(parts.start - 1, 0))
             program.run()
-            before = device
+            previous = device
         if self.watch:
             self.watch(None, 0)
 
     def _copy_inputs(self, device: _Stream, parts: range, rows: int) -> None:
-        """Brings the inputs of a stage's layers, which the first stage computed, to its backend."""
+        """Copies the inputs of a stage's layers from the first stage, which computed them, to its backend."""
         first, width = self._stages[0][0], self.config.layer_input
         if width and device is not first:
-            given, own = (input_buffers(each, self.config.layers, width) for each in (first, device))
+            sources, targets = (input_buffers(each, self.config.layers, width) for each in (first, device))
             for i in range(parts.start - 1, min(parts.stop - 1, self.config.layers)):
-                device.ops.copy(first.ops, given[i], own[i], rows)
+                device.ops.copy(first.ops, sources[i], targets[i], rows)
 
     def read_logits(self, start: int = 0, stop: int | None = None) -> Floats:
-        """Rows of :attr:`logits`, ``[stop - start, V]``, valid until the next :meth:`run`."""
+        """Reads rows of :attr:`logits`, ``[stop - start, V]``, valid until the next :meth:`run`."""
         return self.head.read(self.logits, start, stop)
 
     def read_hidden(self, start: int = 0, stop: int | None = None) -> Floats:
-        """Rows that the head reads, after the last norm, ``[stop - start, D]``; otherwise as
-        :meth:`read_logits`."""
+        """Reads rows of the head's input, normalised, ``[stop - start, D]``; see :meth:`read_logits`."""
         return self.head.read(self._last.last, start, stop)
 
     def _layer(self, index: int, ffn: AnyFFN) -> Layer:
         layer, device = self._weights.layers[index], self._sides[self._backends[index]]
-        return side_by_side(
+        return parallel_groups(
             [
                 Block(each.norm, self._part(each.part, device, index, ffn), each.post_norm, each.beside)
                 for each in layer.blocks
             ]
         )
 
-    def _part(self, of: MixerWeights | FeedForward, device: _Stream, index: int, ffn: AnyFFN) -> Mixer:
+    def _part(self, weights: MixerWeights | FeedForward, device: _Stream, index: int, ffn: AnyFFN) -> Mixer:
         state = self._state.layers[index]
-        if not isinstance(of, FeedForward):
-            return of.mixer(device, state)
+        if not isinstance(weights, FeedForward):
+            return weights.mixer(device, state)
         chosen = self.chosen[index] if self.chosen else None
-        return of.mixer(device, state, LayerFFNs(ffn, device.x, self._shared[index], chosen))
+        return weights.mixer(device, state, LayerFFNs(ffn, device.x, self._shared[index], chosen))
 
     def _forward(self, device: _Stream, parts: range, layers: Sequence[Layer]) -> None:
         ops, batch, weights, x = device.ops, self.batch, self._weights, device.x
@@ -242,7 +241,7 @@ class Transformer:
             weights.hidden.compute(device, batch, x)
 
     def _add(self, device: _Stream, blocks: Sequence[Block[Mixer]]) -> None:
-        """Adds to x what blocks side by side compute of it."""
+        """Adds the outputs of parallel blocks to x."""
         ops, batch, x, scale = device.ops, self.batch, device.x, self.config.scales.residual
         reads: list[Buffer] = []
         for i, block in enumerate(blocks):

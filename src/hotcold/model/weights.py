@@ -1,8 +1,6 @@
-"""Loads the tensors of a GGUF file as a backend's weights, layer by layer.
+"""Loading of a GGUF file's tensors as a backend's weights, layer by layer.
 
-Every name and shape is checked before anything is read. Tensors reach the backend with the file's own
-blocks.
-"""
+Every name and shape is checked before any tensor is read. The backend gets the file's own blocks."""
 
 import math
 import re
@@ -40,8 +38,8 @@ from hotcold.model.streams import (
 )
 from hotcold.values import printable
 
-#: Precomputed tables that old converters wrote, recomputed here from the metadata; and the predictor of
-#: tokens in PowerInfer's files of SmallThinker, without which the head is exact.
+#: Precomputed tables of old converters, recomputed here from the metadata; and the token predictor in
+#: PowerInfer's files of SmallThinker, without which the head is exact.
 _IGNORED = re.compile(r"(blk\.\d+\.)?attn_rot_embd(\.weight)?|rope\.inv_freq|lm_head_profiler\.weight")
 
 
@@ -58,26 +56,26 @@ class Weights:
     head: Matrix  # (V, D)
     rope_factors: Mapping[str, Floats]  # [rotary_dim / 2] each, by the names of rope.FACTORS
     norm_values: int  # weights and biases of all norms
-    positions: Matrix | None = None  # (P, D), learned ones
+    positions: Matrix | None = None  # (P, D), learned positions
     inputs: LayerInputs | None = None
     streams: Streams | None = None
-    hidden: HiddenInput | None = None  #: of a block that guesses tokens
+    hidden: HiddenInput | None = None  #: of a draft block
     embedding_norm: Norm | None = None  #: of embeddings
-    draft: "Weights | None" = None  #: such a block of the model, where it is used
+    draft: "Weights | None" = None  #: the model's draft block, if it is used
 
     def own_bytes(self, other: "Weights") -> int:
-        """Bytes of its matrices, but for the embedding and the head that ``other`` has, too."""
-        ends = {each for each in (self.embedding, self.head) if each not in (other.embedding, other.head)}
+        """Returns bytes of its matrices, without an embedding and a head that ``other`` shares."""
+        own_ends = {each for each in (self.embedding, self.head) if each not in (other.embedding, other.head)}
         hidden = [self.hidden.of_token, self.hidden.of_hidden] if self.hidden else []
         layers = sum(each.dense_bytes + each.shared_bytes + each.ffn.nbytes for each in self.layers)
-        return layers + sum(each.nbytes for each in (*ends, *hidden))
+        return layers + sum(each.nbytes for each in (*own_ends, *hidden))
 
 
 def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -> int:
-    """Checks that the file has exactly the tensors that the model needs, in the right shapes; their bytes.
+    """Checks that the file has exactly the tensors of the model, in the right shapes. Returns their bytes.
 
-    ``others`` belong to someone else and may be there. ModelError: a tensor is missing, has a wrong shape or
-    an unsupported type, or is not known here: it would have changed what the model computes."""
+    ``others`` are names of further tensors that may be present. ModelError: a tensor is missing, has a wrong
+    shape or an unsupported type, or is unknown, and would have changed the model's results."""
     required, optional = expected_shapes(config, file.tensors)
     for name, shape in required.items():
         if name not in file.tensors:
@@ -103,8 +101,8 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
 
 
 def made_bytes(file: GGUFFile, config: Config) -> int:
-    """Bytes that weights take in memory beyond those of the file's tensors, which :func:`check_tensors` has
-    checked: what is made of them, and a factor of each row where a matrix has factors."""
+    """Returns the bytes of weights in memory beyond the file's tensors, after :func:`check_tensors`: computed
+    matrices, and a factor of each row of matrices with factors."""
     mixers = sum(each.made_bytes(f"blk.{i}.", file.tensors) for i, each in enumerate(config.mixers))
     required, optional = expected_shapes(config, file.tensors)
     scales = [name for name in scale_shapes(required | optional) if name.endswith(".scale")]
@@ -114,14 +112,14 @@ def made_bytes(file: GGUFFile, config: Config) -> int:
 
 
 def is_drafting(name: str, config: Config) -> bool:
-    """True if a tensor belongs to a block that only drafts tokens (multi-token prediction)."""
-    found = re.match(r"blk\.(\d{1,9})\.", name)
-    return found is not None and config.layers <= int(found[1]) < config.layers + config.drafting
+    """Returns whether a tensor belongs to a block that only drafts tokens (multi-token prediction)."""
+    block = re.match(r"blk\.(\d{1,9})\.", name)
+    return block is not None and config.layers <= int(block[1]) < config.layers + config.drafting
 
 
 def fits(shape: Shape, expected: Shape) -> bool:
-    """True if a tensor of this shape is one of the other: either may have further dimensions of 1, if it has
-    one other; and of four dimensions those of 1 may be left out."""
+    """Returns whether a tensor of this shape can serve as the expected one. If at most one dimension exceeds
+    1, either may have further dimensions of 1. Of four dimensions, those of 1 may be missing."""
     if shape == expected:
         return True
     if len(expected) == 4:
@@ -137,8 +135,8 @@ def load_weights(
     progress: Progress | None = None,
     total: int | None = None,
 ) -> Weights:
-    """Reads the model into the backend, which for ``cpu`` takes little memory beyond the model's. ``total``
-    are the bytes that :func:`check_tensors` found; None checks the tensors now.
+    """Reads the model into the backend; ``cpu`` needs little memory beyond the model's. ``total``: bytes that
+    :func:`check_tensors` returned; None checks the tensors now.
 
     ModelError: see :func:`check_tensors`; also a norm or bias that is not finite. GGUFError: the file cannot
     be read, or has changed."""
@@ -178,17 +176,17 @@ def load_weights(
 
 
 def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
-    """One layer's FFN as ``backend`` is given it; errors as in :func:`load_weights`."""
+    """Returns a layer's FFN as ``backend`` takes it; errors as in :func:`load_weights`."""
     return read_tensors(ModelReader.of(file, config, backend), config, layer)
 
 
 def shared_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
-    """One layer's shared expert, or its FFN beside the experts; otherwise as :func:`ffn_tensors`."""
+    """Returns a layer's shared expert, or the FFN parallel to its experts; see :func:`ffn_tensors`."""
     return read_shared_tensors(ModelReader.of(file, config, backend), config, layer)
 
 
 def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Shapes by name of what the model needs, and of what it may have."""
+    """Returns shapes by name of the model's required and of its optional tensors."""
     d, v = config.dim, config.vocab
     last = output_norm(present)
     required: dict[str, Shape] = {"token_embd.weight": (v, d), f"{last}.weight": (d,)}
@@ -207,43 +205,43 @@ def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, 
     for i, mixer in enumerate(config.mixers):
         blk = f"blk.{i}."
         shapes = mixer.tensors(d, blk, present)
-        for own, of_ffn in zip(shapes, ffn_shapes(config, i, present), strict=True):
-            own |= of_ffn
+        for tensors, ffn_part in zip(shapes, ffn_shapes(config, i, present), strict=True):
+            tensors |= ffn_part
         required |= shapes[0]
         optional |= shapes[1]
-        norms, more = _norms(config, blk, present)
+        norms, optional_norms = _norms(config, blk, present)
         required |= {norm_tensor(f"{blk}{name}", present): (d,) for name in norms}
-        optional |= {f"{blk}{name}.weight": (d,) for name in more} | {f"{blk}layer_output_scale.weight": (1,)}
-        optional |= {f"{blk}{name}.bias": (d,) for name in (*norms, *more)}
+        optional |= {f"{blk}{name}.weight": (d,) for name in optional_norms}
+        optional[f"{blk}layer_output_scale.weight"] = (1,)
+        optional |= {f"{blk}{name}.bias": (d,) for name in (*norms, *optional_norms)}
     return required, optional
 
 
 def output_norm(present: Container[str]) -> str:
-    """The name of the norm before the head: in files of LFM2 it is that of another norm."""
+    """Returns the name of the norm before the head; in files of LFM2 it is another norm's name."""
     names = "output_norm", _EMBEDDING_NORM
     return next((name for name in names if f"{name}.weight" in present), names[0])
 
 
 def _norms(config: Config, blk: str, present: Container[str]) -> tuple[list[str], list[str]]:
-    """Names of a layer's norms: those that it must have, and those that it may have."""
+    """Returns names of a layer's required norms and of its optional norms."""
     if config.family.one_part:
         return ["attn_norm"], []
     before, after = (config.family.norms in (kind, "both") for kind in ("before", "after"))
     attn_norm, ffn_norm = input_norms(config, blk, present)
-    needed = [attn_norm] * before + ["post_attention_norm", "post_ffw_norm"] * after
+    required = [attn_norm] * before + ["post_attention_norm", "post_ffw_norm"] * after
     shared = [ffn_norm] * (before and config.family.parallel)
-    return needed + [ffn_norm] * (before and not shared), shared
+    return required + [ffn_norm] * (before and not shared), shared
 
 
 def input_norms(config: Config, blk: str, present: Container[str]) -> tuple[str, str]:
-    """Names of the norms before attention and before the FFN; Falcon 40B has them the other way round. Where
-    nothing is normalised after attention, the FFN's norm may have the name of the norm there, and RWKV's has
-    another one."""
+    """Returns names of the norms before attention and before the FFN; Falcon 40B swaps them. Without a norm
+    after attention, the FFN's norm may have that norm's name. RWKV's has a third name."""
     if config.family.parallel and f"{blk}attn_norm_2.weight" in present:
         return "attn_norm_2", "attn_norm"
     names = ["ffn_norm"] + ["post_attention_norm", "attn_norm_2"] * (config.family.norms == "before")
-    found = (name for name in names if norm_tensor(f"{blk}{name}", present) in present)
-    return "attn_norm", next(found, names[0])
+    present_names = (name for name in names if norm_tensor(f"{blk}{name}", present) in present)
+    return "attn_norm", next(present_names, names[0])
 
 
 @dataclass
@@ -262,10 +260,10 @@ class ModelReader(TensorReader):
         )
 
     def layer(self, index: int, ffn_weights: Callable[[FFNTensors], FFNWeights]) -> LayerWeights:
-        """Its blocks in the order in which they are computed."""
+        """Reads a layer's blocks, in the order of computing."""
         blk, family = f"blk.{index}.", self.config.family
         attn_norm, ffn_norm = input_norms(self.config, blk, self.file.tensors)
-        own = ffn_norm == "post_attention_norm"  # some files' name of the FFN's
+        has_renamed_norm = ffn_norm == "post_attention_norm"  # some files' name of the FFN's norm
         if family.one_part:
             return LayerWeights((Block(self.own_norm(blk + attn_norm), self._part(index, ffn_weights)),))
         before = self.own_norm(blk + attn_norm)
@@ -277,7 +275,7 @@ class ModelReader(TensorReader):
         mixer: Block[MixerWeights | FeedForward] = Block(
             norm=before,
             part=self.config.mixers[index].read(self, blk),
-            post_norm=None if own else self.own_norm(f"{blk}post_attention_norm"),
+            post_norm=None if has_renamed_norm else self.own_norm(f"{blk}post_attention_norm"),
             beside=family.parallel,
         )
         ffn: Block[MixerWeights | FeedForward] = Block(
@@ -300,7 +298,7 @@ class ModelReader(TensorReader):
         mixer: Block[MixerWeights | FeedForward],
         ffn: Block[MixerWeights | FeedForward],
     ) -> list[Block[MixerWeights | FeedForward]]:
-        """A layer's blocks where there are several residual streams."""
+        """Returns a layer's blocks in a model with several residual streams."""
         config, blk = self.config, f"blk.{index}."
         predict = read_predict(self, blk, config.streams, config.dim)
         correct = read_correct(self, blk, predict, read_input(self, index))
@@ -310,22 +308,22 @@ class ModelReader(TensorReader):
     def _part(
         self, index: int, ffn_weights: Callable[[FFNTensors], FFNWeights]
     ) -> MixerWeights | FeedForward:
-        """All that a layer of one part has."""
+        """Reads the only part of a one-part layer."""
         if self.config.mixers[index] is NO_MIXER:
             router = read_router(self, self.config, index)
             return read_feed_forward(self, self.config, index, ffn_weights, router)
         return self.config.mixers[index].read(self, f"blk.{index}.")
 
     def rope_factors(self) -> dict[str, Floats]:
-        found = {name: self.vector(f"{name}.weight") for name in FACTORS}
-        present = {name: factors for name, factors in found.items() if factors is not None}
+        vectors = {name: self.vector(f"{name}.weight") for name in FACTORS}
+        present = {name: factors for name, factors in vectors.items() if factors is not None}
         for name, factors in present.items():
             if not (factors > 0).all():
                 raise ModelError(f"{name}.weight holds {factors.min():g}: numbers above 0 are needed")
         return present
 
     def positions(self) -> Matrix | None:
-        """The learned positions, from position 0 on, if the family has them."""
+        """Reads the learned positions, from position 0 on, if the family has them."""
         if (offset := self.config.family.learned_positions) is None:
             return None
         table = self.file.stored("position_embd.weight")

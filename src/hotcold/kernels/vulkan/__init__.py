@@ -1,1 +1,1 @@
-"""The ``vulkan`` backend: compute shaders on a GPU, by any vendor's driver. backend.py is on top."""
+"""The ``vulkan`` backend: compute shaders on a GPU, with any vendor's driver. Start at backend.py."""

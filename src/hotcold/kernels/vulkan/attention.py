@@ -1,4 +1,4 @@
-"""Attention, what it reads (keys and values in a paged cache), and rotary positions."""
+"""Attention, the paged cache of keys and values, and rotary positions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hotcold.kernels.vulkan.recording import Recording, Written
 
 #: Partial results of one pass over rows of a step; more rows take more passes.
 PASS_BYTES = 8 << 20
-MOST_HEAD_DIM = 960  #: what shared memory of 32 KiB has room for
-_QUERIES = 4  #: that a group works on together
-_LOOPED = 16  #: heads of a kv head that one group works on; of more it has ``_QUERIES`` (MLA)
-_CHUNKED = 1 << 31  # of a window: it is a chunk, as window.glsl reads it
-_CACHE_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint8): 2}  # in cache.glsl
+MOST_HEAD_DIM = 960  #: largest that fits 32 KiB of shared memory
+_QUERIES = 4  #: queries that a group computes together
+_LOOPED = 16  #: heads per kv head that one group computes; with more heads it computes ``_QUERIES`` (MLA)
+_CHUNKED = 1 << 31  # flag in a window for chunks, as in window.glsl
+_CACHE_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint8): 2}  # as in cache.glsl
 
 
 @dataclass(frozen=True)
@@ -90,32 +90,32 @@ def store_kv(recording: Recording, k: Buffer, v: Buffer, k_cache: Buffer, v_cach
 
 
 def _most_splits(limits: BatchLimits, window: int | None) -> int:
-    """Returns the most splits that one row has."""
+    """Returns the most splits of one row."""
     splits = -(-limits.pages_per_sequence * PAGE // SPLIT)
     return splits if window is None else min(splits, -(-(window - 1) // SPLIT) + 1)
 
 
-def _together(heads: int, kv_heads: int) -> int:
-    """Heads of a key and value head that a group works on together."""
+def _heads_per_group(heads: int, kv_heads: int) -> int:
+    """Returns how many heads of a kv head a group computes together."""
     return min(heads // kv_heads, _QUERIES)
 
 
 def _tile(rows: int, together: int) -> int:
-    """Rows of a step that read keys together."""
+    """Returns how many rows of a step share reads of keys."""
     return _QUERIES // together if rows > DECODE_ROWS else 1
 
 
 def _pass_rows(rows: int, row_bytes: int, tile: int) -> int:
-    """Rows of a step whose partial results lie in scratch at the same time."""
+    """Returns how many rows of a step have their partial results in scratch at a time."""
     return min(rows, max(tile, PASS_BYTES // row_bytes // tile * tile))
 
 
 def attention_scratch_bytes(
     limits: BatchLimits, rows: int, heads: int, kv_heads: int, head_dim: int, window: int | None = None
 ) -> int:
-    """Scratch of a layer's attention in a program for so many rows."""
+    """Returns scratch bytes of a layer's attention in a program for ``rows`` rows."""
     row_bytes = heads * _most_splits(limits, window) * (head_dim + 2) * 4
-    tile = _tile(rows, _together(heads, kv_heads))
+    tile = _tile(rows, _heads_per_group(heads, kv_heads))
     return aligned(_pass_rows(rows, row_bytes, tile) * row_bytes)
 
 
@@ -124,14 +124,14 @@ def attention(recording: Recording, call: AttentionCall) -> None:
     sinks, window, softcap = call.sinks, call.window, call.softcap
     checks.check_attention(call, shape_of(call.q), None if sinks is None else shape_of(sinks))
     if len(shape) != 3 or shape[2] != caches.head_dim or shape[1] < 1 or shape[1] % caches.kv_heads:
-        needed = f"[T, H, {caches.head_dim}] with H a multiple of {caches.kv_heads}"
-        raise ValueError(f"q of shape {shape}: {needed} is needed")
+        needed_shape = f"[T, H, {caches.head_dim}] with H a multiple of {caches.kv_heads}"
+        raise ValueError(f"q of shape {shape}: {needed_shape} is needed")
     heads, head_dim, limits = shape[1], shape[2], recording.batch.limits
     queries = recording.range_of("q", call.q, heads * head_dim)
     target = recording.range_of("out", call.out, heads * head_dim)
     recording.bound("pages", caches.pages)
     splits, span = _most_splits(limits, window), min(window or 0, _CHUNKED - 1) + call.chunked * _CHUNKED
-    together = _together(heads, caches.kv_heads)
+    together = _heads_per_group(heads, caches.kv_heads)
     tile, group = _tile(recording.rows, together), heads // caches.kv_heads
     sharing = math.ceil(group / together) if group > _LOOPED else 1
     row_bytes = heads * splits * (head_dim + 2) * 4

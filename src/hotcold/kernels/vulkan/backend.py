@@ -1,7 +1,7 @@
-"""The ``vulkan`` backend: compute shaders on a GPU, by any vendor's driver.
+"""The ``vulkan`` backend: compute shaders on a GPU, with any vendor's driver.
 
-Ops become dispatches (recording.py) of shaders (csrc/shaders, compiled in spirv/); what is recorded is one
-list of commands that a step submits. docs/design/gpu.md says in which order every op sums."""
+Ops become dispatches (recording.py) of shaders (csrc/shaders, compiled in spirv/). A recording is one list of
+commands that a step submits. docs/design/gpu.md defines the order of every op's sums."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ _NO_RWKV = "GPUs do not compute the ops of RWKV yet"
 
 
 class VulkanBackend(DeviceMemory):
-    """One device. ``budget``: the most bytes of its memory to allocate, scratch included. ``spin``: the form
-    of the handshake that :meth:`link` uses: shaders wait for answers, else answers submit what follows."""
+    """Computes on one device. ``budget``: the most bytes of its memory to allocate, scratch included.
+    ``spin``: shaders wait for answers (:meth:`link`), else answers submit the next commands."""
 
     name = "vulkan"
     decode_rows = DECODE_ROWS
@@ -73,7 +73,7 @@ class VulkanBackend(DeviceMemory):
     def __init__(self, device: int, budget: int | None = None, *, spin: bool = False) -> None:
         super().__init__(_native.VulkanDevice(device, budget))
         self.spin = spin
-        self.exact = rounds_exactly(self.device)  #: results are every such device's, to the last bit
+        self.exact = rounds_exactly(self.device)  #: results equal any such device's, bit for bit
         self._pipelines: dict[_PipelineKey, _native.VulkanPipeline] = {}
         self._batches: weakref.WeakKeyDictionary[Batch, Range] = weakref.WeakKeyDictionary()
         self._scratch: Range | None = None
@@ -93,10 +93,10 @@ class VulkanBackend(DeviceMemory):
         return ffn_weights(self, tensors)
 
     def disk_counts(self) -> None:
-        """All experts are in memory."""
+        """Returns None: all experts are in memory."""
 
     def read_probe(self, nbytes: int = 0) -> None:
-        """No thread of this backend streams memory."""
+        """Returns None: no thread of this backend streams memory."""
 
     def predictor_weights(self, tensors: PredictorTensors) -> DevicePredictor:
         return device_predictor(self, tensors)
@@ -232,8 +232,8 @@ class VulkanBackend(DeviceMemory):
     def link(
         self, timeout_seconds: float, spin: bool | None = None, looks: tuple[int, ...] = ()
     ) -> _native.VulkanLink:
-        """``spin``: another form of the handshake than the backend's. ``looks``: how often a waiting shader
-        looks, for a layer and in a step, where the shader's own numbers do not suit."""
+        """Makes the link. ``spin`` overrides the backend's form of handshake. ``looks`` overrides the
+        shader's limits on polls of a waiting shader, for a layer and for a step."""
         shaders = self._pipeline("post_flag", (), 3, 4), self._pipeline("await_answer", looks, 3, 4)
         return self.device.link(timeout_seconds, self.spin if spin is None else spin, *shaders)
 
@@ -253,7 +253,7 @@ class VulkanBackend(DeviceMemory):
         self.op(batch, lambda r: mailbox.collect(r, box, out), box, out)
 
     def serve(self, link: _native.Link, layers: Sequence[tuple[int, Program]]) -> None:
-        """UserError: a GPU computes hot neurons alone."""
+        """Raises UserError: a GPU computes only hot neurons."""
         raise UserError("a GPU is never the cold side of a model: choose cpu for that")
 
     # Programs
@@ -290,7 +290,7 @@ class VulkanBackend(DeviceMemory):
 
     def _finish(self, recording: Recording) -> Program:
         if self._scratch is None or self._scratch.nbytes < recording.scratch_bytes:
-            self._scratch = self.allocate(recording.scratch_bytes)  # programs recorded before keep theirs
+            self._scratch = self.allocate(recording.scratch_bytes)  # older programs keep their scratch
         batch, device_batch = recording.batch, self._batch(recording.batch)
         self._make_pipelines([_pipeline_key(each) for each in recording.steps if isinstance(each, Dispatch)])
         recorder = self.device.recorder()
@@ -307,16 +307,16 @@ class VulkanBackend(DeviceMemory):
 
     def _dispatch(self, recorder: _native.VulkanRecorder, step: Dispatch, batch: Range) -> None:
         ranges = [(batch.held, batch.offset, batch.nbytes, False)]
-        for each in step.ranges:
-            of = each.range if isinstance(each, Written) else each
-            place = self._scratch if of.memory is None else of
+        for argument in step.ranges:
+            step_range = argument.range if isinstance(argument, Written) else argument
+            place = self._scratch if step_range.memory is None else step_range
             assert place is not None
-            offset = of.offset + (place.offset if of.memory is None else 0)
-            ranges.append((place.held, offset, aligned(of.nbytes, 4), isinstance(each, Written)))
+            offset = step_range.offset + (place.offset if step_range.memory is None else 0)
+            ranges.append((place.held, offset, aligned(step_range.nbytes, 4), isinstance(argument, Written)))
         recorder.dispatch(self._pipelines[_pipeline_key(step)], ranges, step.push, *step.groups)
 
     def _make_pipelines(self, keys: Iterable[_PipelineKey]) -> None:
-        """Makes the missing ones on threads: a driver compiles one in 10 to 500 ms."""
+        """Makes the missing pipelines on threads: a driver takes 10 to 500 ms to compile one."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._pipelines]
         if not missing:
             return
@@ -341,7 +341,7 @@ class VulkanBackend(DeviceMemory):
 
 
 def _pipeline_key(step: Dispatch) -> _PipelineKey:
-    """Range 0 is the batch."""
+    """Returns the key of a dispatch's pipeline; range 0 is the batch."""
     return step.shader, step.constants, len(step.ranges) + 1, len(step.push)
 
 
@@ -350,7 +350,7 @@ class _Program:
         self._native, self._statuses, self._kept = native, statuses, kept
 
     def run(self) -> None:
-        """One native call: takes the batch to the device, submits, and waits."""
+        """Copies the batch to the device, submits, and waits, in one native call."""
         self._native.run()
         for status in self._statuses:
             status.raise_if_set()

@@ -1,4 +1,4 @@
-"""A device's memory: buffers are allocated in it, written and read."""
+"""Allocation, writing and reading of buffers in a device's memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hotcold.kernels import _native, checks
 from hotcold.kernels.backend import Backend, Buffer
 from hotcold.kernels.vulkan.memory import DeviceBuffer, Range, aligned, bytes_of
 
-_PIECE = 256 << 20  # bytes of which room is looked for at a time
+_PIECE = 256 << 20  # bytes of one trial allocation
 
 
 class DeviceMemory:
-    """The memory of one device, and the buffers that lie in it."""
+    """The memory of one device, and its buffers."""
 
     def __init__(self, device: _native.VulkanDevice) -> None:
         self.device = device
@@ -23,12 +23,12 @@ class DeviceMemory:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the device's memory, as the driver gave it."""
+        """Bytes that the driver allocated of the device's memory."""
         return self.device.allocated_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the processor's memory, for what is moved and exchanged."""
+        """Bytes of the processor's memory, for copies and exchange."""
         return self.device.host_bytes
 
     def check_memory(self, nbytes: int) -> None:
@@ -40,11 +40,11 @@ class DeviceMemory:
         self.device.check_budget()
 
     def allocate(self, nbytes: int) -> Range:
-        """Device memory; its content is undefined."""
+        """Allocates device memory; its content is undefined."""
         return Range(self.device.allocate(aligned(max(nbytes, 4))), 0, nbytes)
 
     def upload(self, values: npt.NDArray[Any]) -> Range:
-        """Device memory with these values, which are padded to whole words with zeros."""
+        """Makes device memory with these values, padded to whole words with zeros."""
         data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
         data = np.pad(data, (0, -len(data) % 4))
         taken = self.allocate(len(data))
@@ -57,17 +57,17 @@ class DeviceMemory:
         return DeviceBuffer(self, taken, tuple(shape), np.dtype(dtype))
 
     def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
-        own = self.own(buffer)
-        checks.check_write(values, row, own.shape, own.dtype)
+        target = self.own(buffer)
+        checks.check_write(values, row, target.shape, target.dtype)
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        self.device.write(own.range.held, own.range.offset + row * own.row_bytes, data)
+        self.device.write(target.range.held, target.range.offset + row * target.row_bytes, data)
 
     def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        own = self.own(buffer)
-        stop = checks.check_read(start, stop, own.shape[0])
-        data = np.empty((stop - start) * own.row_bytes, np.uint8)
-        self.device.read(own.range.held, own.range.offset + start * own.row_bytes, data)
-        values = data.view(own.dtype).reshape(stop - start, *own.shape[1:])
+        source = self.own(buffer)
+        stop = checks.check_read(start, stop, source.shape[0])
+        data = np.empty((stop - start) * source.row_bytes, np.uint8)
+        self.device.read(source.range.held, source.range.offset + start * source.row_bytes, data)
+        values = data.view(source.dtype).reshape(stop - start, *source.shape[1:])
         values.flags.writeable = False
         return values
 
@@ -75,16 +75,16 @@ class DeviceMemory:
         self.write(out, source.read(values, 0, rows))
 
     def own(self, buffer: Buffer) -> DeviceBuffer:
-        """TypeError: another backend's."""
+        """Returns this device's buffer. TypeError: another backend made it."""
         if not isinstance(buffer, DeviceBuffer) or buffer.owner is not self:
             raise TypeError(f"a {type(buffer).__name__}: buffers of this device are needed (Backend.zeros)")
         return buffer
 
-    def vector(self, what: str, buffer: Buffer, *shape: int) -> Range:
-        """The range of a float32 buffer of exactly this shape."""
-        own = self.own(buffer)
-        if own.dtype != np.float32:
-            raise TypeError(f"{what} is {own.dtype}: float32 is needed")
-        if own.shape != shape:
-            raise ValueError(f"{what} of shape {own.shape}: {shape} is needed")
-        return own.range
+    def vector(self, label: str, buffer: Buffer, *shape: int) -> Range:
+        """Returns the range of a float32 buffer of exactly this shape."""
+        device_buffer = self.own(buffer)
+        if device_buffer.dtype != np.float32:
+            raise TypeError(f"{label} is {device_buffer.dtype}: float32 is needed")
+        if device_buffer.shape != shape:
+            raise ValueError(f"{label} of shape {device_buffer.shape}: {shape} is needed")
+        return device_buffer.range

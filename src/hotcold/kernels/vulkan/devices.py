@@ -1,4 +1,4 @@
-"""Devices that Vulkan's loader finds, and what to install where there is none."""
+"""Devices that Vulkan's loader finds, and what to install if it finds none."""
 
 from hotcold.kernels import _native
 from hotcold.kernels.gpu import GPU
@@ -7,14 +7,14 @@ _INSTALL = "install the card's driver; on Debian or Ubuntu mesa-vulkan-drivers s
 
 
 def find_devices() -> tuple[list[GPU], str]:
-    """See :func:`hotcold.kernels.gpus.find_gpus`."""
+    """Finds devices: see :func:`hotcold.kernels.gpus.find_gpus`."""
     try:
-        found = _native.vulkan_devices()
+        devices = _native.vulkan_devices()
     except _native.VulkanError as error:
         return [], f"no GPU found: {error}"
-    if not found:
+    if not devices:
         return [], f"no GPU found: no driver offers a Vulkan device: {_INSTALL}"
-    return [_gpu(each) for each in found], ""
+    return [_gpu(each) for each in devices], ""
 
 
 def _gpu(info: _native.VulkanDeviceInfo) -> GPU:

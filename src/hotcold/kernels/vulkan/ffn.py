@@ -1,8 +1,8 @@
 """The FFN op as dispatches of csrc/shaders/ffn_*.comp.
 
-Decode rows: candidates are listed; gates of those; where any fires, ups and coefficients; then down's rows
-of the coefficients that are not zero, a group of leaves at a time; then the tree. Prompt rows compute all. A
-program of few rows treats all of them as decode rows: the bits are the same."""
+Decode rows: candidates are listed; then their gates; then, for active gates, ups and coefficients; then
+down's rows with non-zero coefficients, a group of leaves at a time; then the tree. Prompt rows compute all
+neurons. A program of few rows treats all of them as decode rows: the bits are the same."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.packing import shader_type
 from hotcold.kernels.vulkan.recording import Recording, Written
 
-#: Values of neurons and outputs of prompt rows that lie in scratch at a time; more rows take more passes.
+#: Scratch for neuron and output values of prompt rows; more rows take more passes.
 PASS_BYTES = 16 << 20
 PROMPT_TILE = 32
 _ALL, _DECODE, _PROMPT = range(3)  # ROWS of ffn.glsl
 _GATE, _UP, _ONLY_UP, _OUTPUT = range(4)  # STAGE of ffn_rows.comp
-_MOST_AT_ONCE = 4  # choices whose down sums one invocation of ffn_down.comp has
+_MOST_AT_ONCE = 4  # choices whose down sums one invocation of ffn_down.comp computes
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Pass:
 
     shape: FFNShape
     kind: int
-    first: int  #: counted among the rows of this kind
-    rows: int  #: the most
+    first: int  #: first row, counted among the rows of this kind
+    rows: int  #: the most rows
     together: int  #: leaves that are summed before their sum is stored
 
     @property
@@ -48,7 +48,7 @@ class Pass:
 
     @property
     def tile(self) -> int:
-        """Choices of one expert that share what is read."""
+        """Choices of one expert that share weight reads."""
         return PROMPT_TILE if self.prompt else _power_of_two(self.rows)
 
     @property
@@ -57,15 +57,15 @@ class Pass:
 
     @property
     def tiles(self) -> int:
-        """The most."""
+        """The most tiles."""
         if self.shape.experts == 1:
             return -(-self.rows // self.tile)
-        more = self.choices // self.tile if self.rows > self.tile else 0
-        return more + min(self.shape.experts, self.choices)
+        full_tiles = self.choices // self.tile if self.rows > self.tile else 0
+        return full_tiles + min(self.shape.experts, self.choices)
 
     @property
     def sums(self) -> int:
-        """Sums of one choice: groups of leaves, or the dot."""
+        """Sums of one choice: one per group of leaves, or the dot."""
         return _sums(self.shape, self.together)
 
     @property
@@ -74,7 +74,7 @@ class Pass:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of what it keeps in scratch."""
+        """Bytes of each of its scratch arrays."""
         shape, choices = self.shape, self.choices
         words = {
             "tiles": 4 + 4 * self.tiles + choices if shape.experts > 1 else 0,
@@ -96,7 +96,7 @@ def _power_of_two(rows: int) -> int:
 
 
 def _code_words(rows: int, columns: int) -> int:
-    """Words that quantised input of this size takes."""
+    """Returns words of quantised input of this size."""
     return rows * -(-columns // 32) * 10
 
 
@@ -115,13 +115,14 @@ def _passes(shape: FFNShape, rows: int, decode: int, together: int) -> Iterator[
 
 
 def _decode_together(shape: FFNShape, rows: int, together: int) -> int:
-    """Few rows have few sums: every leaf can be a workgroup's. The sums of more rows would fill memory."""
+    """Returns the leaves to sum together. Few rows have few sums, so every leaf can have its own workgroup;
+    the sums of more rows would fill memory."""
     return together if shape.dense else min(together, 1 if rows <= 4 else 2 if rows <= 8 else 4)
 
 
 def ffn_scratch_bytes(shape: FFNShape, rows: int, decode: int, together: int = 64) -> int:
-    """Scratch of a layer's FFN in a program for so many rows, of which so many may be decode rows.
-    ``together`` is that of its weights: 64 unless a range has no room for them."""
+    """Returns scratch bytes of a layer's FFN in a program for ``rows`` rows, with at most ``decode`` decode
+    rows. ``together`` is that of its weights: 64 unless a range is too small."""
     passes = [
         sum(map(aligned, each.sizes.values())) for each in _passes(shape, rows, min(rows, decode), together)
     ]
@@ -154,38 +155,38 @@ def ffn(recording: Recording, call: FFNCall) -> None:
 
 
 def _mask(recording: Recording, mask: Buffer, words: int) -> Range:
-    own = recording.memory.own(mask)
-    if own.dtype != np.uint64:
-        raise TypeError(f"mask is {own.dtype}: uint64 is needed")
-    if own.shape[0] < recording.rows or own.width < words:
-        seen = f"{own.shape[0]} rows of {own.width}"
+    buffer = recording.memory.own(mask)
+    if buffer.dtype != np.uint64:
+        raise TypeError(f"mask is {buffer.dtype}: uint64 is needed")
+    if buffer.shape[0] < recording.rows or buffer.width < words:
+        seen = f"{buffer.shape[0]} rows of {buffer.width}"
         raise ValueError(f"mask: expected at least {recording.rows} rows of {words} or more, got {seen}")
-    return own.range
+    return buffer.range
 
 
 def _check_ids(seen: npt.NDArray[np.int32], experts: int) -> None:
-    """Checks what ffn_tiles.comp saw: the kind of error (0: none), the row, the id and the id before it."""
+    """Raises the error that ffn_tiles.comp found: its kind (0: none), the row, the id and the previous id."""
     kind, row, expert, before = map(int, seen)
     if kind == 1:
-        what = f"expert {expert} of row {row} is out of range"
-        raise ValueError(f"{what}; allowed: 0 to {experts - 1}")
+        error = f"expert {expert} of row {row} is out of range"
+        raise ValueError(f"{error}; allowed: 0 to {experts - 1}")
     if kind == 2:
-        what = f"expert {expert} of row {row} follows {before}"
-        raise ValueError(f"{what}: a row's experts must ascend")
+        error = f"expert {expert} of row {row} follows {before}"
+        raise ValueError(f"{error}: a row's experts must ascend")
 
 
 def _counts(memory: DeviceMemory, stats: FFNStats) -> Range:
-    own = memory.own(stats.counts)
-    if own.dtype != np.int64:
-        raise TypeError(f"counts are {own.dtype}: int64 is needed")
-    if own.width != 5 or not 0 <= stats.row < own.shape[0]:
-        raise ValueError(f"row {stats.row} of counts of shape {own.shape}: [L, 5] with that row are needed")
-    return own.range
+    array = memory.own(stats.counts)
+    if array.dtype != np.int64:
+        raise TypeError(f"counts are {array.dtype}: int64 is needed")
+    if array.width != 5 or not 0 <= stats.row < array.shape[0]:
+        raise ValueError(f"row {stats.row} of counts of shape {array.shape}: [L, 5] with that row are needed")
+    return array.range
 
 
 @dataclass(frozen=True)
 class _Op:
-    """One call of the op, as it is recorded."""
+    """One recorded call of the op."""
 
     recording: Recording
     w: DeviceFFN
@@ -204,7 +205,7 @@ class _Op:
 
     @property
     def skips(self) -> bool:
-        """True if neurons are left out: a dot over all of them would read what is not computed."""
+        """Whether neurons are left out: a dot over all neurons would read uncomputed values."""
         return self.skip and not self.w.shape.dense
 
     def record(self) -> None:
@@ -217,17 +218,17 @@ class _Op:
             codes = scratch.part(0, used)
             quantise(recording, self.x, codes, recording.rows, shape.dim, Count.TOKENS)
         rest = scratch.part(used, nbytes - used)
-        for each in _passes(shape, recording.rows, recording.decode, self.w.together):
+        for pass_rows in _passes(shape, recording.rows, recording.decode, self.w.together):
             places, at = {}, 0
-            for name, size in each.sizes.items():
+            for name, size in pass_rows.sizes.items():
                 places[name] = rest.part(at, size)
                 at += aligned(size)
-            _Series(self, each, codes, places).record()
+            _Series(self, pass_rows, codes, places).record()
 
 
 @dataclass(frozen=True)
 class _Series:
-    """The dispatches of one pass."""
+    """Dispatches of one pass."""
 
     op: _Op
     rows: Pass
@@ -255,11 +256,11 @@ class _Series:
 
     def _decode(self) -> None:
         op, shape = self.op, self.op.w.shape
-        # A few groups at least, since they also clear the bits.
+        # At least 4 groups, since they also clear the bits.
         groups, masked = max(self.rows.tiles, 4), op.mask is not None
         lists, bits = Written(self.scratch["lists"]), Written(self.scratch["bits"])
         self.run("ffn_candidates", (groups, 1, 1), [masked], [op.mask or op.w.table, lists, bits])
-        listed = int(masked and not shape.dense)  # by which list: none, or the first
+        listed = int(masked and not shape.dense)  # list to read: none, or the first
         if op.gates is not None:
             self._take_gates(op.gates, listed=op.skips)
         elif shape.gated:
@@ -268,7 +269,7 @@ class _Series:
             self._few_rows(_UP, op.w.up, 2 if op.skips else listed)
         else:
             self._few_rows(_ONLY_UP, op.w.up, listed)
-        self._report()  # now, since nothing waits for it: the next dispatches run beside it
+        self._report()  # now, so that the next dispatches, which do not wait for it, run concurrently
         if shape.dense:
             self._quantise_values()
             return self._few_rows(_OUTPUT, op.w.down, 0)
@@ -308,9 +309,9 @@ class _Series:
         values = self.scratch["values"]
         lists, bits = (values, values) if self.rows.prompt else (self.scratch["lists"], self.scratch["bits"])
         mask = self.op.mask if listed else None
-        given = mask or self.op.w.table, Written(lists) if listed else lists, bits, gates
+        ranges = mask or self.op.w.table, Written(lists) if listed else lists, bits, gates
         constants = [listed, mask is not None]
-        self.run("ffn_gates", (self.rows.tiles, 1, 1), constants, [*given, Written(values)])
+        self.run("ffn_gates", (self.rows.tiles, 1, 1), constants, [*ranges, Written(values)])
 
     def _quantise_values(self) -> None:
         rows, shape = self.rows, self.op.w.shape
@@ -319,16 +320,16 @@ class _Series:
             quantise(self.op.recording, values, codes, rows.choices, shape.most, Count.ALL)
 
     def _operands(self, stage: int) -> tuple[BlockType, Range, int, Range, int]:
-        """Returns a stage's operands: its weights' type, the input and how many rows that has room for, the
-        range that takes the results, and how many of these a row has."""
+        """Returns a stage's operands: its weights' type, the input and the number of its rows, the output
+        range, and outputs per row."""
         op, shape, scratch = self.op, self.op.w.shape, self.scratch
         if stage == _OUTPUT:
             source = scratch["codes" if shape.down.weights > 1 else "values"]
             return shape.down, source, self.rows.choices, scratch["sums"], shape.dim
         type = shape.gate if stage == _GATE else shape.up
-        given = self.codes if type.weights > 1 else op.x
-        assert given is not None
-        return type, given, op.recording.rows, scratch["values"], shape.most
+        operand = self.codes if type.weights > 1 else op.x
+        assert operand is not None
+        return type, operand, op.recording.rows, scratch["values"], shape.most
 
     def _few_rows(self, stage: int, parts: Sequence[Part], listed: int) -> None:
         op, shape = self.op, self.op.w.shape
@@ -371,12 +372,12 @@ class _Series:
         if active is None or counts is None:  # neither is wanted
             return
         run = scale_run(shape.down) if shape.panels else 0
-        wanted = [op.active is not None, op.counts is not None]
+        outputs = [op.active is not None, op.counts is not None]
         words = self.rows.rows * 2 * op.w.words if op.active else 1
         self.run(
             "ffn_report",
             (-(-words // 1024), 1, 1),
-            [op.mask is not None, op.skip, shape.gated, shape.dense, run, *wanted, op.gates is not None],
+            [op.mask is not None, op.skip, shape.gated, shape.dense, run, *outputs, op.gates is not None],
             [
                 op.mask or op.w.table,
                 scratch["lists"],
@@ -398,7 +399,7 @@ class _Series:
         x_rows: int = 0,
         tiles: Range | Written | None = None,
     ) -> None:
-        """Dispatches a shader with what every shader of the op is given: ffn.glsl."""
+        """Dispatches a shader with the arguments of every shader of the op: ffn.glsl."""
         op, shape, rows = self.op, self.op.w.shape, self.rows
         several = shape.experts > 1
         threshold, limit, alpha = map(float, op.w.numbers)
@@ -426,9 +427,9 @@ class _Series:
             2 * op.w.words,
             op.counts_row,
         ]
-        own = tiles or (self.scratch["tiles"] if several else op.w.table)
+        tile_list = tiles or (self.scratch["tiles"] if several else op.w.table)
         shared = [int(several), 1 if shader == "ffn_sum" else rows.tile, *map(int, constants)]
-        op.recording.run(shader, [op.w.table, own, *ranges], push, groups, shared)
+        op.recording.run(shader, [op.w.table, tile_list, *ranges], push, groups, shared)
 
 
 def quantise(recording: Recording, x: Range, codes: Range, rows: int, columns: int, count: int) -> None:

@@ -1,9 +1,9 @@
-"""FFN weights in device memory, as csrc/shaders/ffn*.glsl read them.
+"""FFN weights in device memory, in the layout of csrc/shaders/ffn*.glsl.
 
-Gate and up are rows of blocks, and so is down by neuron; a float type's down by output is transposed. Where
-blocks of a quantised type lie along the neurons, down lies in panels of so many neurons as a block has
-weights: first the scales of all outputs, then each neuron's codes. Where the activation gives no zeros, down
-by output stays rows."""
+Gate, up and down by neuron are rows of blocks; a float type's down by output is transposed. If blocks of a
+quantised type run along the neurons, down is stored in panels of one block's number of neurons. A panel has
+the scales of all outputs, then each neuron's codes. Where the activation gives no zeros, down by output stays
+rows."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.matrix import Part
 from hotcold.kernels.vulkan.memory import Range, aligned
 
-LEAVES = 64  #: the most of a row's down sums, of all experts that it chooses
+LEAVES = 64  #: most leaves in the sums of one row, over all its experts
 
 
 @dataclass(frozen=True)
 class FFNShape:
-    """The facts besides its values that an FFN's programs depend on."""
+    """Facts that determine an FFN's programs; the weights' values do not."""
 
     dim: int
-    ends: tuple[int, ...]  #: where each expert's neurons end
+    ends: tuple[int, ...]  #: end of each expert's neurons
     chosen: int  #: k
     down_layout: str
     activation: str
     gated: bool
-    gate: BlockType  #: up's, without a gate
+    gate: BlockType  #: without a gate, up's
     up: BlockType
     down: BlockType
 
@@ -71,7 +71,7 @@ class FFNShape:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The first neuron of each expert, and its end."""
+        """First and end neuron of each expert."""
         return list(pairwise((0, *self.ends)))
 
     @property
@@ -90,29 +90,29 @@ class FFNShape:
 
     @property
     def leaves(self) -> int:
-        """The most of one expert's sum."""
+        """The most leaves of one expert's sum."""
         return -(-LEAVES // self.chosen)
 
     def leaves_of(self, neurons: int) -> int:
         return min(max(-(-neurons // 64) // 2, 1), self.leaves)
 
     def leaf_edges(self, neurons: int, together: int) -> list[int]:
-        """Where so many leaves at a time begin, and where the last ones end, in an expert of so many."""
+        """Returns the first neurons of groups of ``together`` leaves, and the end of the last group."""
         words, leaves = -(-neurons // 64), self.leaves_of(neurons)
         return [min(words * leaf // leaves * 64, neurons) for leaf in range(0, leaves, together)] + [neurons]
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceFFN:
-    """One layer's FFN; ``table`` has four words for each expert, then biases."""
+    """An FFN of one layer; ``table`` has four words for each expert, then biases."""
 
     shape: FFNShape
     table: Range
     gate: tuple[Part, ...]
     up: tuple[Part, ...]
     down: tuple[Part, ...]
-    together: int  #: leaves whose neurons all lie in one part; down by output as a dot has none
-    biases: tuple[int, int, int]  #: where gate's, up's and down's begin in the table; 0 without
+    together: int  #: leaves whose neurons are all in one part; not used if down is a dot
+    biases: tuple[int, int, int]  #: offsets of gate, up and down biases in the table; 0 without
     numbers: tuple[float, float, float]  #: threshold, limit, alpha
     nbytes: int
     row_bytes: tuple[int, int, int, int]
@@ -190,7 +190,7 @@ def _table(
 
 
 def _neuron_bytes(shape: FFNShape) -> int:
-    """Bytes of one neuron in the largest of the matrices that are cut between neurons."""
+    """Returns bytes of one neuron in the largest of the matrices that are cut between neurons."""
     widths = [_row_bytes(shape.gate, shape.dim), _row_bytes(shape.up, shape.dim)]
     if shape.panels:
         widths.append(-(-4 * panel_words(shape.down, shape.dim) // shape.down.weights))
@@ -200,15 +200,15 @@ def _neuron_bytes(shape: FFNShape) -> int:
 
 
 def leaves_together(shape: FFNShape, most_bytes: int) -> int:
-    """``DeviceFFN.together`` where a range has so many bytes."""
+    """Returns ``DeviceFFN.together`` for ranges of ``most_bytes``."""
     return _cuts(shape, most_bytes)[0]
 
 
 def _cuts(shape: FFNShape, most_bytes: int) -> tuple[int, list[tuple[int, int]]]:
-    """Parts of the neurons that a range has room for each, and how many leaves each of them has together at
-    least: as many as can be, all of them where one part is enough."""
+    """Cuts the neurons into parts that each fit a range. Also returns how many leaves each part keeps
+    together at least: as many as fit, all if one part suffices."""
     row_bytes = _neuron_bytes(shape)
-    slack = 2 * shape.down.weights if shape.panels else 0  # of panels that two parts share
+    slack = 2 * shape.down.weights if shape.panels else 0  # panels shared by two parts
     most = most_bytes // row_bytes - slack
     together = LEAVES
     while True:
@@ -252,25 +252,26 @@ def _store(
     chunks: Iterator[tuple[int, Bytes]],
     factors: Floats | None = None,
 ) -> Part:
-    """Rows of a file, a chunk at a time, as sections; ``factors`` are those of all rows."""
+    """Stores rows of a file as sections, a chunk at a time; ``factors`` are those of all rows."""
     sizes = packing.section_bytes(type, columns)
     begins = np.cumsum([0, *(size * (end - first) for size in sizes)])
     held = memory.allocate(aligned(int(begins[-1]), 16))
     for start, data in chunks:
-        own = None if factors is None else factors[start : start + len(data)]
-        for section, size, begin in zip(packing.pack(type, data, columns, own), sizes, begins, strict=False):
+        chunk_factors = None if factors is None else factors[start : start + len(data)]
+        sections = packing.pack(type, data, columns, chunk_factors)
+        for section, size, begin in zip(sections, sizes, begins, strict=False):
             to = held.offset + int(begin) + (start - first) * size
             memory.device.write(held.held, to, np.ascontiguousarray(section).reshape(-1))
     return Part(first, end - first, held)
 
 
 def _transposed(memory: DeviceMemory, shape: FFNShape, tensors: FFNTensors, first: int, end: int) -> Part:
-    """Transposes a matrix of a float type by output, without any change of a value."""
+    """Transposes a by-output matrix of a float type without changing a value."""
     size, dim = shape.down.nbytes, shape.dim
 
     def chunks() -> Iterator[tuple[int, Bytes]]:
-        for begin, own_end, outputs in _outputs(shape, tensors, first, end):
-            values = outputs.view(f"V{size}")[:, max(first - begin, 0) : own_end - begin]
+        for begin, expert_end, outputs in _outputs(shape, tensors, first, end):
+            values = outputs.view(f"V{size}")[:, max(first - begin, 0) : expert_end - begin]
             step = max(1, packing.CHUNK_BYTES // (dim * size))
             for start in range(0, values.shape[1], step):
                 rows = np.ascontiguousarray(values[:, start : start + step].T)
@@ -280,9 +281,9 @@ def _transposed(memory: DeviceMemory, shape: FFNShape, tensors: FFNTensors, firs
 
 
 def _outputs(shape: FFNShape, tensors: FFNTensors, first: int, end: int) -> Iterator[tuple[int, int, Bytes]]:
-    """Yields, for each expert that has neurons from ``first`` to ``end``: its first one, where those end, and
-    its rows of down by output."""
-    ends = {begin: own_end for begin, own_end in shape.spans if own_end > begin}
+    """Yields, for each expert with neurons from ``first`` to ``end``: its first neuron, the end of its
+    neurons before ``end``, and its rows of down by output."""
+    ends = {begin: expert_end for begin, expert_end in shape.spans if expert_end > begin}
     for begin, down in tensors.expert_downs():
         if begin < end and ends[begin] > first:
             chunks = [data for _, data in packing.row_chunks(down, 0, shape.dim)]
@@ -293,33 +294,33 @@ def _outputs(shape: FFNShape, tensors: FFNTensors, first: int, end: int) -> Iter
 
 
 def _panels(memory: DeviceMemory, shape: FFNShape, tensors: FFNTensors, first: int, end: int) -> Part:
-    """Whole ones, which may have neurons before the first and after the last."""
+    """Stores whole panels, which may have neurons before ``first`` and after ``end``."""
     type, size = shape.down, shape.down.weights
     begin, last = first // size * size, -(-end // size) * size
     nbytes = 4 * panel_words(type, shape.dim)
     held = memory.allocate((last - begin) // size * nbytes)
-    for own, own_end, outputs in _outputs(shape, tensors, begin, last):
+    for expert, expert_end, outputs in _outputs(shape, tensors, begin, last):
         blocks = outputs.reshape(shape.dim, -1, type.nbytes)
-        start = max(own, begin)
+        start = max(expert, begin)
         step = max(1, packing.CHUNK_BYTES // nbytes) * size
-        for at in range(start, own_end, step):
-            stop = min(at + step, own_end)
-            packed = pack_panels(type, blocks[:, (at - own) // size : (stop - own) // size])
+        for at in range(start, expert_end, step):
+            stop = min(at + step, expert_end)
+            packed = pack_panels(type, blocks[:, (at - expert) // size : (stop - expert) // size])
             memory.device.write(held.held, held.offset + (at - begin) // size * nbytes, packed.reshape(-1))
     return Part(first, end - first, held)
 
 
 def panel_words(type: BlockType, dim: int) -> int:
-    """32-bit words of a panel, whose outputs are filled up to whole 32."""
+    """Returns 32-bit words of a panel; its outputs are padded to a multiple of 32."""
     return -(-dim // 32) * 8 * type.nbytes
 
 
 def pack_panels(type: BlockType, blocks: Bytes) -> Bytes:
-    """``[outputs, panels, bytes of a block]`` -> ``[panels, bytes]``."""
+    """Maps ``[outputs, panels, bytes of a block]`` to ``[panels, bytes]``."""
     dim, panels = blocks.shape[:2]
     padded = np.zeros((panels, -(-dim // 32) * 32, type.nbytes), np.uint8)
     padded[:, :dim] = blocks.swapaxes(0, 1)
-    planes, low, high = _TAKE_APART[type.name](padded)
+    planes, low, high = _SPLITTERS[type.name](padded)
     codes = [_nibbles(low) if type.name != "Q8_0" else low]
     if high is not None:
         codes.append(_bits(high, 1) if type.name != "Q6_K" else _bits(high, 2))
@@ -330,16 +331,16 @@ def pack_panels(type: BlockType, blocks: Bytes) -> Bytes:
 
 
 def _nibbles(codes: Bytes) -> Bytes:
-    """Codes of 4 bits, ``[panels, neurons, outputs]``: of each 8 outputs, 4 in the lower halves of 4 bytes
-    and 4 in the upper ones."""
+    """Packs codes of 4 bits, ``[panels, neurons, outputs]``: of each 8 outputs, 4 in the lower halves of 4
+    bytes and 4 in the upper halves."""
     quads = codes.reshape(*codes.shape[:2], -1, 2, 4)
     packed = (quads[..., 0, :] | quads[..., 1, :] << np.uint8(4)).reshape(*codes.shape[:2], -1)
     return packed
 
 
 def _bits(high: Bytes, bits: int) -> Bytes:
-    """Fifth bits of 32 outputs in a word, in order; or of sixth bits, which are two, those of 16 outputs: of
-    the i-th four in bits 2 i and 2 i + 1 of four bytes."""
+    """Packs high bits. One bit per code: bits of 32 outputs fill a word, in order. Two bits: 16 outputs fill
+    a word; the i-th four outputs have bits 2 i and 2 i + 1 of its four bytes."""
     if bits == 1:
         return np.packbits(high, axis=2, bitorder="little")
     quads = high.reshape(*high.shape[:2], -1, 4, 4)
@@ -348,27 +349,27 @@ def _bits(high: Bytes, bits: int) -> Bytes:
 
 
 #: Planes of scales, ``[panels, bytes of all outputs]``; codes without their high bits ``[panels, neurons,
-#: outputs]``; high bits, likewise, or None.
+#: outputs]``; high bits of the same shape, or None.
 Panel = tuple[list[Bytes], Bytes, Bytes | None]
 
 
 def _by_neuron(codes: Bytes) -> Bytes:
-    """``[panels, outputs, neurons]`` with the last two exchanged."""
+    """Swaps the last two axes of ``[panels, outputs, neurons]``."""
     return np.ascontiguousarray(codes.swapaxes(1, 2))
 
 
 def _fields(packed: Bytes, bits: int, width: int) -> Bytes:
-    """Codes of ``bits``, ``[panels, outputs, neurons]``: each run of ``width`` bytes holds its first so many
-    in its lowest bits."""
+    """Unpacks codes of ``bits`` to ``[panels, outputs, neurons]``. Each run of ``width`` bytes has its first
+    ``width`` codes in its lowest bits."""
     runs = packed.reshape(*packed.shape[:2], -1, 1, width)
     fields = runs >> np.arange(0, 8, bits, dtype=np.uint8)[:, None] & np.uint8((1 << bits) - 1)
     return fields.reshape(*packed.shape[:2], -1)
 
 
 def _of_32(halves: int, bits: int) -> Callable[[Bytes], Panel]:
-    """Types of 32 weights: so many float16 (0: a byte), fifth bits perhaps, then codes."""
+    """Makes a splitter for 32 weights: ``halves`` float16 (0: a byte), perhaps fifth bits, then codes."""
 
-    def take_apart(blocks: Bytes) -> Panel:
+    def split_blocks(blocks: Bytes) -> Panel:
         width = 2 * halves or 1
         planes = [blocks[:, :, at : at + 2] for at in range(0, width, 2)] if halves else [blocks[:, :, :1]]
         if bits == 8:
@@ -378,7 +379,7 @@ def _of_32(halves: int, bits: int) -> Callable[[Bytes], Panel]:
             return planes, codes, None
         return planes, codes, _by_neuron(np.unpackbits(blocks[:, :, -20:-16], axis=2, bitorder="little"))
 
-    return take_apart
+    return split_blocks
 
 
 def _byte_planes(scales: Bytes) -> list[Bytes]:
@@ -398,7 +399,7 @@ def _of_q6_k(blocks: Bytes) -> Panel:
     return planes, _by_neuron(low), _by_neuron(high)
 
 
-_TAKE_APART: dict[str, Callable[[Bytes], Panel]] = {
+_SPLITTERS: dict[str, Callable[[Bytes], Panel]] = {
     "Q8_0": _of_32(1, 8),
     "Q4_0": _of_32(1, 4),
     "IQ4_NL": _of_32(1, 4),

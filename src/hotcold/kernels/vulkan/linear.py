@@ -1,4 +1,4 @@
-"""Products with weight matrices, and what is made of them: linear, embed, predict."""
+"""Ops on weight matrices: linear, embed, predict."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.packing import BLOCK, RowLayout, shader_type
 from hotcold.kernels.vulkan.recording import Recording, Written
 
-FEW_ROWS = 16  #: of input, which gemv.comp takes in one pass
+FEW_ROWS = 16  #: of input, in one pass of gemv.comp
 _TILE, _TILE_INPUTS = 64, 32  # outputs and rows of input of one group of gemm.comp
 _BIAS, _ACCUMULATE, _RELU = 1, 2, 4  # flags of gemv.comp
 _MOST_GROUPS = 65535  # in each dimension of a dispatch
-_TOKENS, _POSITIONS = 5, 6  # of batch.glsl
+_TOKENS, _POSITIONS = 5, 6  # arrays of batch.glsl
 
 
 class Count(enum.IntEnum):
-    """Which number of the batch says how many rows there are (csrc/shaders/counts.glsl)."""
+    """Number of the batch that is the row count (csrc/shaders/counts.glsl)."""
 
     TOKENS = 0
     LOGITS = 1
     DECODE = 2
-    ALL = 3  #: none: as many as there is room for
+    ALL = 3  #: none: the buffer's row count
 
 
 @dataclass(frozen=True)
 class Input:
-    """Rows that matrices are multiplied with."""
+    """Input rows of a product with matrices."""
 
     values: Range  #: [rows, columns] float32
-    codes: Range | None  #: of quantise.comp, for quantised types
+    codes: Range | None  #: from quantise.comp, for quantised types
     columns: int
-    rows: int  #: that there is room for
+    rows: int  #: the most rows
     count: Count
 
 
@@ -50,7 +50,7 @@ def dot_input(
     count: Count,
     matrices: Sequence[DeviceMatrix],
 ) -> Input:
-    """Rows ``[rows, columns]`` float32, quantised if one of the matrices needs that."""
+    """Makes the input of rows ``[rows, columns]`` float32, quantised if one of the matrices needs that."""
     codes = None
     if any(matrix.quantised for matrix in matrices) and rows:
         blocks = columns // BLOCK
@@ -71,22 +71,24 @@ def product(
     relu: bool = False,
     heads: int = 1,
 ) -> None:
-    """``out[t] (+)= matrix @ x[t] + bias``; out ``[rows, O]`` float32. With ``heads`` x has so many rows of
-    each t, whose number x.rows is, and each is multiplied with its part of the matrix's rows."""
+    """Computes ``out[t] (+)= matrix @ x[t] + bias``; out ``[rows, O]`` float32.
+
+    With ``heads`` x has that many rows for each of x.rows tokens, and each head has its part of the matrix's
+    rows."""
     if not x.rows:
         return
     rows, columns = matrix.shape
-    given = x.codes if matrix.quantised else x.values
-    assert given is not None
+    source = x.codes if matrix.quantised else x.values
+    assert source is not None
     lanes = gemv_lanes(columns)
     flags = _BIAS * (matrix.bias is not None) | _ACCUMULATE * accumulate | _RELU * relu
     for part in matrix.parts:
-        ranges: list[Range | Written] = [part.range, given, matrix.bias or part.range, Written(out)]
+        ranges: list[Range | Written] = [part.range, source, matrix.bias or part.range, Written(out)]
         push = part.rows, columns, x.rows, x.count, rows, part.first, flags
         if x.rows > FEW_ROWS and x.count != Count.LOGITS:
             _many_rows(recording, matrix, ranges, push, heads)
             continue
-        # A step rarely wants more logits than it has rows: the shader takes more in several passes.
+        # A step rarely needs more logits than it has rows: the shader computes more in several passes.
         tokens = min(power_of_two(min(x.rows, recording.rows)), FEW_ROWS)
         groups = -(-part.rows * lanes // 256), 1, 1
         recording.work(part.rows * columns * x.rows)
@@ -95,12 +97,12 @@ def product(
 
 
 def gemv_lanes(columns: int) -> int:
-    """Invocations of a row in gemv.comp and ffn_rows.comp: two sizes, since each costs pipelines."""
+    """Returns invocations of a row in gemv.comp and ffn_rows.comp: two sizes, since each costs pipelines."""
     return 8 if RowLayout.of(columns).chunks <= 8 else 32
 
 
 def power_of_two(number: int) -> int:
-    """The least that is not below ``number``."""
+    """Returns the smallest power of two that is at least ``number``."""
     return 1 << (number - 1).bit_length()
 
 
@@ -111,7 +113,7 @@ def _many_rows(
     push: tuple[int, ...],
     heads: int,
 ) -> None:
-    """Multiplies many rows, in as many dispatches as a submit of its own each allows."""
+    """Multiplies many rows, in dispatches that each fit a submit."""
     rows, columns, inputs = push[:3]
     if heads > 1:
         recording.work(rows * columns * inputs)
@@ -120,9 +122,9 @@ def _many_rows(
         return
     step = max(1, Recording.MOST_WORK // (columns * inputs * _TILE)) * _TILE
     for start in range(0, rows, step):
-        own = min(step, rows - start)
-        recording.work(own * columns * inputs)
-        groups = -(-inputs // _TILE_INPUTS), -(-own // _TILE), 1
+        part_rows = min(step, rows - start)
+        recording.work(part_rows * columns * inputs)
+        groups = -(-inputs // _TILE_INPUTS), -(-part_rows // _TILE), 1
         recording.run("gemm", ranges, (*push, start), groups, [shader_type(matrix.type), _TILE_INPUTS])
 
 
@@ -134,26 +136,28 @@ def linear(
     accumulate: bool,
     rows: Rows,
 ) -> None:
-    own = [checks.own_weights(each, DeviceMatrix) for each in weights]
-    inputs = [recording.range_of("x", x, w.shape[1], rows=rows) for w in own]
-    ranges = [recording.range_of("out", out, w.shape[0], rows=rows) for w, out in zip(own, outs, strict=True)]
-    if not own:
+    matrices = [checks.own_weights(each, DeviceMatrix) for each in weights]
+    inputs = [recording.range_of("x", x, w.shape[1], rows=rows) for w in matrices]
+    ranges = [
+        recording.range_of("out", out, w.shape[0], rows=rows) for w, out in zip(matrices, outs, strict=True)
+    ]
+    if not matrices:
         return
     most = recording.rows_of(rows)
-    given = dot_input(recording, inputs[0], own[0].shape[1], most, Count(rows), own)
-    for w, out in zip(own, ranges, strict=True):
-        product(recording, w, given, out, accumulate=accumulate)
+    shared_input = dot_input(recording, inputs[0], matrices[0].shape[1], most, Count(rows), matrices)
+    for w, out in zip(matrices, ranges, strict=True):
+        product(recording, w, shared_input, out, accumulate=accumulate)
 
 
 def linear_heads(recording: Recording, x: Buffer, weights: Matrix, out: Buffer) -> None:
     w = checks.own_weights(weights, DeviceMatrix)
     checks.check_no_bias("linear_heads", w.bias)
-    given, made, columns = (*(recording.memory.own(each).shape for each in (x, out)), w.shape[1])
-    if len(given) != 3 or len(made) != 3 or given[1] != made[1] or made[1] * made[2] != w.shape[0]:
-        raise ValueError(f"linear_heads of {w.shape} from {given} to {made}")
-    heads, width, rows = given[1], given[2], recording.rows
+    x_dims, y_dims, columns = (*(recording.memory.own(each).shape for each in (x, out)), w.shape[1])
+    if len(x_dims) != 3 or len(y_dims) != 3 or x_dims[1] != y_dims[1] or y_dims[1] * y_dims[2] != w.shape[0]:
+        raise ValueError(f"linear_heads of {w.shape} from {x_dims} to {y_dims}")
+    heads, width, rows = x_dims[1], x_dims[2], recording.rows
     if width < columns:
-        raise ValueError(f"linear_heads of {w.shape} from {given} to {made}")
+        raise ValueError(f"linear_heads of {w.shape} from {x_dims} to {y_dims}")
     values = recording.range_of("x", x, heads * width)
     target = recording.range_of("out", out, w.shape[0])
     if width != columns:
@@ -163,7 +167,7 @@ def linear_heads(recording: Recording, x: Buffer, weights: Matrix, out: Buffer) 
 
 
 def _last_values(recording: Recording, values: Range, heads: int, width: int, columns: int) -> Range:
-    """A copy of the last values of each head."""
+    """Copies the last values of each head."""
     cut = recording.scratch(4 * recording.rows * heads * columns)
     groups = -(-heads * columns // 256), recording.rows, 1
     push = heads, width, width - columns, 0
@@ -172,7 +176,7 @@ def _last_values(recording: Recording, values: Range, heads: int, width: int, co
 
 
 def heads_scratch_bytes(rows: int, heads: int, columns: int) -> int:
-    """Bytes of scratch of op linear_heads, at most."""
+    """Returns the most bytes of scratch of op linear_heads."""
     return aligned(4 * rows * heads * columns) + aligned(linear_scratch_bytes(rows * heads, columns))
 
 
@@ -208,12 +212,12 @@ def embed(
 
 
 def linear_scratch_bytes(rows: int, columns: int) -> int:
-    """Bytes of scratch for so many rows of quantised input."""
+    """Returns bytes of scratch for ``rows`` rows of quantised input."""
     return rows * (columns // BLOCK) * (BLOCK + 8)
 
 
 def predict_scratch_bytes(rows: int, dim: int, rank: int, neurons: int) -> int:
-    """Bytes of scratch of op predict for so many decode rows."""
+    """Returns bytes of scratch of op predict for ``rows`` decode rows."""
     inputs = linear_scratch_bytes(rows, dim), linear_scratch_bytes(rows, rank)
     return sum(map(aligned, (4 * rows * rank, 4 * rows * neurons, *inputs)))
 

@@ -1,6 +1,6 @@
 """Layers whose cold neurons the CPU computes: mailboxes that the device fills, and the ops post and collect.
 
-csrc/vulkan/vulkan_link.h says how the two sides hear of each other."""
+csrc/vulkan/vulkan_link.h describes the signals between the two sides."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.memory import Range, bytes_of
 from hotcold.kernels.vulkan.recording import Recording, Written
 
-_GROUP = 256  #: values of a row that one workgroup moves
+_GROUP = 256  # values of a row that one workgroup copies
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMailbox(Mailbox):
-    """A mailbox that also has the arrays as the device sees them."""
+    """A mailbox with the device's ranges of its arrays."""
 
     owner: DeviceMemory
     counts: Range
@@ -55,8 +55,8 @@ def mailboxes(
     words: Mapping[int, int],
     experts: int,
 ) -> dict[int, Mailbox]:
-    """As :meth:`hotcold.kernels.backend.Backend.mailboxes`. One layer is out at a time, so all of them share
-    x, y and chosen, and those of one width a mask."""
+    """Makes mailboxes (:meth:`hotcold.kernels.backend.Backend.mailboxes`). One layer is posted at a time, so
+    all share x, y and chosen, and mailboxes of one width share a mask."""
 
     def filled(*shape: int, dtype: npt.DTypeLike = np.float32) -> _Shared:
         return _Shared(memory.device, shape, dtype, "download")
@@ -91,7 +91,7 @@ def mailboxes(
 
 
 def own_mailbox(memory: DeviceMemory, box: Mailbox) -> DeviceMailbox:
-    """TypeError: another backend's."""
+    """Returns this device's mailbox. TypeError: another backend made it."""
     if not isinstance(box, DeviceMailbox) or box.owner is not memory:
         raise TypeError(f"a mailbox with a {type(box.link).__name__}: this device's own are needed")
     return box
@@ -99,7 +99,7 @@ def own_mailbox(memory: DeviceMemory, box: Mailbox) -> DeviceMailbox:
 
 @dataclass(frozen=True)
 class _Post:
-    """The mailbox is full: the cold side hears of it."""
+    """Signals the cold side that the mailbox is full."""
 
     box: DeviceMailbox
 
@@ -110,7 +110,7 @@ class _Post:
 
 @dataclass(frozen=True)
 class _Collect:
-    """Marks where the answer is needed by all that follows."""
+    """Marks the point where the next commands need the answer."""
 
     box: DeviceMailbox
 
@@ -126,28 +126,33 @@ def post(
     mask: Buffer | None,
     chosen: Chosen | None,
 ) -> None:
-    own = own_mailbox(recording.memory, box)
-    dim, rows = own.x.shape[1], recording.rows
+    mailbox = own_mailbox(recording.memory, box)
+    dim, rows = mailbox.x.shape[1], recording.rows
     source = recording.range_of("post: x", x, dim)
-    unread, unwritten = source, Written(own.counts)  # bindings that the shader leaves alone
+    unread, unwritten = source, Written(mailbox.counts)  # bindings that the shader ignores
     masks, box_mask, mask_words, box_words = unread, unwritten, 0, 0
-    if (mask is None) != (own.mask_range is None):
+    if (mask is None) != (mailbox.mask_range is None):
         raise ValueError("post: a mask, and a mailbox without one, or the other way round")
-    if mask is not None and own.mask is not None and own.mask_range is not None:
-        mask_words, box_words = recording.memory.own(mask).width, own.mask.shape[1]
+    if mask is not None and mailbox.mask is not None and mailbox.mask_range is not None:
+        mask_words, box_words = recording.memory.own(mask).width, mailbox.mask.shape[1]
         if mask_words < box_words:
             raise ValueError(f"post: a mask of {mask_words} words, and the mailbox has {box_words}")
-        masks, box_mask = _decode_masks(recording, mask), Written(own.mask_range)
+        masks, box_mask = _decode_masks(recording, mask), Written(mailbox.mask_range)
     ids, factors, box_ids, box_factors, experts = unread, unread, unwritten, unwritten, 0
-    if (chosen is None) != (own.ids is None):
+    if (chosen is None) != (mailbox.ids is None):
         raise ValueError("post: chosen experts, and a mailbox without room for them, or the other way round")
-    if chosen is not None and own.ids is not None and own.factors is not None and own.chosen is not None:
-        experts = own.chosen.ids.shape[1]
+    if (
+        chosen is not None
+        and mailbox.ids is not None
+        and mailbox.factors is not None
+        and mailbox.chosen is not None
+    ):
+        experts = mailbox.chosen.ids.shape[1]
         ids = recording.range_of("post: ids", chosen.ids, experts, np.int32)
         factors = recording.range_of("post: factors", chosen.factors, experts)
-        box_ids, box_factors = Written(own.ids), Written(own.factors)
+        box_ids, box_factors = Written(mailbox.ids), Written(mailbox.factors)
     read = source, masks, ids, factors
-    written = Written(own.counts), Written(own.x_range), box_mask, box_ids, box_factors
+    written = Written(mailbox.counts), Written(mailbox.x_range), box_mask, box_ids, box_factors
     widest = max(dim, 2 * box_words, experts, 4)
     recording.run(
         "post",
@@ -156,22 +161,22 @@ def post(
         (-(-widest // _GROUP), rows, 1),
         [int(mask is not None), int(chosen is not None)],
     )
-    recording.steps.append(_Post(own))
+    recording.steps.append(_Post(mailbox))
 
 
 def _decode_masks(recording: Recording, mask: Buffer) -> Range:
-    own = recording.memory.own(mask)
-    if own.dtype != np.uint64:
-        raise TypeError(f"post: mask is {own.dtype}: uint64 is needed")
-    if own.shape[0] < recording.decode:
-        raise ValueError(f"post: mask: expected at least {recording.decode} rows, got {own.shape[0]}")
-    return own.range
+    buffer = recording.memory.own(mask)
+    if buffer.dtype != np.uint64:
+        raise TypeError(f"post: mask is {buffer.dtype}: uint64 is needed")
+    if buffer.shape[0] < recording.decode:
+        raise ValueError(f"post: mask: expected at least {recording.decode} rows, got {buffer.shape[0]}")
+    return buffer.range
 
 
 def collect(recording: Recording, box: Mailbox, out: Buffer) -> None:
-    own = own_mailbox(recording.memory, box)
-    dim = own.y.shape[1]
+    mailbox = own_mailbox(recording.memory, box)
+    dim = mailbox.y.shape[1]
     target = recording.range_of("collect: out", out, dim)
-    recording.steps.append(_Collect(own))
+    recording.steps.append(_Collect(mailbox))
     groups = -(-dim // _GROUP), recording.rows, 1
-    recording.run("collect", [own.y_range, Written(target)], [dim], groups)
+    recording.run("collect", [mailbox.y_range, Written(target)], [dim], groups)

@@ -1,4 +1,4 @@
-"""Measures the way between the processor and a device: copies, submits and handshakes."""
+"""Measurements of the link between the processor and a device: copies, submits and handshakes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hotcold.kernels.backend import Batch, BatchLimits
 from hotcold.kernels.cpu import CPUBackend
 from hotcold.kernels.gpu import GPUBackend, GPUError, LinkSpeed
 
-_LEAST = 1e-7  # seconds of a handshake: a difference of two measurements may come out as nothing
-_CALLS = 20  # in a run, of what takes microseconds
+_LEAST = 1e-7  # seconds of a handshake: a difference of two measurements may be 0
+_CALLS = 20  # in a run, of calls that take microseconds
 _WIDTH = 256  # values of a row that the two sides exchange
 
 
 class _Linked(GPUBackend, Protocol):
-    """A backend of :mod:`~hotcold.kernels.vulkan.backend`, which imports this file."""
+    """The part of :mod:`~hotcold.kernels.vulkan.backend`, which imports this file, that is needed here."""
 
     device: _native.VulkanDevice
 
@@ -30,17 +30,17 @@ class _Linked(GPUBackend, Protocol):
 
 
 def link_speed(backend: _Linked, nbytes: int, runs: int) -> LinkSpeed:
-    """Medians of so many runs, with copies of ``nbytes``. GPUError: the device fails."""
+    """Measures medians of ``runs`` runs, with copies of ``nbytes``. GPUError: the device fails."""
     device = backend.device
-    own = device.allocate(nbytes)
+    device_memory = device.allocate(nbytes)
     data = np.ones(nbytes, np.uint8)
 
     def gb_s(copy: Callable[[], None]) -> float:
         return nbytes / 1e9 / _seconds(copy, runs)
 
     def written() -> None:
-        device.write(own, 0, data)
-        device.read(own, 0, np.empty(4, np.uint8))  # waits until it is there
+        device.write(device_memory, 0, data)
+        device.read(device_memory, 0, np.empty(4, np.uint8))  # waits for the write
 
     def between(source: _native.VulkanMemory, target: _native.VulkanMemory) -> float:
         recorder = device.recorder()
@@ -48,10 +48,10 @@ def link_speed(backend: _Linked, nbytes: int, runs: int) -> LinkSpeed:
         return gb_s(recorder.finish().run)
 
     pageable = gb_s(written)
-    to_device = between(device.allocate(nbytes, "upload"), own)
-    from_device = between(own, device.allocate(nbytes, "download"))
+    to_device = between(device.allocate(nbytes, "upload"), device_memory)
+    from_device = between(device_memory, device.allocate(nbytes, "download"))
     recorder = device.recorder()
-    recorder.copy(own, 0, own, 256, 4)  # next to nothing
+    recorder.copy(device_memory, 0, device_memory, 256, 4)  # almost nothing
     return LinkSpeed(
         to_gpu_gb_s=to_device,
         from_gpu_gb_s=from_device,
@@ -63,10 +63,11 @@ def link_speed(backend: _Linked, nbytes: int, runs: int) -> LinkSpeed:
 
 
 def handshake_seconds(backend: _Linked, spin: bool, runs: int = 30) -> float | None:
-    """Measures what a split layer adds to a step where the cold side has next to nothing to compute: the
-    median of so many runs. None: the device's shaders do not hear of the host's answers, or do not see what
-    the host wrote before (``spin`` alone). GPUError: the device fails, or gives wrong results without
-    ``spin``."""
+    """Measures the time that a split layer adds to a step whose cold side has almost nothing to compute: the
+    median of ``runs`` runs.
+
+    None, only with ``spin``: shaders never read the host's answers, or not the data that the host wrote
+    before them. GPUError: the device fails, or gives wrong results without ``spin``."""
     few, many = (_step_seconds(backend, spin, layers, runs) for layers in (1, 9))
     if few is None or many is None:
         return None
@@ -74,9 +75,9 @@ def handshake_seconds(backend: _Linked, spin: bool, runs: int = 30) -> float | N
 
 
 def _step_seconds(backend: _Linked, spin: bool, layers: int, runs: int) -> float | None:
-    """The median step of so many split layers, in each of which the cold side answers y = x, and the device
-    adds y to x: every layer of every run has its own values, so that an old one is noticed. The cold side
-    never reads y, which may be in memory that a processor writes fast and reads slowly."""
+    """Returns the median seconds of a step with ``layers`` split layers. The cold side answers y = x, and the
+    device adds y to x. Every layer of every run has its own values, so that a stale value shows. The cold
+    side never reads y, whose memory may be fast to write and slow to read."""
     limits = BatchLimits(1, 1, 1, 1)
     link = backend.link(10.0, spin)
     boxes = backend.mailboxes(link, limits, _WIDTH, dict.fromkeys(range(layers), 0))
@@ -93,26 +94,26 @@ def _step_seconds(backend: _Linked, spin: bool, layers: int, runs: int) -> float
     program = backend.record(step)
     thread = threading.Thread(target=cpu.serve, args=(link, cold), daemon=True)
     thread.start()
-    right, seconds = True, []
+    correct, seconds = True, []
     try:
         for run in range(runs + 1):
-            own = np.arange(run + 1, run + 1 + _WIDTH, dtype=np.float32).reshape(1, _WIDTH)
-            backend.write(x, own)
-            boxes[0].y[:] = np.nan  # stays where the answer is added to y
+            values = np.arange(run + 1, run + 1 + _WIDTH, dtype=np.float32).reshape(1, _WIDTH)
+            backend.write(x, values)
+            boxes[0].y[:] = np.nan  # remains if the cold side adds its answer to y
             start = time.perf_counter()
             program.run()
             seconds.append(time.perf_counter() - start)
-            right = right and np.array_equal(backend.read(x), own * 2**layers)
+            correct = correct and np.array_equal(backend.read(x), values * 2**layers)
         counts = link.counts
-        heard = not spin or (counts.spins and counts.answered > counts.gave_up)
+        answered = not spin or (counts.spins and counts.answered > counts.gave_up)
     finally:
         link.stop()
         thread.join()
-    if not right and not spin:
+    if not correct and not spin:
         raise GPUError(
             f"{backend.device.info.name}: steps with split layers gave wrong results: update its driver"
         )
-    return statistics.median(seconds[1:]) if right and heard else None
+    return statistics.median(seconds[1:]) if correct and answered else None
 
 
 def _at_least(seconds: float | None) -> float | None:
@@ -120,7 +121,7 @@ def _at_least(seconds: float | None) -> float | None:
 
 
 def _seconds(call: Callable[[], None], runs: int) -> float:
-    """The median of so many runs, after one that is not counted."""
+    """Returns the median of ``runs`` runs, after one uncounted run."""
     call()
     taken = []
     for _ in range(runs):

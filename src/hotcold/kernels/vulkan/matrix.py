@@ -1,4 +1,4 @@
-"""Weight matrices in device memory: what packing.py makes of them, in as many ranges as the device needs."""
+"""Weight matrices in device memory: packing.py's sections, in as many ranges as the device needs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hotcold.kernels.vulkan import packing
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.memory import Range, aligned
 
-#: Rows of a part: a dispatch has at most 65535 groups in a dimension, and gemv.comp gives each 8 rows.
+#: Most rows of a part: a dispatch has at most 65535 groups in a dimension, and gemv.comp gives each 8 rows.
 MOST_ROWS = 8 * 65535
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows ``first`` to ``first + rows`` of a matrix, which a shader is given as one range."""
+    """Rows ``first`` to ``first + rows`` of a matrix, as one range for a shader."""
 
     first: int
     rows: int
@@ -53,8 +53,8 @@ class DevicePredictor:
     relu: bool
     experts: int
     chosen: int
-    words: int  #: 64-bit ones, of a row of its masks
-    neurons: Range  #: of each half of these words: its first neuron, where its last one ends, its expert
+    words: int  #: 64-bit words in a row of its masks
+    neurons: Range  #: for each half of these words: its first neuron, its expert's end, its expert
     nbytes: int
 
 
@@ -62,8 +62,8 @@ def device_matrix(memory: DeviceMemory, tensor: AnyTensor, bias: Floats | None =
     checks.check_matrix(tensor, bias)
     rows, columns = tensor.shape
     nbytes = tensor.nbytes + (0 if bias is None else bias.nbytes)
-    own = None if bias is None else memory.upload(bias)
-    return DeviceMatrix(tensor.type, (rows, columns), upload_parts(memory, tensor), own, nbytes)
+    bias_range = None if bias is None else memory.upload(bias)
+    return DeviceMatrix(tensor.type, (rows, columns), upload_parts(memory, tensor), bias_range, nbytes)
 
 
 def upload_parts(memory: DeviceMemory, tensor: AnyTensor) -> tuple[Part, ...]:
@@ -87,8 +87,8 @@ def _upload_part(memory: DeviceMemory, tensor: AnyTensor, first: int, last: int)
     factors = tensor.row_factors
     for start, data in packing.row_chunks(tensor, first, last):
         begin = 0
-        own = None if factors is None else factors[start : start + len(data)]
-        for section, size in zip(packing.pack(tensor.type, data, columns, own), sizes, strict=True):
+        chunk_factors = None if factors is None else factors[start : start + len(data)]
+        for section, size in zip(packing.pack(tensor.type, data, columns, chunk_factors), sizes, strict=True):
             offset = taken.offset + begin + (start - first) * size
             memory.device.write(taken.held, offset, section.reshape(-1))
             begin += rows * size

@@ -1,4 +1,4 @@
-"""Device memory as the ``vulkan`` backend's buffers: ranges of what the extension allocates."""
+"""Device memory as the ``vulkan`` backend's buffers: ranges of the extension's allocations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Range:
-    """Bytes of device memory; ``memory`` None is scratch, whose place is known when a recording ends."""
+    """Bytes of device memory. ``memory`` None is scratch; its offset is known when a recording ends."""
 
     memory: VulkanMemory | None
     offset: int
@@ -25,12 +25,12 @@ class Range:
 
     @property
     def held(self) -> VulkanMemory:
-        """The memory that the buffer holds; scratch has none."""
+        """The memory of the range; scratch has none."""
         assert self.memory is not None
         return self.memory
 
     def part(self, offset: int, nbytes: int) -> Range:
-        """Bytes ``offset`` to ``offset + nbytes`` of this one."""
+        """Returns bytes ``offset`` to ``offset + nbytes`` of this range."""
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise ValueError(f"bytes {offset} to {offset + nbytes} of a range of {self.nbytes}")
         return Range(self.memory, self.offset + offset, nbytes)
@@ -56,7 +56,7 @@ class DeviceBuffer:
 
 
 def shape_of(buffer: DeviceBuffer) -> npt.NDArray[Any]:
-    """An array of its type and shape whose values are undefined: checks.py speaks of arrays."""
+    """Returns an array of its type and shape with undefined values, for checks.py, which takes arrays."""
     return np.empty(buffer.shape, buffer.dtype)
 
 

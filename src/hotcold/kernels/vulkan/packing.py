@@ -1,12 +1,12 @@
-"""Weights as csrc/shaders/blocks.glsl reads them: a file's blocks, taken apart into aligned words.
+"""Weights in the layout of csrc/shaders/blocks.glsl: a file's blocks, rearranged into aligned words.
 
-No code and no scale changes, and as many bytes come out as went in (rows of a float type are filled up with
-zeros to whole blocks of 32). Each type has up to four sections, one after another, each of all rows: codes
-(of 4 bits or whole bytes), fifth and sixth bits, scales, and Q6_K's scales of 256 weights. Codes of 4 bits
-all lie as Q4_0's do: weights 0 to 15 of a block in the lower halves of its bytes, 16 to 31 in the upper ones.
+Codes, scales and the number of bytes stay the same (rows of a float type are padded with zeros to blocks of
+32). Each type has up to four sections, each with all rows, in this order: codes (of 4 bits or whole bytes),
+fifth and sixth bits, scales, and Q6_K's scales of 256 weights. Codes of 4 bits all have Q4_0's order: weights
+0 to 15 of a block in the lower halves of its bytes, 16 to 31 in the upper halves.
 
-Types that are opened take more: their codes become numbers of 4 bits in a table of values, and each 16
-weights get a float as their scale; of Q2_K each 32 weights get all scales and minima that are theirs."""
+Opened types take more bytes. Their codes become 4-bit indices into a table of values, and each 16 weights get
+a float scale. Q2_K instead repeats all scales and minima for each 32 weights."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from hotcold.formats.opened_blocks import FP4, IQ4_NL
 from hotcold.formats.stored import AnyTensor, StoredTensor
 from hotcold.kernels import _native
 
-BLOCK = 32  #: weights of a block here, whatever the file's blocks are
-CHUNKS = 32  #: of a row, at most: the invocations that share one
-UNIT = 16  #: bytes of codes that lie together
-CHUNK_BYTES = 8 << 20  #: of a tensor that are packed at a time
-PART_BYTES = 256 << 10  #: of these, the fewest for a thread
+BLOCK = 32  #: weights of a block on the device, whatever the file's blocks are
+CHUNKS = 32  #: most chunks of a row: the invocations that share one
+UNIT = 16  #: bytes of neighbouring codes
+CHUNK_BYTES = 8 << 20  #: of a tensor, packed at a time
+PART_BYTES = 256 << 10  #: of a chunk: the fewest for a thread
 
-#: Sections of some rows: ``[rows, ...]`` uint8 of each.
+#: Sections of rows: for each section ``[rows, ...]`` uint8.
 Sections: TypeAlias = list[Bytes]
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How a row of ``columns`` weights is cut: as ``layout_of()`` in blocks.glsl."""
+    """Division of a row of ``columns`` weights, like ``layout_of()`` in blocks.glsl."""
 
     blocks: int
     chunk: int  #: blocks of a chunk
@@ -53,7 +53,7 @@ class RowLayout:
         return RowLayout(blocks, chunk, chunks, blocks - (chunks - 1) * chunk)
 
     def order(self, units: int = 1) -> npt.NDArray[np.intp]:
-        """Which unit of a row lies where: numbers of units in the file's order, ``units`` of each block."""
+        """Returns the unit at each place of a row, in the file's numbering; a block has ``units``."""
         places = []
         for i in range(self.chunk):
             chunks = range(self.chunks if i < self.last else self.chunks - 1)
@@ -68,7 +68,7 @@ def _order(columns: int, units: int) -> npt.NDArray[np.intp]:
 
 
 def holds(type: str) -> bool:
-    """True if the shaders read this block type."""
+    """Returns whether the shaders read this block type."""
     return block_type(type).weights == 1 or type in _SECTIONS
 
 
@@ -79,19 +79,19 @@ def check_holds(type: BlockType) -> None:
 
 
 def shader_type(type: BlockType) -> int:
-    """The number by which shaders know a type."""
+    """Returns the number of a type in the shaders."""
     return _OPENED + _TABLE_OF[type.name] if type.name in _TABLE_OF else type.id
 
 
 def held_bytes(type: BlockType, nbytes: int) -> int:
-    """Bytes on a device of rows that have so many in a file."""
+    """Returns bytes on a device of rows that have ``nbytes`` in a file."""
     if type.panels:
         return nbytes
     return nbytes // type.nbytes * sum(section_bytes(type, type.weights))
 
 
 def section_bytes(type: BlockType, columns: int) -> tuple[int, ...]:
-    """Bytes of a row in each section."""
+    """Returns bytes of a row in each section."""
     if type.weights == 1:
         return (RowLayout.of(columns).blocks * BLOCK * type.nbytes,)
     data = np.zeros((1, type.row_bytes(columns)), np.uint8)
@@ -99,8 +99,8 @@ def section_bytes(type: BlockType, columns: int) -> tuple[int, ...]:
 
 
 def pack(type: BlockType, data: Bytes, columns: int, factors: Floats | None = None) -> Sections:
-    """Packs rows of a file, ``[rows, row_bytes]``, with what each is multiplied by, as in :class:`Tensor`.
-    Threads pack parts of many rows, but of types that are moved only: memory limits these."""
+    """Packs rows of a file, ``[rows, row_bytes]``, with a factor for each as in :class:`Tensor`. Threads
+    share many rows, except for types that are only moved: memory limits these types."""
     moved = type.weights == 1 or (type.panels and type.weights == BLOCK)
     count = 1 if moved else min(os.cpu_count() or 1, data.nbytes // PART_BYTES, len(data))
     if count < 2:
@@ -116,7 +116,7 @@ def pack(type: BlockType, data: Bytes, columns: int, factors: Floats | None = No
 
 
 def pack_rows(type: BlockType, data: Bytes, columns: int, factors: Floats | None = None) -> Sections:
-    """Packs rows on one thread; the extension does it for types that NumPy opens slowly."""
+    """Packs rows on one thread; the extension packs types that NumPy opens slowly."""
     if type.name in _OPENED_NATIVELY and factors is None and len(data):
         codes, scales = (np.empty((len(data), columns // BLOCK * n), np.uint8) for n in (UNIT, 8))
         _native.vulkan_open_rows(type.name, np.ascontiguousarray(data), codes, scales)
@@ -125,15 +125,15 @@ def pack_rows(type: BlockType, data: Bytes, columns: int, factors: Floats | None
 
 
 def pack_plainly(type: BlockType, data: Bytes, columns: int, factors: Floats | None = None) -> Sections:
-    """Packs rows with NumPy, which states the layout of all types."""
+    """Packs rows with NumPy: the specification of all types' layouts."""
     rows = len(data)
     if type.weights == 1:
         padded = np.zeros((rows, RowLayout.of(columns).blocks * BLOCK * type.nbytes), np.uint8)
         padded[:, : data.shape[1]] = data
         return [_ordered(padded, columns, BLOCK * type.nbytes // UNIT, UNIT)]
     check_holds(type)
-    take_apart, size = _SECTIONS[type.name]
-    parts = take_apart(data.reshape(rows, -1, type.nbytes))
+    split_blocks, size = _SECTIONS[type.name]
+    parts = split_blocks(data.reshape(rows, -1, type.nbytes))
     if factors is not None:
         if type.open is None:
             raise BlockTypeError(f"a GPU does not multiply rows of block type {type.name}")
@@ -145,7 +145,7 @@ def pack_plainly(type: BlockType, data: Bytes, columns: int, factors: Floats | N
 
 
 def _ordered(section: Bytes, columns: int, units: int, width: int) -> Bytes:
-    """Units of ``width`` bytes as they shall lie; width 0: they stay, since several blocks share them."""
+    """Permutes units of ``width`` bytes into the device's order; width 0 keeps shared bytes in order."""
     rows = np.ascontiguousarray(section).reshape(len(section), -1)
     if not width:
         return rows
@@ -157,20 +157,19 @@ def _ordered(section: Bytes, columns: int, units: int, width: int) -> Bytes:
 
 
 def _split(*ends: int) -> Callable[[Bytes], Sections]:
-    """The codes, which end a block, then what lies between its beginning and these ends, last first."""
+    """Makes a function that cuts blocks at ``ends``: first the codes, then the other parts, last first."""
 
-    def take_apart(blocks: Bytes) -> Sections:
+    def split_blocks(blocks: Bytes) -> Sections:
         parts = [blocks[:, :, ends[-1] :]]
         for first, end in sorted(zip((0, *ends), ends, strict=False), reverse=True):
             parts.append(blocks[:, :, first:end])
         return parts
 
-    return take_apart
+    return split_blocks
 
 
 def _halves(pairs: Bytes) -> Bytes:
-    """Bytes ``[..., 2, 16]`` whose lower halves are one block's codes and the upper another's -> those of
-    each, ``[..., 2, 16]``."""
+    """Separates two blocks' codes, in the lower and upper halves of ``[..., 2, 16]``, into one each."""
     first, second = pairs[..., 0, :], pairs[..., 1, :]
     low = first & np.uint8(15) | second << np.uint8(4)
     high = first >> np.uint8(4) | second & np.uint8(240)
@@ -178,7 +177,7 @@ def _halves(pairs: Bytes) -> Bytes:
 
 
 def _q4_k(blocks: Bytes) -> Sections:
-    """Q4_K and Q5_K, with the scales of 256 weights as they are."""
+    """Splits Q4_K and Q5_K blocks, with the scales of 256 weights unchanged."""
     rows, supers, _ = blocks.shape
     parts = [_halves(blocks[:, :, -128:].reshape(rows, supers, 4, 2, 16))]
     if blocks.shape[2] > 144:
@@ -187,8 +186,8 @@ def _q4_k(blocks: Bytes) -> Sections:
 
 
 def _fifth_bits(bits: Bytes) -> Bytes:
-    """Bit j of byte i of 32, which is of weight i of block j -> bit i of word j."""
-    x = np.ascontiguousarray(bits).view("<u8")  # transposed 8 x 8 bits at a time, by swaps of blocks of them
+    """Moves bit j of byte i of 32, from weight i of block j, to bit i of word j."""
+    x = np.ascontiguousarray(bits).view("<u8")  # transposed 8 x 8 bits at a time, by swaps of bit blocks
     for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0)):
         swapped = (x ^ x >> np.uint64(shift)) & np.uint64(mask)
         x = x ^ swapped ^ swapped << np.uint64(shift)
@@ -197,9 +196,9 @@ def _fifth_bits(bits: Bytes) -> Bytes:
 
 def _q6_k(blocks: Bytes) -> Sections:
     rows, supers, _ = blocks.shape
-    # In 64 bytes, the lower halves are two blocks' codes, and the upper ones the next two blocks'.
+    # In 64 bytes, the lower halves are two blocks' codes, and the upper halves the next two blocks'.
     low = _halves(blocks[:, :, :128].reshape(rows, supers, 2, 2, 2, 16)).swapaxes(3, 4)
-    # Word 4 h + s of 8 has two bits of each of four weights, in four blocks: of weights 16 h + 4 s on.
+    # Word 4 h + s of 8 has two bits of each of four weights from 16 h + 4 s on, in four blocks.
     words = np.ascontiguousarray(blocks[:, :, 128:192]).view("<u4").reshape(-1, 8)
     columns = np.ascontiguousarray(words.T).reshape(2, 4, -1)  # NumPy is slow where the last axis is short
     high = np.empty((len(words), 4, 2), "<u4")
@@ -222,7 +221,7 @@ def _plus_and_minus(*values: int) -> list[int]:
     return [*padded, *(-value for value in padded)]
 
 
-#: The values of the codes of 4 bits, as CODE_VALUES in blocks.glsl.
+#: Values of 4-bit codes, like CODE_VALUES in blocks.glsl.
 TABLES = np.array(
     [
         IQ4_NL,
@@ -244,14 +243,14 @@ _TABLE_OF = {
 
 @cache
 def _numbers(table: int) -> Bytes:
-    """The number in a table of each value, by its bits as a signed byte."""
-    found = np.zeros(256, np.uint8)
-    found[TABLES[table].view(np.uint8)] = np.arange(16)
-    return found
+    """Returns the index of each value in a table, by the value's bits as a signed byte."""
+    numbers = np.zeros(256, np.uint8)
+    numbers[TABLES[table].view(np.uint8)] = np.arange(16)
+    return numbers
 
 
 def _opened(name: str, blocks: Bytes) -> Sections:
-    """Numbers of values, then two floats for each 32 weights."""
+    """Returns indices of values, then two floats for each 32 weights."""
     type, rows = BLOCK_TYPES[name], len(blocks)
     assert type.open is not None
     with np.errstate(all="ignore"):
@@ -263,7 +262,7 @@ def _opened(name: str, blocks: Bytes) -> Sections:
 
 
 def _q2_k(blocks: Bytes) -> Sections:
-    """For each 32 weights the two halves of their 256, two scales and two minima of a byte."""
+    """Returns codes, then for each 32 weights two float16, two byte scales and two byte minima."""
     rows, supers, _ = blocks.shape
     codes = fields(blocks[:, :, 16:80].reshape(-1, 64), 2, 32).reshape(rows, -1, 2, BLOCK // 2)
     small = blocks[:, :, :16].reshape(rows, supers, 8, 2)
@@ -272,7 +271,7 @@ def _q2_k(blocks: Bytes) -> Sections:
     return [codes[:, :, 0] | codes[:, :, 1] << np.uint8(4), scales.reshape(rows, -1)]
 
 
-#: How blocks are taken apart, and how many bytes of each section after the codes belong to 32 weights.
+#: Function that splits a type's blocks, and bytes per 32 weights of each section after the codes.
 _SECTIONS: dict[str, tuple[Callable[[Bytes], Sections], tuple[int, ...]]] = {
     "Q8_0": (_split(2), (2,)),
     "Q4_0": (_split(2), (2,)),
@@ -293,8 +292,8 @@ _SECTIONS: dict[str, tuple[Callable[[Bytes], Sections], tuple[int, ...]]] = {
 
 
 def row_chunks(tensor: AnyTensor, first: int, last: int) -> Iterator[tuple[int, Bytes]]:
-    """Rows ``first`` to ``last`` of a tensor ``(O, I)``: the number of a chunk's first one, and its data. A
-    tensor in a file has no more than a chunk in memory at a time."""
+    """Yields rows ``first`` to ``last`` of a tensor ``(O, I)`` in chunks: the number of a chunk's first row,
+    and its data. Of a tensor in a file only one chunk is in memory at a time."""
     step = max(1, CHUNK_BYTES // max(1, tensor.nbytes // tensor.shape[0]))
     for start in range(first, last, step):
         yield start, _rows(tensor, start, min(start + step, last))

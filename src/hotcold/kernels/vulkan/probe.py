@@ -1,5 +1,7 @@
-"""Checks the operations that shaders rely on when a device opens: drivers differ where the specification
-allows it (Vulkan 1.3, "Precision and Operation of SPIR-V Instructions"), and some compute wrongly."""
+"""Check, when a device opens, of the operations that shaders rely on.
+
+Drivers differ where the specification allows it (Vulkan 1.3, "Precision and Operation of SPIR-V
+Instructions"), and some compute wrongly."""
 
 from __future__ import annotations
 
@@ -18,44 +20,44 @@ from hotcold.kernels.vulkan.shaders import spirv
 
 Words = npt.NDArray[np.uint32]
 
-GROUP = 256  #: invocations that a shader runs together
+GROUP = 256  #: invocations of a shader that run together
 _CHANGED = 4 * GROUP  # words
-#: In the order of csrc/shaders/probe.comp, as a message names them.
+#: Names in messages, in the order of csrc/shaders/probe.comp.
 OPERATIONS = (
     "a product and a sum", "a sum of three", "a dot of signed bytes", "rounding to an integer",
     "a float16's value", "rounding to float16", "a division by 127", "a division of 127", "exp",
     "a sum over a group", "a maximum over a group", "changing half a word", "a comparison", "a quotient",
     "a square root",
 )  # fmt: skip
-#: The specification lets these err; where they do, results differ from those of other devices in last places.
+#: The specification allows errors here. With them, the last places of results differ from other devices'.
 MAY_ERR = ("a quotient", "a square root")
 _FLOATS = (True, True, True, False, True, False, True, True, True, True, True, False, False, True, True)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One operation on many values."""
+    """Inputs and results of one operation."""
 
     name: str
-    given: Words  #: ``[n, 3]``: what each invocation is given; of a float16's value its number says it
+    given: Words  #: ``[n, 3]``: inputs of each invocation; a float16's value uses its number
     expected: Words  #: ``[n]``
-    floats: bool  #: results are float32, and any NaN is as good as another
+    floats: bool  #: results are float32, and all NaNs are equal
 
     @property
     def operation(self) -> int:
         return OPERATIONS.index(self.name)
 
-    def wrong(self, found: Words) -> Words:
-        """Which of the results are not what is expected."""
-        differ = found != self.expected
+    def wrong(self, device_results: Words) -> Words:
+        """Returns the indices of the wrong results."""
+        differ = device_results != self.expected
         if self.floats:
-            differ &= ~(np.isnan(found.view(np.float32)) & np.isnan(self.expected.view(np.float32)))
+            differ &= ~(np.isnan(device_results.view(np.float32)) & np.isnan(self.expected.view(np.float32)))
         where: Words = np.flatnonzero(differ).astype(np.uint32)
         return where
 
 
 def exponential(x: Floats) -> Floats:
-    """Computes what csrc/shaders/activation.glsl does."""
+    """Computes exp as csrc/shaders/activation.glsl does."""
     above = np.where(x < np.float32(-87), np.float32(-87), x)
     clamped = np.where(above > np.float32(88), np.float32(88), above)
     n = np.rint(clamped * np.float32(1.44269504))
@@ -69,7 +71,7 @@ def exponential(x: Floats) -> Floats:
 
 
 def _tree(values: Floats, fold: Callable[[Floats, Floats], Floats]) -> Floats:
-    """``[groups, 256]``, as csrc/shaders/tree.glsl folds them; of each group the same for all."""
+    """Folds each group of ``[groups, 256]`` like csrc/shaders/tree.glsl; all of a group get its result."""
     groups = len(values)
     while values.shape[1] > 1:
         half = values.shape[1] // 2
@@ -92,15 +94,15 @@ def _chosen_sums(values: Floats, chosen: Words) -> Floats:
 
 def _check(name: str, expected: npt.NDArray[np.generic], *given: npt.NDArray[np.generic]) -> Check:
     words = np.zeros((expected.size, 3), np.uint32)
-    for i, each in enumerate(given):
-        words[:, i] = np.ascontiguousarray(each).reshape(-1).view(np.uint32)
+    for i, column in enumerate(given):
+        words[:, i] = np.ascontiguousarray(column).reshape(-1).view(np.uint32)
     results = np.ascontiguousarray(expected).reshape(-1).view(np.uint32)
     return Check(name, words, results, _FLOATS[OPERATIONS.index(name)])
 
 
 @cache
 def checks() -> tuple[Check, ...]:
-    """Every operation, on values where a device that computes otherwise would show."""
+    """Returns every operation, with values that show a wrong device."""
     random = np.random.default_rng(0)
 
     def floats(*shape: int, spread: float = 8) -> Floats:
@@ -114,10 +116,10 @@ def checks() -> tuple[Check, ...]:
 
 def _arithmetic(random: np.random.Generator, floats: Callable[..., Floats]) -> list[Check]:
     a, b, c = floats(3, 2048)
-    c[:1024] = -(a * b)[:1024]  # a product and a sum in one rounding leave what the product has lost
-    more = floats(3, 1024, spread=20)
-    more[2] = -more[0]  # in another order other bits are lost
-    more[1] = more[0] * floats(1024, spread=3)
+    c[:1024] = -(a * b)[:1024]  # a fused product and sum keeps bits that the product loses
+    terms = floats(3, 1024, spread=20)
+    terms[2] = -terms[0]  # another order loses other bits
+    terms[1] = terms[0] * floats(1024, spread=3)
     bytes_ = random.integers(0, 256, (2, 1024, 4), np.uint8)
     bytes_[:, :4], bytes_[0, 4:8], bytes_[1, 4:8] = 128, 128, 127  # the largest products
     scales = random.integers(-128, 128, 1024).astype(np.int32)
@@ -132,7 +134,7 @@ def _arithmetic(random: np.random.Generator, floats: Callable[..., Floats]) -> l
     )
     return [
         _check("a product and a sum", a * b + c, a, b, c),
-        _check("a sum of three", more[0] + more[1] + more[2], *more),
+        _check("a sum of three", terms[0] + terms[1] + terms[2], *terms),
         _check(
             "a dot of signed bytes",
             dots.astype(np.float32),
@@ -188,27 +190,27 @@ def _groups(random: np.random.Generator, floats: Callable[..., Floats]) -> list[
 def results(device: _native.VulkanDevice, shader: bytes) -> list[Words]:
     """Returns the device's results for each of :func:`checks`."""
     all_ = checks()
-    given = device.allocate(sum(each.given.nbytes for each in all_), "upload")
-    found = device.allocate(sum(each.expected.nbytes for each in all_), "download")
-    changed = device.allocate(4 * _CHANGED)  # atomically, which host memory may not allow
+    inputs = device.allocate(sum(each.given.nbytes for each in all_), "upload")
+    outputs = device.allocate(sum(each.expected.nbytes for each in all_), "download")
+    changed = device.allocate(4 * _CHANGED)  # by atomics, which host memory may not allow
     pipeline = device.pipeline(shader, 3, 12, [])
     recorder = device.recorder()
     start = to = 0
     for check in all_:
         data = check.given.reshape(-1).view(np.uint8)
-        _host(given)[start : start + len(data)] = data
+        _host(inputs)[start : start + len(data)] = data
         push = struct.pack("<3I", check.operation, start // 4, to // 4)
-        ranges = [(given, 0, given.nbytes, False), (found, 0, found.nbytes, True)]
+        ranges = [(inputs, 0, inputs.nbytes, False), (outputs, 0, outputs.nbytes, True)]
         ranges.append((changed, 0, changed.nbytes, True))
         recorder.dispatch(pipeline, ranges, push, len(check.expected) // GROUP, 1, 1)
         start, to = start + len(data), to + check.expected.nbytes
     recorder.finish().run()
-    words = _host(found)[:to].view(np.uint32).copy()
+    words = _host(outputs)[:to].view(np.uint32).copy()
     return np.split(words, np.cumsum([len(each.expected) for each in all_])[:-1])
 
 
 def _host(memory: _native.VulkanMemory) -> npt.NDArray[np.uint8]:
-    assert memory.host is not None  # it was allocated where the host sees it
+    assert memory.host is not None  # allocated where the host has access
     return memory.host
 
 
@@ -220,8 +222,9 @@ _probed: dict[tuple[str, str, str], bool] = {}  # by device and driver
 
 
 def rounds_exactly(device: _native.VulkanDevice) -> bool:
-    """True if quotients and square roots are correctly rounded too: then results are those of any other such
-    device, bit for bit. GPUError: the device computes wrongly what the shaders rely on."""
+    """Checks the device. Returns whether it also rounds quotients and square roots correctly: then its
+    results equal those of any other such device, bit for bit. GPUError: the device computes a needed
+    operation wrongly."""
     info = device.info
     key = info.uuid, info.name, info.driver
     if key not in _probed:
@@ -229,10 +232,10 @@ def rounds_exactly(device: _native.VulkanDevice) -> bool:
     return _probed[key]
 
 
-def check_results(info: _native.VulkanDeviceInfo, found: list[Words]) -> bool:
-    """Checks a device's results, as :func:`rounds_exactly` says."""
+def check_results(info: _native.VulkanDeviceInfo, device_results: list[Words]) -> bool:
+    """Checks a device's results; result and errors as in :func:`rounds_exactly`."""
     exact = True
-    for check, words in zip(checks(), found, strict=True):
+    for check, words in zip(checks(), device_results, strict=True):
         wrong = check.wrong(words)
         if not len(wrong):
             continue
@@ -240,8 +243,8 @@ def check_results(info: _native.VulkanDeviceInfo, found: list[Words]) -> bool:
             exact = False
             continue
         at = int(wrong[0])
-        seen, needed = _shown(check, words[at]), _shown(check, check.expected[at])
-        given = f"{check.name} gives {seen} instead of {needed} ({len(wrong)} of {len(words)} are wrong)"
+        seen, expected = _shown(check, words[at]), _shown(check, check.expected[at])
+        error = f"{check.name} gives {seen} instead of {expected} ({len(wrong)} of {len(words)} are wrong)"
         advice = "hotcold cannot rely on this driver; update it, or choose another `gpu`"
-        raise GPUError(f"{info.name} ({info.driver}): {given}: {advice}")
+        raise GPUError(f"{info.name} ({info.driver}): {error}: {advice}")
     return exact

@@ -1,7 +1,7 @@
 """A program under construction: dispatches with their ranges, in order.
 
-What a shader is given is the batch as binding 0, then the ranges in order; push constants are 32-bit words.
-The extension puts barriers between dispatches that need them: it sees which ranges each one writes."""
+A shader gets the batch as binding 0, then the ranges in order; push constants are 32-bit words. The extension
+puts barriers between dispatches that need them: it knows which ranges each one writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hotcold.kernels.vulkan.memory import Range, aligned
 if TYPE_CHECKING:
     from hotcold.kernels._native import VulkanMemory, VulkanRecorder
 
-#: Rows of the programs that a step is recorded for, besides the most that there may be.
+#: Row counts of a step's programs, besides the largest.
 PROGRAM_ROWS = (1, 2, 4, 8, 16)
 
 
@@ -33,7 +33,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Status:
-    memory: VulkanMemory  #: of the words; a program clears it before each run
+    memory: VulkanMemory  #: memory of the words; a program clears it before each run
     words: npt.NDArray[np.int32]
     check: Callable[[npt.NDArray[np.int32]], None]
 
@@ -60,46 +60,47 @@ class Cut:
 
 
 def batch_bytes(limits: BatchLimits) -> int:
-    """Bytes of a batch on a device: a header of 17 words, and its arrays (csrc/shaders/batch.glsl)."""
+    """Returns bytes of a batch on a device: a header of 17 words, and its arrays
+    (csrc/shaders/batch.glsl)."""
     pages = limits.sequences * limits.pages_per_sequence
     return 4 * (17 + 5 * limits.tokens + pages + 4 * limits.sequences + limits.logits)
 
 
 class Recording:
-    """Ops append to it. ``rows`` are the most of a step that the program will be run for."""
+    """Collects the ops of a program. ``rows`` is the largest step that the program runs."""
 
-    #: Multiplications of one submit, at most: a quarter of a second of a weak integrated GPU, which does 200
-    #: billion a second. Watchdogs end a submit after 2 s on Windows and on newer Linux kernels.
+    #: The most multiplications of one submit: a quarter of a second on a weak integrated GPU, at 200 billion
+    #: a second. Watchdogs end a submit after 2 s on Windows and on newer Linux kernels.
     MOST_WORK = 50_000_000_000
 
     def __init__(self, memory: DeviceMemory, batch: Batch, rows: int) -> None:
         self.memory, self.batch, self.rows = memory, batch, rows
-        #: Rows that may follow the decode rule, and rows whose logits are wanted.
+        #: The most decode rows, and the most rows with logits.
         self.decode = min(rows, batch.limits.decode)
         self.logits = batch.limits.logits
-        self.steps: list[object] = []  #: Dispatches, and what link.py adds
+        self.steps: list[object] = []  #: dispatches, and steps of link.py
         self.kept: list[object] = []  #: buffers and weights that must outlive the program
-        #: Bounds of the batch's numbers, which shaders trust: checked before every run.
+        #: Bounds of the batch's numbers, which shaders trust; checked before every run.
         self.bounds: dict[str, int] = {}
         self.scratch_bytes = 0
         self._work = 0
         self._scratch = 0
-        #: Words in host memory that shaders set where a step is not as it must be, and what then raises.
+        #: Words in host memory that shaders set on an invalid step, with the functions that raise the error.
         self.statuses: list[Status] = []
 
     def new_op(self) -> None:
-        """Scratch of the op before is free again."""
+        """Frees the previous op's scratch."""
         self._scratch = 0
 
     def scratch(self, nbytes: int) -> Range:
-        """Memory until the op ends; its content is undefined."""
+        """Returns memory for the current op; its content is undefined."""
         taken = Range(None, self._scratch, nbytes)
         self._scratch += aligned(nbytes)
         self.scratch_bytes = max(self.scratch_bytes, self._scratch)
         return taken
 
     def status(self, check: Callable[[npt.NDArray[np.int32]], None]) -> Range:
-        """Four words, 0 before every step, which ``check`` is given after it if the first is not 0 then."""
+        """Makes four words, 0 before every step. If a step sets the first, ``check`` gets all of them."""
         memory = self.memory.device.allocate(16, "download")
         words = memory.host
         assert words is not None
@@ -107,35 +108,35 @@ class Recording:
         return Range(memory, 0, 16)
 
     def rows_of(self, rows: Rows) -> int:
-        """The most rows that an op covers."""
+        """Returns the most rows that an op covers."""
         return self.logits if rows == Rows.LOGITS else self.rows
 
     def range_of(
         self,
-        what: str,
+        label: str,
         buffer: Buffer,
         width: int,
         dtype: npt.DTypeLike = np.float32,
         rows: Rows = Rows.TOKENS,
     ) -> Range:
-        """The range of a buffer with at least as many rows as an op covers, of ``width`` values each."""
-        own, most = self.memory.own(buffer), self.rows_of(rows)
-        if own.dtype != dtype:
-            raise TypeError(f"{what} is {own.dtype}: {np.dtype(dtype)} is needed")
-        if own.shape[0] < most or own.width != width:
-            seen = f"{own.shape[0]} rows of {own.width}"
-            raise ValueError(f"{what}: expected at least {most} rows of {width}, got {seen}")
-        return own.range
+        """Returns the range of a buffer, which must have the op's rows, of ``width`` values each."""
+        device_buffer, most = self.memory.own(buffer), self.rows_of(rows)
+        if device_buffer.dtype != dtype:
+            raise TypeError(f"{label} is {device_buffer.dtype}: {np.dtype(dtype)} is needed")
+        if device_buffer.shape[0] < most or device_buffer.width != width:
+            seen = f"{device_buffer.shape[0]} rows of {device_buffer.width}"
+            raise ValueError(f"{label}: expected at least {most} rows of {width}, got {seen}")
+        return device_buffer.range
 
     def work(self, multiplications: int) -> None:
-        """Announces what the next dispatch does at most, which begins a new submit where that is too much."""
+        """Announces the next dispatch's work; begins a new submit if the current one would be too long."""
         if self._work and self._work + multiplications > self.MOST_WORK:
             self.steps.append(Cut())
             self._work = 0
         self._work += multiplications
 
     def bound(self, name: str, most: int) -> None:
-        """``name`` (tokens, positions, pages or state_slots) must be below ``most`` in every step."""
+        """Requires ``name`` (tokens, positions, pages or state_slots) to be below ``most`` in every step."""
         self.bounds[name] = min(most, self.bounds.get(name, most))
 
     def run(
@@ -146,7 +147,7 @@ class Recording:
         groups: tuple[int, int, int],
         constants: Sequence[int] = (),
     ) -> None:
-        """Appends a dispatch. ``push`` becomes 32-bit words: ints, and floats as float32; ``constants`` are
+        """Appends a dispatch. ``push`` becomes 32-bit words: ints, and floats as float32. ``constants`` are
         specialisation constants 0, 1, ... None of ``groups`` may exceed 65535."""
         if max(groups) > 65535:
             raise ValueError(f"{shader}: groups {groups}: at most 65535 each")

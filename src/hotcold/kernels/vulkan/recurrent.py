@@ -1,5 +1,5 @@
-"""Ops of layers that keep a state of each sequence (state_ops.py): a group of a scan works on a part of the
-state of one head and one sequence, and keeps it in registers while the sequence's rows pass."""
+"""Ops of layers that keep a state of each sequence (state_ops.py). A group of a scan keeps a part of one
+sequence's state of one head in registers through all rows."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from hotcold.kernels.state_ops import GATE_ACTIVATIONS
 from hotcold.kernels.vulkan.memory import DeviceBuffer, Range
 from hotcold.kernels.vulkan.recording import Recording, Written
 
-#: What shared memory of 32 KiB has room for, of a state's rows (gated_delta) or columns (ssm_scan).
+#: Most rows (gated_delta) or columns (ssm_scan) of a state that fit 32 KiB of shared memory.
 MOST_STATE_DIM = 512
 #: Ops without a shader, and the models that need them.
 MISSING = dict.fromkeys(("activate", "token_shift", "wkv7"), "RWKV")
-_DELTA_COLUMNS, _SCAN_ROWS = 64, 32  # of a state, of one group
+_DELTA_COLUMNS, _SCAN_ROWS = 64, 32  # of a state, per group
 
 
-def _state(recording: Recording, state: Buffer, axes: int, needed: str) -> DeviceBuffer:
-    """A state's buffer, which bounds the slots that a step may name."""
-    own = recording.memory.own(state)
-    if own.dtype != np.float32:
-        raise TypeError(f"state is {own.dtype}: float32 is needed")
-    if len(own.shape) != axes or 0 in own.shape:
-        raise ValueError(f"state of shape {own.shape}: {needed}, with values, is needed")
-    if own.range.nbytes > recording.memory.info.max_range:
-        seen = f"a state of {own.range.nbytes} bytes: {recording.memory.info.name} allows"
+def _state(recording: Recording, state: Buffer, axes: int, needed_shape: str) -> DeviceBuffer:
+    """Returns a state's buffer, and bounds the slots of a step by its length."""
+    buffer = recording.memory.own(state)
+    if buffer.dtype != np.float32:
+        raise TypeError(f"state is {buffer.dtype}: float32 is needed")
+    if len(buffer.shape) != axes or 0 in buffer.shape:
+        raise ValueError(f"state of shape {buffer.shape}: {needed_shape}, with values, is needed")
+    if buffer.range.nbytes > recording.memory.info.max_range:
+        seen = f"a state of {buffer.range.nbytes} bytes: {recording.memory.info.name} allows"
         raise ValueError(f"{seen} {recording.memory.info.max_range} for a layer's states; use fewer slots")
-    recording.bound("state_slots", own.shape[0])
-    return own
+    recording.bound("state_slots", buffer.shape[0])
+    return buffer
 
 
 def _sequences(recording: Recording) -> tuple[int, int]:
-    """How many groups find a sequence each, and whether they look for it by its first row: there may be far
+    """Returns how many groups search for a sequence, and whether they search by first row: there may be far
     more sequences than rows (csrc/shaders/recurrence.glsl)."""
     sequences = recording.batch.limits.sequences
     return min(sequences, recording.rows), int(recording.rows <= sequences)
 
 
-def _check_state_dim(what: str, size: int) -> None:
+def _check_state_dim(label: str, size: int) -> None:
     if size > MOST_STATE_DIM:
-        raise ValueError(f"{what} of {size}: up to {MOST_STATE_DIM} are allowed")
+        raise ValueError(f"{label} of {size}: up to {MOST_STATE_DIM} are allowed")
 
 
 def short_conv(
@@ -82,7 +82,7 @@ def gated_delta(recording: Recording, call: DeltaCall) -> None:
     checks.check_parts("gated_delta v heads", heads, keys)
     _check_state_dim("gated_delta with a key_dim", key_dim)
     by_channel = len(recording.memory.own(call.decay).shape) == 3
-    given = [
+    inputs = [
         recording.range_of("mixed", call.mixed, 2 * keys * key_dim + heads * value_dim),
         recording.range_of("decay", call.decay, heads * key_dim if by_channel else heads),
         recording.range_of("beta", call.beta, heads),
@@ -93,7 +93,7 @@ def gated_delta(recording: Recording, call: DeltaCall) -> None:
     recording.work(4 * recording.rows * heads * key_dim * value_dim)
     recording.run(
         "gated_delta",
-        [*given, Written(held.range), Written(target)],
+        [*inputs, Written(held.range), Written(target)],
         [heads, keys, value_dim, by_row, float(call.eps), scale],
         (-(-value_dim // _DELTA_COLUMNS), heads, sequences),
         [key_dim, int(by_channel), int(call.tiled)],
@@ -109,10 +109,10 @@ def decay(recording: Recording, x: Buffer, bias: Buffer, factor: Buffer, out: Bu
     recording.run("decay", [source, *vectors, Written(target)], [width, width // heads], groups)
 
 
-def _vector_shape(recording: Recording, what: str, buffer: Buffer) -> tuple[int]:
+def _vector_shape(recording: Recording, label: str, buffer: Buffer) -> tuple[int]:
     shape = recording.memory.own(buffer).shape
     if len(shape) != 1:
-        raise ValueError(f"{what} of shape {shape}: one axis is needed")
+        raise ValueError(f"{label} of shape {shape}: one axis is needed")
     return (shape[0],)
 
 
@@ -122,18 +122,18 @@ def ssm_scan(recording: Recording, call: ScanCall) -> None:
     _, heads, head_dim, size = held.shape
     checks.check_parts("ssm_scan heads", heads, groups)
     _check_state_dim("ssm_scan with n", size)
-    given: list[Range | Written] = [
+    inputs: list[Range | Written] = [
         recording.range_of("mixed", call.mixed, heads * head_dim + 2 * groups * size),
         recording.range_of("dt", call.dt, heads),
     ]
-    for name, each in (("dt_bias", call.dt_bias), ("a", call.a), ("d", call.d)):
-        given.append(recording.memory.vector(name, each, heads))
+    for name, vector in (("dt_bias", call.dt_bias), ("a", call.a), ("d", call.d)):
+        inputs.append(recording.memory.vector(name, vector, heads))
     target = recording.range_of("out", call.out, heads * head_dim)
     sequences, by_row = _sequences(recording)
     recording.work(3 * recording.rows * heads * head_dim * size)
     recording.run(
         "ssm_scan",
-        [*given, Written(held.range), Written(target)],
+        [*inputs, Written(held.range), Written(target)],
         [heads, head_dim, groups, by_row],
         (-(-head_dim // _SCAN_ROWS), heads, sequences),
         [size],
@@ -143,8 +143,8 @@ def ssm_scan(recording: Recording, call: ScanCall) -> None:
 def multiply(recording: Recording, x: Buffer, gate: Buffer, out: Buffer, activation: str) -> None:
     checks.check_gate(activation)
     width = recording.memory.own(x).width
-    own = [recording.range_of(name, each, width) for name, each in (("x", x), ("gate", gate), ("out", out))]
+    rows = [recording.range_of(name, each, width) for name, each in (("x", x), ("gate", gate), ("out", out))]
     groups = -(-width // 256), recording.rows, 1
     recording.run(
-        "multiply", [*own[:2], Written(own[2])], [width], groups, [GATE_ACTIVATIONS.index(activation)]
+        "multiply", [*rows[:2], Written(rows[2])], [width], groups, [GATE_ACTIVATIONS.index(activation)]
     )

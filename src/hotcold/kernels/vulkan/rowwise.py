@@ -1,4 +1,4 @@
-"""Ops that work on each row by itself: norm, add, gather, softcap, router, and top_k, which the host does."""
+"""Ops on each row by itself: norm, add, gather, softcap, router, and top_k, which runs on the host."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def norm(recording: Recording, x: Buffer, norm: Norm, out: Buffer, rows: Rows) -
         elif weight != (width,):
             width = values  # of all heads
             weight = (width,)
-    own = weight or (width,)
+    weight_shape = weight or (width,)
     source, target = (
         recording.range_of(name, each, values, rows=rows) for name, each in (("x", x), ("out", out))
     )
     vectors = [
-        source if each is None else recording.memory.vector(f"norm {what}", each, *own)
+        source if each is None else recording.memory.vector(f"norm {what}", each, *weight_shape)
         for what, each in (("weight", norm.weight), ("bias", norm.bias))
     ]
     recording.run(
         "norm",
         [source, *vectors, Written(target)],
-        [width, math.prod(own[:-1]), float(norm.eps)],
+        [width, math.prod(weight_shape[:-1]), float(norm.eps)],
         (values // width, recording.rows_of(rows), 1),
         [int(rows), int(norm.centre), int(norm.bias is not None), int(weight is not None)],
     )
@@ -50,10 +50,10 @@ def norm(recording: Recording, x: Buffer, norm: Norm, out: Buffer, rows: Rows) -
 
 def add(recording: Recording, x: Buffer, y: Buffer, keep: float, scale: float) -> None:
     width = recording.memory.own(x).width
-    total, more = (recording.range_of(name, each, width) for name, each in (("x", x), ("y", y)))
+    total, addend = (recording.range_of(name, each, width) for name, each in (("x", x), ("y", y)))
     recording.run(
         "add",
-        [Written(total), more],
+        [Written(total), addend],
         [width, float(keep), float(scale)],
         (-(-width // 256), recording.rows, 1),
     )
@@ -79,20 +79,20 @@ def router(recording: Recording, call: RouterCall) -> None:
     w, k, by = checks.own_weights(call.weights, DeviceMatrix), call.k, call.groups
     experts, columns = w.shape
     given_vectors = call.selection_bias, call.expert_scale
-    more, each = (None if vector is None else recording.memory.own(vector) for vector in given_vectors)
-    biases, scales = (None if vector is None else shape_of(vector) for vector in (more, each))
+    bias, scale = (None if vector is None else recording.memory.own(vector) for vector in given_vectors)
+    biases, scales = (None if vector is None else shape_of(vector) for vector in (bias, scale))
     checks.check_router(call, experts, biases, scales)
     values = recording.range_of("x", call.x, columns)
     chosen = (
         recording.range_of("ids", call.ids, k, np.int32),
         recording.range_of("factors", call.factors, k),
     )
-    given = dot_input(recording, values, columns, recording.rows, Count.TOKENS, [w])
+    router_input = dot_input(recording, values, columns, recording.rows, Count.TOKENS, [w])
     logits = recording.scratch(4 * recording.rows * experts)
-    product(recording, w, given, logits)
-    vectors = [logits if vector is None else vector.range for vector in (more, each)]
+    product(recording, w, router_input, logits)
+    vectors = [logits if vector is None else vector.range for vector in (bias, scale)]
     groups = [] if by is None or by.used == by.count else [by.count, by.used, by.best]
-    kinds = call.score == "softmax", more is not None, call.normalise, each is not None
+    kinds = call.score == "softmax", bias is not None, call.normalise, scale is not None
     recording.run(
         "router",
         [logits, *vectors, *map(Written, chosen)],
@@ -110,8 +110,7 @@ def top_k(
     bias: tuple[Ints, Floats] | None,
     allowed: Masks | None,
 ) -> tuple[Ints, Floats]:
-    """Ranks on the host: a sampler looks at few of a row's logits, and a copy of the row takes
-    microseconds."""
+    """Ranks on the host: a sampler reads few of a row's logits, and copying the row takes microseconds."""
     checks.check_top_k(shape_of(memory.own(logits)), row, k, bias)
     values = memory.read(logits, row, row + 1)[0]
     k = min(k, len(values))

@@ -1,4 +1,4 @@
-"""How much scratch memory the ops of a step share: what the largest of them asks of a recording."""
+"""Size of the scratch memory that the ops of a step share: the largest op's request."""
 
 from hotcold.kernels.backend import BatchLimits, equal_ends
 from hotcold.kernels.gpu import StepShape
@@ -13,31 +13,31 @@ from hotcold.kernels.vulkan.linear import (
 from hotcold.kernels.vulkan.memory import aligned
 from hotcold.kernels.vulkan.recording import PROGRAM_ROWS
 
-#: The range that Vulkan promises a shader can be given at least.
+#: Largest range that every Vulkan device accepts in a shader.
 LEAST_RANGE = 128 << 20
 
 
 def step_scratch_bytes(shape: StepShape) -> int:
-    """Bytes of scratch that programs of all sizes share; see :func:`hotcold.kernels.gpus.scratch_bytes`."""
+    """Returns bytes of scratch for programs of all sizes; see :func:`hotcold.kernels.gpus.scratch_bytes`."""
     limits = shape.limits
     sizes = {min(rows, limits.tokens) for rows in (*PROGRAM_ROWS, limits.tokens)}
     return aligned(max(_program_bytes(shape, limits, rows) for rows in sizes))
 
 
 def _ffn_bytes(shape: StepShape, neurons: int, experts: int, rows: int, decode: int) -> list[int]:
-    """Bytes of scratch of an FFN with so many neurons, in which experts may be unequal."""
+    """Returns bytes of scratch of an FFN with ``neurons``, for experts of unequal sizes too."""
     most = min(neurons, -(-shape.neurons // experts)) if experts > 1 else neurons
     kind = shape.down_layout, shape.activation, shape.gated, *shape.types
     ffn = FFNShape(shape.dim, equal_ends(most * experts, experts), shape.chosen if experts > 1 else 1, *kind)
-    together, found = leaves_together(ffn, LEAST_RANGE), []  # the device's own is this, or more
+    together, sizes = leaves_together(ffn, LEAST_RANGE), []  # the device's own is this, or more
     while together <= LEAVES:
-        found.append(ffn_scratch_bytes(ffn, rows, decode, together))
+        sizes.append(ffn_scratch_bytes(ffn, rows, decode, together))
         together *= 2
-    return found
+    return sizes
 
 
 def _program_bytes(shape: StepShape, limits: BatchLimits, rows: int) -> int:
-    """Every op's, in a program for so many rows."""
+    """Returns the largest op's scratch in a program for ``rows`` rows."""
     ops = [linear_scratch_bytes(limits.logits, shape.dim)]
     if shape.hot is not None:
         decode, inner = min(rows, limits.decode), shape.heads * shape.head_dim

@@ -1,4 +1,4 @@
-"""Compiled shaders, as they ship in spirv/ (csrc/shaders/compile.py makes them)."""
+"""Compiled shaders, which ship in spirv/ (csrc/shaders/compile.py makes them)."""
 
 from functools import cache
 from importlib.resources import files
@@ -6,5 +6,5 @@ from importlib.resources import files
 
 @cache
 def spirv(name: str) -> bytes:
-    """A compiled shader."""
+    """Returns a compiled shader."""
     return files("hotcold.kernels.vulkan").joinpath(f"spirv/{name}.spv").read_bytes()

@@ -1,8 +1,8 @@
-"""Experts of a model: what a file says of them, the tensors of a layer, and its router.
+"""Experts of a model: their metadata, the tensors of a layer, and its router.
 
-Names are llama.cpp's: ``ffn_gate_inp`` is the router, ``exp_probs_b`` is added where it chooses, and
-``ffn_{gate,up,down}_exps`` have the matrices of all experts of a layer, one after another. ``*_shexp`` are a
-shared expert's, which every token gets, and ``ffn_gate_inp_shexp`` gives the factor that it gets it with."""
+Names are llama.cpp's: ``ffn_gate_inp`` is the router, ``exp_probs_b`` its selection bias, and
+``ffn_{gate,up,down}_exps`` have the concatenated matrices of a layer's experts. ``*_shexp`` belong to a
+shared expert, which every token uses; ``ffn_gate_inp_shexp`` gives its factor."""
 
 import re
 from collections.abc import Callable, Container, Mapping
@@ -32,35 +32,35 @@ from hotcold.values import shown
 
 Shape = tuple[int, ...]
 
-#: ``expert_gating_func``, and which score it is; 0 says nothing. A softmax of the
-#: chosen alone is one of all experts where the factors are made to add up to 1.
+#: Score of each ``expert_gating_func``; 0 is unset. A softmax of only the chosen experts equals one of all
+#: experts with normalised factors.
 _SCORES = {1: "softmax", 2: "sigmoid", 3: "softmax"}
 _OF_THE_CHOSEN = 3
 
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of each layer; a token gets ``chosen`` of ``count``, and always the shared one, if any.
-    Where layers differ (Nemotron's Puzzle), ``chosen`` and ``neurons`` are the most."""
+    """The experts of each layer; a token uses ``chosen`` of ``count``, and always a shared expert, if any.
+    Where layers differ (Nemotron's Puzzle), ``chosen`` and ``neurons`` are maxima."""
 
     count: int  #: E
     chosen: int  #: k
-    neurons: int  #: of each
-    score: str  #: with ``normalise`` and ``scale``, those of :meth:`Backend.router`
+    neurons: int  #: of each expert
+    score: str  #: with ``normalise`` and ``scale``, as in :meth:`Backend.router`
     normalise: bool
     scale: float
-    shared: int = 0  #: neurons of the shared expert; 0: there is none
-    #: the shared expert is an ordinary FFN beside the experts; each of the two has norms of its own, and the
-    #: router another one of the residual stream
+    shared: int = 0  #: neurons of the shared expert; 0: none
+    #: the shared expert is an ordinary FFN parallel to the experts; both have norms of their own, and the
+    #: router has another norm of the residual stream
     beside: bool = False
     factor_of_input: bool = False  #: as :attr:`Family.factor_of_input`
-    groups: ExpertGroups | None = None  #: None: a token may get any
-    latent: int = 0  #: dimensions that experts read and write, the shared one excepted; 0: those of the model
-    #: ``chosen`` and ``neurons`` of each layer, where they differ; zeros where a layer has no experts
+    groups: ExpertGroups | None = None  #: None: a token may choose any experts
+    latent: int = 0  #: input and output width of experts except the shared one; 0: the model's
+    #: ``chosen`` and ``neurons`` by layer, if they differ; zeros in a layer without experts
     by_layer: tuple[tuple[int, int], ...] = ()
 
     def of(self, layer: int) -> "Experts":
-        """The same for a layer that has experts."""
+        """Returns the experts of one layer that has experts."""
         if not self.by_layer:
             return self
         chosen, neurons = self.by_layer[layer]
@@ -68,11 +68,12 @@ class Experts:
 
     @property
     def shared_kind(self) -> str:
-        """The last part of the names of the shared expert's tensors."""
+        """Suffix of the names of the shared expert's tensors."""
         return "" if self.beside else "_shexp"
 
     def buffers(self, dim: int) -> dict[str, Shape]:
-        """Names and shapes of a row's buffers that layers of ``dim`` dimensions share."""
+        """Returns names and row shapes of buffers (:meth:`DeviceBuffers.buffer`) that layers of width ``dim``
+        share."""
         if self.latent:
             return dict.fromkeys(("latent x", "latent out"), (self.latent,))
         if self.factor_of_input:
@@ -81,27 +82,26 @@ class Experts:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where each one's neurons end."""
+        """End of each expert's neurons."""
         return equal_ends(self.count * self.neurons, self.count)
 
 
 def ffn_names(blk: str, present: Container[str]) -> tuple[str, str]:
-    """Names of up and down of a layer's FFN without experts; RWKV's are others."""
+    """Returns names of up and down in a layer without experts; RWKV has other names."""
     if f"{blk}channel_mix_key.weight" in present:
         return "channel_mix_key", "channel_mix_value"
     return "ffn_up", "ffn_down"
 
 
 def chosen_buffers(ops: Backend, rows: int, k: int) -> Chosen:
-    """The choices of ``rows`` rows, each of which chooses k experts."""
+    """Makes buffers for the choices of ``rows`` rows, of k experts each."""
     return Chosen(ops.zeros((rows, k), np.int32), ops.zeros((rows, k)))
 
 
 def read_experts(
     keys: Keys, family: Family, layers: int, most_neurons: int, tensors: Mapping[str, TensorInfo]
 ) -> Experts | None:
-    """Reads the shape of experts; None where the file has none. ModelError has the key, the value, those
-    allowed."""
+    """Reads the shape of experts; None without any. ModelError names key, value and allowed values."""
     count = keys.whole("expert_count", 0, MAX_EXPERTS, default=0)
     if not count:
         return None
@@ -114,8 +114,8 @@ def read_experts(
     normalise: Any = keys.get("expert_weights_norm", True)
     if not isinstance(normalise, bool):
         raise ModelError(f"{keys.name('expert_weights_norm')} is {shown(normalise)}: a truth value is needed")
-    some = keys.whole("expert_shared_count", 0, MAX_EXPERTS, default=1)
-    implied = _shape(tensors, "ffn_up_shexp")[:1] if some else ()
+    shared_experts = keys.whole("expert_shared_count", 0, MAX_EXPERTS, default=1)
+    implied = _shape(tensors, "ffn_up_shexp")[:1] if shared_experts else ()
     shared = keys.whole("expert_shared_feed_forward_length", 0, most_neurons, default=sum(implied))
     if beside := any(name.endswith(".pre_ffw_norm_2.weight") for name in tensors):
         shared = keys.alike("feed_forward_length", 1, most_neurons, layers)
@@ -138,39 +138,39 @@ def read_experts(
 
 
 def _by_layer(keys: Keys, family: Family, layers: int, most: int, count: int) -> tuple[tuple[int, int], ...]:
-    """How many experts a token gets in each layer, and their neurons, if layers differ in them. ModelError:
-    only one of the two is 0 in a layer, or all are."""
-    used, own = "expert_used_count", "expert_feed_forward_length"
-    if not family.one_part or own not in keys:
+    """Returns the experts that a token chooses in each layer, and their neurons, if layers differ.
+    ModelError: in a layer only one of the two is 0."""
+    chosen_key, neurons_key = "expert_used_count", "expert_feed_forward_length"
+    if not family.one_part or neurons_key not in keys:
         return ()
-    chosen = keys.per_layer(used, 0, min(count, MAX_CHOSEN), layers)
-    neurons = keys.per_layer(own, 0, most, layers)
+    chosen = keys.per_layer(chosen_key, 0, min(count, MAX_CHOSEN), layers)
+    neurons = keys.per_layer(neurons_key, 0, most, layers)
     if len({*chosen} - {0}) < 2 and len({*neurons} - {0}) < 2:
         return ()
-    arrays = not isinstance(keys.get(used), int), not isinstance(keys.get(own), int)
+    arrays = not isinstance(keys.get(chosen_key), int), not isinstance(keys.get(neurons_key), int)
     wrong = [i for i, (k, n) in enumerate(zip(chosen, neurons, strict=True)) if bool(k) != bool(n)]
     if wrong and all(arrays):
         i = wrong[0]
-        seen = f"{keys.name(used)}[{i}] is {chosen[i]} and {own}[{i}] {neurons[i]}"
+        seen = f"{keys.name(chosen_key)}[{i}] is {chosen[i]} and {neurons_key}[{i}] {neurons[i]}"
         raise ModelError(f"{seen}: both or none may be 0")
     return tuple((k, n) if k and n else (0, 0) for k, n in zip(chosen, neurons, strict=True))
 
 
 def _groups(keys: Keys, count: int, chosen: int, best: int) -> ExpertGroups | None:
-    """Groups rank by the sum of their two largest ranks (DeepSeek-V3); those of a softmax without a bias
-    (DeepSeek-V2) by the largest."""
+    """Reads the groups of experts. A group ranks by the sum of its two largest ranks (DeepSeek-V3), with a
+    softmax without a bias (DeepSeek-V2) by the largest."""
     groups = keys.whole("expert_group_count", 0, MAX_EXPERT_GROUPS, default=0)
     if groups < 2:
         return None
-    found = ExpertGroups(groups, keys.whole("expert_group_used_count", 1, groups, default=groups), best)
-    if wrong := wrong_groups(count, chosen, found):
+    grouping = ExpertGroups(groups, keys.whole("expert_group_used_count", 1, groups, default=groups), best)
+    if wrong := wrong_groups(count, chosen, grouping):
         raise ModelError(f"{keys.name('expert_group_count')} is {groups}: {wrong}")
-    return None if found.used == groups else found
+    return None if grouping.used == groups else grouping
 
 
 def dense_layers(keys: Keys, layers: int) -> frozenset[int]:
-    """The layers of a model of experts that have an ordinary FFN: the first ones, and among the others those
-    that are not the last of each so many."""
+    """Returns the layers with an ordinary FFN in a model of experts: the first layers, and all later ones
+    except the last of each ``interleave_moe_layer_step``."""
     first = keys.whole("leading_dense_block_count", 0, layers, default=0)
     step = keys.whole("interleave_moe_layer_step", 0, layers, default=1) or 1
     return frozenset(i for i in range(layers) if i < first or (i + 1) % step)
@@ -179,7 +179,7 @@ def dense_layers(keys: Keys, layers: int) -> frozenset[int]:
 def layer_neurons(
     keys: Keys, family: Family, layers: int, experts: Experts | None, dense: frozenset[int], most: int
 ) -> tuple[int, ...]:
-    """N of each layer, of all experts together; 0 where a layer has no FFN."""
+    """Returns N of each layer, of all experts together; 0 in a layer without an FFN."""
     key, least = "feed_forward_length", 0 if family.one_part else 1
     if experts is None:
         return keys.per_layer(key, least, most, layers)
@@ -202,30 +202,30 @@ def _of_input(keys: Keys, family: Family, chosen: int) -> bool:
 
 def _shape(tensors: Mapping[str, TensorInfo], name: str) -> Shape:
     """Returns a tensor's shape in the first layer that has it; empty if there is none."""
-    found = (info.shape for each, info in tensors.items() if re.fullmatch(rf"blk\.\d+\.{name}\.weight", each))
-    return next(found, ())
+    sizes = (info.shape for each, info in tensors.items() if re.fullmatch(rf"blk\.\d+\.{name}\.weight", each))
+    return next(sizes, ())
 
 
 def _neurons(
     keys: Keys, family: Family, layers: int, most: int, chosen: int, tensors: Mapping[str, TensorInfo]
 ) -> int:
-    """Returns the neurons of an expert, from a key of its own. Without one, ``feed_forward_length`` counts
-    those of one expert (Mixtral) or of the ``chosen`` together (first files of Qwen2-MoE), as the shape of
-    up tells."""
-    own, common = "expert_feed_forward_length", "feed_forward_length"
-    if own in keys:
-        return keys.alike(own, 1, most, layers, none=family.one_part)
+    """Returns the neurons of an expert, from its own key. Without that key, the shape of up shows the meaning
+    of ``feed_forward_length``: the neurons of one expert (Mixtral), or of the ``chosen`` together (first
+    files of Qwen2-MoE)."""
+    expert_key, layer_key = "expert_feed_forward_length", "feed_forward_length"
+    if expert_key in keys:
+        return keys.alike(expert_key, 1, most, layers, none=family.one_part)
     up = _shape(tensors, "ffn_up_exps")
-    each, rest = divmod(keys.alike(common, 1, most * chosen, layers, none=family.one_part), chosen)
-    if up[1:2] == (each,) and not rest:
-        return each
-    return keys.alike(common, 1, most, layers, none=family.one_part)
+    neurons, rest = divmod(keys.alike(layer_key, 1, most * chosen, layers, none=family.one_part), chosen)
+    if up[1:2] == (neurons,) and not rest:
+        return neurons
+    return keys.alike(layer_key, 1, most, layers, none=family.one_part)
 
 
 def expert_shapes(
     experts: Experts, dim: int, blk: str, layout: str, present: Container[str], *, gated: bool
 ) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Shapes by name of what a layer needs, and of what it may have."""
+    """Returns shapes by name of a layer's required and of its optional tensors."""
     e, n, d = experts.count, experts.neurons, experts.latent or dim
     matrices: dict[str, Shape] = {"ffn_up_exps": (e, n, d)}
     matrices["ffn_down_exps"] = (e, n, d) if layout == "by_neuron" else (e, d, n)
@@ -264,12 +264,12 @@ def expert_tensors(
     gated: bool,
     **facts: Any,
 ) -> FFNTensors:
-    """A layer's experts, still in the file. ``vector`` reads a bias, None where there is none; ``facts`` are
-    other fields of :class:`FFNTensors`."""
+    """Returns a layer's experts, still in the file. ``vector`` reads a bias, or returns None without one;
+    ``facts`` are other fields of :class:`FFNTensors`."""
 
     def rows(name: str) -> StoredTensor:
-        """The rows of all experts, one expert after another."""
-        if experts.beside and name == "ffn_down_exps":  # whose factors are the router's
+        """Returns the concatenated rows of all experts."""
+        if experts.beside and name == "ffn_down_exps":  # its factors are the router's
             return file.stored(f"{blk}{name}.weight").flat()
         return stored_matrix(file, f"{blk}{name}", vector).flat()
 
@@ -298,7 +298,7 @@ def expert_tensors(
 def _halves(
     experts: Experts, fused: StoredTensor, bias: Floats | None
 ) -> tuple[StoredTensor, StoredTensor, Floats | None, Floats | None]:
-    """Gate, up and their biases of a tensor that has each expert's gate rows, then its up rows."""
+    """Splits a tensor with each expert's gate rows, then its up rows, into gate, up and their biases."""
     order = np.arange(2 * experts.count * experts.neurons).reshape(experts.count, 2, -1)
     first, second = (order[:, half].reshape(-1) for half in (0, 1))
     biases = (None, None) if bias is None else (bias.reshape(-1)[first], bias.reshape(-1)[second])

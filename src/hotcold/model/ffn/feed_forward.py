@@ -1,4 +1,4 @@
-"""Says what all FFNs of a layer have: weights, and ops in a step."""
+"""Interface of all FFNs of a layer: weights, and ops in a step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
@@ -15,17 +15,17 @@ Adder: TypeAlias = Callable[[Buffer, Batch, Buffer], None]
 
 @dataclass(frozen=True)
 class LayerFFNs:
-    """The FFNs that a layer was given at loading, and the buffers they share with its other blocks."""
+    """FFN functions made at loading for a layer, and buffers shared with its other blocks."""
 
     neurons: AnyFFN
     residual: Buffer  #: the residual stream
-    shared: AnyFFN | None = None  #: the shared expert's; None computes all of its neurons
+    shared: AnyFFN | None = None  #: of the shared expert; None computes all of its neurons
     chosen: Chosen | None = None  #: the experts of each row; None in a layer without experts
 
 
 @dataclass(frozen=True)
 class NoNeurons:
-    """The weights of an FFN whose neurons the FFN op does not compute."""
+    """Weights of an FFN that does not use the FFN op."""
 
     neurons: int = 0
     words: int = 0
@@ -40,7 +40,7 @@ NO_NEURONS = NoNeurons()
 class FeedForward(ABC):
     """The weights of a layer's FFN."""
 
-    neurons: FFNWeights  #: of the FFN op; :data:`NO_NEURONS` where it computes none
+    neurons: FFNWeights  #: for the FFN op; :data:`NO_NEURONS` without it
 
     @property
     @abstractmethod
@@ -49,23 +49,23 @@ class FeedForward(ABC):
 
     @abstractmethod
     def names(self, blk: str, present: Container[str]) -> Sequence[str]:
-        """The tensor that each of :attr:`matrices` was read from, in the same order."""
+        """Returns the file's tensor of each of :attr:`matrices`, in the same order."""
 
     def router_norm(self, norm: Norm | None) -> Norm | None:
-        """The norm between the residual stream and a router; ``norm`` is the block's."""
+        """Returns the norm between the residual stream and a router; ``norm`` is the block's."""
         return norm
 
-    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer], given: LayerFFNs) -> Mixer:
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer], ffns: LayerFFNs) -> Mixer:
         """Makes the FFN on a backend, with the layer's part of :class:`SequenceState`."""
-        ops, add_to = device.ops, self.adder(device, state, given)
+        ops, add_to = device.ops, self.adder(device, state, ffns)
 
         def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             if not add:
-                ops.add(out, given.residual, batch, keep=0, scale=0)
+                ops.add(out, ffns.residual, batch, keep=0, scale=0)
             add_to(read, batch, out)
 
         return feed_forward
 
-    def adder(self, device: DeviceBuffers, state: Sequence[Buffer], given: LayerFFNs) -> Adder:
+    def adder(self, device: DeviceBuffers, state: Sequence[Buffer], ffns: LayerFFNs) -> Adder:
         """Makes the function that adds the FFN's output."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Gates of which only the largest remain, by what all gates of a token are (Gemma 3n's statistical top-k)."""
+"""Gates cut relative to all gates of a token: only the largest remain (Gemma 3n's statistical top-k)."""
 
 import math
 from collections.abc import Sequence
@@ -14,33 +14,33 @@ from hotcold.model.mixers.device_buffers import DeviceBuffers
 from hotcold.model.reading import Shape, TensorReader, made_matrix
 from hotcold.values import shown
 
-#: What llama.cpp takes where a file has no key: 95 % of the gates of the first layers are 0.
+#: llama.cpp's defaults: 95 % of the gates of the first layers are 0.
 _LAYERS, _CUT = 10, 1.6448533535003662
 
 
 def read_cuts(keys: Keys, layers: int, *, any: bool) -> tuple[float | None, ...]:
-    """Reads by layer how many standard deviations above their mean gates begin to count; None: all do."""
+    """Reads by layer the cut of gates in standard deviations above their mean; None: no cut."""
     if not any:
         return (None,) * layers
     name = "activation_sparsity_scale"
     values: Any = keys.get(name, [_CUT] * _LAYERS + [-math.inf] * (layers - _LAYERS))
-    found = list(values) if isinstance(values, np.ndarray | Sequence) and not isinstance(values, str) else []
-    if (len(found) != layers and name in keys) or not all(is_number(each) for each in found):
+    array = list(values) if isinstance(values, np.ndarray | Sequence) and not isinstance(values, str) else []
+    if (len(array) != layers and name in keys) or not all(is_number(each) for each in array):
         raise ModelError(f"{keys.name(name)} is {shown(values)}: an array of {layers} numbers is needed")
-    cuts = [float(each) for each in found[:layers]]
+    cuts = [float(each) for each in array[:layers]]
     if not all(each == -math.inf or abs(each) <= 10 for each in cuts):
         raise ModelError(f"{keys.name(name)} is {shown(values)}: numbers up to 10, or -inf, are needed")
     return tuple(None if each == -math.inf else each for each in cuts)
 
 
 def cut_buffer_shapes(neurons: int) -> dict[str, Shape]:
-    """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`."""
+    """Returns names and row shapes of buffers (:meth:`DeviceBuffers.buffer`)."""
     return {**dict.fromkeys(("gates", "gates above", "gates cut"), (neurons,)), "gate level": (1,)}
 
 
 @dataclass(frozen=True)
 class GateCut:
-    """``gelu(relu(g - mean - cut * deviation))`` of all gates g of a token, N in number.
+    """Computes ``gelu(relu(g - mean - cut * deviation))`` over all N gates g of a token.
 
     v is ``(g - mean) / deviation - cut``; the mean of v g is ``deviation - cut * mean``."""
 

@@ -1,4 +1,4 @@
-"""FFNs that layers are given when a model is loaded."""
+"""Interface of the FFN functions that a model gets for its layers at loading."""
 
 from typing import Protocol, runtime_checkable
 
@@ -6,7 +6,7 @@ from hotcold.kernels.backend import Batch, Buffer, Chosen, FFNStats
 
 
 class AnyFFN(Protocol):
-    """An FFN that a layer is given when the model is loaded."""
+    """FFN function of a layer, made when the model is loaded."""
 
     def __call__(
         self,
@@ -17,15 +17,14 @@ class AnyFFN(Protocol):
         chosen: Chosen | None = None,
         gates: Buffer | None = None,
     ) -> None:
-        """Adds ``ffn(normed)`` to ``out``; all ``[T, D]``. ``residual`` is what ``normed`` was made from, or
-        the same buffer; ``out`` may be ``residual``: read it before writing. ``chosen``, of experts, is there
-        where the layer has any, and ``gates`` where these are computed before."""
+        """Adds ``ffn(normed)`` to ``out``; all ``[T, D]``. ``normed`` was computed from ``residual``, or is
+        the same buffer. ``out`` may be ``residual``, so implementations read it before writing. ``chosen``:
+        in layers with experts. ``gates``: if they are already computed."""
 
 
 @runtime_checkable
 class Skipping(Protocol):
-    """Says, where a layer computes its neurons itself, whether it leaves out those whose gate does not fire,
-    and where it counts the others."""
+    """Whether a layer with its own computation skips inactive neurons, and where it counts the others."""
 
     @property
     def skips(self) -> bool: ...

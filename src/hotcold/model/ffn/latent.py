@@ -1,4 +1,4 @@
-"""Experts that read and write rows of fewer dimensions than the model (Nemotron 3)."""
+"""Experts on rows of fewer dimensions than the model (Nemotron 3)."""
 
 from dataclasses import dataclass
 
@@ -14,17 +14,17 @@ class LatentFFN(RoutedFFN):
     up: Matrix  # (D, latent)
 
     def _tensors(self, blk: str) -> dict[str, Matrix]:
-        own = {f"{blk}ffn_latent_down.weight": self.down, f"{blk}ffn_latent_up.weight": self.up}
-        return super()._tensors(blk) | own
+        latent_matrices = {f"{blk}ffn_latent_down.weight": self.down, f"{blk}ffn_latent_up.weight": self.up}
+        return super()._tensors(blk) | latent_matrices
 
-    def experts_adder(self, device: DeviceBuffers, given: LayerFFNs, chosen: Chosen) -> Adder:
+    def experts_adder(self, device: DeviceBuffers, ffns: LayerFFNs, chosen: Chosen) -> Adder:
         ops = device.ops
         small, result = (device.buffer(f"latent {part}", self.down.shape[0]) for part in ("x", "out"))
 
         def add(read: Buffer, batch: Batch, out: Buffer) -> None:
             ops.linear(read, [self.down], batch, [small])
             ops.add(result, small, batch, keep=0, scale=0)
-            given.neurons(small, given.residual, batch, result, chosen)
+            ffns.neurons(small, ffns.residual, batch, result, chosen)
             ops.linear(result, [self.up], batch, [out], accumulate=True)
 
         return add

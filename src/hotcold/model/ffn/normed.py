@@ -1,7 +1,7 @@
-"""Computes an FFN whose neurons are normalised before down (BitNet b1.58, arXiv 2402.17764).
+"""An FFN whose neurons are normalised before down (BitNet b1.58, arXiv 2402.17764).
 
-The norm's mean is over all neurons of a token, so the FFN is computed by ops that mixers have, too. Zeros
-stay zeros there and add nothing to the mean: of neurons that are zero by their gates no row of up is read."""
+The norm's mean is over all neurons of a token, so ops of mixers compute the FFN. Zeros stay zeros and add
+nothing to the mean, so no up row of a neuron with a zero gate is read."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -13,41 +13,41 @@ from hotcold.model.keys import Keys, ModelError
 from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.reading import Shape, TensorReader
 
-#: Activations that are computed. Published models have the first; those before them the second.
+#: Supported activations: of published models, and of earlier models.
 ACTIVATIONS = ("relu2", "silu")
-#: The rotary base of the models with the first, where a file does not say its activation.
+#: The rotary base of models with the first activation, for files without an activation.
 _BASE = 500000.0
 
 
 def read_activation(keys: Keys) -> tuple[str, tuple[str, ...]]:
-    """Reads the activation of a file without our own key for it, and notes on how that was found."""
+    """Reads the activation of a file without our own key for it, and notes on its source."""
     if "hidden_activation" in keys:
         return keys.choice("hidden_activation", ACTIVATIONS, ACTIVATIONS[0]), ()
     base = keys.number("rope.freq_base", 0, 1e12, default=10000.0)
-    found = ACTIVATIONS[base != _BASE]
-    return found, (f"the file does not say its activation: {found} goes with a rotary base of {base:g}",)
+    kind = ACTIVATIONS[base != _BASE]
+    return kind, (f"the file does not say its activation: {kind} goes with a rotary base of {base:g}",)
 
 
 @dataclass(frozen=True)
 class NormedShape:
-    """One layer's: ``down(norm(act(gate(x)) * up(x)))``."""
+    """FFN of one layer: ``down(norm(act(gate(x)) * up(x)))``."""
 
     neurons: int
     activation: str  #: one of :data:`ACTIVATIONS`
 
     @property
     def buffers(self) -> dict[str, Shape]:
-        """Names and shapes of a row, in :meth:`DeviceBuffers.buffer`."""
+        """Names and row shapes of buffers (:meth:`DeviceBuffers.buffer`)."""
         return dict.fromkeys(("gates", "neurons"), (self.neurons,))
 
     def tensors(self, dim: int, blk: str) -> dict[str, Shape]:
-        """Shapes by name of the tensors that a layer needs."""
+        """Returns shapes by name of a layer's required tensors."""
         n = self.neurons
         shapes: dict[str, Shape] = {"gate": (n, dim), "up": (n, dim), "down": (dim, n), "sub_norm": (n,)}
         return {f"{blk}ffn_{part}.weight": shape for part, shape in shapes.items()}
 
     def read(self, reader: TensorReader, blk: str) -> "NormedFFN":
-        """Reads a layer's; errors as in :func:`load_weights`."""
+        """Reads a layer's weights; errors as in :func:`load_weights`."""
         gate, up, down = (reader.matrix(f"{blk}ffn_{part}") for part in ("gate", "up", "down"))
         return NormedFFN(self, gate, up, down, reader.norm(f"{blk}ffn_sub_norm"))
 
@@ -79,20 +79,20 @@ class NormedFFN(FeedForward):
 
     @property
     def row_bytes(self) -> tuple[int, int, int, int]:
-        """As FFNWeights has it, of rows that are read where a neuron fires."""
+        """As in FFNWeights, for rows that are read for active neurons."""
         return 0, self.up.nbytes // self.shape.neurons, 0, 0
 
     def names(self, blk: str, present: Container[str]) -> list[str]:
         return [f"{blk}ffn_{part}.weight" for part in ("gate", "up", "down")]
 
-    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer], given: LayerFFNs) -> Mixer:
-        """Makes the FFN on a backend. Where the FFN of the layer skips neurons, rows of up are read of the
-        active ones and counted: the bits are the same."""
+    def mixer(self, device: DeviceBuffers, state: Sequence[Buffer], ffns: LayerFFNs) -> Mixer:
+        """Makes the FFN on a backend. If the layer's FFN function skips neurons, only up rows of active ones
+        are read, and counted: the bits are the same."""
         ops, shape = device.ops, self.shape
         gates, neurons = (device.buffer(name, *row) for name, row in shape.buffers.items())
         skip, stats = False, None
-        if isinstance(given.neurons, Skipping):
-            skip, stats = given.neurons.skips, given.neurons.stats
+        if isinstance(ffns.neurons, Skipping):
+            skip, stats = ffns.neurons.skips, ffns.neurons.stats
 
         def feed_forward(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             if skip:

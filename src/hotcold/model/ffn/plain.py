@@ -1,4 +1,4 @@
-"""An FFN whose neurons all rows have."""
+"""An FFN with the same neurons for all rows."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from hotcold.model.mixers.token_shift import TokenShift
 @dataclass(frozen=True)
 class PlainFFN(FeedForward):
     neurons: FFNWeights
-    gates: GateCut | None = None  #: where gates depend on each other
-    shift: TokenShift | None = None  #: where rows are moved towards the rows before them first
+    gates: GateCut | None = None  #: where a gate depends on the other gates
+    shift: TokenShift | None = None  #: where rows are first mixed with the previous row
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -23,12 +23,12 @@ class PlainFFN(FeedForward):
     def names(self, blk: str, present: Container[str]) -> list[str]:
         return [f"{blk}ffn_gate.weight"] if self.gates else []
 
-    def adder(self, device: DeviceBuffers, state: Sequence[Buffer], given: LayerFFNs) -> Adder:
+    def adder(self, device: DeviceBuffers, state: Sequence[Buffer], ffns: LayerFFNs) -> Adder:
         shift = self.shift.mixer(device, state) if self.shift else None
 
         def add(read: Buffer, batch: Batch, out: Buffer) -> None:
             read = shift(read, batch) if shift else read
             gates = self.gates.compute(device, read, batch) if self.gates else None
-            given.neurons(read, given.residual, batch, out, None, gates)
+            ffns.neurons(read, ffns.residual, batch, out, None, gates)
 
         return add

@@ -1,4 +1,4 @@
-"""Reads the FFN of a layer from a file: the tensors, and the class of its kind."""
+"""Reading of a layer's FFN from a file: the tensors, and the class for its kind."""
 
 from collections.abc import Callable, Container
 from dataclasses import replace
@@ -25,7 +25,7 @@ MakeWeights = Callable[[FFNTensors], FFNWeights]
 
 
 def ffn_shapes(config: Config, layer: int, present: Container[str]) -> Tensors:
-    """Shapes by name of the tensors that a layer's FFN needs, and of those that it may have."""
+    """Returns shapes by name of the required and of the optional tensors of a layer's FFN."""
     d, n, blk = config.dim, config.neurons[layer], f"blk.{layer}."
     if config.normed:
         return config.normed[layer].tensors(d, blk), {}
@@ -45,12 +45,11 @@ def ffn_shapes(config: Config, layer: int, present: Container[str]) -> Tensors:
 def read_feed_forward(
     reader: TensorReader, config: Config, layer: int, make: MakeWeights, router: Router | None
 ) -> FeedForward:
-    """Reads a layer's FFN; ``router`` is the one that reads the FFN's input. Errors as in
-    :func:`load_weights`."""
+    """Reads a layer's FFN; ``router`` is the router on the FFN's input. Errors as in :func:`load_weights`."""
     blk, experts = f"blk.{layer}.", config.experts_of(layer)
     if config.normed:
         return config.normed[layer].read(reader, blk)
-    weights = _made(reader, read_tensors(reader, config, layer), make)
+    weights = _make_weights(reader, read_tensors(reader, config, layer), make)
     if experts is None:
         cut = config.cut_of(layer)
         gates = None if cut is None else read_cut(reader, f"{blk}ffn_gate", config.neurons[layer], cut)
@@ -85,7 +84,7 @@ def read_router(reader: TensorReader, config: Config, layer: int) -> Router | No
     return Router(experts, matrix, reader.buffer(f"{blk}exp_probs_b.bias"), scale)
 
 
-def _made(reader: TensorReader, tensors: FFNTensors, make: MakeWeights) -> FFNWeights:
+def _make_weights(reader: TensorReader, tensors: FFNTensors, make: MakeWeights) -> FFNWeights:
     weights = make(tensors)
     reader.count(tensors.gate, tensors.up, tensors.down)
     return weights
@@ -95,16 +94,16 @@ def _read_shared(reader: TensorReader, config: Config, layer: int) -> SharedExpe
     gate, name = None, f"blk.{layer}.ffn_gate_inp_shexp.weight"
     if name in reader.file.tensors:
         row = reader.file.stored(name)
-        # One row, whichever way the file has it.
+        # One row, with either shape in the file.
         nbytes = row.rows * row.row_bytes
         gate = reader.backend.matrix(replace(row, shape=(1, config.dim), rows=1, row_bytes=nbytes))
         reader.count(row)
     tensors = read_shared_tensors(reader, config, layer)
-    return SharedExpert(gate, _made(reader, tensors, reader.backend.ffn_weights))
+    return SharedExpert(gate, _make_weights(reader, tensors, reader.backend.ffn_weights))
 
 
 def read_shared_tensors(reader: TensorReader, config: Config, layer: int) -> FFNTensors:
-    """Finds the tensors of a layer's shared expert, or of the FFN beside the experts."""
+    """Returns the tensors of a layer's shared expert, or of the FFN parallel to the experts."""
     assert config.experts is not None
     kind, blk = config.experts.shared_kind, f"blk.{layer}."
     gate = reader.stored(f"{blk}ffn_gate{kind}") if config.gated else None
@@ -113,7 +112,7 @@ def read_shared_tensors(reader: TensorReader, config: Config, layer: int) -> FFN
 
 
 def read_tensors(reader: TensorReader, config: Config, layer: int) -> FFNTensors:
-    """Finds the tensors of a layer's neurons, still in the file: whoever reads them counts them."""
+    """Returns the tensors of a layer's neurons, still in the file; their reader counts them."""
     blk = f"blk.{layer}."
     if experts := config.experts_of(layer):
         return expert_tensors(
@@ -129,7 +128,7 @@ def read_tensors(reader: TensorReader, config: Config, layer: int) -> FFNTensors
     gate, up, gate_bias, up_bias = _gate_and_up(reader, config, blk)
     name, layout = _down(config, blk, reader.file.tensors)
     down, down_bias = reader.stored(f"{blk}{name}"), reader.vector(f"{blk}{name}.bias")
-    if config.cut_of(layer) is not None:  # GateCut computes the gate before the others
+    if config.cut_of(layer) is not None:  # GateCut computes the gate separately
         gate = gate_bias = None
     biases, threshold = (gate_bias, up_bias, down_bias), config.threshold_of(layer)
     return FFNTensors(gate, up, down, layout, config.activation_of(layer), threshold, *biases)
@@ -138,7 +137,7 @@ def read_tensors(reader: TensorReader, config: Config, layer: int) -> FFNTensors
 def _gate_and_up(
     reader: TensorReader, config: Config, blk: str
 ) -> tuple[AnyTensor | None, AnyTensor, Floats | None, Floats | None]:
-    """Matrices, then biases."""
+    """Returns gate and up, then their biases."""
     name = f"{blk}{ffn_names(blk, reader.file.tensors)[0]}"
     up, bias = reader.stored(name), reader.vector(f"{name}.bias")
     if not config.family.fused_gate:

@@ -1,4 +1,4 @@
-"""An FFN whose neurons are experts', of which a router chooses some for each row."""
+"""An FFN of experts; a router chooses some for each row."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from hotcold.model.mixers.device_buffers import DeviceBuffers
 
 @dataclass(frozen=True)
 class Router:
-    """A layer's."""
+    """A layer's router."""
 
     experts: Experts
     weights: Matrix  # (E, D)
@@ -41,13 +41,13 @@ class Router:
 
 @dataclass(frozen=True)
 class SharedExpert:
-    """A layer's; it is computed where the layer is."""
+    """A layer's shared expert, on the layer's backend."""
 
-    gate: Matrix | None  # (1, D), of its factor's logit; None: the factor is 1
+    gate: Matrix | None  # (1, D), for its factor's logit; None: the factor is 1
     ffn: FFNWeights
 
     def adder(self, device: DeviceBuffers, ffn: AnyFFN | None) -> Adder:
-        """Makes the function that adds its output. ``ffn`` has its weights; None computes all neurons."""
+        """Makes the function that adds its output. ``ffn`` has its weights; None: all neurons."""
         ops, buffer = device.ops, device.choices("shared expert", 1)
         factor = None if self.gate is None else buffer
 
@@ -66,7 +66,7 @@ class SharedExpert:
 @dataclass(frozen=True, kw_only=True)
 class RoutedFFN(FeedForward):
     neurons: FFNWeights
-    router: Router | None  #: None: the layer chose before its blocks
+    router: Router | None  #: None: the layer routes before its blocks
     shared: SharedExpert | None = None
 
     @property
@@ -77,17 +77,17 @@ class RoutedFFN(FeedForward):
         return [*self._tensors(blk)]
 
     def _tensors(self, blk: str) -> dict[str, Matrix]:
-        """The matrices that a step reads whole, by the name of the tensor."""
-        found = {f"{blk}ffn_gate_inp.weight": self.router.weights} if self.router else {}
+        """Returns the matrices that a step reads whole, by the tensor's name."""
+        matrices = {f"{blk}ffn_gate_inp.weight": self.router.weights} if self.router else {}
         if self.shared is not None and self.shared.gate is not None:
-            found[f"{blk}ffn_gate_inp_shexp.weight"] = self.shared.gate
-        return found
+            matrices[f"{blk}ffn_gate_inp_shexp.weight"] = self.shared.gate
+        return matrices
 
-    def adder(self, device: DeviceBuffers, state: Sequence[Buffer], given: LayerFFNs) -> Adder:
-        assert given.chosen is not None
-        ops, router, chosen = device.ops, self.router, given.chosen
-        add_experts = self.experts_adder(device, given, chosen)
-        add_shared = self.shared.adder(device, given.shared) if self.shared else None
+    def adder(self, device: DeviceBuffers, state: Sequence[Buffer], ffns: LayerFFNs) -> Adder:
+        assert ffns.chosen is not None
+        ops, router, chosen = device.ops, self.router, ffns.chosen
+        add_experts = self.experts_adder(device, ffns, chosen)
+        add_shared = self.shared.adder(device, ffns.shared) if self.shared else None
 
         def add(read: Buffer, batch: Batch, out: Buffer) -> None:
             if router is not None:
@@ -98,6 +98,6 @@ class RoutedFFN(FeedForward):
 
         return add
 
-    def experts_adder(self, device: DeviceBuffers, given: LayerFFNs, chosen: Chosen) -> Adder:
+    def experts_adder(self, device: DeviceBuffers, ffns: LayerFFNs, chosen: Chosen) -> Adder:
         """Makes the function that adds the output of the chosen experts."""
-        return lambda read, batch, out: given.neurons(read, given.residual, batch, out, chosen)
+        return lambda read, batch, out: ffns.neurons(read, ffns.residual, batch, out, chosen)

@@ -1,4 +1,4 @@
-"""Experts whose factor multiplies their input, not their output (Llama 4)."""
+"""Experts whose factor multiplies their input instead of their output (Llama 4)."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ from hotcold.model.mixers.device_buffers import DeviceBuffers
 class ScaledInputFFN(RoutedFFN):
     scale_input: Matrix  # (D, 1), all 1
 
-    def experts_adder(self, device: DeviceBuffers, given: LayerFFNs, chosen: Chosen) -> Adder:
+    def experts_adder(self, device: DeviceBuffers, ffns: LayerFFNs, chosen: Chosen) -> Adder:
         ops, ones = device.ops, Chosen(chosen.ids, device.ones())
         scaled = device.buffer("experts in", self.scale_input.shape[0])
 
         def add(read: Buffer, batch: Batch, out: Buffer) -> None:
             ops.linear(chosen.factors, [self.scale_input], batch, [scaled])
             ops.multiply(scaled, read, batch, scaled, activation="none")
-            given.neurons(scaled, given.residual, batch, out, ones)
+            ffns.neurons(scaled, ffns.residual, batch, out, ones)
 
         return add

@@ -1,1 +1,1 @@
-"""Mix positions: attention, and layers with a state."""
+"""Mixers of positions: attention, and layers with a state."""

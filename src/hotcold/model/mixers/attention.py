@@ -13,13 +13,13 @@ from hotcold.model.mixers.mixer import Arrays, Heads, MixerShape, Tensors
 from hotcold.model.mixers.rope import Growth, Rope
 from hotcold.model.reading import Shape, TensorReader
 
-#: Types that keys and values are rounded to, by name of the block type, and what arrays hold them.
+#: Types of cached keys and values by the block type's name, with the type of their arrays.
 CACHE_TYPES = {"f16": np.float16, "q8_0": np.uint8, "f32": np.float32}
 
 
 @dataclass(frozen=True)
 class AttentionShape(MixerShape):
-    """One layer's attention: H ``heads``, K ``kv_heads``."""
+    """Attention of one layer: H ``heads``, K ``kv_heads``."""
 
     heads: int
     kv_heads: int
@@ -28,16 +28,16 @@ class AttentionShape(MixerShape):
     scale: float = 1.0  #: of scores
     softcap: float | None = None  #: of scores
     rope: Rope | None = None  #: None: queries and keys are not rotated
-    window: int | None = None  #: positions that a row sees, its own among them; None: all up to its own
+    window: int | None = None  #: positions that a row attends to, its own included; None: all up to its own
     growth: Growth | None = None  #: of scores, with the positions of queries
     qk_norm: str = "head"  #: as :attr:`Family.qk_norm`
     rotated_norms: bool = False  #: as :attr:`Family.rotated_norms`
     plain_norms: bool = False  #: q and k are normalised without weights
-    chunked: bool = False  #: as ``Backend.attention`` has it
-    #: attention's output is multiplied by a gate's sigmoid; each head has its rows of q, then of the gate
+    chunked: bool = False  #: as in ``Backend.attention``
+    #: a gate's sigmoid multiplies attention's output; each head has its rows of q, then of the gate
     gated: bool = False
     norm_values: bool = False  #: values are normalised without weights
-    norm_output: bool = False  #: what the output matrix reads is normalised, all heads at once
+    norm_output: bool = False  #: the input of the output matrix is normalised, all heads together
     pages_of: int | None = None
 
     @property
@@ -46,15 +46,15 @@ class AttentionShape(MixerShape):
 
     @property
     def query_rope(self) -> Rope | None:
-        """The rotation of queries: scores that grow do so by it, even where nothing turns."""
+        """The rotation of queries. It also makes scores grow, even without rotating."""
         if self.rope is None and self.growth is not None:
             return Rope(self.head_dim, 1.0, False, factored=False, growth=self.growth, still=True)
         return self.rope and replace(self.rope, growth=self.growth)
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        found = (self.query_rope, self.rope)
-        return tuple(dict.fromkeys(rope for rope in found if rope is not None))
+        rotations = (self.query_rope, self.rope)
+        return tuple(dict.fromkeys(rope for rope in rotations if rope is not None))
 
     @property
     def q_dim(self) -> int:
@@ -66,15 +66,15 @@ class AttentionShape(MixerShape):
 
     @property
     def buffers(self) -> dict[str, Shape]:
-        """The shapes of a row's buffers between ops, by their names in :class:`DeviceBuffers`."""
+        """Row shapes of the buffers that a step needs between ops, by their names
+        (:meth:`DeviceBuffers.buffer`)."""
         q, kv = (self.heads, self.head_dim), (self.kv_heads, self.head_dim)
         buffers: dict[str, Shape] = {"q": q, "k": kv, "v": kv, "mixed": q}
         return buffers | ({"gate": q} if self.gated else {})
 
     def page_arrays(self, type: str) -> Arrays:
-        """Shape and type of the arrays that hold the state of a page's positions: K and V, as
-        ``Backend.store_kv`` has them, of a type in :data:`CACHE_TYPES`. ModelError: its blocks do not fit the
-        heads."""
+        """Returns shape and type of a page's arrays: K and V as in ``Backend.store_kv``, of a type in
+        :data:`CACHE_TYPES`. ModelError: its blocks do not fit the heads."""
         if self.pages_of is not None:
             return []
         block, dtype = BLOCK_TYPES[type.upper()], np.dtype(CACHE_TYPES[type])
@@ -94,8 +94,8 @@ class AttentionShape(MixerShape):
 class AttentionWeights:
     shape: AttentionShape
     q: Matrix  # (H * head_dim, D)
-    k: Matrix | None  # (K * head_dim, D); None where another layer's pages are read
-    v: Matrix | None  # (K * head_dim, D); None where values are made of what keys are made of
+    k: Matrix | None  # (K * head_dim, D); None if another layer's pages are read
+    v: Matrix | None  # (K * head_dim, D); None if values come from the product for keys
     o: Matrix  # (D, H * head_dim)
     q_norm: Norm | None  # over head_dim, or over H * head_dim
     k_norm: Norm | None
@@ -114,8 +114,8 @@ class AttentionWeights:
 
     def names(self, blk: str, present: Container[str]) -> list[str]:
         fused = f"{blk}attn_qkv.weight" in present
-        own = {"q": self.q, "k": self.k, "v": self.v}
-        parts = ["qkv"] * 3 if fused else [part for part, each in own.items() if each is not None]
+        matrices = {"q": self.q, "k": self.k, "v": self.v}
+        parts = ["qkv"] * 3 if fused else [part for part, each in matrices.items() if each is not None]
         parts += ["q"] if self.gate is not None else []
         return [f"{blk}attn_{part}.weight" for part in (*parts, "output")]
 
@@ -124,8 +124,8 @@ class AttentionWeights:
         ops, shape, (k_cache, v_cache) = device.ops, self.shape, state
         buffers = {name: device.buffer(name, *row) for name, row in shape.buffers.items()}
         q, k, v, mixed = (buffers[name] for name in ("q", "k", "v", "mixed"))
-        own = {"q": self.q, "k": self.k, "v": self.v, "gate": self.gate}
-        inputs = [buffers[name] for name, each in own.items() if each is not None]
+        matrices = {"q": self.q, "k": self.k, "v": self.v, "gate": self.gate}
+        inputs = [buffers[name] for name, each in matrices.items() if each is not None]
         turned = [(q, shape.query_rope, self.q_norm)]
         if self.k is not None:
             turned.append((k, shape.rope, self.k_norm))
@@ -169,7 +169,7 @@ class AttentionWeights:
 def attention_shapes(
     shape: AttentionShape, dim: int, blk: str, present: Container[str]
 ) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Shapes by name of the tensors that a layer needs, and of those that it may have."""
+    """Returns shapes by name of a layer's required and of its optional tensors."""
     matrices = {f"{blk}attn_{part}": (rows, dim) for part, rows in _inputs(shape, blk, present)}
     matrices[f"{blk}attn_output"] = dim, shape.q_dim
     norms: dict[str, tuple[Shape, Shape]] = {
@@ -181,7 +181,7 @@ def attention_shapes(
     optional: dict[str, Shape] = {f"{name}.bias": rows[:1] for name, rows in matrices.items()}
     optional |= {f"{blk}attn_q_norm.weight": q, f"{blk}attn_k_norm.weight": k}
     optional[f"{blk}attn_sinks.weight"] = (shape.heads,)
-    if shape.pages_of is not None:  # old files have them, and nothing reads them
+    if shape.pages_of is not None:  # in old files; no code reads them
         optional |= {f"{blk}attn_{part}.weight": (shape.kv_dim, dim) for part in ("k", "v")}
     required: dict[str, Shape] = {f"{name}.weight": each for name, each in matrices.items()}
     if shape.norm_output:
@@ -190,7 +190,7 @@ def attention_shapes(
 
 
 def _inputs(shape: AttentionShape, blk: str, present: Container[str]) -> list[tuple[str, int]]:
-    """The matrices that q, k and v come from, and their rows: one each, or one for all (Falcon)."""
+    """Returns the matrices that q, k and v come from, and their rows: one each, or one for all (Falcon)."""
     if f"{blk}attn_qkv.weight" in present and not shape.gated:
         return [("qkv", shape.q_dim + 2 * shape.kv_dim)]
     if shape.pages_of is not None:
@@ -201,7 +201,7 @@ def _inputs(shape: AttentionShape, blk: str, present: Container[str]) -> list[tu
 
 
 def read_attention(reader: TensorReader, shape: AttentionShape, blk: str) -> AttentionWeights:
-    """A layer's; errors as in :func:`load_weights`."""
+    """Reads a layer's weights; errors as in :func:`load_weights`."""
     gate = None
     q: Matrix | None
     k: Matrix | None
@@ -229,13 +229,13 @@ def read_attention(reader: TensorReader, shape: AttentionShape, blk: str) -> Att
 
 
 def _read_gated(reader: TensorReader, shape: AttentionShape, blk: str) -> list[Matrix]:
-    """The matrices of q and of the gate, whose rows alternate by heads."""
+    """Reads the matrices of q and of the gate, whose rows alternate by heads."""
     rows = np.arange(2 * shape.q_dim).reshape(shape.heads, 2, shape.head_dim)
     return reader.cut(f"{blk}attn_q", [rows[:, part].reshape(-1) for part in (0, 1)])
 
 
 def _read_inputs(reader: TensorReader, shape: AttentionShape, blk: str) -> list[Matrix | None]:
-    """The matrices of q, k and v, as many as the layer has."""
+    """Reads the matrices of q, k and v that the layer has."""
     names = [name for name, _ in _inputs(shape, blk, reader.file.tensors)]
     if names != ["qkv"]:
         return [reader.matrix(f"{blk}attn_{name}") for name in names]

@@ -1,4 +1,4 @@
-"""Calls the layers of one backend, and holds what they share while they compute a step."""
+"""A backend's buffers and tables for a step, shared by its layers; and the interface of mixers."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -11,16 +11,15 @@ from hotcold.model.reading import upload
 
 
 class Mixer(Protocol):
-    """Lets rows see earlier rows of their sequence, as attention does. It is made for one layer, whose
-    weights, state and buffers it knows; several layers have buffers in common."""
+    """Combines rows with earlier rows of their sequence, like attention. It is made for one layer with its
+    weights, state and buffers; layers share buffers."""
 
     def __call__(self, read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-        """Computes the rows ``read`` and their state. ``out`` is set, or with ``add`` added to; both are
-        ``[T, D]``."""
+        """Computes rows ``read`` and their state; sets ``out`` or adds to it (``add``); both ``[T, D]``."""
 
 
 class DeviceBuffers:
-    """A backend, its tables of rotations, and room for what a step computes."""
+    """A backend, its rotation tables, and the buffers of a step."""
 
     def __init__(
         self, ops: Backend, limits: BatchLimits, tables: Mapping[Rope, tuple[Floats, Floats]]
@@ -39,21 +38,20 @@ class DeviceBuffers:
         self._choices: dict[tuple[str, int], Chosen] = {}
 
     def buffer(self, name: str, *shape: int) -> Buffer:
-        """A buffer of this shape for each row of a step. Layers that ask for the same name and shape share
-        it."""
+        """Returns a buffer of this shape for each row of a step; equal names and shapes share one."""
         if (name, shape) not in self._buffers:
             self._buffers[name, shape] = self.ops.zeros((self._rows, *shape))
         return self._buffers[name, shape]
 
     def choices(self, name: str, k: int) -> Chosen:
-        """Room for the choices of each row of a step, of k experts or of what else a router gives."""
+        """Returns buffers for k choices (of experts or other router outputs) of each row of a step."""
         if (name, k) not in self._choices:
             ids, factors = self.ops.zeros((self._rows, k), np.int32), self.ops.zeros((self._rows, k))
             self._choices[name, k] = Chosen(ids, factors)
         return self._choices[name, k]
 
     def ones(self) -> Buffer:
-        """A number for each row of a step, all of them 1."""
+        """Returns a buffer with a 1 for each row of a step."""
         new = ("one", (1,)) not in self._buffers
         buffer = self.buffer("one", 1)
         if new:

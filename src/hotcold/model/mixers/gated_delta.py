@@ -1,5 +1,4 @@
-"""Gated delta net (arXiv 2412.06464), linear attention with a state: its shape, its tensors, and its ops in a
-step."""
+"""Gated delta net (arXiv 2412.06464), linear attention with a state: its shape, tensors and ops."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -13,23 +12,23 @@ from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.mixers.short_conv import LEAST_TAPS, MOST_TAPS
 from hotcold.model.reading import Shape, TensorReader
 
-_EPS = 1e-6  # of the norms of q and k, whatever that of the others is
+_EPS = 1e-6  # of the norms of q and k; other norms have the file's
 
 
 @dataclass(frozen=True)
 class GatedDeltaShape(MixerShape):
-    """Hk ``keys`` are the heads of q and k; each v head has the state of one, ``[key_dim, value_dim]``."""
+    """A gated delta net; q and k have Hk ``keys`` heads. Each v head has a state ``[key_dim, value_dim]``."""
 
     keys: int
     values: int  #: heads of v, Hv
     key_dim: int
     value_dim: int
     taps: int  #: of the convolution
-    tiled: bool  #: v head h has k head h % Hk, not h // (Hv / Hk)
+    tiled: bool  #: v head h uses k head h % Hk, not h // (Hv / Hk)
 
     @property
     def channels(self) -> int:
-        """Values of q, k and v, which go through the convolution."""
+        """Values of q, k and v, the input of the convolution."""
         return 2 * self.keys * self.key_dim + self.value_rows
 
     @property
@@ -95,7 +94,7 @@ class GatedDeltaShape(MixerShape):
         rows = np.arange(self.channels + self.value_rows).reshape(self.keys, -1)
         parts = np.split(rows, np.cumsum([self.key_dim, self.key_dim, v]), axis=1)
         *qkv, z = (part.reshape(-1) for part in parts)
-        # Rows out of order cannot be chosen in a file.
+        # A file read cannot reorder rows.
         tensor = reader.stored(f"{blk}ssm_in").load()
         matrices = [reader.backend.matrix(tensor.take_rows(each)) for each in (np.concatenate(qkv), z)]
         reader.count(tensor)
@@ -150,7 +149,7 @@ class GatedDeltaWeights:
 
 
 def read_gated_delta(keys: Keys, *, tiled: bool) -> GatedDeltaShape:
-    """The shape of all of a model's layers that have one; ModelError as :class:`Keys`."""
+    """Reads the shape of a model's layers of this kind; ModelError as in :class:`Keys`."""
     values = keys.whole("ssm.time_step_rank", 1, 4096)
     heads = keys.whole("ssm.group_count", 1, values)
     inner = keys.whole("ssm.inner_size", 1, 1 << 20)

@@ -1,5 +1,5 @@
-"""Kimi delta attention (arXiv 2510.26692), a gated delta net whose states decay by channels of keys: its
-shape, its tensors, and its ops in a step."""
+"""Kimi delta attention (arXiv 2510.26692), a gated delta net with a decay for each key channel: its shape,
+its tensors, and its ops in a step."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.mixers.short_conv import LEAST_TAPS, MOST_TAPS
 from hotcold.model.reading import Shape, TensorReader, upload
 
-_EPS = 1e-6  # of the norms of q and k, whatever that of the others is
+_EPS = 1e-6  # of the norms of q and k; other norms have the file's
 _QKV = ("q", "k", "v")
 
 
 @dataclass(frozen=True)
 class KimiDeltaShape(MixerShape):
-    """Each of ``heads`` has a state ``[head_dim, head_dim]``."""
+    """Kimi delta attention of one layer; each of ``heads`` has a state ``[head_dim, head_dim]``."""
 
     heads: int
     head_dim: int
@@ -60,7 +60,7 @@ class KimiDeltaShape(MixerShape):
             f"{blk}{name}.weight": (3 * rows if name == "attn_qkv" else rows, dim)
             for name in _inputs(blk, present)
         }
-        # llama.cpp's files have convolutions as four dimensions.
+        # Convolutions have four dimensions in llama.cpp's files.
         shapes |= {f"{blk}ssm_conv1d_{part}.weight": (1, rows, 1, self.taps) for part in _QKV}
         matrices: dict[str, Shape] = {
             "ssm_f_a": (length, dim),
@@ -99,7 +99,7 @@ class KimiDeltaShape(MixerShape):
 @dataclass(frozen=True)
 class KimiDeltaWeights:
     shape: KimiDeltaShape
-    qkv: tuple[Matrix, ...]  # (H * head_dim, D) of q, of k, of v; or all in one
+    qkv: tuple[Matrix, ...]  # (H * head_dim, D) of q, of k, of v; or one for all
     conv: Buffer  # [3 * H * head_dim, taps]
     decay_in: Matrix  # (head_dim, D), as is gate_in
     decay_out: Matrix  # (H * head_dim, head_dim), as is gate_out
@@ -155,13 +155,13 @@ class KimiDeltaWeights:
 
 
 def _inputs(blk: str, present: Container[str]) -> list[str]:
-    """Names of the matrices that make q, k and v."""
+    """Returns names of the matrices for q, k and v."""
     fused = f"{blk}attn_qkv.weight" in present
     return ["attn_qkv"] if fused else [f"attn_{part}" for part in _QKV]
 
 
 def read_kimi_delta(keys: Keys, layers: int) -> KimiDeltaShape:
-    """The shape of all of a model's layers that have one; ModelError as :class:`Keys`."""
+    """Reads the shape of a model's layers of this kind; ModelError as in :class:`Keys`."""
     return KimiDeltaShape(
         heads=keys.alike("attention.head_count", 1, 4096, layers),
         head_dim=keys.whole("kda.head_dim", 1, 1024),

@@ -1,10 +1,9 @@
-"""Attention with a latent cache (MLA, arXiv 2405.04434): its shape, its tensors in a GGUF file, and its ops
-in a step.
+"""Attention with a latent cache (MLA, arXiv 2405.04434): its shape, tensors and ops.
 
-Keys and values of all heads are made of one vector for each position, the latent, and of one rotated key that
-heads share. Both are cached, as one head of keys. A head's matrix that makes keys is multiplied with queries
-instead (absorbed), and the one that makes values with sums of latents, so that nothing is made of what is
-cached. The values that attention sums are the keys: what it makes of their rotated part is not read."""
+Keys and values of all heads come from one vector for each position, the latent, and one rotated key that
+heads share. Both are cached, as one kv head. Instead of expanding the cache, a head's key matrix multiplies
+its queries (absorption), and its value matrix multiplies sums of latents. Attention sums the keys as values;
+the sums of the rotated part are not used."""
 
 import math
 from collections.abc import Container, Mapping, Sequence
@@ -23,23 +22,23 @@ from hotcold.model.mixers.positions import latent_growth, read_positions
 from hotcold.model.mixers.rope import Rope
 from hotcold.model.reading import Shape, TensorReader, made_matrix
 
-_EPS = 1e-6  # of the norms of latents in the publishers' code, whatever that of the others is
-_MOST = 1 << 14  # values of a head of queries, and of a latent of theirs
+_EPS = 1e-6  # of the norms of latents in the publishers' code; other norms have the file's
+_MOST = 1 << 14  # limit of a head's query values, and of a query latent
 
 
 @dataclass(frozen=True)
 class LatentShape(MixerShape):
-    """One layer's: H ``heads``."""
+    """Latent attention of one layer: H ``heads``."""
 
     heads: int
-    latent: int  #: values of a position, which keys and values are made of
+    latent: int  #: width of a position's latent, the source of keys and values
     rotated: int  #: values of a head that rotate
-    plain: int  #: those of queries and keys that do not
+    plain: int  #: values of a head's queries and keys that do not rotate
     value_dim: int  #: of a head
-    query_latent: int  #: values that queries are made of; 0: they are made of the layer's input
+    query_latent: int  #: width of the latent of queries; 0: queries come from the layer's input
     scale: float = 1.0  #: of scores
-    rope: Rope | None = None  #: None: ``rotated`` values are as the others (Kimi Linear)
-    index: tuple[int, int] | None = None  #: heads and length of the index's, whose tensors are not read
+    rope: Rope | None = None  #: None: ``rotated`` values do not rotate either (Kimi Linear)
+    index: tuple[int, int] | None = None  #: heads and head length of the index, whose tensors are not read
 
     @property
     def cached(self) -> int:
@@ -73,7 +72,7 @@ class LatentShape(MixerShape):
         return AttentionShape(*self.attention).page_arrays(type)[:1]
 
     def made_bytes(self, blk: str, present: Mapping[str, TensorInfo]) -> int:
-        """Bytes of the half of an old file's matrix that becomes float32, beyond those that it has there."""
+        """Returns the added bytes of the half of an old file's matrix that becomes float32."""
         whole = present.get(f"{blk}attn_kv_b.weight")
         if whole is None or f"{blk}attn_k_b.weight" in present:
             return 0
@@ -88,7 +87,7 @@ class LatentShape(MixerShape):
         else:
             matrices = {"attn_q": (rows, dim)}
         matrices |= {"attn_kv_a_mqa": (self.cached, dim), "attn_kv_a_norm": (self.latent,)}
-        if f"{blk}attn_kv_b.weight" in present:  # old files, and some new ones beside the other two
+        if f"{blk}attn_kv_b.weight" in present:  # in old files, and in some new ones with the other two
             matrices["attn_kv_b"] = h * (self.plain + self.value_dim), self.latent
         if f"{blk}attn_kv_b.weight" not in present or f"{blk}attn_k_b.weight" in present:
             matrices |= {
@@ -99,7 +98,7 @@ class LatentShape(MixerShape):
         return {f"{blk}{name}.weight": shape for name, shape in matrices.items()}, self._index(dim, blk)
 
     def _index(self, dim: int, blk: str) -> dict[str, Shape]:
-        """The index's tensors, which some layers lack."""
+        """Returns the index's tensors, which some layers lack."""
         if self.index is None:
             return {}
         heads, length = self.index
@@ -114,15 +113,15 @@ class LatentShape(MixerShape):
     def read(self, reader: TensorReader, blk: str) -> "LatentWeights":
         rows = np.arange(self.heads * (self.plain + self.rotated)).reshape(self.heads, -1)
         parts = [each.reshape(-1) for each in np.split(rows, [self.plain], axis=1)]
-        own = self.query_latent > 0
-        plain, rotated = reader.cut(f"{blk}attn_q_b" if own else f"{blk}attn_q", parts)
+        has_query_latent = self.query_latent > 0
+        plain, rotated = reader.cut(f"{blk}attn_q_b" if has_query_latent else f"{blk}attn_q", parts)
         cut = [slice(0, self.latent), slice(self.latent, None)]
         latent, key = reader.cut(f"{blk}attn_kv_a_mqa", cut)
         absorbed, values = _read_heads(reader, self, blk)
         return LatentWeights(
             shape=self,
-            q_latent=reader.matrix(f"{blk}attn_q_a") if own else None,
-            q_norm=replace(reader.norm(f"{blk}attn_q_a_norm"), eps=_EPS) if own else None,
+            q_latent=reader.matrix(f"{blk}attn_q_a") if has_query_latent else None,
+            q_norm=replace(reader.norm(f"{blk}attn_q_a_norm"), eps=_EPS) if has_query_latent else None,
             rotated=rotated,
             plain=plain,
             key=key,
@@ -150,9 +149,9 @@ class LatentWeights:
 
     @property
     def matrices(self) -> list[Matrix]:
-        own = [] if self.q_latent is None else [self.q_latent]
-        own += [self.rotated, self.plain, self.key, self.latent]
-        return [*own, self.absorbed, self.values, self.o]
+        inputs = [] if self.q_latent is None else [self.q_latent]
+        inputs += [self.rotated, self.plain, self.key, self.latent]
+        return [*inputs, self.absorbed, self.values, self.o]
 
     def names(self, blk: str, present: Container[str]) -> list[str]:
         queries = ["q"] * 2 if self.q_latent is None else ["q_a", "q_b", "q_b"]
@@ -191,8 +190,8 @@ class LatentWeights:
 
 
 def _read_heads(reader: TensorReader, shape: LatentShape, blk: str) -> list[Matrix]:
-    """The matrices of each head that queries are multiplied with, and those that make values. Old files have
-    them as one that makes keys and values: what is turned of it becomes float32."""
+    """Reads each head's matrices for queries and for values. Old files have one matrix for keys and values:
+    its transposed part becomes float32."""
     if f"{blk}attn_k_b.weight" in reader.file.tensors:
         matrices = []
         for part in ("k_b", "v_b"):
@@ -210,7 +209,7 @@ def _read_heads(reader: TensorReader, shape: LatentShape, blk: str) -> list[Matr
 
 
 def index_limit(keys: Keys) -> int | None:
-    """The positions beyond which layers choose by an index which ones they see; None: there is no index."""
+    """Returns the positions beyond which an index selects positions; None without an index."""
     key = "attention.indexer.top_k"
     return keys.whole(key, 1, 1 << 24) if key in keys else None
 
@@ -221,10 +220,10 @@ def _read_index(keys: Keys) -> tuple[int, int]:
 
 
 def read_latent(keys: Keys, family: Family, layers: int, context: int, scale: float | None) -> LatentShape:
-    """The shape of all of a model's layers; ``scale`` is one of scores that a file states. ModelError as
-    :class:`Keys`."""
-    own = "attention.key_length_mla" in keys
-    kind = "_mla" if own else ""  # old files have the lengths of a head where new ones have the cache's
+    """Reads the shape of all of a model's layers; ``scale`` is the file's factor of scores, if any.
+    ModelError as in :class:`Keys`."""
+    has_head_lengths = "attention.key_length_mla" in keys
+    kind = "_mla" if has_head_lengths else ""  # old files use the plain keys for a head
     length = keys.whole(f"attention.key_length{kind}", 2, _MOST)
     rotated = keys.whole("rope.dimension_count", 2, 512)
     if rotated >= length:

@@ -13,7 +13,7 @@ from hotcold.model.reading import Shape, TensorReader
 
 @dataclass(frozen=True)
 class MambaShape(MixerShape):
-    """Each of ``heads`` has a state ``[head_dim, state_dim]``; B and C are those of its group."""
+    """A Mamba-2 layer; each of ``heads`` has a state ``[head_dim, state_dim]`` and its group's B and C."""
 
     heads: int
     head_dim: int
@@ -27,7 +27,7 @@ class MambaShape(MixerShape):
 
     @property
     def channels(self) -> int:
-        """Values of x, B and C, which go through the convolution."""
+        """Values of x, B and C, the input of the convolution."""
         return self.inner + 2 * self.groups * self.state_dim
 
     @property
@@ -123,7 +123,7 @@ class MambaWeights:
 
 
 def read_mamba(keys: Keys) -> MambaShape:
-    """The shape of all of a model's layers that have one; ModelError as :class:`Keys`."""
+    """Reads the shape of a model's layers of this kind; ModelError as in :class:`Keys`."""
     heads = keys.whole("ssm.time_step_rank", 1, 4096)
     groups = keys.whole("ssm.group_count", 1, heads, default=1)
     inner = keys.whole("ssm.inner_size", 1, 1 << 20)

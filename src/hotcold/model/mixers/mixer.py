@@ -1,4 +1,4 @@
-"""Says what all mixers have: a shape that is known before weights are read, weights, and ops in a step."""
+"""Interface of all mixers: a shape that is known before weights are read, weights, and ops in a step."""
 
 import math
 from collections.abc import Container, Mapping, Sequence
@@ -18,61 +18,61 @@ from hotcold.model.reading import Shape, TensorReader
 Heads = tuple[int, int, int]
 #: Shapes and types of arrays.
 Arrays = list[tuple[Shape, np.dtype[np.generic]]]
-#: Shapes by name of the tensors that a layer needs, and of those that it may have.
+#: Shapes by name of a layer's required and of its optional tensors.
 Tensors = tuple[dict[str, Shape], dict[str, Shape]]
 
 
 class MixerWeights(Protocol):
-    """A mixer's weights in a layer."""
+    """Weights of a mixer in one layer."""
 
     @property
     def matrices(self) -> list[Matrix]:
         """The matrices that a step reads whole."""
 
     def names(self, blk: str, present: Container[str]) -> Sequence[str | None]:
-        """The tensor that each of :attr:`matrices` was read from, in the same order, None where it was made
-        of others; ``present`` are all of the file's."""
+        """Returns the file's tensor of each of :attr:`matrices`, in the same order; None for a computed
+        matrix. ``present`` are all tensors of the file."""
 
     def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Mixer:
         """Makes the mixer on a backend, with the layer's part of :class:`SequenceState`."""
 
 
 class MixerShape:
-    """One layer's mixer, as the metadata give it. Whoever counts bytes asks it."""
+    """A mixer of one layer according to the metadata; it knows the bytes of its state."""
 
-    rope: Rope | None = None  #: None: nothing is rotated
-    window: int | None = None  #: positions that a row sees; None: all up to its own
-    pages_of: int | None = None  #: the layer whose pages it reads; None: it has its own
-    head_columns: tuple[int, ...] = ()  #: of matrices of which each head has its rows
-    ops: tuple[str, ...] = ()  #: of ``StateOps`` that not every backend has
+    rope: Rope | None = None  #: None: no rotation
+    window: int | None = None  #: positions that a row attends to; None: all up to its own
+    pages_of: int | None = None  #: the layer whose pages it reads; None: its own
+    head_columns: tuple[int, ...] = ()  #: columns of matrices with rows for each head
+    ops: tuple[str, ...] = ()  #: ``StateOps`` that some backends lack
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The different ones that it has."""
+        """The mixer's distinct rotations."""
         return () if self.rope is None else (self.rope,)
 
     @property
     def buffers(self) -> dict[str, Shape]:
-        """The shapes of a row's buffers between ops, by their names in :class:`DeviceBuffers`."""
+        """Row shapes of the buffers that a step needs between ops, by their names
+        (:meth:`DeviceBuffers.buffer`)."""
         return {}
 
     @property
     def attention(self) -> Heads | None:
-        """H, K and the length of a head of its attention; None: it has none."""
+        """H, K and the length of a head of its attention; None without attention."""
         return None
 
     def page_arrays(self, type: str) -> Arrays:
-        """Shape and type of the arrays that hold the state of a page's positions; ``type`` is one of
-        ``CACHE_TYPES``. ModelError: the type's blocks do not fit."""
+        """Returns shape and type of a page's arrays; ``type`` is one of ``CACHE_TYPES``. ModelError: the
+        type's blocks do not fit."""
         return []
 
     def slot_arrays(self) -> Arrays:
-        """Shape and type of the arrays that hold a sequence's state in a slot, where that is not a list of
-        positions."""
+        """Returns shape and type of a slot's arrays, for a state that is not in pages."""
         return []
 
     def of_layers(self, layers: int) -> "Sequence[MixerShape]":
-        """The shapes of so many layers that have such a mixer."""
+        """Returns the shapes of ``layers`` layers with this mixer."""
         return (self,) * layers
 
     def page_bytes(self, type: str) -> int:
@@ -83,11 +83,11 @@ class MixerShape:
         return _nbytes(self.slot_arrays())
 
     def made_bytes(self, blk: str, present: Mapping[str, TensorInfo]) -> int:
-        """Bytes that its weights take in memory beyond those of the file's tensors, ``present``."""
+        """Returns bytes of its weights in memory beyond those of the file's tensors, ``present``."""
         return 0
 
     def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:
-        """The layer's tensors in a model of ``dim`` dimensions; ``present`` are those of the file."""
+        """Returns the layer's tensors in a model of ``dim`` dimensions; ``present`` are those of the file."""
         raise NotImplementedError
 
     def read(self, reader: TensorReader, blk: str) -> MixerWeights:
@@ -95,7 +95,7 @@ class MixerShape:
         raise NotImplementedError
 
     def read_shift(self, reader: TensorReader, blk: str) -> TokenShift | None:
-        """Reads the shift of rows before the layer's FFN; None: the FFN reads them as they are."""
+        """Reads the token shift before the layer's FFN; None without one."""
         return None
 
 
@@ -105,7 +105,7 @@ def _nbytes(arrays: Arrays) -> int:
 
 @dataclass(frozen=True)
 class ParallelMixers(MixerShape):
-    """Mixers that read the same input, and whose outputs are added."""
+    """Parallel mixers: they read the same input, and their outputs are added."""
 
     parts: tuple[MixerShape, ...]
 
@@ -142,9 +142,9 @@ class ParallelMixers(MixerShape):
         required: dict[str, Shape] = {}
         optional: dict[str, Shape] = {}
         for part in self.parts:
-            needed, more = part.tensors(dim, blk, present)
-            required |= needed
-            optional |= more
+            part_required, part_optional = part.tensors(dim, blk, present)
+            required |= part_required
+            optional |= part_optional
         return required, optional
 
     def read(self, reader: TensorReader, blk: str) -> MixerWeights:
@@ -169,20 +169,20 @@ class ParallelMixersWeights:
         slots = [len(part.slot_arrays()) for part in self.shape.parts]
         for i, part in enumerate(self.parts):
             first, second = sum(pages[:i]), sum(pages) + sum(slots[:i])
-            own = [*state[first : first + pages[i]], *state[second : second + slots[i]]]
-            mixers.append(part.mixer(device, own))
+            part_state = [*state[first : first + pages[i]], *state[second : second + slots[i]]]
+            mixers.append(part.mixer(device, part_state))
 
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
-            for i, each in enumerate(mixers):
-                each(read, batch, out, add=add or i > 0)
+            for i, mixer in enumerate(mixers):
+                mixer(read, batch, out, add=add or i > 0)
 
         return mix
 
 
-#: Of a layer that is an FFN alone.
+#: The mixer of a layer with only an FFN.
 NO_MIXER = ParallelMixers(())
 
 
 def state_array(*shape: int) -> tuple[Shape, np.dtype[np.generic]]:
-    """A part of a slot. States are float32, whatever the type of the KV cache."""
+    """Returns a part of a slot. States are float32 for every type of the KV cache."""
     return shape, np.dtype(np.float32)

@@ -1,4 +1,4 @@
-"""Reads from GGUF metadata how each layer's attention treats positions: its rotation and its window."""
+"""Positions in each layer's attention, from GGUF metadata: its rotation and its window."""
 
 import math
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ _FACTOR, _OLD_FACTOR = "rope.scaling.factor", "rope.scale_linear"
 @dataclass(frozen=True)
 class LayerPositions:
     rope: Rope | None  #: None: queries and keys are not rotated
-    window: int | None  #: positions that a row sees, including its own; None: all up to its own
-    windowed: bool = False  #: it is of those that have a window, even if that hides nothing
+    window: int | None  #: positions that a row attends to, its own included; None: all up to its own
+    windowed: bool = False  #: a layer of the kind with a window, even if the window hides nothing
 
 
 def read_positions(
     keys: Keys, family: Family, layers: int, head_dim: int, context: int
 ) -> tuple[LayerPositions, ...]:
-    """The positions of each layer. ModelError has the key, the value and the values allowed."""
+    """Reads the positions of each layer. ModelError names the key, the value and the allowed values."""
     rope = _rope(keys, family, head_dim, context) if _rotates(keys, family) else None
     window = keys.whole("attention.sliding_window", 0, 1 << 32, default=0)
     windowed = _windowed(keys, family, layers) if window else (False,) * layers
@@ -41,7 +41,7 @@ def read_positions(
 
 
 def local_head_dim(keys: Keys, family: Family, head_dim: int) -> int:
-    """The length of heads in layers with a window; ``head_dim`` is that of the others."""
+    """Reads the length of heads in layers with a window; ``head_dim`` is that of other layers."""
     if not family.kinds_of_heads:
         return head_dim
     length = keys.whole("attention.key_length_swa", 1, 1024, default=head_dim)
@@ -51,14 +51,14 @@ def local_head_dim(keys: Keys, family: Family, head_dim: int) -> int:
 
 
 def _rotates(keys: Keys, family: Family) -> bool:
-    """True if any layer rotates queries and keys."""
+    """Returns whether any layer rotates queries and keys."""
     if family.learned_positions is not None or family.unrotated == Every(1):
         return False
     return not family.rope_if_finetuned or keys.truth("rope.scaling.finetuned", True)
 
 
 def _windowed(keys: Keys, family: Family, layers: int) -> tuple[bool, ...]:
-    """True if each layer has the window: the file's list or period, or else the family's."""
+    """Returns whether each layer has the window: by the file's list or period, else by the family's."""
     key, full = "attention.sliding_window_pattern", family.full_attention
     pattern: Any = keys.get(key)
     if isinstance(pattern, np.ndarray | Sequence) and not isinstance(pattern, str):
@@ -87,9 +87,8 @@ def _rope(keys: Keys, family: Family, head_dim: int, context: int) -> Rope:
 
 
 def scaling(keys: Keys) -> tuple[str, float]:
-    """The kind of scaling, and the factor by which positions are divided, as llama.cpp reads them: a factor
-    without a kind is linear, ``rope.scale_linear`` is its old name, 0 is none, the kind ``none`` ignores
-    it."""
+    """Reads the kind of scaling, and the divisor of positions, like llama.cpp. A factor without a kind is
+    linear; ``rope.scale_linear`` is its old name; 0 is unset; the kind ``none`` ignores it."""
     kind = keys.choice("rope.scaling.type", _SCALINGS, "linear")
     if kind == "yarn" and _FACTOR not in keys and _OLD_FACTOR not in keys:
         raise ModelError(f"{keys.name(_FACTOR)} is missing: yarn needs it")
@@ -98,7 +97,7 @@ def scaling(keys: Keys) -> tuple[str, float]:
 
 
 def scaling_notes(keys: Keys) -> tuple[str, ...]:
-    """A note for the user if the kind of scaling was guessed."""
+    """Returns a note for the user if the file does not state the kind of scaling."""
     _, factor = scaling(keys)
     if "rope.scaling.type" in keys or _FACTOR not in keys or factor == 1:
         return ()
@@ -115,19 +114,19 @@ def _yarn(keys: Keys, rope: Rope, factor: float, *, whole: bool, latent: bool) -
         raise ModelError(f"{seen}: only 1 is supported")
 
     def grown(weight: float) -> float:
-        """The temperature of scores, which grows with the context (section 3.4 of the paper)."""
+        """Returns the temperature of scores, which grows with the context (section 3.4 of the paper)."""
         return 1 + 0.1 * weight * float(np.log(max(factor, 1)))
 
     everywhere = keys.factor("rope.scaling.yarn_log_multiplier", 0.0)
-    # Of latent attention all of it is a factor of scores: latent_growth.
+    # In latent attention all growth is a factor of scores: latent_growth.
     implied = grown(1) / (grown(everywhere) if everywhere else 1) if not (latent and everywhere) else 1.0
     magnitude = rope.magnitude * keys.factor("rope.scaling.yarn_attn_factor", implied)
     return replace(rope, yarn=Yarn(factor, rope.original, fast, slow, whole), magnitude=magnitude)
 
 
 def latent_growth(keys: Keys) -> float:
-    """The factor by which YaRN makes scores of latent attention grow; ``yarn_log_multiplier`` is a tenth of
-    the publishers' ``mscale_all_dim`` here."""
+    """Returns the factor of YaRN for scores of latent attention; ``yarn_log_multiplier`` is a tenth of the
+    publishers' ``mscale_all_dim``."""
     kind, factor = scaling(keys)
     if kind != "yarn":
         return 1.0
@@ -136,7 +135,7 @@ def latent_growth(keys: Keys) -> float:
 
 
 def _window_rope(keys: Keys, family: Family, rope: Rope, head_dim: int) -> Rope:
-    """The rope of layers with a window, and heads of this length."""
+    """Returns the rotation of layers with a window, and heads of this length."""
     base = keys.number("rope.freq_base_swa", 1, 1e12, default=rope.base)
     if not family.window_scaled:
         rope = replace(rope, linear_factor=1.0, yarn=None, magnitude=1.0, factored=False)

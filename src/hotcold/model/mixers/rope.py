@@ -1,4 +1,4 @@
-"""Makes tables of rotary positions (RoFormer, arXiv 2104.09864), with the scalings that GGUF files state."""
+"""Tables of rotary positions (RoFormer, arXiv 2104.09864), with the scalings of GGUF files."""
 
 import math
 from collections.abc import Mapping
@@ -18,14 +18,13 @@ FACTORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")
 
 @dataclass(frozen=True)
 class Yarn:
-    """YaRN (arXiv 2309.00071): frequencies that turn often in the original context are kept, those that turn
-    seldom are divided by ``factor``, those between are interpolated."""
+    """YaRN (arXiv 2309.00071): keeps high frequencies, divides low ones, interpolates others."""
 
     factor: float
-    original: int  #: positions that the model was first trained on
-    fast: float = 32.0  #: from so many turns in them a frequency is kept
-    slow: float = 1.0  #: up to so many turns a frequency is divided
-    whole: bool = True  #: the pairs at which these are reached are rounded outwards
+    original: int  #: positions of the first training
+    fast: float = 32.0  #: a frequency with this many turns in ``original`` positions is kept
+    slow: float = 1.0  #: a frequency with this many turns is divided
+    whole: bool = True  #: rounds the pairs at these limits outwards
 
     def steps(self, steps: Doubles, dim: int, base: float) -> Doubles:
         """Scales ``steps``, the radians per position of each pair, ``[dim / 2]``."""
@@ -43,7 +42,7 @@ class Yarn:
 
 @dataclass(frozen=True)
 class Growth:
-    """Scores that grow with the query's position, by ``1 + rate ln(1 + floor((position + before) /
+    """Growth of scores with the query's position, by ``1 + rate ln(1 + floor((position + before) /
     length))``: the temperature of Ministral 3 and Llama 4."""
 
     rate: float
@@ -57,39 +56,39 @@ class Growth:
 
 @dataclass(frozen=True)
 class Rope:
-    dim: int  #: values of each head that are rotated; even, at most the head's
+    dim: int  #: rotated values of each head; even, at most the head's length
     base: float  #: wavelengths are ``2 pi base^(2i / dim)``
     interleaved: bool  #: as in :class:`~hotcold.kernels.backend.RopeTable`
     linear_factor: float = 1.0  #: positions are divided by this (arXiv 2306.15595)
     yarn: Yarn | None = None
     magnitude: float = 1.0  #: factor of rotated values
     factored: bool = True  #: whether a file's factors (:data:`FACTORS`) apply
-    original: int = 0  #: positions that the model was first trained on; beyond them LongRoPE's others apply
-    growth: Growth | None = None  #: of rotated values, beside ``magnitude``: those of queries may have one
-    still: bool = False  #: nothing turns: values have these factors alone
+    original: int = 0  #: positions of the first training; beyond them LongRoPE's second factors apply
+    growth: Growth | None = None  #: of rotated values, besides ``magnitude``; only for queries
+    still: bool = False  #: no rotation: only ``magnitude`` and ``growth`` apply
 
 
 def frequencies(dim: int, base: float) -> Doubles:
-    """Radians per position of each pair, ``[dim / 2]``."""
+    """Returns radians per position of each pair, ``[dim / 2]``."""
     result: Doubles = base ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
     return result
 
 
 def llama3_factors(steps: Doubles, factor: float, low: float, high: float, original: float) -> Doubles:
-    """Llama 3.1's divisors of the frequencies ``steps``: GGUF's ``rope_freqs.weight``.
+    """Returns Llama 3.1's divisors of the frequencies ``steps``: GGUF's ``rope_freqs.weight``.
 
-    Waves that fit fewer than ``low`` times in ``original`` positions are stretched by ``factor``, those that
-    fit more than ``high`` times are kept, those between interpolated."""
+    Waves that fit fewer than ``low`` times in ``original`` positions are stretched by ``factor``; waves that
+    fit more than ``high`` times are kept; waves between are interpolated."""
     kept = np.clip((original * steps / (2 * math.pi) - low) / (high - low), 0, 1)
     factors: Doubles = 1 / (kept + (1 - kept) / factor)
     return factors
 
 
 def chosen_factors(rope: Rope, factors: Mapping[str, Floats], positions: int) -> Floats | None:
-    """The factors of a file, by name, that apply if sequences may have so many positions.
+    """Returns a file's factors, given by name, for sequences of up to ``positions``.
 
-    LongRoPE's choice is made once, by the most positions of a sequence, so that a sequence has one rotation
-    throughout: its keys are not rotated again when it grows."""
+    LongRoPE's choice is made once, by the longest possible sequence, so that a growing sequence keeps its
+    rotation and its keys stay valid."""
     if not rope.factored:
         return None
     long = "rope_factors_long" if positions > rope.original else "rope_factors_short"
@@ -97,10 +96,10 @@ def chosen_factors(rope: Rope, factors: Mapping[str, Floats], positions: int) ->
 
 
 def rope_table(rope: Rope, positions: int, factors: Floats | None = None) -> tuple[Floats, Floats]:
-    """Cosines and sines of positions 0..``positions`` - 1, ``[positions, dim / 2]`` each.
+    """Returns cosines and sines of positions 0..``positions`` - 1, ``[positions, dim / 2]`` each.
 
-    Computed in float64: at position 100,000 a float32 angle would be off by 0.004. ``factors`` are what the
-    file divides each frequency by, ``[dim / 2]``."""
+    They are computed in float64: at position 100,000 a float32 angle would be off by 0.004. ``factors`` are
+    the file's divisors of frequencies, ``[dim / 2]``."""
     steps = frequencies(rope.dim, rope.base) / rope.linear_factor
     if factors is not None:
         steps = steps / factors.astype(np.float64)

@@ -13,15 +13,15 @@ from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.mixers.token_shift import TokenShift
 from hotcold.model.reading import Shape, TensorReader, upload
 
-_EPS = 64e-5  # of the norm over a head, whatever that of the others is
-_PARTS = "rwkvag"  # what rows are mixed for, in the order of the file's lerps
+_EPS = 64e-5  # of the norm over a head; other norms have the file's
+_PARTS = "rwkvag"  # targets of the token shift, in the order of the file's lerps
 _MATRICES = ("receptance", "key", "value", "output")
 _VECTORS = ("k_k", "k_a", "r_k")
 
 
 @dataclass(frozen=True)
 class RWKVShape(MixerShape):
-    """Each of ``heads`` has a state ``[head_dim, head_dim]``; the others are ranks of pairs of matrices."""
+    """A time mix; each of ``heads`` has a state ``[head_dim, head_dim]``. The last four numbers are ranks."""
 
     heads: int
     head_dim: int
@@ -29,11 +29,11 @@ class RWKVShape(MixerShape):
     rate: int
     share: int
     gate: int
-    first: bool = True  #: its v is mixed into that of the layers after it
+    first: bool = True  #: the first layer, whose v is mixed into the v of later layers
     ops: ClassVar[tuple[str, ...]] = ("token_shift", "activate", "wkv7")  # type: ignore[misc]
 
     def of_layers(self, layers: int) -> tuple["RWKVShape", ...]:
-        """The shapes of so many layers, of which the first one differs."""
+        """Returns the shapes of ``layers`` layers; the first one differs."""
         return (self, *[replace(self, first=False)] * (layers - 1))
 
     @property
@@ -42,7 +42,7 @@ class RWKVShape(MixerShape):
 
     @property
     def ranks(self) -> dict[str, int]:
-        """Ranks by the letters that their matrices have."""
+        """Ranks by the letters of their matrices."""
         shares = {} if self.first else {"v": self.share}
         return {"w": self.decay, "a": self.rate, **shares, "g": self.gate}
 
@@ -55,7 +55,7 @@ class RWKVShape(MixerShape):
         return mixed | small | {f"rwkv {name}": heads for name in names} | {"rwkv gate": (self.dim,)}
 
     def slot_arrays(self) -> Arrays:
-        """The last is the FFN's."""
+        """Returns shape and type of a slot's arrays; the last is the FFN's."""
         rows = state_array(self.dim)
         return [rows, state_array(self.heads, self.head_dim, self.head_dim), rows]
 
@@ -68,14 +68,14 @@ class RWKVShape(MixerShape):
         required = {f"{blk}time_mix_{name}.weight": shape for name, shape in shapes.items()}
         required |= {f"{blk}time_mix_ln.bias": (dim,), f"{blk}channel_mix_lerp_k.weight": (dim,)}
         unread: dict[str, Shape] = {}
-        if self.first:  # llama.cpp's files have copies of a's here, which nobody reads
+        if self.first:  # llama.cpp's files have unused copies of a's here
             unread = {"v0": (dim,), "v1": (self.rate, dim), "v2": (dim, self.rate)}
         return required, {f"{blk}time_mix_{name}.weight": shape for name, shape in unread.items()}
 
     def read(self, reader: TensorReader, blk: str) -> "RWKVWeights":
-        vectors = [_needed(reader, f"{blk}time_mix_{name}.weight") for name in (*_VECTORS, "ln")]
-        vectors.append(_needed(reader, f"{blk}time_mix_ln.bias"))
-        mixes = _needed(reader, f"{blk}time_mix_lerp_fused.weight").reshape(len(_PARTS), -1)
+        vectors = [_required_vector(reader, f"{blk}time_mix_{name}.weight") for name in (*_VECTORS, "ln")]
+        vectors.append(_required_vector(reader, f"{blk}time_mix_ln.bias"))
+        mixes = _required_vector(reader, f"{blk}time_mix_lerp_fused.weight").reshape(len(_PARTS), -1)
         pairs = {part: _pair(reader, f"{blk}time_mix_{part}") for part in self.ranks}
         receptance, key, value, out = (reader.matrix(f"{blk}time_mix_{name}") for name in _MATRICES)
         return RWKVWeights(
@@ -90,19 +90,19 @@ class RWKVShape(MixerShape):
         )
 
     def read_shift(self, reader: TensorReader, blk: str) -> TokenShift:
-        """Reads what the layer's FFN needs before it."""
-        mix = _needed(reader, f"{blk}channel_mix_lerp_k.weight").reshape(1, -1)
+        """Reads the token shift of the layer's FFN."""
+        mix = _required_vector(reader, f"{blk}channel_mix_lerp_k.weight").reshape(1, -1)
         return TokenShift(upload(reader.backend, mix), self.dim)
 
 
-def _needed(reader: TensorReader, name: str) -> Floats:
+def _required_vector(reader: TensorReader, name: str) -> Floats:
     values = reader.vector(name)
     assert values is not None
     return values
 
 
 def _pair(reader: TensorReader, name: str) -> tuple[Matrix, Matrix]:
-    """The two matrices of a low rank, the second with its bias."""
+    """Reads the two matrices of a low rank, the second with its bias."""
     stored = reader.stored(f"{name}2")
     second = reader.backend.matrix(stored, reader.vector(f"{name}0.weight"))
     reader.count(stored)
@@ -165,7 +165,7 @@ class RWKVWeights:
 
 
 def read_rwkv(keys: Keys, dim: int) -> RWKVShape:
-    """The shape of a model's first layer; ModelError as :class:`Keys`."""
+    """Reads the shape of a model's first layer; ModelError as in :class:`Keys`."""
     head_dim = keys.whole("wkv.head_size", 1, 1024)
     if dim % head_dim:
         raise ModelError(f"{keys.name('wkv.head_size')} is {head_dim}: it must divide {dim} dimensions")

@@ -9,16 +9,16 @@ from hotcold.model.mixers.device_buffers import DeviceBuffers, Mixer
 from hotcold.model.mixers.mixer import Arrays, MixerShape, Tensors, state_array
 from hotcold.model.reading import Shape, TensorReader
 
-#: Taps of a convolution that op ``short_conv`` takes.
+#: Taps that op ``short_conv`` supports.
 LEAST_TAPS, MOST_TAPS = 2, 8
 
 
 @dataclass(frozen=True)
 class ShortConvShape(MixerShape):
-    """``out(c * conv(b * x))``, where b, c and x are the input times a matrix each."""
+    """A gated convolution ``out(c * conv(b * x))``; b, c and x are products of the input and a matrix."""
 
     dim: int
-    taps: int  #: positions that a row sees, its own among them
+    taps: int  #: positions that a row reads, its own included
 
     @property
     def buffers(self) -> dict[str, Shape]:
@@ -87,5 +87,5 @@ class ShortConvWeights:
 
 
 def read_short_conv(keys: Keys, dim: int) -> ShortConvShape:
-    """The shape of all of a model's layers that have one; ModelError as :class:`Keys`."""
+    """Reads the shape of a model's layers of this kind; ModelError as in :class:`Keys`."""
     return ShortConvShape(dim, keys.whole("shortconv.l_cache", LEAST_TAPS, MOST_TAPS))

@@ -1,4 +1,4 @@
-"""Moves what an FFN reads towards the row before it (RWKV's channel mix, arXiv 2305.13048)."""
+"""Interpolation between an FFN's input row and the row before it (RWKV's channel mix, arXiv 2305.13048)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class TokenShift:
     dim: int
 
     def mixer(self, device: DeviceBuffers, state: Sequence[Buffer]) -> Callable[[Buffer, Batch], Buffer]:
-        """Makes what gives the rows to read on a backend; the last array of the layer's ``state`` is its."""
+        """Makes the function that returns the shifted rows; the last array of ``state`` is its state."""
         buffer, last = device.buffer("shifted", self.dim), state[-1]
 
         def shift(read: Buffer, batch: Batch) -> Buffer:
