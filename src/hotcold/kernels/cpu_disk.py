@@ -49,7 +49,7 @@ class Disk:
 
     @property
     def direct(self) -> bool:
-        """Whether all file reads bypass the system's cache."""
+        """True if all file reads bypass the system's cache."""
         return all(self.native.direct(number) for number in self._files.values())
 
     def counts(self) -> DiskCounts:

@@ -48,7 +48,7 @@ class GPU:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether it shares the processor's memory, so that allocations on it are host memory."""
+        """True if it shares the processor's memory, so that allocations on it are host memory."""
         return self.unified or self.kind == "software"
 
     @property
@@ -71,7 +71,7 @@ class LinkSpeed:
 
     @property
     def spins(self) -> bool:
-        """Whether a waiting shader is the faster form."""
+        """True if a waiting shader is the faster form."""
         return self.handshake_spin_s is not None and self.handshake_spin_s < self.handshake_submit_s
 
     @property

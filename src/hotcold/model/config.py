@@ -182,7 +182,7 @@ class Config:
 
     @property
     def branches(self) -> bool:
-        """Whether outputs of attention and FFN are normalised or scaled before they are added."""
+        """True if outputs of attention and FFN are normalised or scaled before they are added."""
         return self.family.norms != "before" or self.scales.residual != 1
 
     @classmethod

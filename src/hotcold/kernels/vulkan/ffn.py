@@ -205,7 +205,7 @@ class _Op:
 
     @property
     def skips(self) -> bool:
-        """Whether neurons are left out: a dot over all neurons would read uncomputed values."""
+        """True if neurons are left out: a dot over all neurons would read uncomputed values."""
         return self.skip and not self.w.shape.dense
 
     def record(self) -> None:

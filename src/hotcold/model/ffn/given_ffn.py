@@ -24,7 +24,7 @@ class AnyFFN(Protocol):
 
 @runtime_checkable
 class Skipping(Protocol):
-    """Whether a layer with its own computation skips inactive neurons, and where it counts the others."""
+    """True if a layer with its own computation skips inactive neurons, and where it counts the others."""
 
     @property
     def skips(self) -> bool: ...
